@@ -1,0 +1,75 @@
+# Everything a newcomer and a maintainer run. Needs Python 3.11, make and a package registry; nothing else.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+
+# Extra arguments of the command behind a target: make demo ARGS="--model tiny"
+ARGS ?=
+# Test processes side by side.
+JOBS ?= 2
+
+# The first Python on the path that runs and is 3.11 (a pyenv shim may exist and not run). PYTHON=/path/to/python3.11 names one.
+ifndef PYTHON
+PYTHON := $(shell for p in python3.11 python3 python; do \
+  $$p -c 'import sys; sys.version_info[:2] == (3, 11) or sys.exit(1); print(sys.executable)' 2>/dev/null && break; done)
+endif
+
+BIN := .venv/bin
+SETUP = @$(if $(PYTHON),$(PYTHON),$(error Ratchet needs Python 3.11 and found none on the path: install it, or name it with make PYTHON=/path/to/python3.11)) infra/setup.py
+
+.PHONY: help setup venv model data demo up test test-demo check clean lock
+
+help: ## show this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: ## one real turn of the loop after the other, live, on this machine (ARGS="--model tiny" for the short one)
+	$(SETUP) venv model
+	@$(BIN)/ratchet demo $(ARGS)
+
+up: ## the whole deployment without the simulated product
+	$(SETUP) venv model
+	@$(BIN)/ratchet up $(ARGS)
+
+# What starts whole deployments comes last and one at a time: a loop that learns against the clock shares no cores.
+test: ## all tests (ARGS="-k words" for some)
+	$(SETUP) venv model data
+ifeq ($(strip $(ARGS)),)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not e2e"
+	@$(BIN)/python -m pytest -m "e2e and not demo"
+else
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+endif
+
+test-demo: ## the whole demo as a test, on an otherwise idle machine (it learns against the clock)
+	$(SETUP) venv model
+	@$(BIN)/python -m pytest -m demo
+
+check: ## ruff, pyright, import contracts
+	$(SETUP) venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+bench-%: ## a benchmark of tests/bench: bench-cycle, bench-ingest, bench-gates, ...
+	$(SETUP) venv model data
+	@$(BIN)/python -m tests.bench.$(subst -,_,$*) $(ARGS)
+
+setup: ## everything the targets above need; each of them does its part of this by itself
+	$(SETUP) venv model data
+
+venv: ## the virtual environment with the locked packages
+	$(SETUP) venv
+
+model: ## SmolLM2-135M-Instruct, converted
+	$(SETUP) venv model
+
+data: ## the real conversations that tests and benchmarks read
+	$(SETUP) venv data
+
+# The local part of a version (+cpu) goes, and so does what a GPU build of torch brings along: installing torch brings it again.
+lock: venv ## write requirements.lock from what is installed in .venv (after changing pyproject.toml)
+	$(BIN)/python -m pip freeze --all --exclude pip --exclude-editable | sed -E 's/[+][a-z0-9.]+$$//; /^(nvidia-|cuda-|triton==)/d' > .cache/requirements.lock
+	mv .cache/requirements.lock requirements.lock
+
+clean: ## remove what set-up made; data folders (.ratchet*) stay
+	rm -rf .venv .cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build *.egg-info

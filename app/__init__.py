@@ -1,0 +1,1 @@
+"""Where the loop touches the world: everything that runs because a request came, and what both halves share."""

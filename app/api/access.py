@@ -1,0 +1,203 @@
+"""Who is asking: API keys, scopes, rate limits. Without any key everything is open, which only a loopback address may be."""
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from starlette.requests import HTTPConnection
+
+from app.api.errors import HttpError
+from app.api.intake import Headers
+from app.domain.access import ApiKey, Scope, split_key
+from app.domain.errors import Overloaded, RatchetError, Unavailable
+from app.domain.ports import Clock, Keys
+
+log = logging.getLogger("ratchet.api")
+REFRESH_S = 1.0
+"""A revoked key stops working within this time plus one database read."""
+WAIT_S = 2.0
+"""A request waits for keys read longer ago than this: an idle service must not honour a revoked key once more."""
+TRUST_S = 60.0
+"""How long the last known keys are good while the database does not answer."""
+SESSION_PREFIX = "rs_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caller:
+    """Who is asking, as far as a key says so."""
+
+    name: str
+    """`key:<prefix>`, or `anonymous` on an open loopback deployment."""
+    scopes: frozenset[Scope]
+    policy: str | None
+    """The one policy the key is good for."""
+    person: str | None = None
+    """`user:<name of the key>`: who approves and aborts with it."""
+    episode_id: str | None = None
+    """Set for a session token of `/rl/start_session`."""
+    bucket: "Bucket | None" = field(default=None, compare=False)
+
+
+ANONYMOUS = Caller(name="anonymous", scopes=frozenset(Scope), policy=None)
+
+
+class Bucket:
+    """A token bucket of one second's worth (at least one token)."""
+
+    def __init__(self, rate_per_s: float, now: Callable[[], float]) -> None:
+        self._rate = rate_per_s
+        self._size = max(1.0, rate_per_s)
+        self._now = now
+        self._tokens = self._size
+        self._at = now()
+
+    def take(self, count: int) -> None:
+        """Take `count` tokens (a batch larger than the bucket takes all). Raises `Overloaded`."""
+        now = self._now()
+        self._tokens = min(self._size, self._tokens + (now - self._at) * self._rate)
+        self._at = now
+        wanted = min(float(count), self._size)
+        if self._tokens < wanted:
+            wait_s = (wanted - self._tokens) / self._rate
+            raise Overloaded(f"this key's limit is {self._rate:g} a second: come back in {wait_s:.1f} s", retry_after_s=wait_s)
+        self._tokens -= wanted
+
+
+class Access:
+    """Checks keys against a snapshot of the stored ones, refreshed in a thread once a second."""
+
+    def __init__(self, keys: Keys, *, clock: Clock, session_secret: str, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._keys = keys
+        self._clock = clock
+        self._secret = session_secret
+        self._monotonic = monotonic
+        self._by_prefix: dict[str, tuple[ApiKey, Caller]] = {}
+        self._buckets: dict[str, Bucket] = {}
+        self._read_at = float("-inf")
+        self._tried_at = float("-inf")
+        self._refreshing: asyncio.Task[None] | None = None
+
+    def load(self) -> bool:
+        """Read the keys now; whether there is any."""
+        self._take_over(self._keys.all())
+        return bool(self._by_prefix)
+
+    async def caller(self, headers: Headers, scope: Scope, *, cost: int = 1) -> Caller:
+        """Who is asking, allowed to do `scope`. Raises `HttpError` 401 and 403, `Overloaded`."""
+        caller = await self.identify(headers)
+        return self.permit(caller, scope, cost=cost)
+
+    async def identify(self, headers: Headers) -> Caller:
+        """Who is asking, whatever for."""
+        if self._monotonic() - self._tried_at > REFRESH_S:
+            await self._refresh()
+        token = _token(headers)
+        if token is not None and token.startswith(SESSION_PREFIX):
+            return self._session(token)
+        if not self._by_prefix:
+            return ANONYMOUS
+        return self._check(token)
+
+    def permit(self, caller: Caller, scope: Scope, *, cost: int = 1) -> Caller:
+        """The caller again, when it has the scope and is within its rate."""
+        if scope not in caller.scopes and Scope.ADMIN not in caller.scopes:
+            has = ", ".join(sorted(caller.scopes)) or "none"
+            raise HttpError(403, f"this key has the scopes {has}, not {scope.value}: create one with --scope {scope.value}", code="scope")
+        if caller.bucket is not None:
+            caller.bucket.take(cost)
+        return caller
+
+    def session_token(self, episode_id: str, caller: Caller) -> str:
+        """A key that stands for one episode of this caller: its chat requests belong to the episode."""
+        body = base64.urlsafe_b64encode(f"{episode_id}\n{caller.policy or ''}".encode()).decode().rstrip("=")
+        return f"{SESSION_PREFIX}{body}.{self._sign(body)}"
+
+    def _session(self, token: str) -> Caller:
+        body, _, signature = token.removeprefix(SESSION_PREFIX).partition(".")
+        if not hmac.compare_digest(self._sign(body).encode(), signature.encode()):
+            raise _unauthorized("this session key was not issued here: POST /rl/start_session again")
+        episode_id, _, policy = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)).decode().partition("\n")
+        return Caller(name="session", scopes=frozenset({Scope.INGEST}), policy=policy or None, episode_id=episode_id)
+
+    def _sign(self, body: str) -> str:
+        return hmac.new(self._secret.encode(), f"session:{body}".encode(), hashlib.sha256).hexdigest()[:40]
+
+    def _check(self, token: str | None) -> Caller:
+        if token is None:
+            raise _unauthorized("no API key: send `Authorization: Bearer rk_…` (create one with `ratchet keys create`)")
+        parts = split_key(token)
+        known = self._by_prefix.get(parts[0]) if parts else None
+        if known is None or parts is None or not known[0].matches(parts[1]) or not known[0].usable_at(self._clock()):
+            raise _unauthorized("this API key is wrong, expired or revoked: see `ratchet keys list`")
+        return known[1]
+
+    def _caller(self, key: ApiKey) -> Caller:
+        return Caller(
+            name=f"key:{key.prefix}", scopes=key.scopes, policy=key.policy, person=f"user:{key.name}", bucket=self._buckets.get(key.id)
+        )
+
+    def _bucket(self, key: ApiKey) -> Bucket | None:
+        """The bucket it has, or a full one: a new read of the keys must not fill the buckets."""
+        if key.rate_per_s is None:
+            return None
+        return self._buckets.get(key.id) or Bucket(key.rate_per_s, self._monotonic)
+
+    async def _refresh(self) -> None:
+        """Start a read of the keys; wait for it where the last one is old, as after a quiet time. A busy service never waits."""
+        age_s = self._monotonic() - self._read_at
+        if self._refreshing is None or self._refreshing.done():
+            self._tried_at = self._monotonic()
+            self._refreshing = asyncio.create_task(self._read())
+        if age_s > WAIT_S:
+            await asyncio.shield(self._refreshing)
+        if self._monotonic() - self._read_at > TRUST_S:
+            raise Unavailable("the keys cannot be read: check the database")
+
+    async def _read(self) -> None:
+        try:
+            self._take_over(await asyncio.to_thread(self._keys.all))
+        except RatchetError as error:
+            log.warning("keys_unreadable error=%s", error)
+
+    def _take_over(self, keys: list[ApiKey]) -> None:
+        self._buckets = {key.id: bucket for key in keys if (bucket := self._bucket(key)) is not None}
+        self._by_prefix = {key.prefix: (key, self._caller(key)) for key in keys}
+        self._read_at = self._tried_at = self._monotonic()
+
+
+def requires(scope: Scope) -> Callable[[HTTPConnection], "object"]:
+    """A FastAPI dependency: the `Caller`, when its key has the scope."""
+
+    async def dependency(connection: HTTPConnection) -> Caller:
+        access: Access = connection.app.state.access
+        return await access.caller(dict(connection.scope["headers"]), scope)
+
+    return dependency
+
+
+def _token(headers: Headers) -> str | None:
+    """The key of a request: Bearer, x-api-key, or the password of Basic (as Langfuse's clients and browsers send it)."""
+    plain = headers.get(b"x-api-key") or headers.get(b"authorization")
+    if plain is None:
+        return None
+    kind, _, rest = plain.decode("latin-1").partition(" ")
+    if kind.lower() == "basic":
+        return _password(rest)
+    return rest.strip() if kind.lower() == "bearer" else plain.decode("latin-1")
+
+
+def _password(basic: str) -> str:
+    try:
+        return base64.b64decode(basic, validate=True).decode().partition(":")[2]
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
+
+
+def _unauthorized(message: str) -> HttpError:
+    return HttpError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": 'Basic realm="ratchet"'})

@@ -1,0 +1,73 @@
+"""What this process remembers about running episodes, and where it looks up those it does not know."""
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+
+from app.domain.assignment import Arm
+from app.domain.ports import Episodes, EpisodeSummary
+from app.domain.releases import Route
+
+REMEMBERED = 100_000
+"""Episodes kept in memory, the least recently used forgotten first; about 1 KB each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversation:
+    """A running episode."""
+
+    arm: Arm
+    last_inference_id: str
+    summaries: tuple[EpisodeSummary, ...] = ()
+    """Self-written summaries, oldest first."""
+
+
+class Conversations:
+    """An LRU in front of the `Episodes` port."""
+
+    def __init__(self, episodes: Episodes, *, remembered: int = REMEMBERED) -> None:
+        self._episodes = episodes
+        self._remembered = remembered
+        self._known: OrderedDict[str, Conversation] = OrderedDict()
+
+    async def find(self, episode_id: str) -> Conversation | None:
+        """What is known about an episode."""
+        known = self._known.get(episode_id)
+        if known is not None:
+            self._known.move_to_end(episode_id)
+            return known
+        state = await asyncio.to_thread(self._episodes.find, episode_id)
+        if state is None:
+            return None
+        return Conversation(arm=state.arm, last_inference_id=state.last_inference_id, summaries=state.summaries)
+
+    async def last_inference(self, episode_id: str) -> str | None:
+        """The newest inference of an episode."""
+        known = await self.find(episode_id)
+        return known.last_inference_id if known is not None else None
+
+    def remember(self, episode_id: str, *, arm: Arm, inference_id: str, summaries: tuple[EpisodeSummary, ...] = ()) -> None:
+        """Note the newest turn of an episode."""
+        known = self._known.pop(episode_id, None)
+        self._known[episode_id] = Conversation(
+            arm=arm, last_inference_id=inference_id, summaries=known.summaries if known is not None else summaries
+        )
+        while len(self._known) > self._remembered:
+            self._known.popitem(last=False)
+
+    def remember_summary(self, episode_id: str, summary: EpisodeSummary) -> None:
+        """Note what the model wrote about an episode's beginning; forgotten episodes find it in the database."""
+        known = self._known.get(episode_id)
+        if known is not None:
+            self._known[episode_id] = replace(known, summaries=(*known.summaries, summary))
+
+    def forget(self, episode_id: str) -> None:
+        """The episode is over."""
+        self._known.pop(episode_id, None)
+
+
+def may_continue(arm: Arm, route: Route) -> bool:
+    """Whether a running episode may finish on its arm: its version is still one that is served, and was not rolled back."""
+    pointer = route.pointer
+    served = {pointer.digest, pointer.previous, pointer.reference, pointer.anchor, route.canary_digest}
+    return arm.digest in served and arm.digest not in route.quarantined

@@ -1,0 +1,250 @@
+"""Serving one turn: assign an arm, commit the exposure, sample, commit the turn, and only then let the answer end.
+
+    assign ──▶ exposure committed ──▶ engine ──▶ chunks out as they come ──▶ turn committed ──▶ last chunk out
+
+However it ends (client gone, engine slow, broken or full), a turn follows every exposure.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from app.api.access import Caller
+from app.api.chat.conversations import Conversation, Conversations, may_continue
+from app.api.chat.recording import Recording, exposure_event, redact, turn_event
+from app.api.chat.request import ChatRequest, read_body, understand
+from app.api.chat.summary import context_of, shortened
+from app.api.errors import HttpError
+from app.api.intake import Headers, Limits
+from app.api.metrics import Metrics
+from app.api.redaction import Redactor
+from app.domain.assignment import Arm, assign
+from app.domain.errors import Overloaded, RatchetError, Unavailable, UnknownPolicy
+from app.domain.events import CloudEvent
+from app.domain.ids import uuid7
+from app.domain.policies import PolicyConfig
+from app.domain.ports import Clock, Engines, EpisodeSummary, Inbox, Routes
+from app.domain.serving import GenerateRequest, GenerationChunk
+from app.domain.turns import FinishReason, TurnServed
+
+log = logging.getLogger("ratchet.api")
+COMMIT_PATIENCE_S = 10.0
+"""How long a sampled turn waits for a full or unreachable inbox before its answer is given up with an error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A request whose exposure is durable."""
+
+    request: ChatRequest
+    config: PolicyConfig
+    arm: Arm
+    summaries: tuple[EpisodeSummary, ...] = ()
+    """What the model wrote about the episode's beginning."""
+
+
+@dataclass(kw_only=True)
+class Gateway:
+    """Serves turns. One per app."""
+
+    inbox: Inbox
+    routes: Routes
+    engines: Engines
+    policies: Mapping[str, PolicyConfig]
+    conversations: Conversations
+    redactor: Redactor
+    metrics: Metrics
+    clock: Clock
+    limits: Limits
+    actor_salt: str
+    _commits: set["asyncio.Task[None]"] = field(default_factory=set["asyncio.Task[None]"])
+    """Commits under way: held here so that a cancelled request does not lose its turn."""
+
+    async def open(self, raw: bytes, headers: Headers, caller: Caller) -> Opened:
+        """Understand a request, assign its arm, commit its exposure. Raises `RatchetError`."""
+        body = read_body(raw, self.limits)
+        config = self._config(body.model, caller)
+        request = understand(body, headers, caller, config, salt=self.actor_salt)
+        known = await self.conversations.find(request.episode_id) if request.continues else None
+        arm = self._arm(request, known)
+        summaries = known.summaries if known is not None else ()
+        if not request.dryrun:
+            await self.inbox.append([exposure_event(request, arm, self.clock())])
+            self.conversations.remember(request.episode_id, arm=arm, inference_id=request.inference_id, summaries=summaries)
+        return Opened(request=request, config=config, arm=arm, summaries=summaries)
+
+    def recording(self, opened: Opened) -> Recording:
+        """An empty recording of the answer."""
+        return Recording(
+            request=opened.request, arm=opened.arm, config=opened.config, started_at=self.clock(), messages=opened.request.messages
+        )
+
+    async def serve(self, opened: Opened, recording: Recording) -> AsyncGenerator[GenerationChunk, None]:
+        """The chunks of the answer; the last one comes after the turn's commit. Raises `RatchetError` when the engine fails."""
+        last: GenerationChunk | None = None
+        try:
+            async for chunk in self._sample(opened, recording):
+                recording.take(chunk)
+                if recording.finish_reason is None:
+                    yield chunk
+                else:
+                    last = chunk
+            recording.finish(FinishReason.ERROR, "the engine stopped without saying why")
+        except (asyncio.CancelledError, GeneratorExit):
+            recording.finish(FinishReason.ABORTED)
+            raise
+        except TimeoutError:
+            recording.finish(FinishReason.TIMEOUT, f"no answer within {opened.config.engine_timeout_s:g} s")
+        except RatchetError as error:
+            recording.finish(FinishReason.ERROR, str(error))
+            raise
+        except Exception as error:
+            recording.finish(FinishReason.ERROR, f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            recording.finish(FinishReason.ABORTED)
+            await self._commit(opened, recording)
+        _raise_for(recording)
+        assert last is not None
+        yield last
+
+    async def _sample(self, opened: Opened, recording: Recording) -> AsyncIterator[GenerationChunk]:
+        """The engine's chunks, each awaited no longer than is left of the policy's time; closes the stream on every way out."""
+        if recording.kind == "answer":
+            recording.messages = await self._fitted(opened)
+        chunks = self.engines.generate(_generate_request(opened, recording.messages))
+        deadline = time.monotonic() + opened.config.engine_timeout_s
+        try:
+            while True:
+                async with asyncio.timeout(max(0.001, deadline - time.monotonic())):
+                    try:
+                        chunk = await anext(chunks)
+                    except StopAsyncIteration:
+                        return
+                yield chunk
+                if chunk.finish_reason is not None:
+                    return
+        finally:
+            close = getattr(chunks, "aclose", None)
+            if close is not None:
+                await close()
+
+    async def _fitted(self, opened: Opened) -> list[dict[str, Any]]:
+        """The request's messages, or a summary and their end; writes the summaries that are needed."""
+        context = context_of(opened.request.messages, opened.summaries)
+        written: list[EpisodeSummary] = []
+
+        async def count(messages: list[dict[str, Any]]) -> int:
+            return await self.engines.count_tokens(_generate_request(opened, messages))
+
+        async def write(messages: list[dict[str, Any]], tags: dict[str, str]) -> str:
+            text = await self._summarise(opened, messages, tags)
+            written.append(EpisodeSummary(text=text.strip(), tags=tags))
+            self.conversations.remember_summary(opened.request.episode_id, written[-1])
+            return text
+
+        return (await shortened(context, opened.config, count=count, write=write)).fed()
+
+    async def _summarise(self, opened: Opened, messages: list[dict[str, Any]], tags: dict[str, str]) -> str:
+        """Let the model write a summary: a turn of the same episode on the same arm."""
+        sampling = msgspec.structs.replace(opened.request.sampling, max_tokens=opened.config.summary.max_tokens, stop=(), seed=None)
+        request = replace(opened.request, inference_id=uuid7(), sampling=sampling, tools=None, logprobs=False, ends=False)
+        asked = replace(opened, request=request)
+        recording = Recording(
+            request=request, arm=opened.arm, config=opened.config, started_at=self.clock(), messages=messages, kind="summary", tags=tags
+        )
+        async with aclosing(self.serve(asked, recording)) as chunks:
+            async for _ in chunks:
+                pass
+        return recording.text
+
+    def _config(self, name: str, caller: Caller) -> PolicyConfig:
+        config = self.policies.get(name)
+        if config is None:
+            known = ", ".join(sorted(self.policies)) or "none"
+            raise UnknownPolicy(f"no policy is named {name!r} (declared: {known}): use one of these as `model`")
+        if caller.policy not in (None, name):
+            raise HttpError(403, f"this key is for the policy {caller.policy!r} only", code="wrong_policy", param="model")
+        return config
+
+    def _arm(self, request: ChatRequest, known: Conversation | None) -> Arm:
+        """The episode's arm while it may serve, else a fresh draw."""
+        route = self.routes.route(request.policy)
+        if known is not None and may_continue(known.arm, route):
+            return known.arm
+        return assign(route, request.actor or request.episode_id)
+
+    async def _commit(self, opened: Opened, recording: Recording) -> None:
+        """Commit the turn, cancelled or not."""
+        request = opened.request
+        finished_at = self.clock()
+        self._count(request, recording)
+        if request.ends:
+            self.conversations.forget(request.episode_id)
+        if request.dryrun:
+            return
+        turn = recording.turn(finished_at=finished_at)
+        await self.shielded(self.commit_turn(turn, redacted=opened.config.redact))
+
+    async def shielded(self, work: Coroutine[Any, Any, None]) -> None:
+        """Finish `work` even when the request is cancelled meanwhile."""
+        task = asyncio.ensure_future(work)
+        self._commits.add(task)
+        task.add_done_callback(self._commits.discard)
+        await asyncio.shield(task)
+
+    async def commit_turn(self, turn: TurnServed, *, redacted: bool) -> None:
+        """Commit a turn, patiently: what was sampled is worth a few seconds of waiting."""
+        if redacted:
+            turn = await asyncio.to_thread(redact, turn, self.redactor)
+        await self._append_patiently(turn_event(turn))
+        log.info(
+            "turn_served inference_id=%s episode_id=%s policy=%s version=%s arm=%s finish=%s tokens=%d",
+            turn.inference_id, turn.episode_id, turn.policy, turn.version[:12], turn.assignment.arm, turn.finish_reason,
+            len(turn.completion_tokens),
+        )  # fmt: skip
+
+    async def _append_patiently(self, event: CloudEvent) -> None:
+        deadline = time.monotonic() + COMMIT_PATIENCE_S
+        while True:
+            try:
+                await self.inbox.append([event])
+                return
+            except Unavailable as error:
+                wait_s = min(error.retry_after_s, 1.0) if isinstance(error, Overloaded) else 0.25
+                if time.monotonic() + wait_s > deadline:
+                    log.error("turn_lost inference_id=%s error=%s", event.id, error)
+                    raise
+                await asyncio.sleep(wait_s)
+
+    def _count(self, request: ChatRequest, recording: Recording) -> None:
+        finish = recording.finish_reason or FinishReason.ERROR
+        self.metrics.turns.labels(request.policy, recording.arm.digest[:12], recording.arm.arm, finish.value).inc()
+        self.metrics.request_s.labels(request.policy).observe(time.monotonic() - recording.started_s)
+        if recording.first_token_s is not None:
+            self.metrics.first_token_s.labels(request.policy).observe(recording.first_token_s)
+        self.metrics.tokens.labels(request.policy, "input").inc(recording.usage.prompt_tokens)
+        self.metrics.tokens.labels(request.policy, "output").inc(recording.usage.completion_tokens)
+
+
+def _generate_request(opened: Opened, messages: list[dict[str, Any]]) -> GenerateRequest:
+    request = opened.request
+    return GenerateRequest(
+        policy=request.policy, digest=opened.arm.digest, messages=messages, tools=request.tools, sampling=request.sampling
+    )
+
+
+def _raise_for(recording: Recording) -> None:
+    """An engine's failure as an HTTP error; the turn is recorded by now."""
+    what = recording.message or "no reason given"
+    turn = f"(recorded as inference {recording.request.inference_id})"
+    if recording.finish_reason == FinishReason.TIMEOUT:
+        raise HttpError(504, f"the engine was too slow: {what} {turn}", code="engine_timeout")
+    if recording.finish_reason in (FinishReason.ERROR, FinishReason.ABORTED):
+        raise HttpError(502, f"the engine failed: {what} {turn}", code="engine_error")

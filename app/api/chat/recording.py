@@ -1,0 +1,148 @@
+"""A turn while it is being sampled, and the `TurnServed` it becomes, however it ends."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from app.api.chat.request import ChatRequest
+from app.api.redaction import Redactor
+from app.domain import tools
+from app.domain.assignment import Arm
+from app.domain.events import CloudEvent, EventType, Exposure
+from app.domain.ids import uuid7
+from app.domain.policies import PolicyConfig
+from app.domain.serving import GenerationChunk
+from app.domain.turns import Assignment, FinishReason, ToolVerdict, TurnServed, Usage
+
+_encode = msgspec.json.Encoder().encode
+SOURCE = "gateway"
+
+
+@dataclass(kw_only=True)
+class Recording:
+    """Collects the chunks of one turn. Mutable: it is the one place where a turn grows."""
+
+    request: ChatRequest
+    arm: Arm
+    config: PolicyConfig
+    started_at: datetime
+    messages: list[dict[str, Any]]
+    """What the engine is fed: the request's messages, or a summary and their end."""
+    kind: str = "answer"
+    tags: Mapping[str, str] = field(default_factory=dict[str, str])
+    started_s: float = field(default_factory=time.monotonic)
+    text: str = ""
+    tokens: list[int] = field(default_factory=list[int])
+    token_logprobs: list[float] = field(default_factory=list[float])
+    prompt_tokens: list[int] | None = None
+    routed_experts: list[list[list[int]]] | None = None
+    finish_reason: FinishReason | None = None
+    message: str | None = None
+    first_token_s: float | None = None
+    parsed: tools.Parsed | None = None
+
+    def take(self, chunk: GenerationChunk) -> None:
+        """Add a chunk."""
+        if chunk.tokens and self.first_token_s is None:
+            self.first_token_s = time.monotonic() - self.started_s
+        self.text += chunk.text
+        self.tokens += chunk.tokens
+        self.token_logprobs += chunk.logprobs
+        if chunk.finish_reason is not None:
+            self.prompt_tokens = chunk.prompt_tokens
+            self.routed_experts = chunk.routed_experts
+            self.finish(chunk.finish_reason, chunk.message)
+
+    def finish(self, reason: FinishReason, message: str | None = None) -> None:
+        """How it ended; the first end counts."""
+        if self.finish_reason is not None:
+            return
+        self.message = message
+        if self.request.tools and self.kind == "answer":
+            self.parsed = tools.parse(self.text, self.request.tools, call_id_prefix=f"call_{self.request.inference_id}")
+            if reason == FinishReason.STOP and any(call.verdict == ToolVerdict.VALID for call in self.parsed.calls):
+                reason = FinishReason.TOOL_CALLS
+        self.finish_reason = reason
+
+    @property
+    def usage(self) -> Usage:
+        """Token counts so far."""
+        return Usage(prompt_tokens=len(self.prompt_tokens or ()), completion_tokens=len(self.tokens))
+
+    def turn(self, *, finished_at: datetime) -> TurnServed:
+        """The event. Tokens without a prompt or with another number of log-probabilities cannot be trained on and say so."""
+        assert self.finish_reason is not None
+        return TurnServed(
+            inference_id=self.request.inference_id,
+            episode_id=self.request.episode_id,
+            policy=self.request.policy,
+            version=self.arm.digest,
+            started_at=self.started_at,
+            finished_at=finished_at,
+            messages=self.messages,
+            completion=self.text.replace("\x00", "\ufffd"),
+            prompt_tokens=self.prompt_tokens or [],
+            completion_tokens=self.tokens,
+            logprobs=self.token_logprobs if self.prompt_tokens and len(self.tokens) == len(self.token_logprobs) else None,
+            routed_experts=self.routed_experts,
+            sampling=self.request.sampling,
+            finish_reason=self.finish_reason,
+            tool_calls=list(self.parsed.calls) if self.parsed else [],
+            usage=self.usage,
+            actor=self.request.actor,
+            segment=self.request.segment,
+            consent=self.request.consent,
+            assignment=Assignment(
+                release_id=self.arm.release_id, stage=self.arm.stage, arm=self.arm.arm, probability=self.arm.probability
+            ),
+            kind=self.kind,
+            source=SOURCE,
+            time_to_first_token_s=self.first_token_s,
+            tags={**self.request.tags, **self.tags, **({"fault": self.message[:200]} if self.message else {})},
+        )  # fmt: skip
+
+
+def redact(turn: TurnServed, redactor: Redactor) -> TurnServed:
+    """The turn without personal data; where any was found its tokens go too, because they would still spell it out."""
+    messages = [redactor.mapping(message) for message in turn.messages]
+    completion = redactor.text(turn.completion)
+    calls = [msgspec.structs.replace(call, arguments=redactor.text(call.arguments)) for call in turn.tool_calls]
+    if messages == turn.messages and completion == turn.completion and calls == turn.tool_calls:
+        return turn
+    return msgspec.structs.replace(
+        turn, messages=messages, completion=completion, tool_calls=calls, prompt_tokens=[], completion_tokens=[], logprobs=None,
+        routed_experts=None, tags={**turn.tags, "redacted": "true"},
+    )  # fmt: skip
+
+
+def turn_event(turn: TurnServed) -> CloudEvent:
+    """The turn as it goes into the inbox."""
+    return CloudEvent(
+        id=turn.inference_id, source=SOURCE, type=EventType.TURN.value, time=turn.finished_at, key=turn.episode_id, data=_encode(turn)
+    )
+
+
+def exposure_event(request: ChatRequest, arm: Arm, now: datetime) -> CloudEvent:
+    """The exposure as it goes into the inbox, before the engine is asked."""
+    exposure = Exposure(
+        id=uuid7(),
+        policy=request.policy,
+        inference_id=request.inference_id,
+        episode_id=request.episode_id,
+        actor=request.actor or request.episode_id,
+        release_id=arm.release_id,
+        stage=arm.stage,
+        arm=arm.arm,
+        probability=arm.probability,
+        share=arm.share,
+        holdback=arm.holdback,
+        digest=arm.digest,
+        occurred_at=now,
+    )
+    return CloudEvent(
+        id=exposure.id, source=SOURCE, type=EventType.EXPOSURE.value, time=now, key=request.episode_id, data=_encode(exposure)
+    )

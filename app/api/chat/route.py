@@ -1,0 +1,151 @@
+"""`POST /v1/chat/completions` as an ASGI application: it must notice when the client goes away, streaming or not."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.types import Receive, Send
+from starlette.types import Scope as AsgiScope
+
+from app.api.access import Access
+from app.api.chat import answer
+from app.api.chat.gateway import Gateway, Opened
+from app.api.chat.recording import Recording
+from app.api.errors import problem
+from app.api.intake import Intake
+from app.domain.access import Scope
+from app.domain.errors import RatchetError
+from app.domain.serving import GenerationChunk
+
+_JSON, _SSE = b"application/json", b"text/event-stream; charset=utf-8"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatRoute:
+    """The endpoint."""
+
+    access: Access
+    intake: Intake
+    gateway: Gateway
+    running: set["asyncio.Future[None]"] = field(default_factory=set["asyncio.Future[None]"])
+    """Answers under way, so that a stop can end and record them."""
+
+    async def finish(self, *, grace_s: float) -> None:
+        """Wait for the running answers, then end those that take too long; all of them are recorded when this returns."""
+        if self.running:
+            await asyncio.wait(set(self.running), timeout=grace_s)
+        for answering in self.running:
+            answering.cancel()
+        if self.running:
+            await asyncio.wait(set(self.running), timeout=grace_s)
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        """Answer one request; stop sampling when the client goes away."""
+        try:
+            opened = await self._open(scope, receive)
+        except RatchetError as error:
+            await _send_problem(send, error)
+            return
+        await while_connected(receive, self._started(self._answer(opened, send)))
+
+    def _started(self, work: Coroutine[Any, Any, None]) -> "asyncio.Future[None]":
+        answering = asyncio.ensure_future(work)
+        self.running.add(answering)
+        answering.add_done_callback(self.running.discard)
+        return answering
+
+    async def _open(self, scope: AsgiScope, receive: Receive) -> Opened:
+        headers = dict(scope["headers"])
+        caller = await self.access.caller(headers, Scope.INGEST)
+        body = await self.intake.read(scope, receive, max_bytes=self.intake.limits.chat_bytes)
+        try:
+            return await self.gateway.open(body, headers, caller)
+        finally:
+            self.intake.release(len(body))
+
+    async def _answer(self, opened: Opened, send: Send) -> None:
+        recording = self.gateway.recording(opened)
+        chunks = self.gateway.serve(opened, recording)
+        try:
+            if opened.request.stream:
+                await self._stream(recording, chunks, send)
+            else:
+                await self._whole(recording, chunks, send)
+        finally:
+            await chunks.aclose()
+
+    async def _whole(self, recording: Recording, chunks: AsyncIterator[GenerationChunk], send: Send) -> None:
+        items: list[dict[str, Any]] = []
+        try:
+            async for chunk in chunks:
+                items += answer.logprob_items(chunk) if recording.request.logprobs else []
+        except RatchetError as error:
+            await _send_problem(send, error)
+            return
+        await _send(send, 200, _JSON, answer.whole(recording, items), _named(recording))
+
+    async def _stream(self, recording: Recording, chunks: AsyncIterator[GenerationChunk], send: Send) -> None:
+        """The status line waits for the first token, so that an engine's refusal is an HTTP error and not half a stream."""
+        try:
+            chunk = await anext(chunks)
+        except RatchetError as error:
+            await _send_problem(send, error)
+            return
+        headers = [(b"content-type", _SSE), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), *_named(recording)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        writer = answer.Streaming(recording)
+        await _send_more(send, writer.first())
+        try:
+            while recording.finish_reason is None:
+                await _send_more(send, writer.chunk(chunk))
+                chunk = await anext(chunks)
+            await _send_more(send, writer.last(chunk))
+        except RatchetError as error:
+            await _send_more(send, answer.failure(problem(error).body))
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def while_connected(receive: Receive, working: "asyncio.Future[None]") -> None:
+    """Wait for the work, and cancel it when the client goes away."""
+    leaving = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leaving.cancel()
+        if not working.done():
+            working.cancel()
+        await asyncio.wait({working, leaving})
+    if not working.cancelled():
+        working.result()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _named(recording: Recording) -> list[tuple[bytes, bytes]]:
+    request = recording.request
+    return [
+        (b"x-ratchet-version", recording.arm.digest.encode()),
+        (b"x-ratchet-inference-id", request.inference_id.encode()),
+        (b"x-ratchet-episode-id", request.episode_id.encode("ascii", "replace")),
+    ]
+
+
+async def _send_problem(send: Send, error: RatchetError) -> None:
+    answer_ = problem(error)
+    extra = [(name.lower().encode(), value.encode()) for name, value in answer_.headers.items()]
+    await _send(send, answer_.status, _JSON, answer_.body, extra)
+
+
+async def _send(send: Send, status: int, kind: bytes, body: bytes, extra: list[tuple[bytes, bytes]]) -> None:
+    headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode()), *extra]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _send_more(send: Send, body: bytes) -> None:
+    if body:
+        await send({"type": "http.response.body", "body": body, "more_body": True})

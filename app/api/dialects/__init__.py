@@ -1,0 +1,4 @@
+"""Other systems' feedback formats, one file each: thin translators to Observation.
+
+Fed by their clients / feeds the door.
+"""

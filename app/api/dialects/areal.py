@@ -1,0 +1,90 @@
+"""AReaL's reward protocol: `/rl/start_session`, `/rl/set_reward`, `/rl/end_session`.
+
+A session is an episode. Its key is signed, not stored: chat requests under it belong to the episode. A reward goes to the declared
+signal `reward` where there is one, else it is a rating.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.api import openapi
+from app.api.access import Caller
+from app.api.dialects.counter import Counter, json_response
+from app.api.dialects.naming import Signal
+from app.api.drafts import TargetId, decode
+from app.api.errors import HttpError
+from app.domain.ids import uuid7
+from app.domain.signals import ObservationName
+
+SOURCE = "sdk:areal"
+LastInference = Callable[[str], Awaitable[str | None]]
+"""The newest inference of an episode."""
+
+
+class StartSession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Begin an episode. `api_key` is AReaL's way of choosing the session's key; ours are signed, so it is ignored."""
+
+    task_id: Annotated[str, msgspec.Meta(max_length=200)]
+    api_key: str | None = None
+
+
+class SetReward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Reward an interaction; the last one where none is named."""
+
+    reward: Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
+    interaction_id: TargetId | None = None
+
+
+class EndSession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """End the episode."""
+
+
+_start, _reward, _end = (msgspec.json.Decoder(kind) for kind in (StartSession, SetReward, EndSession))
+
+
+def router(counter: Counter, last_inference: LastInference) -> APIRouter:
+    """The endpoints."""
+    made = APIRouter(tags=["dialects"], responses=openapi.ERRORS)
+
+    @made.post("/rl/start_session", openapi_extra=openapi.body(StartSession))
+    async def start(request: Request) -> Response:
+        """Begin an episode; its key goes into the chat requests."""
+        async with counter.body(request) as (caller, raw):
+            decode(_start, raw)
+            episode_id = uuid7()
+            return json_response({"session_id": episode_id, "api_key": counter.access.session_token(episode_id, caller)})
+
+    @made.post("/rl/set_reward", openapi_extra=openapi.body(SetReward))
+    async def reward(request: Request) -> Response:
+        """Reward an interaction of the episode, or correct its reward."""
+        async with counter.body(request) as (caller, raw):
+            body: SetReward = decode(_reward, raw)
+            episode_id = _episode(caller)
+            target = body.interaction_id or await last_inference(episode_id)
+            named = any("reward" in config.signals for config in counter.door.desk.policies.values())
+            signal = Signal(
+                id=f"rl:{target or episode_id}", key="reward" if named else ObservationName.RATING, value=body.reward,
+                inference_id=target, episode_id=episode_id if target is None else None, occurred_at=None, source=SOURCE,
+            )  # fmt: skip
+            await counter.put(signal, caller)
+            return json_response({"message": "success", "interaction_id": target})
+
+    @made.post("/rl/end_session", openapi_extra=openapi.body(EndSession))
+    async def end(request: Request) -> Response:
+        """End the episode; its turns are labelled when their wait is over, as all are."""
+        async with counter.body(request) as (caller, raw):
+            decode(_end, raw)
+            return json_response({"message": "success", "session_id": _episode(caller)})
+
+    return made
+
+
+def _episode(caller: Caller) -> str:
+    if caller.episode_id is None:
+        raise HttpError(403, "this needs the key of a session: POST /rl/start_session first", code="no_session")
+    return caller.episode_id

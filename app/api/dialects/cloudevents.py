@@ -1,0 +1,106 @@
+"""CloudEvents 1.0 over HTTP: structured, batched (an array of structured ones) and binary mode.
+
+`type` says what `data` is: `ratchet.observation.v1` (a `Draft`; `id`, `source`, `time` come from the envelope),
+`ratchet.retraction.v1` (a `RetractionDraft`), `ratchet.turn.v1` (a `TurnServed` of history, `source` `import:<name>`).
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from app.api.access import Caller
+from app.api.drafts import AwareTime, Desk, Draft, EventId, RetractionDraft, decode, source_of
+from app.api.intake import Headers, check_tree
+from app.domain.errors import BadRequest
+from app.domain.events import CloudEvent, EventType
+from app.domain.turns import TurnServed
+
+MARK = b'"specversion"'
+"""Only CloudEvents have this key; inside a JSON text its quotes would be escaped, so that searching the bytes is enough."""
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    """The attributes that mean something to us; extension attributes are allowed by the standard and ignored."""
+
+    specversion: str
+    id: EventId
+    source: Annotated[str, msgspec.Meta(min_length=1, max_length=120)]
+    type: str
+    time: AwareTime | None = None
+    subject: str | None = None
+    datacontenttype: str = "application/json"
+    data: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
+
+
+_envelope = msgspec.json.Decoder(Envelope)
+_draft = msgspec.json.Decoder(Draft)
+_retraction = msgspec.json.Decoder(RetractionDraft)
+_turn = msgspec.json.Decoder(TurnServed)
+
+
+def is_binary(headers: Headers) -> bool:
+    """Whether the attributes are in the headers and the body is the data alone."""
+    return b"ce-specversion" in headers
+
+
+def structured(body: bytes, headers: Headers) -> bytes:
+    """A binary-mode request as a structured event."""
+    attributes: dict[str, object] = {
+        name[3:].decode("latin-1"): value.decode("latin-1") for name, value in headers.items() if name.startswith(b"ce-")
+    }
+    return msgspec.json.encode(attributes | {"data": msgspec.Raw(body or b"null")})
+
+
+def event(raw: msgspec.Raw, desk: Desk, caller: Caller) -> CloudEvent:
+    """The event inside an envelope. Raises `BadRequest`."""
+    if len(memoryview(raw)) > desk.limits.event_bytes:
+        raise BadRequest(f"the event is larger than {desk.limits.event_bytes} bytes", code="size")
+    envelope: Envelope = decode(_envelope, raw)
+    if envelope.specversion != "1.0":
+        raise BadRequest(f"specversion {envelope.specversion!r} is not known: send 1.0", param="specversion")
+    if envelope.type == EventType.OBSERVATION:
+        return desk.observation(_with_envelope(decode(_draft, envelope.data), envelope), caller)
+    if envelope.type == EventType.RETRACTION:
+        draft: RetractionDraft = decode(_retraction, envelope.data)
+        source = draft.source or _source(envelope)
+        return desk.retraction(msgspec.structs.replace(draft, source=source, occurred_at=draft.occurred_at or envelope.time), caller)
+    if envelope.type == EventType.TURN:
+        return _imported(decode(_turn, envelope.data), desk, caller)
+    known = ", ".join((EventType.OBSERVATION, EventType.RETRACTION, EventType.TURN))
+    raise BadRequest(f"type {envelope.type!r} is not accepted here (known: {known})", param="type", code="unknown_type")
+
+
+def _with_envelope(draft: Draft, envelope: Envelope) -> Draft:
+    return msgspec.structs.replace(
+        draft,
+        id=envelope.id,
+        source=draft.source or _source(envelope),
+        occurred_at=draft.occurred_at or envelope.time,
+        inference_id=draft.inference_id or (envelope.subject if draft.episode_id is None else None),
+    )
+
+
+def _source(envelope: Envelope) -> str:
+    """The envelope's source (a URI reference) in our words: `sdk:<what it says>`, unless it is one of ours already."""
+    if envelope.source in ("api", "collector") or envelope.source.startswith(("sdk:", "import:")):
+        return envelope.source
+    return "sdk:" + "".join(c if c.isalnum() or c in "._-" else "_" for c in envelope.source)[:100]
+
+
+def _imported(turn: TurnServed, desk: Desk, caller: Caller) -> CloudEvent:
+    """History: kept and labelled, never trained on, whatever it claims."""
+    if not turn.source.startswith("import:"):
+        raise BadRequest("only turns with source `import:<name>` can be sent; others come from the gateway", param="data.source")
+    if turn.logprobs is not None or turn.completion_tokens or turn.prompt_tokens:
+        raise BadRequest("an imported turn has no tokens and no log-probabilities of ours", param="data.logprobs")
+    if turn.policy not in desk.policies or caller.policy not in (None, turn.policy):
+        raise BadRequest(f"no policy is named {turn.policy!r} for this key", param="data.policy", code="unknown_policy")
+    if turn.started_at.tzinfo is None or turn.finished_at.tzinfo is None:
+        raise BadRequest("times need a zone", param="data.finished_at")
+    check_tree(msgspec.to_builtins(turn, builtin_types=(bytes,)), desk.limits)
+    source = source_of(turn.source, caller)
+    turn = desk.imported(msgspec.structs.replace(turn, source=source))
+    return CloudEvent(
+        id=turn.inference_id, source=source, type=EventType.TURN.value, time=turn.finished_at, key=turn.episode_id,
+        data=msgspec.json.encode(turn),
+    )  # fmt: skip

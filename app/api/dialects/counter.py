@@ -1,0 +1,82 @@
+"""What every dialect does alike: read a body, put a score in, correct it, take it back.
+
+The other systems overwrite a score that is sent again under its id; here an accepted event never changes. A correction therefore
+becomes a revision with an id of its own (`<id>#2`, `<id>#3`, …), and the revision before it is retracted.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.api.access import Access, Caller
+from app.api.dialects.naming import SUFFIXES, Signal, drafts
+from app.api.door import Door
+from app.api.drafts import Draft, RetractionDraft, source_of
+from app.api.intake import Intake
+from app.domain.access import Scope
+from app.domain.errors import BadRequest
+
+MAX_REVISIONS = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counter:
+    """The counter at which other systems' clients hand in their scores."""
+
+    access: Access
+    intake: Intake
+    door: Door
+
+    @asynccontextmanager
+    async def body(self, request: Request, *, max_bytes: int | None = None) -> AsyncIterator[tuple[Caller, bytes]]:
+        """The caller, allowed to ingest, and the body. Raises `RatchetError`."""
+        caller = await self.access.caller(dict(request.scope["headers"]), Scope.INGEST)
+        raw = await self.intake.read(request.scope, request.receive, max_bytes=max_bytes)
+        try:
+            yield caller, raw
+        finally:
+            self.intake.release(len(raw))
+
+    def check(self, signal: Signal, caller: Caller) -> list[Draft]:
+        """The observations of a score, all of them valid. Raises `BadRequest`."""
+        found = list(drafts(signal, self.door.desk))
+        for draft in found:
+            self.door.desk.observation(draft, caller)
+        return found
+
+    async def put(self, signal: Signal, caller: Caller) -> None:
+        """Accept a score, or its correction. Raises `BadRequest` and stores nothing where any part of it is wrong."""
+        for draft in self.check(signal, caller):
+            await self._put(draft, caller)
+
+    async def take_back(self, source: str, score_id: str, caller: Caller) -> None:
+        """Retract a score with all its parts and revisions; before it arrived, its first revision."""
+        candidates = [_revision(score_id + suffix, number) for suffix in SUFFIXES for number in range(1, MAX_REVISIONS + 1)]
+        known = await asyncio.to_thread(self.door.ledger.seen, source_of(source, caller), candidates)
+        for observation_id in sorted(known) or [score_id]:
+            await self.door.retract(RetractionDraft(observation_id=observation_id, source=source), caller)
+
+    async def _put(self, draft: Draft, caller: Caller) -> None:
+        """Find the first revision that is free or says the same."""
+        assert draft.id is not None
+        for number in range(1, MAX_REVISIONS + 1):
+            answer = await self.door.observe(msgspec.structs.replace(draft, id=_revision(draft.id, number)), caller)
+            if answer.status == "accepted" and number > 1:
+                await self.door.retract(RetractionDraft(observation_id=_revision(draft.id, number - 1), source=draft.source), caller)
+            if answer.status != "conflict":
+                return
+        raise BadRequest(f"{draft.id} was corrected {MAX_REVISIONS} times: send a new score under an id of its own", param="id")
+
+
+def _revision(observation_id: str, number: int) -> str:
+    return observation_id if number == 1 else f"{observation_id}#{number}"
+
+
+def json_response(value: object, status: int = 200) -> Response:
+    """Any JSON value as a response."""
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

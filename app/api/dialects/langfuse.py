@@ -1,0 +1,101 @@
+"""Langfuse scores (client 5.0.4): `POST /api/public/scores` with an object or an array, `DELETE /api/public/scores/{id}`.
+
+`traceId` is the inference id (also as 32 hex digits), `sessionId` the episode. Basic authentication: the secret key is our key.
+"""
+
+import hashlib
+from typing import Any, Literal
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.api import openapi
+from app.api.access import Caller
+from app.api.dialects.counter import Counter, json_response
+from app.api.dialects.naming import Signal, inference_of, named_inference
+from app.api.drafts import AwareTime, EventId, Label, TargetId, decode
+from app.domain.access import Scope
+from app.domain.errors import BadRequest
+
+SOURCE = "sdk:langfuse"
+
+
+class LangfuseScore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """A score as the client sends it."""
+
+    name: Label
+    value: float | str | bool
+    id: EventId | None = None
+    trace_id: TargetId | None = None
+    session_id: TargetId | None = None
+    observation_id: TargetId | None = None
+    dataset_run_id: str | None = None
+    comment: str | None = None
+    metadata: Any = None
+    data_type: Literal["NUMERIC", "CATEGORICAL", "BOOLEAN", "CORRECTION", "TEXT"] | None = None
+    config_id: str | None = None
+    source: Literal["API", "ANNOTATION", "EVAL"] | None = None
+    environment: str | None = None
+    queue_id: str | None = None
+    timestamp: AwareTime | None = None
+
+
+_one = msgspec.json.Decoder(LangfuseScore)
+_many = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def router(counter: Counter) -> APIRouter:
+    """The endpoints."""
+    made = APIRouter(tags=["dialects"], responses=openapi.ERRORS)
+
+    @made.post("/api/public/scores", openapi_extra=openapi.body(LangfuseScore, also_array=True))
+    async def scores(request: Request) -> Response:
+        """Take scores."""
+        async with counter.body(request) as (caller, raw):
+            if raw[:64].lstrip()[:1] != b"[":
+                return json_response({"id": await _put(raw, counter, caller)})
+            return await _batch(raw, counter, caller)
+
+    @made.delete("/api/public/scores/{score_id}", status_code=202)
+    async def delete(request: Request, score_id: str) -> Response:
+        """Retract a score."""
+        caller = await counter.access.caller(dict(request.scope["headers"]), Scope.INGEST)
+        await counter.take_back(SOURCE, openapi.path_id(score_id), caller)
+        return json_response({"message": "Score deletion request has been accepted"}, 202)
+
+    return made
+
+
+async def _batch(raw: bytes, counter: Counter, caller: Caller) -> Response:
+    """202 when all are taken, else 207 with what was wrong, as the client expects it."""
+    scores: list[msgspec.Raw] = decode(_many, raw)
+    if not 0 < len(scores) <= counter.intake.limits.batch_events:
+        raise BadRequest(f"a batch has 1 to {counter.intake.limits.batch_events} scores", code="too_many_events")
+    errors: list[str] = []
+    for index, score in enumerate(scores):
+        try:
+            await _put(score, counter, caller)
+        except BadRequest as error:
+            errors.append(f"[{index}] {error}")
+    if not errors:
+        return json_response({"message": "Accepted"}, 202)
+    status = 207 if len(errors) < len(scores) else 400
+    answer = {"accepted": len(scores) - len(errors), "rejected": len(errors), "errors": [{"message": text} for text in errors]}
+    return json_response(answer, status)
+
+
+async def _put(raw: bytes | msgspec.Raw, counter: Counter, caller: Caller) -> str:
+    score: LangfuseScore = decode(_one, raw)
+    target = named_inference(score.metadata) or inference_of(score.trace_id)
+    score_id = score.id or hashlib.sha256(bytes(memoryview(raw))).hexdigest()[:32]
+    correction = score.data_type == "CORRECTION"
+    value = bool(score.value) if score.data_type == "BOOLEAN" else score.value
+    signal = Signal(
+        id=score_id, key=score.name, value=None if correction else value, inference_id=target,
+        episode_id=score.session_id if target is None else None, comment=score.comment,
+        demonstration=str(score.value) if correction else None, occurred_at=score.timestamp, source=SOURCE,
+    )  # fmt: skip
+    await counter.put(signal, caller)
+    return score_id

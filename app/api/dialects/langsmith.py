@@ -1,0 +1,84 @@
+"""LangSmith's feedback (client 0.14.17): `GET /info`, `POST /feedback` told from TensorZero's by its body, `DELETE /feedback/{id}`.
+
+`run_id` is the inference id. `comment` and `correction` become a comment and a demonstration of the same turn.
+"""
+
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from app.api.access import Caller
+from app.api.dialects.counter import Counter
+from app.api.dialects.naming import Signal, inference_of
+from app.api.drafts import AwareTime, EventId, Label, TargetId, decode
+
+SOURCE = "sdk:langsmith"
+
+
+class LangSmithFeedback(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body as the client sends it; what is `Any` here means nothing to us."""
+
+    id: EventId
+    key: Label
+    run_id: TargetId | None = None
+    trace_id: TargetId | None = None
+    session_id: TargetId | None = None
+    score: float | bool | None = None
+    value: Any = None
+    comment: str | None = None
+    correction: Any = None
+    created_at: AwareTime | None = None
+    modified_at: AwareTime | None = None
+    start_time: AwareTime | None = None
+    feedback_source: Any = None
+    feedback_config: Any = None
+    feedback_group_id: str | None = None
+    comparative_experiment_id: str | None = None
+    extend_trace_retention: bool | None = None
+    extra: Any = None
+    error: bool | None = None
+
+
+class _Shape(msgspec.Struct):
+    metric_name: Any = None
+    key: Any = None
+
+
+_body = msgspec.json.Decoder(LangSmithFeedback)
+_shape = msgspec.json.Decoder(_Shape)
+
+
+def is_feedback(raw: bytes) -> bool:
+    """Whether a body posted to `/feedback` is LangSmith's."""
+    try:
+        shape = _shape.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return shape.metric_name is None and shape.key is not None
+
+
+def info() -> dict[str, Any]:
+    """What the client asks for before its first request: no batch ingestion of traces."""
+    return {"version": "0.14.0", "batch_ingest_config": None, "instance_flags": {}}
+
+
+async def post(raw: bytes, counter: Counter, caller: Caller) -> Response:
+    """Take one piece of feedback; the answer is the body, as LangSmith's is."""
+    body: LangSmithFeedback = decode(_body, raw)
+    run = body.run_id or body.trace_id
+    signal = Signal(
+        id=body.id, key=body.key, value=body.score if body.score is not None else body.value, inference_id=inference_of(run),
+        episode_id=body.session_id if run is None else None, comment=body.comment, demonstration=_text_of(body.correction),
+        occurred_at=body.modified_at or body.created_at, source=SOURCE,
+    )  # fmt: skip
+    await counter.put(signal, caller)
+    return Response(raw, 200, media_type="application/json")
+
+
+def _text_of(correction: object) -> str | None:
+    """A correction is a dict of the run's outputs; ours is a text: the one text in it."""
+    if isinstance(correction, str):
+        return correction
+    texts = [value for value in correction.values() if isinstance(value, str)] if isinstance(correction, dict) else []
+    return texts[0] if len(texts) == 1 else None

@@ -1,0 +1,97 @@
+"""From other systems' scores to our observations: what a score's name, value and trace id mean."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from app.api.drafts import Desk, Draft
+from app.domain.errors import BadRequest
+from app.domain.policies import SignalType
+from app.domain.signals import BUILT_IN, ObservationName
+
+THUMBS = frozenset({
+    "thumb", "thumbs", "thumbs_up", "thumbs-up", "user_score", "user-score", "user_feedback", "user-feedback", "feedback", "score",
+    "like", "helpful", "user_rating", "rating",
+})  # fmt: skip
+"""Names under which products send a thumb or a rating."""
+YES, NO = (
+    frozenset({"thumbs-up", "thumbs_up", "up", "👍", "pass", "yes", "true"}),
+    frozenset({"thumbs-down", "thumbs_down", "down", "👎", "fail", "no", "false"}),
+)
+"""Labels under which they say how it went."""
+_FLAGS = frozenset({ObservationName.RATING, ObservationName.UNDO, ObservationName.REGENERATE, ObservationName.TASK_SUCCESS})
+SUFFIXES = ("", ":comment", ":demonstration")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signal:
+    """One score of another system."""
+
+    id: str
+    key: str
+    value: Any
+    inference_id: str | None
+    episode_id: str | None = None
+    comment: str | None = None
+    demonstration: str | None = None
+    occurred_at: datetime | None
+    source: str
+    actor: str | None = None
+
+
+def drafts(signal: Signal, desk: Desk) -> Iterator[Draft]:
+    """The observations of a score: its value, its comment, its correction; ids of the latter two derive from the first.
+
+    Raises `BadRequest` where there is none of the three.
+    """
+    value, comment, demonstration = SUFFIXES
+    if signal.value is not None:
+        name = observation_name(signal.key, desk)
+        yield _draft(signal, value, name, _value(name, signal.value, desk))
+    if signal.comment:
+        yield _draft(signal, comment, ObservationName.COMMENT, signal.comment)
+    if signal.demonstration:
+        yield _draft(signal, demonstration, ObservationName.DEMONSTRATION, signal.demonstration)
+    if signal.value is None and not signal.comment and not signal.demonstration:
+        raise BadRequest("there is neither a value nor a comment nor a correction", param="value")
+
+
+def observation_name(key: str, desk: Desk) -> str:
+    """Ours where the name is one of ours or declared, a rating where it is one of those used for thumbs, else as it is (and refused)."""
+    if key in BUILT_IN or any(key in config.signals for config in desk.policies.values()):
+        return key
+    return ObservationName.RATING if key.lower() in THUMBS else key
+
+
+def inference_of(trace_id: str | None) -> str | None:
+    """The inference a trace id stands for: `tr-<32 hex>` and `<32 hex>` are the UUID without its hyphens."""
+    if trace_id is None:
+        return None
+    found = re.fullmatch(r"(?:tr-)?([0-9a-fA-F]{32})", trace_id)
+    return str(UUID(found.group(1))) if found else trace_id
+
+
+def named_inference(metadata: object) -> str | None:
+    """The inference id that a product put into a score's metadata."""
+    value = metadata.get("inference_id") if isinstance(metadata, dict) else None
+    return value if isinstance(value, str) else None
+
+
+def _value(name: str, value: object, desk: Desk) -> object:
+    """These systems send booleans as 0 and 1 or as labels: a thumb down is false, not a rating of zero."""
+    declared = [config.signals[name].type for config in desk.policies.values() if name in config.signals]
+    if name not in _FLAGS and SignalType.BOOLEAN not in declared:
+        return value
+    if isinstance(value, str):
+        return True if value.lower() in YES else False if value.lower() in NO else value
+    return bool(value) if isinstance(value, int | float) and value in (0, 1) else value
+
+
+def _draft(signal: Signal, suffix: str, name: str, value: object) -> Draft:
+    return Draft(
+        id=signal.id + suffix, name=name, value=value, inference_id=signal.inference_id, episode_id=signal.episode_id,
+        occurred_at=signal.occurred_at, source=signal.source, actor=signal.actor,
+    )  # fmt: skip

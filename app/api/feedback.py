@@ -1,0 +1,91 @@
+"""`POST /feedback` in TensorZero's shape, field for field, and `DELETE /feedback/{id}`.
+
+Feedback may come before its inference is known: it is accepted and parked. LangSmith's client posts to the same path; its body
+has `key` and `run_id` where TensorZero's has `metric_name`.
+"""
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.api import openapi
+from app.api.access import Caller
+from app.api.dialects import langsmith
+from app.api.dialects.counter import Counter, json_response
+from app.api.door import Door
+from app.api.drafts import AwareTime, Draft, EventId, Label, TargetId, decode
+from app.domain.access import Scope
+from app.domain.errors import BadRequest
+from app.domain.ids import uuid7
+
+
+class FeedbackBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """TensorZero's body; `id`, `occurred_at` and `actor` are ours and optional."""
+
+    metric_name: Label
+    value: Any
+    episode_id: TargetId | None = None
+    inference_id: TargetId | None = None
+    internal: bool | None = None
+    tags: dict[str, str] | None = None
+    dryrun: bool | None = None
+    id: EventId | None = None
+    occurred_at: AwareTime | None = None
+    actor: Annotated[str, msgspec.Meta(min_length=1, max_length=400)] | None = None
+
+
+class FeedbackAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """TensorZero's answer."""
+
+    feedback_id: str
+
+
+_body = msgspec.json.Decoder(FeedbackBody)
+
+
+def router(counter: Counter) -> APIRouter:
+    """The endpoints."""
+    made = APIRouter(tags=["feedback"], responses=openapi.ERRORS)
+
+    @made.post(
+        "/feedback",
+        openapi_extra=openapi.body(FeedbackBody, langsmith.LangSmithFeedback),
+        responses={200: openapi.answer(FeedbackAnswer, "Durable.")},
+    )
+    async def post(request: Request) -> Response:
+        """Take one piece of feedback, TensorZero's or LangSmith's."""
+        async with counter.body(request, max_bytes=counter.intake.limits.event_bytes) as (caller, raw):
+            if langsmith.is_feedback(raw):
+                return await langsmith.post(raw, counter, caller)
+            return await _tensorzero(raw, request, counter.door, caller)
+
+    @made.delete("/feedback/{feedback_id}")
+    async def delete(request: Request, feedback_id: str) -> Response:
+        """Retract feedback; also before it arrived."""
+        caller = await counter.access.caller(dict(request.scope["headers"]), Scope.INGEST)
+        source = langsmith.SOURCE if "langsmith" in (request.headers.get("user-agent") or "").lower() else "api"
+        await counter.take_back(source, openapi.path_id(feedback_id), caller)
+        return json_response({"feedback_id": feedback_id})
+
+    return made
+
+
+async def _tensorzero(raw: bytes, request: Request, door: Door, caller: Caller) -> Response:
+    body: FeedbackBody = decode(_body, raw)
+    event_id = body.id or request.headers.get("idempotency-key") or uuid7()
+    if len(event_id) > 180:
+        raise BadRequest("the id has more than 180 characters", param="id")
+    draft = Draft(
+        id=event_id, name=body.metric_name, value=body.value, inference_id=body.inference_id, episode_id=body.episode_id,
+        occurred_at=body.occurred_at, actor=body.actor, tags=body.tags or {},
+    )  # fmt: skip
+    if body.dryrun:
+        door.desk.observation(draft, caller)
+        return json_response(FeedbackAnswer(feedback_id=event_id))
+    answer = await door.observe(draft, caller)
+    if answer.status == "conflict":
+        raise BadRequest(f"{event_id}: {answer.reason}; send a correction under an id of its own", param="id", code="conflict")
+    return json_response(FeedbackAnswer(feedback_id=event_id))

@@ -1,0 +1,125 @@
+"""The pages, read-only; every one works without JavaScript and reloads itself."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import jinja2
+from fastapi import APIRouter, HTTPException
+from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse
+
+from app.console.charts import bars, lines, reaction_series
+from app.console.wording import age, clock_time, mood, share, short
+from app.domain.ids import utc_now
+from app.domain.releases import IN_FLIGHT
+from app.domain.views import Operations
+
+HERE = Path(__file__).parent
+PAGES = (("", "Overview"), ("releases", "Releases"), ("versions", "Versions"), ("labels", "Labels"), ("cycles", "Cycles"))
+
+
+def console(operations: Operations) -> APIRouter:
+    """The router of the console, to be mounted at the root; every address begins with /console."""
+    router = APIRouter(prefix="/console", include_in_schema=False)
+    render = _renderer(operations)
+
+    @router.get("")
+    def overview(policy: str | None = None) -> HTMLResponse:
+        return render("overview.html", policy, lambda name: _overview(operations, name))
+
+    @router.get("/", response_class=RedirectResponse)
+    def slash() -> str:
+        return "/console"
+
+    @router.get("/releases")
+    def releases(policy: str | None = None) -> HTMLResponse:
+        return render("releases.html", policy, lambda name: {"releases": operations.releases(name, limit=200)})
+
+    @router.get("/releases/{release_id}")
+    def release(release_id: str, policy: str | None = None) -> HTMLResponse:
+        return render("release.html", policy, lambda name: _release(operations, name, release_id))
+
+    @router.get("/versions")
+    def versions(policy: str | None = None) -> HTMLResponse:
+        return render("versions.html", policy, lambda name: _versions(operations, name))
+
+    @router.get("/labels")
+    def labels(policy: str | None = None) -> HTMLResponse:
+        return render("labels.html", policy, lambda name: _labels(operations, name))
+
+    @router.get("/cycles")
+    def cycles(policy: str | None = None) -> HTMLResponse:
+        return render("cycles.html", policy, lambda name: {"cycles": operations.cycles(name, limit=200)})
+
+    @router.get("/static/console.css")
+    def style() -> FileResponse:
+        return FileResponse(HERE / "static" / "console.css", media_type="text/css")
+
+    return router
+
+
+def _renderer(operations: Operations) -> Callable[[str, str | None, Callable[[str], dict[str, object]]], HTMLResponse]:
+    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE / "templates"), autoescape=True, undefined=jinja2.StrictUndefined)
+    environment.filters.update(short=short, age=age, clock_time=clock_time, share=share)
+
+    def render(template: str, policy: str | None, content: Callable[[str], dict[str, object]]) -> HTMLResponse:
+        """The page of the named policy, or of the first one."""
+        names = operations.policies()
+        chosen = policy if policy in names else next(iter(names), None)
+        page = template if chosen is not None else "empty.html"
+        stem = template.removesuffix(".html")
+        here = {"overview": "", "release": "releases"}.get(stem, stem)
+        values = content(chosen) if chosen is not None else {}
+        text = environment.get_template(page).render(policy=chosen, policies=names, pages=PAGES, here=here, now=utc_now(), **values)
+        return HTMLResponse(text)
+
+    return render
+
+
+def _overview(operations: Operations, policy: str) -> dict[str, object]:
+    releases = operations.releases(policy, limit=12)
+    return {
+        "pointer": operations.pointer(policy),
+        "versions": operations.versions(policy)[-8:],
+        "names": {version.digest: version.name for version in operations.versions(policy)},
+        "in_flight": [release for release in releases if release.state in IN_FLIGHT],
+        "releases": releases,
+        "progress": operations.progress(policy),
+        "accepted": operations.accepted_events(),
+        "waiting": operations.waiting_turns(policy),
+        "chart": _persistence_chart(operations, policy),
+    }
+
+
+def _release(operations: Operations, policy: str, release_id: str) -> dict[str, object]:
+    found = next((release for release in operations.releases(policy, limit=1000) if release.id == release_id), None)
+    if found is None:
+        raise HTTPException(404, f"no release {release_id} of policy {policy}; /console/releases lists those there are")
+    return {
+        "release": found, "gates": operations.gates(release_id), "steps": operations.steps(release_id),
+        "exposed": operations.exposed(found.digest),
+    }  # fmt: skip
+
+
+def _versions(operations: Operations, policy: str) -> dict[str, object]:
+    return {
+        "versions": operations.versions(policy),
+        "pointer": operations.pointer(policy),
+        "chart": _persistence_chart(operations, policy),
+    }
+
+
+def _labels(operations: Operations, policy: str) -> dict[str, object]:
+    rows = operations.labels(policy)
+    left_out = Counter(row.exclusion for row in rows if row.exclusion is not None)
+    follow_ups = Counter(mood(row.follow_up) for row in rows)
+    return {
+        "total": len(rows), "left_out": left_out.most_common(), "follow_ups": follow_ups.most_common(),
+        "rewards": bars([row.reward for row in rows], low=-1.0, high=1.0, buckets=20),
+        "segments": Counter(row.segment or "none" for row in rows).most_common(20),
+    }  # fmt: skip
+
+
+def _persistence_chart(operations: Operations, policy: str) -> str:
+    names = {version.digest: version.name for version in operations.versions(policy)}
+    return lines(reaction_series(operations.labels(policy), names), title="share of an answer that is still there, by version")

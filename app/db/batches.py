@@ -1,0 +1,131 @@
+"""Batches in SQL: the port `BatchStore`. One transaction at a time cuts for a policy; the primary key of `batch_items` is the promise."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+
+from sqlalchemy import Connection, Engine, Row, exists, func, insert, or_, select, true
+
+from app.db.engine import writing
+from app.db.tables import batch_items, batches, labels, turns, versions
+from app.domain.batches import BatchItem, BatchManifest, LabelledTurn
+from app.domain.ids import utc_now
+
+INSERT_ROWS = 500
+"""Rows per INSERT: below SQLite's limit on bound parameters."""
+
+
+class SqlBatchStore:
+    """Cuts in the state database."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    @contextmanager
+    def cutting(self, policy: str) -> Iterator["SqlCutSession"]:
+        """SQLite: the database's one writer. PostgreSQL: an advisory lock on the policy, held to the end of the transaction."""
+        with writing(self.engine) as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(f"ratchet.batches:{policy}", 0))))
+            yield SqlCutSession(connection, policy)
+
+
+class SqlCutSession:
+    """One transaction; see the port."""
+
+    def __init__(self, connection: Connection, policy: str) -> None:
+        self.connection = connection
+        self.policy = policy
+
+    def existing(self, slot: int) -> BatchManifest | None:
+        """The slot's batch with its items."""
+        row = self.connection.execute(select(batches).where(batches.c.policy == self.policy, batches.c.slot == slot)).one_or_none()
+        return None if row is None else read_manifest(self.connection, row)
+
+    def lineage(self, champion: str, versions_back: int) -> tuple[str, ...]:
+        """Follow `parent` from the champion."""
+        found = [champion]
+        while len(found) <= versions_back:
+            parent = self.connection.execute(select(versions.c.parent).where(versions.c.digest == found[-1])).scalar_one_or_none()
+            if parent is None:
+                break
+            found.append(parent)
+        return tuple(found)
+
+    def known_versions(self) -> frozenset[str]:
+        """Digests of the policy's versions."""
+        return frozenset(self.connection.execute(select(versions.c.digest).where(versions.c.policy == self.policy)).scalars())
+
+    def last_window_end(self) -> datetime | None:
+        """End of the newest window."""
+        return self.connection.execute(select(func.max(batches.c.window_to)).where(batches.c.policy == self.policy)).scalar_one_or_none()
+
+    def unused_labels(self, *, versions: Sequence[str], since: datetime | None, until: datetime) -> list[LabelledTurn]:
+        """Current labels in no batch, sorted by inference id."""
+        sibling = turns.alias("sibling")
+        episode_open = exists(select(1).where(sibling.c.episode_id == turns.c.episode_id, sibling.c.labelled_at.is_(None)))
+        fresh = true() if since is None else labels.c.labelled_at > since
+        statement = (
+            select(labels, turns, episode_open.label("episode_open"), turns.c.episode_id.label("episode"))
+            .join(turns, turns.c.inference_id == labels.c.inference_id)
+            .where(
+                labels.c.current,
+                labels.c.policy == self.policy,
+                labels.c.labelled_at <= until,
+                or_(labels.c.version.in_(versions), fresh),
+                ~exists(select(1).where(batch_items.c.inference_id == labels.c.inference_id)),
+            )
+            .order_by(labels.c.inference_id)
+        )
+        return [_labelled_turn(row) for row in self.connection.execute(statement)]
+
+    def save(self, manifest: BatchManifest) -> None:
+        """Insert batch and items; an item that is in another batch breaks the primary key and with it the transaction."""
+        self.connection.execute(
+            insert(batches).values(
+                id=manifest.id, policy=manifest.policy, slot=manifest.slot, champion=manifest.champion, anchor=manifest.anchor,
+                rule_set=manifest.rule_set, window_from=manifest.window_from, window_to=manifest.window_to,
+                left_out=manifest.left_out, created_at=utc_now(),
+            )
+        )  # fmt: skip
+        rows = [
+            {"inference_id": item.inference_id, "batch_id": manifest.id, "episode_id": item.episode_id, "reward": item.reward,
+             "label_revision": item.label_revision, "segment": item.segment, "actor": item.actor}
+            for item in manifest.items
+        ]  # fmt: skip
+        for start in range(0, len(rows), INSERT_ROWS):
+            self.connection.execute(insert(batch_items), rows[start : start + INSERT_ROWS])
+
+
+def read_manifest(connection: Connection, row: Row[tuple[object, ...]]) -> BatchManifest:
+    """A batch's row and its items; where their tokens lie comes from the turns, which may have been erased since."""
+    statement = (
+        select(batch_items, turns.c.version, turns.c.payload_segment)
+        .join(turns, turns.c.inference_id == batch_items.c.inference_id, isouter=True)
+        .where(batch_items.c.batch_id == row.id)
+        .order_by(batch_items.c.inference_id)
+    )
+    items = tuple(
+        BatchItem(
+            inference_id=item.inference_id, episode_id=item.episode_id, reward=item.reward, label_revision=item.label_revision,
+            segment=item.segment, actor=item.actor, version=item.version or "", payload_segment=item.payload_segment or "",
+        )
+        for item in connection.execute(statement)
+    )  # fmt: skip
+    return BatchManifest(
+        id=row.id, policy=row.policy, slot=row.slot, champion=row.champion, anchor=row.anchor, rule_set=row.rule_set,
+        window_from=row.window_from, window_to=row.window_to, items=items, left_out=dict(row.left_out),
+    )  # fmt: skip
+
+
+def _labelled_turn(row: Row[tuple[object, ...]]) -> LabelledTurn:
+    turn = row._mapping
+    return LabelledTurn(
+        inference_id=turn[labels.c.inference_id], episode_id=turn["episode"], version=turn[labels.c.version], reward=turn[labels.c.reward],
+        label_revision=turn[labels.c.revision], rule_set=turn[labels.c.rule_set], exclusion=turn[labels.c.exclusion],
+        segment=turn[labels.c.segment], actor=turn[labels.c.actor], held_out=turn[labels.c.held_out], kind=turn[turns.c.kind],
+        imported=turn[turns.c.source].startswith("import:"), train_consent=turn[turns.c.train_consent],
+        erased=turn[turns.c.erased_at] is not None, has_logprobs=turn[turns.c.has_logprobs], payload_segment=turn[turns.c.payload_segment],
+        completion_tokens=turn[turns.c.completion_tokens], finished_at=turn[turns.c.finished_at], labelled_at=turn[labels.c.labelled_at],
+        episode_open=bool(turn["episode_open"]),
+    )  # fmt: skip

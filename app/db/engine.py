@@ -1,0 +1,71 @@
+"""Engines and transactions: one place that knows how SQLite and PostgreSQL are opened."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.sql.dml import Insert
+from sqlalchemy.sql.schema import Table
+
+BUSY_TIMEOUT_MS = 30_000
+"""How long a SQLite writer waits for another one. A stage's transaction takes milliseconds; thirty seconds pass when a process hangs."""
+
+
+def open_engine(url: str) -> Engine:
+    """Open a database: `sqlite:////path/file.db` or `postgresql+psycopg://…` (plain `postgresql://` is accepted)."""
+    parsed = make_url(url)
+    if parsed.drivername in ("postgresql", "postgres"):
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    if parsed.get_backend_name() == "sqlite":
+        return _open_sqlite(parsed.render_as_string(hide_password=False))
+    return create_engine(parsed, pool_pre_ping=True, pool_size=5, max_overflow=10)
+
+
+def _open_sqlite(url: str) -> Engine:
+    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000, "check_same_thread": False})
+
+    @event.listens_for(engine, "connect")
+    def _prepare(connection: Any, _record: object) -> None:  # noqa: ANN401 - the driver's connection, whichever driver
+        # The driver's own transaction handling is switched off: it starts transactions late (DEFERRED), and a reader that
+        # becomes a writer then fails with "database is locked" at once instead of waiting for its turn.
+        connection.isolation_level = None
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")  # NORMAL loses acknowledged commits at power loss
+        connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+        connection.execute("PRAGMA foreign_keys=ON")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        mode = connection.get_execution_options().get("sqlite_begin", "IMMEDIATE")
+        connection.exec_driver_sql(f"BEGIN {mode}")
+
+    return engine
+
+
+@contextmanager
+def writing(engine: Engine) -> Iterator[Connection]:
+    """One transaction that may write; leaving by an exception rolls it back."""
+    with engine.begin() as connection:
+        yield connection
+
+
+@contextmanager
+def reading(engine: Engine) -> Iterator[Connection]:
+    """One consistent read that takes no write lock."""
+    with engine.connect().execution_options(sqlite_begin="DEFERRED") as connection, connection.begin():
+        yield connection
+
+
+def insert_or_ignore(connection: Connection, table: Table) -> Insert:
+    """`INSERT … ON CONFLICT DO NOTHING` in the connection's dialect."""
+    build = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+    return build(table).on_conflict_do_nothing()
+
+
+def upsert(connection: Connection, table: Table, *, key: tuple[str, ...], update: tuple[str, ...]) -> Insert:
+    """`INSERT … ON CONFLICT (key) DO UPDATE` that overwrites the columns in `update`."""
+    build = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+    statement = build(table)
+    return statement.on_conflict_do_update(index_elements=list(key), set_={name: statement.excluded[name] for name in update})

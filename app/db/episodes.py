@@ -1,0 +1,45 @@
+"""Running episodes as the database knows them: for a gateway that did not serve them itself."""
+
+from typing import Any
+
+import msgspec
+from sqlalchemy import Engine, Row, select
+from sqlalchemy.exc import OperationalError
+
+from app.db.engine import reading
+from app.db.tables import exposures, turns
+from app.domain.assignment import Arm
+from app.domain.errors import Unavailable
+from app.domain.ports import EpisodeState, EpisodeSummary
+
+
+class SqlEpisodes:
+    """The Episodes port over the applied exposures and turns."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def find(self, episode_id: str) -> EpisodeState | None:
+        """The newest exposure of the episode and its summaries, oldest first. Raises `Unavailable`."""
+        newest = select(exposures).where(exposures.c.episode_id == episode_id).order_by(exposures.c.occurred_at.desc()).limit(1)
+        written = select(turns.c.completion, turns.c.tags).where(turns.c.episode_id == episode_id, turns.c.kind == "summary")
+        try:
+            with reading(self._engine) as connection:
+                exposure = connection.execute(newest).one_or_none()
+                summaries = connection.execute(written.order_by(turns.c.finished_at)).all() if exposure is not None else []
+        except OperationalError as error:
+            raise Unavailable(f"the database does not answer ({error.orig}): check RATCHET_DATABASE_URL") from error
+        if exposure is None:
+            return None
+        return EpisodeState(
+            arm=_arm(exposure),
+            last_inference_id=exposure.inference_id,
+            summaries=tuple(EpisodeSummary(text=row.completion, tags=msgspec.convert(row.tags, dict[str, str])) for row in summaries),
+        )
+
+
+def _arm(row: Row[Any]) -> Arm:
+    return Arm(
+        digest=row.digest, release_id=row.release_id, stage=row.stage, arm=row.arm, probability=row.probability, share=row.share,
+        holdback=row.holdback,
+    )  # fmt: skip

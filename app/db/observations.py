@@ -1,0 +1,205 @@
+"""Observations and retractions: joined to their turns, parked until those come, or ledgered as late or orphaned.
+
+The status of an observation is a function of when it was received and which turns are known, never of the order of arrival:
+
+    no turn known            → parked, and `orphan` when lateness has passed since it was received
+    received ≤ due + lateness → joined      (due: of its turn, or the latest of its episode's turns)
+    received later           → late
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, select, tuple_, update
+
+from app.db.chunks import chunked
+from app.db.engine import insert_or_ignore
+from app.db.tables import observations, retractions
+from app.db.turns import TurnRef, turns_by_episode, turns_by_id
+from app.domain.events import Observation, Retraction
+from app.domain.streams import AppliedEvent, JoinRules
+
+JOINED, PARKED, LATE, ORPHAN = "joined", "parked", "late", "orphan"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined:
+    """What came of a set of observations."""
+
+    changed_turns: set[str] = field(default_factory=set[str])
+    """Turns about which something new is known in time."""
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+
+    def merge(self, other: "Joined") -> None:
+        """Add another answer to this one."""
+        self.changed_turns.update(other.changed_turns)
+        self.counts.update(other.counts)
+
+
+class Targets:
+    """Known turns that observations speak about."""
+
+    def __init__(self, connection: Connection, targets: Iterable[tuple[str | None, str | None]]) -> None:
+        pairs = list(targets)
+        self._turns = turns_by_id(connection, {turn for turn, _ in pairs if turn is not None})
+        self._episodes = turns_by_episode(connection, {episode for _, episode in pairs if episode is not None})
+
+    def of(self, inference_id: str | None, episode_id: str | None) -> list[TurnRef]:
+        """The turn, or every turn of the episode; empty where none is known."""
+        if inference_id is not None:
+            ref = self._turns.get(inference_id)
+            return [] if ref is None else [ref]
+        return self._episodes.get(episode_id or "", [])
+
+
+def status_of(received_at: datetime, known: Sequence[TurnRef], rules: JoinRules) -> str:
+    """Joined, parked or late; see the top of this file."""
+    if not known:
+        return PARKED
+    last = max(known, key=lambda ref: ref.label_due_at)
+    return JOINED if received_at <= last.label_due_at + rules.lateness(last.policy) else LATE
+
+
+def insert_observations(connection: Connection, events: Sequence[tuple[AppliedEvent, Observation]], *, rules: JoinRules) -> Joined:
+    """Insert observations with the status they have now; those about erased turns are dropped and counted."""
+    joined = Joined()
+    if not events:
+        return joined
+    targets = Targets(connection, ((o.inference_id, o.episode_id) for _, o in events))
+    taken_back = _retracted(connection, [(o.source, o.id) for _, o in events])
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for event, observation in events:
+        known = targets.of(observation.inference_id, observation.episode_id)
+        policy = observation.policy or (known[0].policy if known else None)
+        if known and all(ref.erased_at is not None for ref in known):
+            joined.counts[policy or "", "erased"] += 1
+            continue
+        status = status_of(event.received_at, known, rules)
+        row = _row(event, observation, policy, status, taken_back.get((observation.source, observation.id)))
+        rows.setdefault((observation.source, observation.id), row)
+        _note(joined, status, known, policy)
+    if rows:
+        connection.execute(insert_or_ignore(connection, observations), list(rows.values()))
+    return joined
+
+
+def _row(event: AppliedEvent, observation: Observation, policy: str | None, status: str, retracted_at: datetime | None) -> dict[str, Any]:
+    return {
+        "source": observation.source, "id": observation.id, "policy": policy, "inference_id": observation.inference_id,
+        "episode_id": observation.episode_id, "name": observation.name, "value": observation.value,
+        "occurred_at": observation.occurred_at, "received_at": event.received_at, "actor": observation.actor,
+        "tags": observation.tags, "status": status, "retracted_at": retracted_at,
+    }  # fmt: skip
+
+
+def _note(joined: Joined, status: str, known: Sequence[TurnRef], policy: str | None) -> None:
+    if status == JOINED:
+        joined.changed_turns.update(ref.inference_id for ref in known)
+        if any(ref.labelled_at is not None for ref in known):
+            joined.counts[policy or "", "correcting"] += 1
+    else:
+        joined.counts[policy or "", "early" if status == PARKED else LATE] += 1
+
+
+def join_waiting(connection: Connection, inference_ids: Sequence[str], episode_ids: Sequence[str], *, rules: JoinRules) -> Joined:
+    """Look again at observations that waited for turns which are known now."""
+    joined = Joined()
+    waiting = [row for ids in chunked(sorted(set(inference_ids))) for row in _waiting(connection, observations.c.inference_id.in_(ids))]
+    waiting += [row for ids in chunked(sorted(set(episode_ids))) for row in _waiting(connection, observations.c.episode_id.in_(ids))]
+    if not waiting:
+        return joined
+    targets = Targets(connection, ((row.inference_id, row.episode_id) for row in waiting))
+    changes: list[dict[str, Any]] = []
+    for row in waiting:
+        known = targets.of(row.inference_id, row.episode_id)
+        status = status_of(row.received_at, known, rules)
+        if status == row.status or not known:
+            continue
+        policy = row.policy or known[0].policy
+        changes.append({"b_source": row.source, "b_id": row.id, "b_status": status, "b_policy": policy})
+        if status == JOINED:
+            joined.changed_turns.update(ref.inference_id for ref in known)
+        else:
+            joined.counts[policy, LATE] += 1
+    _change_status(connection, changes)
+    return joined
+
+
+def _waiting(connection: Connection, condition: Any) -> list[Any]:  # noqa: ANN401 - a column expression
+    o = observations.c
+    statement = select(o.source, o.id, o.policy, o.inference_id, o.episode_id, o.received_at, o.status)
+    return list(connection.execute(statement.where(condition, o.status.in_((PARKED, ORPHAN, LATE)))))
+
+
+def _change_status(connection: Connection, changes: Sequence[Mapping[str, Any]]) -> None:
+    if not changes:
+        return
+    statement = update(observations).where(observations.c.source == bindparam("b_source"), observations.c.id == bindparam("b_id"))
+    connection.execute(statement.values(status=bindparam("b_status"), policy=bindparam("b_policy")), list(changes))
+
+
+def expire_parked(connection: Connection, *, rules: JoinRules, now: datetime, limit: int = 10_000) -> Counter[tuple[str, str]]:
+    """Ledger parked observations as orphans once lateness has passed; returns the counts per policy."""
+    o = observations.c
+    shortest = min([rules.lateness(policy) for policy in rules.policies] + [rules.lateness(None)])
+    statement = select(o.source, o.id, o.policy, o.received_at).where(o.status == PARKED, o.received_at < now - shortest).limit(limit)
+    due = [row for row in connection.execute(statement) if row.received_at < now - rules.lateness(row.policy)]
+    _change_status(connection, [{"b_source": row.source, "b_id": row.id, "b_status": ORPHAN, "b_policy": row.policy} for row in due])
+    return Counter((row.policy or "", "orphaned") for row in due)
+
+
+# --- retractions ------------------------------------------------------------------------------------------------------------
+
+
+def apply_retractions(connection: Connection, taken_back: Sequence[Retraction]) -> Joined:
+    """Take observations back, those that are not here yet included; the earliest moment counts."""
+    joined = Joined()
+    if not taken_back:
+        return joined
+    first: dict[tuple[str, str], datetime] = {}
+    for retraction in taken_back:
+        identity = (retraction.source, retraction.observation_id)
+        first[identity] = min(retraction.occurred_at, first.get(identity, retraction.occurred_at))
+    known = _retracted(connection, list(first))
+    rows = [{"source": s, "observation_id": i, "occurred_at": at} for (s, i), at in first.items() if (s, i) not in known]
+    if rows:
+        connection.execute(insert_or_ignore(connection, retractions), rows)
+    earlier = [{"b_source": s, "b_id": i, "b_at": at} for (s, i), at in first.items() if (s, i) in known and at < known[s, i]]
+    if earlier:
+        where = (retractions.c.source == bindparam("b_source"), retractions.c.observation_id == bindparam("b_id"))
+        connection.execute(update(retractions).where(*where).values(occurred_at=bindparam("b_at")), earlier)
+    _mark_retracted(connection, first, joined)
+    return joined
+
+
+def _mark_retracted(connection: Connection, first: Mapping[tuple[str, str], datetime], joined: Joined) -> None:
+    found: list[Any] = []
+    for identities in chunked(sorted(first)):
+        found += connection.execute(_identified(identities)).all()
+    earlier = [row for row in found if row.retracted_at is None or first[row.source, row.id] < row.retracted_at]
+    if earlier:
+        changes = [{"b_source": row.source, "b_id": row.id, "b_at": first[row.source, row.id]} for row in earlier]
+        where = (observations.c.source == bindparam("b_source"), observations.c.id == bindparam("b_id"))
+        connection.execute(update(observations).where(*where).values(retracted_at=bindparam("b_at")), changes)
+    targets = Targets(connection, ((row.inference_id, row.episode_id) for row in earlier))
+    for row in earlier:
+        joined.changed_turns.update(ref.inference_id for ref in targets.of(row.inference_id, row.episode_id))
+        if row.retracted_at is None:
+            joined.counts[row.policy or "", "retracted"] += 1
+
+
+def _identified(identities: Sequence[tuple[str, str]]) -> Any:  # noqa: ANN401 - a select of six columns
+    o = observations.c
+    return select(o.source, o.id, o.policy, o.inference_id, o.episode_id, o.retracted_at).where(tuple_(o.source, o.id).in_(identities))
+
+
+def _retracted(connection: Connection, identities: Sequence[tuple[str, str]]) -> dict[tuple[str, str], datetime]:
+    r = retractions.c
+    found: dict[tuple[str, str], datetime] = {}
+    for chunk in chunked(identities):
+        statement = select(r.source, r.observation_id, r.occurred_at).where(tuple_(r.source, r.observation_id).in_(chunk))
+        found |= {(row.source, row.observation_id): row.occurred_at for row in connection.execute(statement)}
+    return found

@@ -1,0 +1,152 @@
+"""What operators and dashboards read over HTTP (`app.domain.ports.Reads`), and which events the door has accepted (`Ledger`)."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, Engine, Table, case, func, select
+from sqlalchemy.exc import OperationalError
+
+from app.db.counters import read_counts
+from app.db.engine import reading
+from app.db.relay import inbox_metrics
+from app.db.streams import stream_lag
+from app.db.tables import applied_events, dead_letters, inbox, labels, observations, training_runs, turns, versions
+from app.domain.errors import Unavailable
+from app.domain.events import EventType, Observation
+from app.domain.ids import utc_now
+from app.domain.ports import Clock
+
+
+class SqlReads:
+    """The Reads and Ledger ports over the state and the inbox databases."""
+
+    def __init__(self, state: Engine, inbox_engine: Engine, *, clock: Clock = utc_now) -> None:
+        self._state = state
+        self._inbox = inbox_engine
+        self._clock = clock
+
+    def ping(self) -> None:
+        """Raise `Unavailable` when one of the databases does not answer."""
+        for engine in (self._state, self._inbox):
+            with _reading(engine) as connection:
+                connection.execute(select(1)).one()
+
+    def counters(self) -> list[tuple[str, str, int]]:
+        """(policy, name, value); the inbox keeps its own where it has a database of its own."""
+        merged: dict[tuple[str, str], int] = {}
+        for engine in {str(engine.url): engine for engine in (self._state, self._inbox)}.values():
+            with _reading(engine) as connection:
+                for key, value in read_counts(connection).items():
+                    merged[key] = merged.get(key, 0) + value
+        return [(policy, name, value) for (policy, name), value in sorted(merged.items())]
+
+    def turns_per_version(self) -> list[tuple[str, str, int, int]]:
+        """(policy, version, turns, labelled)."""
+        query = select(turns.c.policy, turns.c.version, func.count(), func.count(turns.c.labelled_at)).group_by(
+            turns.c.policy, turns.c.version
+        )
+        with _reading(self._state) as connection:
+            return [
+                (row[0], row[1], int(row[2]), int(row[3])) for row in connection.execute(query.order_by(turns.c.policy, turns.c.version))
+            ]
+
+    def backlog(self) -> dict[str, float]:
+        """How far behind the loop is; ages in seconds."""
+        now = self._clock()
+        with _reading(self._inbox) as connection:
+            door = inbox_metrics(connection, now=now)
+        with _reading(self._state) as connection:
+            lag = stream_lag(connection)
+            due = connection.execute(select(func.count()).where(turns.c.labelled_at.is_(None), turns.c.label_due_at <= now)).scalar_one()
+            dead = connection.execute(select(func.count()).where(dead_letters.c.replayed_at.is_(None))).scalar_one()
+            parked = connection.execute(select(func.count()).where(observations.c.status == "parked")).scalar_one()
+        return {
+            "inbox_unsent": door["inbox_unsent"],
+            "inbox_unapplied": door["inbox_unapplied"],
+            "inbox_oldest_unapplied_s": max(door["inbox_unsent_age_s"], door["inbox_unapplied_age_s"]),
+            "stream_lag": lag,
+            "labels_due": due,
+            "dead_letters": dead,
+            "observations_parked": parked,
+        }
+
+    def runs(self, policy: str | None, limit: int) -> list[dict[str, Any]]:
+        """Training runs, newest first."""
+        return self._newest(training_runs, policy, training_runs.c.started_at, limit)
+
+    def versions(self, policy: str | None, limit: int) -> list[dict[str, Any]]:
+        """Versions, newest first."""
+        return self._newest(versions, policy, versions.c.created_at, limit)
+
+    def labels_report(self, policy: str) -> dict[str, Any]:
+        """Turns served, labels and exclusions of a policy, and the mean reward per version and segment."""
+        current = (labels.c.policy == policy) & labels.c.current
+        kept = func.avg(case((labels.c.exclusion.is_(None), labels.c.reward)))
+        with _reading(self._state) as connection:
+            served, labelled = connection.execute(
+                select(func.count(), func.count(turns.c.labelled_at)).where(turns.c.policy == policy)
+            ).one()
+            excluded = connection.execute(select(labels.c.exclusion, func.count()).where(current).group_by(labels.c.exclusion)).all()
+            groups = {
+                name: [
+                    {name: row[0], "labels": int(row[1]), "mean_reward": row[2]}
+                    for row in connection.execute(select(column, func.count(), kept).where(current).group_by(column).order_by(column))
+                ]
+                for name, column in (("version", labels.c.version), ("segment", labels.c.segment))
+            }
+        return {
+            "policy": policy,
+            "turns": int(served),
+            "labelled": int(labelled),
+            "eligible": sum(int(count) for reason, count in excluded if reason is None),
+            "exclusions": {reason: int(count) for reason, count in sorted(excluded, key=str) if reason is not None},
+            "per_version": groups["version"],
+            "per_segment": groups["segment"],
+        }
+
+    def seen(self, source: str, ids: Sequence[str]) -> set[str]:
+        """Those of the ids that were accepted under this source, whether they wait in the inbox or were applied long ago."""
+        found: set[str] = set()
+        for engine, table in ((self._inbox, inbox), (self._state, applied_events)):
+            with _reading(engine) as connection:
+                query = select(table.c.event_id).where(table.c.source == source, table.c.event_id.in_(list(ids)))
+                found |= set(connection.execute(query).scalars())
+        return found
+
+    def observation(self, source: str, observation_id: str) -> Observation | None:
+        """The accepted observation of this identity, from the inbox or, when it left that, from the applied ones."""
+        waiting = select(inbox.c.payload).where(
+            inbox.c.source == source, inbox.c.event_id == observation_id, inbox.c.type == EventType.OBSERVATION.value
+        )
+        with _reading(self._inbox) as connection:
+            payload = connection.execute(waiting).scalar_one_or_none()
+        if payload is not None:
+            return msgspec.json.decode(payload, type=Observation)
+        columns = [observations.c[name] for name in Observation.__struct_fields__]
+        query = select(*columns).where(observations.c.source == source, observations.c.id == observation_id)
+        with _reading(self._state) as connection:
+            row = connection.execute(query).one_or_none()
+        return None if row is None else Observation(**{name: getattr(row, name) for name in Observation.__struct_fields__})
+
+    def _newest(self, table: Table, policy: str | None, order: Any, limit: int) -> list[dict[str, Any]]:  # noqa: ANN401 - a column
+        query = select(table).order_by(order.desc()).limit(limit)
+        if policy is not None:
+            query = query.where(table.c.policy == policy)
+        with _reading(self._state) as connection:
+            return [{key: _plain(value) for key, value in row._mapping.items()} for row in connection.execute(query)]
+
+
+def _plain(value: object) -> object:
+    return value.isoformat() if isinstance(value, datetime) else value
+
+
+@contextmanager
+def _reading(engine: Engine) -> Iterator[Connection]:
+    try:
+        with reading(engine) as connection:
+            yield connection
+    except OperationalError as error:
+        raise Unavailable(f"the database does not answer ({error.orig}): check RATCHET_DATABASE_URL") from error

@@ -1,0 +1,197 @@
+"""The relay's side of the inbox and the outbox: one relay in office, fenced by its lease's token.
+
+Inbox and state may be two databases. The lease lives beside the inbox, so marks of inbox rows are fenced in their own transaction.
+Marks of outbox rows are checked just before: a relay that lost its office in between marks what the broker acknowledged, so nothing
+is lost, at most sent twice.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Executable, func, select, tuple_, update
+
+from app.db import leases
+from app.db.chunks import chunked
+from app.db.counters import add_counts
+from app.db.engine import reading, writing
+from app.db.streams import offsets
+from app.db.tables import applied_events, inbox, outbox
+from app.domain.events import CloudEvent, Topic
+from app.domain.ports import Lease
+from app.domain.streams import OutgoingEvent, TopicPartition
+
+LEASE = "relay"
+TERM = timedelta(seconds=4)
+"""How long a relay that was killed blocks the next one."""
+OUTBOX_SOURCE = "ratchet"
+READ_BYTES = 16 * 1024 * 1024
+
+
+class SqlRelayOffice:
+    """The RelayOffice port."""
+
+    def __init__(self, inbox_engine: Engine, state_engine: Engine, *, group: str) -> None:
+        self._inbox = inbox_engine
+        self._state = state_engine
+        self._group = group
+
+    def take(self, owner: str, *, now: datetime) -> "SqlRelayTerm | None":
+        """The office, or None while another relay holds it."""
+        with writing(self._inbox) as connection:
+            lease = leases.acquire(connection, LEASE, owner, ttl=TERM, now=now)
+        return None if lease is None else SqlRelayTerm(self._inbox, self._state, lease=lease, group=self._group)
+
+
+class SqlRelayTerm:
+    """The RelayTerm port."""
+
+    def __init__(self, inbox_engine: Engine, state_engine: Engine, *, lease: Lease, group: str) -> None:
+        self._inbox = inbox_engine
+        self._state = state_engine
+        self._group = group
+        self.lease = lease
+
+    def unsent_inbox(self, limit: int) -> list[OutgoingEvent]:
+        """Inbox rows to send, in order."""
+        with reading(self._inbox) as connection:
+            statement = select(*_INBOX).where(inbox.c.relayed_at.is_(None)).order_by(inbox.c.seq).limit(limit)
+            return [_from_inbox(row) for row in _at_most(connection, statement, lambda row: len(row.payload))]
+
+    def unsent_outbox(self, limit: int) -> list[OutgoingEvent]:
+        """Outbox rows to send, in order."""
+        with reading(self._state) as connection:
+            statement = select(outbox).where(outbox.c.sent_at.is_(None)).order_by(outbox.c.seq).limit(limit)
+            return [_from_outbox(row) for row in _at_most(connection, statement, lambda row: len(row.payload))]
+
+    def mark_inbox(self, seqs: Sequence[int], *, now: datetime) -> None:
+        """These were acknowledged by the broker."""
+        self._update_inbox(seqs, {"relayed_at": now})
+
+    def mark_outbox(self, seqs: Sequence[int], *, now: datetime) -> None:
+        """These were acknowledged by the broker."""
+        with reading(self._inbox) as connection:
+            leases.require(connection, self.lease)
+        with writing(self._state) as connection:
+            for chunk in chunked(seqs):
+                connection.execute(update(outbox).where(outbox.c.seq.in_(chunk)).values(sent_at=now))
+
+    def confirm_applied(self, *, relayed_before: datetime, limit: int, now: datetime) -> list[OutgoingEvent]:
+        """Take what was applied off the list; returns what was relayed before that moment and is not applied."""
+        unconfirmed = inbox.c.relayed_at.is_not(None) & inbox.c.applied_at.is_(None)
+        with reading(self._inbox) as connection:
+            identities = select(inbox.c.seq, inbox.c.source, inbox.c.event_id).where(unconfirmed, inbox.c.relayed_at < relayed_before)
+            rows = connection.execute(identities.order_by(inbox.c.relayed_at).limit(limit)).all()
+        with reading(self._state) as connection:
+            applied = _applied(connection, [(row.source, row.event_id) for row in rows])
+        self._update_inbox([row.seq for row in rows if (row.source, row.event_id) in applied], {"applied_at": now})
+        missing = [row.seq for row in rows if (row.source, row.event_id) not in applied]
+        with reading(self._inbox) as connection:
+            return [
+                _from_inbox(row) for seqs in chunked(missing) for row in connection.execute(select(*_INBOX).where(inbox.c.seq.in_(seqs)))
+            ]
+
+    def send_again(self, seqs: Sequence[int]) -> None:
+        """Put these back among the unsent, one round older."""
+        self._update_inbox(seqs, {"relayed_at": None, "rounds": inbox.c.rounds + 1})
+        with writing(self._state) as connection:
+            add_counts(connection, {("", "sent_again"): len(seqs)})
+
+    def applied_directly(self, seqs: Sequence[int], *, now: datetime) -> None:
+        """These were applied from the inbox itself: count them as an alarm."""
+        self._update_inbox(seqs, {"applied_at": now})
+        with writing(self._state) as connection:
+            add_counts(connection, {("", "applied_from_inbox"): len(seqs)})
+
+    def applied_before(self, *, now: datetime) -> datetime:
+        """Everything sent before this moment is applied."""
+        with reading(self._inbox) as connection:
+            unconfirmed = inbox.c.relayed_at.is_not(None) & inbox.c.applied_at.is_(None)
+            oldest = connection.execute(select(func.min(inbox.c.relayed_at)).where(unconfirmed)).scalar()
+        return oldest if oldest is not None else now
+
+    def consumed(self) -> Mapping[TopicPartition, int]:
+        """How far ingestion is: next offset per topic and partition."""
+        with reading(self._state) as connection:
+            return offsets(connection, self._group)
+
+    def trim(self, *, applied_before: datetime) -> int:
+        """Drop payloads of long-applied rows, some at a time; their identities stay for ever."""
+        old = select(inbox.c.seq).where(inbox.c.applied_at < applied_before, inbox.c.payload != b"").limit(5_000)
+        with writing(self._inbox) as connection:
+            leases.require(connection, self.lease)
+            return connection.execute(update(inbox).where(inbox.c.seq.in_(old.scalar_subquery())).values(payload=b"")).rowcount
+
+    def renew(self, *, now: datetime) -> None:
+        """Stay in office. Raises `LeaseLost`."""
+        with writing(self._inbox) as connection:
+            self.lease = leases.renew(connection, self.lease, ttl=TERM, now=now)
+
+    def leave(self, *, now: datetime) -> None:
+        """Give the office back early."""
+        with writing(self._inbox) as connection:
+            leases.release(connection, self.lease, now=now)
+
+    def _update_inbox(self, seqs: Sequence[int], values: Mapping[str, Any]) -> None:
+        if not seqs:
+            return
+        with writing(self._inbox) as connection:
+            leases.require(connection, self.lease)
+            for chunk in chunked(seqs):
+                connection.execute(update(inbox).where(inbox.c.seq.in_(chunk)).values(dict(values)))
+
+
+_INBOX = (
+    inbox.c.seq, inbox.c.source, inbox.c.event_id, inbox.c.type, inbox.c.key, inbox.c.time, inbox.c.payload, inbox.c.received_at,
+    inbox.c.rounds, inbox.c.relayed_at,
+)  # fmt: skip
+
+
+def _at_most(connection: Connection, statement: Executable, size: Callable[[Any], int]) -> Iterator[Any]:
+    """The first rows of an answer, up to `READ_BYTES`: a batch of large turns must not fill the memory."""
+    total = 0
+    for row in connection.execution_options(stream_results=True).execute(statement):
+        yield row
+        total += size(row)
+        if total > READ_BYTES:
+            return
+
+
+def _from_inbox(row: Any) -> OutgoingEvent:  # noqa: ANN401 - a row of `_INBOX`
+    event = CloudEvent(id=row.event_id, source=row.source, type=row.type, time=row.time, key=row.key, data=bytes(row.payload))
+    return OutgoingEvent(
+        seq=row.seq, topic=Topic.EVENTS, event=event, received_at=row.received_at, rounds=row.rounds, relayed_at=row.relayed_at
+    )
+
+
+def _from_outbox(row: Any) -> OutgoingEvent:  # noqa: ANN401 - a row of the outbox
+    event = CloudEvent(id=row.event_id, source=OUTBOX_SOURCE, type=row.type, time=row.created_at, key=row.key, data=bytes(row.payload))
+    return OutgoingEvent(seq=row.seq, topic=row.topic, event=event, received_at=row.created_at)
+
+
+def _applied(connection: Connection, identities: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:
+    a = applied_events.c
+    found: set[tuple[str, str]] = set()
+    for chunk in chunked(identities):
+        statement = select(a.source, a.event_id).where(tuple_(a.source, a.event_id).in_(chunk))
+        found.update((row.source, row.event_id) for row in connection.execute(statement))
+    return found
+
+
+def inbox_metrics(connection: Connection, *, now: datetime) -> dict[str, float]:
+    """Gauges of the door: events that wait for the relay and for ingestion, and how old the oldest of them are (seconds)."""
+    unsent = select(func.count(), func.min(inbox.c.received_at)).where(inbox.c.relayed_at.is_(None))
+    unapplied = select(func.count(), func.min(inbox.c.received_at)).where(inbox.c.relayed_at.is_not(None), inbox.c.applied_at.is_(None))
+    gauges: dict[str, float] = {}
+    for name, statement in (("unsent", unsent), ("unapplied", unapplied)):
+        count, oldest = connection.execute(statement).one()
+        gauges[f"inbox_{name}"] = count
+        gauges[f"inbox_{name}_age_s"] = (now - oldest).total_seconds() if oldest is not None else 0.0
+    return gauges
+
+
+def has_backlog(engine: Engine) -> bool:
+    """Whether anything was relayed that is not known to be applied."""
+    with reading(engine) as connection:
+        statement = select(inbox.c.seq).where(inbox.c.relayed_at.is_not(None), inbox.c.applied_at.is_(None)).limit(1)
+        return connection.execute(statement).first() is not None

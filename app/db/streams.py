@@ -1,0 +1,224 @@
+"""Exactly once in effect: deduplication row, effect and offset of every record in one transaction.
+
+1. applied_events   insert, ignore what is known → only the new ones go on
+2. turns, exposures, retractions, observations; what waited for these turns is joined
+3. segment          written durably before the commit, named after its first record, so that a repetition writes the same file
+4. dead letters, counters, offsets
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine, exc, func, select, tuple_
+from sqlalchemy.dialects import postgresql, sqlite
+
+from app.db import dead_letters, erasures
+from app.db.chunks import chunked
+from app.db.counters import add_counts, read_counts
+from app.db.engine import insert_or_ignore, reading, writing
+from app.db.exposures import insert_exposures
+from app.db.observations import Joined, apply_retractions, expire_parked, insert_observations, join_waiting
+from app.db.tables import applied_events, observations, stream_offsets, turns
+from app.db.turns import insert_turns, note_evidence, payload_of, record_segment
+from app.domain.errors import BadRequest, Unavailable
+from app.domain.events import Erasure, Exposure, Observation, Retraction
+from app.domain.streams import AppliedEvent, EffectBatch, EraseFromSegment, JoinRules, TopicPartition, WriteSegment
+from app.domain.turns import TurnServed
+
+E = TypeVar("E")
+
+BAD_DATA = (exc.DataError, exc.IntegrityError, exc.ProgrammingError)
+"""The database refuses what a record says (a NUL in a text, a name that is too long): no retry helps."""
+
+
+class SqlEffects:
+    """The EffectStore port."""
+
+    def __init__(
+        self, engine: Engine, *, rules: Callable[[], JoinRules], write_segment: WriteSegment, erase_from_segment: EraseFromSegment
+    ) -> None:
+        self._engine = engine
+        self._rules = rules
+        self._write_segment = write_segment
+        self._erase_from_segment = erase_from_segment
+
+    def apply(self, batch: EffectBatch, *, now: datetime) -> int:
+        """Apply in one transaction. Raises `BadRequest` when a record cannot be stored, `Unavailable` when retrying may help."""
+        try:
+            with writing(self._engine) as connection:
+                return self._apply(connection, batch, now)
+        except exc.DBAPIError as error:
+            if isinstance(error, BAD_DATA):
+                raise BadRequest(f"the database refuses a record: {error.orig}") from error
+            raise Unavailable(f"the database does not take the batch ({error.orig}): it is tried again") from error
+        except (exc.StatementError, UnicodeEncodeError) as error:
+            raise BadRequest(f"the database refuses a record: {error}") from error
+
+    def expire_parked(self, *, now: datetime) -> int:
+        """Ledger observations whose turn never came as orphans."""
+        with writing(self._engine) as connection:
+            counts = expire_parked(connection, rules=self._rules(), now=now)
+            add_counts(connection, counts)
+        return counts.total()
+
+    def _apply(self, connection: Connection, batch: EffectBatch, now: datetime) -> int:
+        fresh, counts = _deduplicate(connection, batch.events, now)
+        rules = self._rules()
+        fresh = self._forget_erased(connection, fresh, counts)
+        joined = self._apply_turns(connection, fresh, rules, now)
+        counts["", "exposure_ignored"] += insert_exposures(connection, [e for _, e in _of(fresh, Exposure)])
+        joined.merge(apply_retractions(connection, [r for _, r in _of(fresh, Retraction)]))
+        joined.merge(insert_observations(connection, _of(fresh, Observation), rules=rules))
+        note_evidence(connection, joined.changed_turns)
+        for _, erasure in _of(fresh, Erasure):
+            erasures.erase_actor(connection, erasure, erase_from_segment=self._erase_from_segment, now=now)
+        dead_letters.bury(connection, batch.dead, now=now)
+        counts["", "dead_lettered"] += len(batch.dead)
+        if batch.replayed_dead_letters:
+            dead_letters.mark_replayed(connection, batch.replayed_dead_letters, now=now)
+        add_counts(connection, counts + joined.counts)
+        save_offsets(connection, batch, now=now)
+        return len(fresh)
+
+    def _forget_erased(self, connection: Connection, fresh: list[AppliedEvent], counts: Counter[tuple[str, str]]) -> list[AppliedEvent]:
+        """Without what people said or saw before they were erased; their turns stay, and become shells."""
+        gone = erasures.erased_at(connection, {actor for event in fresh if (actor := _actor(event)) is not None})
+        if not gone:
+            return fresh
+        kept: list[AppliedEvent] = []
+        for event in fresh:
+            erased = gone.get(_actor(event) or "")
+            if erased is None or event.received_at > erased or isinstance(event.effect, TurnServed | Erasure):
+                kept.append(event)
+            else:
+                counts["", "erased"] += 1
+        return kept
+
+    def _apply_turns(self, connection: Connection, fresh: Sequence[AppliedEvent], rules: JoinRules, now: datetime) -> Joined:
+        served = _of(fresh, TurnServed)
+        if not served:
+            return Joined()
+        gone = erasures.erased_at(connection, {turn.actor for _, turn in served if turn.actor is not None})
+        shells = {
+            turn.inference_id: gone[turn.actor]
+            for event, turn in served
+            if turn.actor is not None and turn.actor in gone and event.received_at <= gone[turn.actor]
+        }
+        inserted = insert_turns(connection, [turn for _, turn in served], rules=rules, erased=shells)
+        new = [(event, turn) for event, turn in served if turn.inference_id in inserted]
+        self._write(connection, [(event, turn) for event, turn in new if turn.inference_id not in shells], now)
+        joined = join_waiting(connection, sorted(inserted), sorted({turn.episode_id for _, turn in new}), rules=rules)
+        joined.counts["", "turn_ignored"] += len(served) - len(new)
+        return joined
+
+    def _write(self, connection: Connection, new: Sequence[tuple[AppliedEvent, TurnServed]], now: datetime) -> None:
+        """One segment for the batch's new turns, named after the first of them: no other batch ever has that record as new."""
+        if not new:
+            return
+        first = min((event.delivery for event, _ in new), key=lambda at: (at.topic, at.partition, at.offset))
+        name = f"{first.topic}-{first.partition}-{first.offset:020d}"
+        size = self._write_segment(name, [payload_of(turn) for _, turn in new])
+        record_segment(connection, name, [turn.inference_id for _, turn in new], size_bytes=size, now=now)
+
+
+def _of(events: Sequence[AppliedEvent], kind: type[E]) -> list[tuple[AppliedEvent, E]]:
+    return [(event, event.effect) for event in events if isinstance(event.effect, kind)]
+
+
+def _actor(event: AppliedEvent) -> str | None:
+    return getattr(event.effect, "actor", None)
+
+
+def _deduplicate(
+    connection: Connection, events: Sequence[AppliedEvent], now: datetime
+) -> tuple[list[AppliedEvent], Counter[tuple[str, str]]]:
+    """The events that were never applied before, in order, and counts of the others."""
+    counts: Counter[tuple[str, str]] = Counter()
+    first: dict[tuple[str, str], AppliedEvent] = {}
+    for event in events:
+        if first.setdefault((event.source, event.id), event) is not event:
+            same = first[event.source, event.id].payload_hash == event.payload_hash
+            counts["", "redelivered" if same else "conflict"] += 1
+    if not first:
+        return [], counts
+    rows = [{"source": e.source, "event_id": e.id, "payload_hash": e.payload_hash, "applied_at": now} for e in first.values()]
+    statement = insert_or_ignore(connection, applied_events).returning(applied_events.c.source, applied_events.c.event_id)
+    inserted = {(row.source, row.event_id) for row in connection.execute(statement, rows)}
+    known = [event for identity, event in first.items() if identity not in inserted]
+    for identity, stored in _stored_hashes(connection, known).items():
+        counts["", "redelivered" if stored in (None, first[identity].payload_hash) else "conflict"] += 1
+    return [event for identity, event in first.items() if identity in inserted], counts
+
+
+def _stored_hashes(connection: Connection, events: Sequence[AppliedEvent]) -> dict[tuple[str, str], bytes | None]:
+    a = applied_events.c
+    found: dict[tuple[str, str], bytes | None] = {}
+    for chunk in chunked((event.source, event.id) for event in events):
+        statement = select(a.source, a.event_id, a.payload_hash).where(tuple_(a.source, a.event_id).in_(chunk))
+        found |= {(row.source, row.event_id): row.payload_hash for row in connection.execute(statement)}
+    return found
+
+
+# --- offsets ------------------------------------------------------------------------------------------------------------------
+
+
+def save_offsets(connection: Connection, batch: EffectBatch, *, now: datetime) -> None:
+    """Move the group's offsets forward; a consumer that lost its partitions and comes late never moves them back."""
+    if not batch.next_offsets:
+        return
+    rows = [
+        {
+            "consumer_group": batch.group, "topic": topic, "partition": partition, "next_offset": offset,
+            "high_water": max(offset, batch.high_waters.get((topic, partition), offset)), "updated_at": now,
+        }
+        for (topic, partition), offset in sorted(batch.next_offsets.items())
+    ]  # fmt: skip
+    statement = (sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert)(stream_offsets)
+    new = statement.excluded
+    connection.execute(
+        statement.on_conflict_do_update(
+            index_elements=["consumer_group", "topic", "partition"],
+            set_={"next_offset": new.next_offset, "high_water": new.high_water, "updated_at": new.updated_at},
+            where=stream_offsets.c.next_offset < new.next_offset,
+        ),
+        rows,
+    )
+
+
+def offsets(connection: Connection, group: str) -> dict[TopicPartition, int]:
+    """Next offset per topic and partition: where ingestion reads on."""
+    statement = select(stream_offsets).where(stream_offsets.c.consumer_group == group)
+    return {(row.topic, row.partition): row.next_offset for row in connection.execute(statement)}
+
+
+def read_offsets(engine: Engine, group: str) -> Mapping[TopicPartition, int]:
+    """`offsets` in a transaction of its own."""
+    with reading(engine) as connection:
+        return offsets(connection, group)
+
+
+# --- metrics ------------------------------------------------------------------------------------------------------------------
+
+
+def stream_lag(connection: Connection) -> int:
+    """Records at the broker that ingestion had not read when it last applied something."""
+    behind = func.coalesce(func.sum(stream_offsets.c.high_water - stream_offsets.c.next_offset), 0)
+    return int(connection.execute(select(behind)).scalar_one())
+
+
+def stream_metrics(connection: Connection) -> dict[str, Any]:
+    """Gauges and counters of ingestion from the state database.
+
+    `lag` (records), `parked`, `turns_unlabelled`, `oldest_due_at` (of turns without a label) and `counters` by (policy, name).
+    """
+    unlabelled = select(func.count(), func.min(turns.c.label_due_at)).where(turns.c.labelled_at.is_(None))
+    count, oldest = connection.execute(unlabelled).one()
+    return {
+        "lag": stream_lag(connection),
+        "parked": connection.execute(select(func.count()).select_from(observations).where(observations.c.status == "parked")).scalar_one(),
+        "turns_unlabelled": count,
+        "oldest_due_at": oldest,
+        "counters": read_counts(connection),
+    }

@@ -1,0 +1,674 @@
+"""Every table, once. Alembic's migrations are checked against this file by a test.
+
+Two groups: `inbox` may live in a database of its own (SQLite: its own file, so that the group commit of the HTTP door never
+waits for a stage's transaction); everything else is the state of the loop.
+"""
+
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.engine import Dialect
+
+from app.domain.releases import ReleaseState
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(column_0_N_label)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class UtcMicros(TypeDecorator[datetime]):
+    """A timezone-aware UTC datetime, stored as integer microseconds since the epoch: exact, ordered, the same on both databases."""
+
+    impl = BigInteger
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> int | None:
+        """Refuse naive datetimes: a guess about their zone would be wrong somewhere."""
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError(f"{value!r} has no timezone; use app.domain.ids.utc_now()")
+        delta = value - EPOCH
+        return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+
+    def process_result_value(self, value: int | None, dialect: Dialect) -> datetime | None:
+        """Back to an aware datetime, exactly."""
+        if value is None:
+            return None
+        return EPOCH + timedelta(microseconds=value)
+
+
+Id = String(64)
+Name = String(200)
+Sequence = BigInteger().with_variant(Integer, "sqlite")
+"""SQLite autoincrements only a column declared INTEGER."""
+
+
+# --- the door -----------------------------------------------------------------------------------------------------------
+
+inbox = Table(
+    "inbox",
+    metadata,
+    Column("seq", Sequence, primary_key=True, autoincrement=True),
+    Column("source", Name, nullable=False),
+    Column("event_id", Name, nullable=False),
+    Column("type", Name, nullable=False),
+    Column("key", Name, nullable=False),
+    Column("time", UtcMicros, nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+    Column("payload_hash", LargeBinary, nullable=False),
+    Column("received_at", UtcMicros, nullable=False),
+    Column("relayed_at", UtcMicros),
+    Column("applied_at", UtcMicros),
+    Column("rounds", Integer, nullable=False, server_default="0"),
+    UniqueConstraint("source", "event_id"),
+    Index("ix_inbox_to_send", "seq", sqlite_where=text("relayed_at IS NULL"), postgresql_where=text("relayed_at IS NULL")),
+    Index(
+        "ix_inbox_unconfirmed",
+        "relayed_at",
+        sqlite_where=text("relayed_at IS NOT NULL AND applied_at IS NULL"),
+        postgresql_where=text("relayed_at IS NOT NULL AND applied_at IS NULL"),
+    ),
+    sqlite_autoincrement=True,
+)
+
+# --- streaming ------------------------------------------------------------------------------------------------------------
+
+stream_offsets = Table(
+    "stream_offsets",
+    metadata,
+    Column("consumer_group", Name),
+    Column("topic", Name),
+    Column("partition", Integer),
+    Column("next_offset", BigInteger, nullable=False),
+    Column("high_water", BigInteger),
+    Column("updated_at", UtcMicros, nullable=False),
+    PrimaryKeyConstraint("consumer_group", "topic", "partition"),
+)
+
+topic_epochs = Table(
+    "topic_epochs",
+    metadata,
+    Column("topic", Name),
+    Column("epoch", Integer),
+    Column("opened_at", UtcMicros, nullable=False),
+    Column("closed_at", UtcMicros),
+    Column("deleted_at", UtcMicros),
+    PrimaryKeyConstraint("topic", "epoch"),
+)
+"""The embedded broker's topics (`ratchet.events.7`): it forgets them at every restart, so the database remembers."""
+
+applied_events = Table(
+    "applied_events",
+    metadata,
+    Column("source", Name),
+    Column("event_id", Name),
+    Column("payload_hash", LargeBinary),
+    Column("applied_at", UtcMicros, nullable=False),
+    PrimaryKeyConstraint("source", "event_id"),
+)
+
+dead_letters = Table(
+    "dead_letters",
+    metadata,
+    Column("id", Sequence, primary_key=True, autoincrement=True),
+    Column("topic", Name, nullable=False),
+    Column("partition", Integer, nullable=False),
+    Column("offset", BigInteger, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("headers", JSON, nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+    Column("attempts", Integer, nullable=False, server_default="1"),
+    Column("first_seen_at", UtcMicros, nullable=False),
+    Column("last_seen_at", UtcMicros, nullable=False),
+    Column("replayed_at", UtcMicros),
+    UniqueConstraint("topic", "partition", "offset"),
+    sqlite_autoincrement=True,
+)
+
+leases = Table(
+    "leases",
+    metadata,
+    Column("name", Name, primary_key=True),
+    Column("owner", Name, nullable=False),
+    Column("token", BigInteger, nullable=False),
+    Column("expires_at", UtcMicros, nullable=False),
+)
+
+turns = Table(
+    "turns",
+    metadata,
+    Column("inference_id", Id, primary_key=True),
+    Column("episode_id", Id, nullable=False, index=True),
+    Column("policy", Name, nullable=False),
+    Column("version", Id, nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("source", Name, nullable=False),
+    Column("started_at", UtcMicros, nullable=False),
+    Column("finished_at", UtcMicros, nullable=False),
+    Column("label_due_at", UtcMicros, nullable=False),
+    Column("labelled_at", UtcMicros),
+    Column("needs_relabel", Boolean, nullable=False, server_default=text("false")),
+    Column("evidence", Integer, nullable=False, server_default="0"),
+    Column("actor", Id, index=True),
+    Column("segment", Name, nullable=False),
+    Column("finish_reason", String(16), nullable=False),
+    Column("train_consent", Boolean, nullable=False),
+    Column("has_logprobs", Boolean, nullable=False),
+    Column("prompt_tokens", Integer, nullable=False),
+    Column("completion_tokens", Integer, nullable=False),
+    Column("tool_calls", JSON, nullable=False),
+    Column("time_to_first_token_s", Float),
+    Column("release_id", Id),
+    Column("stage", String(32), nullable=False),
+    Column("arm", String(16), nullable=False),
+    Column("probability", Float, nullable=False),
+    Column("completion", Text, nullable=False),
+    Column("tags", JSON, nullable=False),
+    Column("payload_segment", Name),
+    Column("erased_at", UtcMicros),
+    Index("ix_turns_due", "label_due_at", sqlite_where=text("labelled_at IS NULL"), postgresql_where=text("labelled_at IS NULL")),
+    Index("ix_turns_relabel", "inference_id", sqlite_where=text("needs_relabel"), postgresql_where=text("needs_relabel")),
+    Index("ix_turns_policy_version", "policy", "version", "finished_at"),
+)
+
+segments = Table(
+    "segments",
+    metadata,
+    Column("name", Name, primary_key=True),
+    Column("rows", Integer, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("created_at", UtcMicros, nullable=False),
+)
+
+observations = Table(
+    "observations",
+    metadata,
+    Column("source", Name),
+    Column("id", Name),
+    Column("policy", Name),
+    Column("inference_id", Id, index=True),
+    Column("episode_id", Id, index=True),
+    Column("name", Name, nullable=False),
+    Column("value", JSON),
+    Column("occurred_at", UtcMicros, nullable=False),
+    Column("received_at", UtcMicros, nullable=False),
+    Column("actor", Id),
+    Column("tags", JSON, nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("retracted_at", UtcMicros),
+    PrimaryKeyConstraint("source", "id"),
+    CheckConstraint("(inference_id IS NULL) <> (episode_id IS NULL)", name="one_target"),
+    Index("ix_observations_parked", "received_at", sqlite_where=text("status = 'parked'"), postgresql_where=text("status = 'parked'")),
+)
+"""`status`: `joined`, `parked` (its turn is not known yet), `late`, `orphan`."""
+
+retractions = Table(
+    "retractions",
+    metadata,
+    Column("source", Name),
+    Column("observation_id", Name),
+    Column("occurred_at", UtcMicros, nullable=False),
+    PrimaryKeyConstraint("source", "observation_id"),
+)
+
+exposures = Table(
+    "exposures",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("policy", Name, nullable=False),
+    Column("inference_id", Id, nullable=False, unique=True),
+    Column("episode_id", Id, nullable=False, index=True),
+    Column("actor", Id, nullable=False, index=True),
+    Column("release_id", Id),
+    Column("stage", String(32), nullable=False),
+    Column("arm", String(16), nullable=False),
+    Column("probability", Float, nullable=False),
+    Column("share", Float, nullable=False),
+    Column("holdback", Float, nullable=False),
+    Column("digest", Id, nullable=False),
+    Column("occurred_at", UtcMicros, nullable=False),
+    Index("ix_exposures_release", "release_id", "stage", "occurred_at"),
+    Index("ix_exposures_policy_time", "policy", "occurred_at"),
+)
+
+counters = Table(
+    "counters",
+    metadata,
+    Column("policy", Name),
+    Column("name", Name),
+    Column("value", BigInteger, nullable=False),
+    PrimaryKeyConstraint("policy", "name"),
+)
+"""Monotone counts that must survive restarts: early, late, orphaned, duplicate, conflict, retracted, dead_lettered, …"""
+
+# --- labels ---------------------------------------------------------------------------------------------------------------
+
+rule_sets = Table(
+    "rule_sets",
+    metadata,
+    Column("digest", Id, primary_key=True),
+    Column("name", Name, nullable=False),
+    Column("toml", Text, nullable=False),
+    Column("created_at", UtcMicros, nullable=False),
+)
+
+rule_set_activations = Table(
+    "rule_set_activations",
+    metadata,
+    Column("id", Sequence, primary_key=True, autoincrement=True),
+    Column("policy", Name, nullable=False, index=True),
+    Column("digest", Id, nullable=False),
+    Column("activated_by", Name, nullable=False),
+    Column("activated_at", UtcMicros, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+labels = Table(
+    "labels",
+    metadata,
+    Column("inference_id", Id),
+    Column("revision", Integer),
+    Column("current", Boolean, nullable=False),
+    Column("policy", Name, nullable=False),
+    Column("version", Id, nullable=False),
+    Column("reward", Float, nullable=False),
+    Column("terms", JSON, nullable=False),
+    Column("rule_set", Id, nullable=False),
+    Column("exclusion", String(32)),
+    Column("segment", Name, nullable=False),
+    Column("actor", Id),
+    Column("held_out", Boolean, nullable=False),
+    Column("finished_at", UtcMicros, nullable=False),
+    Column("labelled_at", UtcMicros, nullable=False),
+    PrimaryKeyConstraint("inference_id", "revision"),
+    Index("uq_labels_one_current", "inference_id", unique=True, sqlite_where=text("current"), postgresql_where=text("current")),
+    Index("ix_labels_window", "policy", "version", "labelled_at"),
+)
+
+erasures = Table(
+    "erasures",
+    metadata,
+    Column("actor", Id, primary_key=True),
+    Column("requested_by", Name, nullable=False),
+    Column("erased_at", UtcMicros, nullable=False),
+    Column("report", JSON, nullable=False),
+)
+
+# --- batches, runs, versions ------------------------------------------------------------------------------------------------
+
+batches = Table(
+    "batches",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("policy", Name, nullable=False),
+    Column("slot", BigInteger, nullable=False),
+    Column("champion", Id, nullable=False),
+    Column("anchor", Id, nullable=False),
+    Column("rule_set", Id, nullable=False),
+    Column("window_from", UtcMicros, nullable=False),
+    Column("window_to", UtcMicros, nullable=False),
+    Column("left_out", JSON, nullable=False),
+    Column("created_at", UtcMicros, nullable=False),
+    UniqueConstraint("policy", "slot"),
+)
+
+batch_items = Table(
+    "batch_items",
+    metadata,
+    Column("inference_id", Id, primary_key=True),
+    Column("batch_id", Id, nullable=False, index=True),
+    Column("episode_id", Id, nullable=False),
+    Column("reward", Float, nullable=False),
+    Column("label_revision", Integer, nullable=False),
+    Column("segment", Name, nullable=False),
+    Column("actor", Id),
+)
+"""The primary key is the promise that a turn is trained on at most once, whoever cuts."""
+
+training_runs = Table(
+    "training_runs",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("policy", Name, nullable=False, index=True),
+    Column("batch_id", Id, nullable=False),
+    Column("parent", Id, nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("hold_reason", String(40)),
+    Column("message", Text),
+    Column("candidate", Id),
+    Column("metrics", JSON, nullable=False),
+    Column("config", JSON, nullable=False),
+    Column("started_at", UtcMicros, nullable=False),
+    Column("finished_at", UtcMicros),
+)
+
+versions = Table(
+    "versions",
+    metadata,
+    Column("digest", Id),
+    Column("policy", Name),
+    Column("name", Name, nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("parent", Id),
+    Column("step", Integer, nullable=False),
+    Column("run_id", Id),
+    Column("base_model", Name, nullable=False),
+    Column("licence", Name, nullable=False),
+    Column("optimizer_uri", Text),
+    Column("tags", JSON, nullable=False),
+    Column("created_at", UtcMicros, nullable=False),
+    PrimaryKeyConstraint("policy", "digest"),
+    UniqueConstraint("policy", "name"),
+)
+
+tracker_states = Table(
+    "tracker_states",
+    metadata,
+    Column("digest", Id, primary_key=True),
+    Column("policy", Name, nullable=False),
+    Column("state", JSON, nullable=False),
+    Column("updated_at", UtcMicros, nullable=False),
+)
+"""The baseline tracker after the run that made `digest`; like the optimizer state it follows the champion's lineage."""
+
+cycles = Table(
+    "cycles",
+    metadata,
+    Column("policy", Name),
+    Column("slot", BigInteger),
+    Column("status", String(16), nullable=False),
+    Column("step", String(32), nullable=False),
+    Column("reason", Text),
+    Column("owner", Name),
+    Column("fencing_token", BigInteger, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("lease_expires_at", UtcMicros),
+    Column("batch_id", Id),
+    Column("run_id", Id),
+    Column("release_id", Id),
+    Column("timings", JSON, nullable=False),
+    Column("started_at", UtcMicros, nullable=False),
+    Column("finished_at", UtcMicros),
+    PrimaryKeyConstraint("policy", "slot"),
+    CheckConstraint("status IN ('running', 'done', 'held', 'skipped', 'failed')", name="status"),
+)
+
+progress = Table(
+    "progress",
+    metadata,
+    Column("policy", Name),
+    Column("task", Name),
+    Column("done", Float, nullable=False),
+    Column("total", Float, nullable=False),
+    Column("detail", JSON, nullable=False),
+    Column("updated_at", UtcMicros, nullable=False),
+    PrimaryKeyConstraint("policy", "task"),
+)
+
+suite_scores = Table(
+    "suite_scores",
+    metadata,
+    Column("digest", Id),
+    Column("suite", Name),
+    Column("scores", JSON, nullable=False),
+    Column("scored_at", UtcMicros, nullable=False),
+    PrimaryKeyConstraint("digest", "suite"),
+)
+"""Scores of a version on a suite (content hash and seed): the champion is sampled once, not once per candidate."""
+
+# --- releases ---------------------------------------------------------------------------------------------------------------
+
+releases = Table(
+    "releases",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("policy", Name, nullable=False),
+    Column("digest", Id, nullable=False, index=True),
+    Column("version_name", Name, nullable=False),
+    Column("state", String(24), nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("stage", Integer),
+    Column("stage_since", UtcMicros),
+    Column("champion_digest", Id, nullable=False),
+    Column("champion_generation", Integer, nullable=False),
+    Column("evidence_digest", Id),
+    Column("reason", Text),
+    Column("initiator", Name),
+    Column("approvals_needed", Integer),
+    Column("approval_expires_at", UtcMicros),
+    Column("config", JSON, nullable=False),
+    Column("created_at", UtcMicros, nullable=False),
+    Column("changed_at", UtcMicros, nullable=False),
+    CheckConstraint("state IN (" + ", ".join(f"'{s.value}'" for s in ReleaseState) + ")", name="state"),
+    Index(
+        "uq_releases_one_canary", "policy", unique=True, sqlite_where=text("state = 'CANARY'"), postgresql_where=text("state = 'CANARY'")
+    ),
+    Index("ix_releases_policy_state", "policy", "state"),
+)
+
+release_history = Table(
+    "release_history",
+    metadata,
+    Column("release_id", Id),
+    Column("generation", Integer),
+    Column("from_state", String(24)),
+    Column("to_state", String(24), nullable=False),
+    Column("stage", Integer),
+    Column("reason", Text),
+    Column("actor", Name, nullable=False),
+    Column("occurred_at", UtcMicros, nullable=False),
+    PrimaryKeyConstraint("release_id", "generation"),
+)
+
+gate_results = Table(
+    "gate_results",
+    metadata,
+    Column("id", Sequence, primary_key=True, autoincrement=True),
+    Column("release_id", Id, nullable=False, index=True),
+    Column("gate", String(32), nullable=False),
+    Column("digest", Id, nullable=False),
+    Column("verdict", String(16), nullable=False),
+    Column("action", String(16)),
+    Column("reason", Text, nullable=False),
+    Column("evidence", JSON, nullable=False),
+    Column("config_hash", Id, nullable=False),
+    Column("evidence_hash", Id, nullable=False),
+    Column("decided_at", UtcMicros, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+gate_evidence = Table(
+    "gate_evidence",
+    metadata,
+    Column("hash", Id, primary_key=True),
+    Column("release_id", Id, nullable=False, index=True),
+    Column("payload", LargeBinary, nullable=False),
+    Column("created_at", UtcMicros, nullable=False),
+)
+"""The units a live decision was computed from, compressed, by content: `ratchet release explain` decides again from them."""
+
+deployment_pointer = Table(
+    "deployment_pointer",
+    metadata,
+    Column("policy", Name, primary_key=True),
+    Column("digest", Id, nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("previous", Id),
+    Column("anchor", Id, nullable=False),
+    Column("holdback", Float, nullable=False),
+    Column("holdback_digest", Id),
+    Column("release_id", Id),
+    Column("changed_at", UtcMicros, nullable=False),
+)
+
+deployment_history = Table(
+    "deployment_history",
+    metadata,
+    Column("policy", Name),
+    Column("generation", Integer),
+    Column("digest", Id, nullable=False),
+    Column("previous", Id),
+    Column("anchor", Id, nullable=False),
+    Column("holdback", Float, nullable=False, server_default="0"),
+    Column("holdback_digest", Id),
+    Column("action", String(24), nullable=False),
+    Column("good", Boolean, nullable=False),
+    Column("release_id", Id),
+    Column("actor", Name, nullable=False),
+    Column("reason", Text),
+    Column("occurred_at", UtcMicros, nullable=False),
+    PrimaryKeyConstraint("policy", "generation"),
+)
+
+quarantine = Table(
+    "quarantine",
+    metadata,
+    Column("policy", Name),
+    Column("digest", Id),
+    Column("reason", Text, nullable=False),
+    Column("release_id", Id),
+    Column("since", UtcMicros, nullable=False),
+    PrimaryKeyConstraint("policy", "digest"),
+)
+
+approvals = Table(
+    "approvals",
+    metadata,
+    Column("release_id", Id),
+    Column("approver", Name),
+    Column("evidence_digest", Id),
+    Column("approved", Boolean, nullable=False),
+    Column("reason", Text),
+    Column("decided_at", UtcMicros, nullable=False),
+    Column("voided_at", UtcMicros),
+    PrimaryKeyConstraint("release_id", "approver", "evidence_digest"),
+)
+
+circuit_breakers = Table(
+    "circuit_breakers",
+    metadata,
+    Column("policy", Name, primary_key=True),
+    Column("reason", Text, nullable=False),
+    Column("frozen_at", UtcMicros, nullable=False),
+    Column("unfreeze_votes", JSON, nullable=False),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("occurred_at", UtcMicros, nullable=False),
+    Column("actor", Name, nullable=False),
+    Column("action", Name, nullable=False),
+    Column("subject", Name, nullable=False),
+    Column("detail", JSON, nullable=False),
+    Column("previous_hash", Id, nullable=False),
+    Column("hash", Id, nullable=False, unique=True),
+)
+
+audit_head = Table(
+    "audit_head",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("seq", BigInteger, nullable=False),
+    Column("hash", Id, nullable=False),
+)
+"""One row, locked by every appender: reading the newest audit row without it forks the chain under concurrency."""
+
+outbox = Table(
+    "outbox",
+    metadata,
+    Column("seq", Sequence, primary_key=True, autoincrement=True),
+    Column("event_id", Id, nullable=False, unique=True),
+    Column("topic", Name, nullable=False),
+    Column("key", Name, nullable=False),
+    Column("type", Name, nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+    Column("created_at", UtcMicros, nullable=False),
+    Column("sent_at", UtcMicros),
+    Index("ix_outbox_to_send", "seq", sqlite_where=text("sent_at IS NULL"), postgresql_where=text("sent_at IS NULL")),
+    sqlite_autoincrement=True,
+)
+
+webhooks = Table(
+    "webhooks",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("policy", Name),
+    Column("url", Text, nullable=False),
+    Column("secrets", JSON, nullable=False),
+    Column("events", JSON, nullable=False),
+    Column("created_at", UtcMicros, nullable=False),
+    Column("disabled_at", UtcMicros),
+)
+
+webhook_deliveries = Table(
+    "webhook_deliveries",
+    metadata,
+    Column("webhook_id", Id),
+    Column("event_id", Id),
+    Column("attempts", Integer, nullable=False),
+    Column("next_attempt_at", UtcMicros),
+    Column("delivered_at", UtcMicros),
+    Column("last_status", Text),
+    PrimaryKeyConstraint("webhook_id", "event_id"),
+)
+
+# --- serving and access -------------------------------------------------------------------------------------------------------
+
+engine_versions = Table(
+    "engine_versions",
+    metadata,
+    Column("engine_id", Name),
+    Column("policy", Name),
+    Column("digest", Id),
+    Column("address", Text, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("detail", Text),
+    Column("changed_at", UtcMicros, nullable=False),
+    Column("seen_at", UtcMicros, nullable=False),
+    PrimaryKeyConstraint("engine_id", "policy", "digest"),
+)
+"""The ledger of what each engine really holds: `loading`, `ready` (whole-state digest verified), `failed`, `dropped`."""
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("prefix", String(16), nullable=False, unique=True),
+    Column("hash", LargeBinary, nullable=False),
+    Column("name", Name, nullable=False),
+    Column("scopes", JSON, nullable=False),
+    Column("policy", Name),
+    Column("rate_per_s", Float),
+    Column("created_at", UtcMicros, nullable=False),
+    Column("expires_at", UtcMicros),
+    Column("revoked_at", UtcMicros),
+)

@@ -1,0 +1,125 @@
+"""Turns: the index of what was served; the tokens themselves lie in segments."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from sqlalchemy import ColumnElement, Connection, case, exists, select, true, update
+
+from app.db.chunks import chunked
+from app.db.engine import insert_or_ignore
+from app.db.tables import batch_items, segments, turns
+from app.domain.batches import TurnPayload
+from app.domain.rewards import segment_key
+from app.domain.streams import JoinRules
+from app.domain.turns import TurnServed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TurnRef:
+    """What the join needs to know about a turn."""
+
+    inference_id: str
+    episode_id: str
+    policy: str
+    label_due_at: datetime
+    labelled_at: datetime | None
+    erased_at: datetime | None
+
+
+def insert_turns(connection: Connection, served: Sequence[TurnServed], *, rules: JoinRules, erased: Mapping[str, datetime]) -> set[str]:
+    """Insert turns, due `label_wait` after their end; turns of people who were erased become empty shells, so that counts add up.
+
+    Returns the ids of those that were new.
+    """
+    rows = [_row(turn, rules, erased.get(turn.inference_id)) for turn in served]
+    if not rows:
+        return set()
+    statement = insert_or_ignore(connection, turns).returning(turns.c.inference_id)
+    return {row.inference_id for row in connection.execute(statement, rows)}
+
+
+def _row(turn: TurnServed, rules: JoinRules, erased_at: datetime | None) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "inference_id": turn.inference_id, "episode_id": turn.episode_id, "policy": turn.policy, "version": turn.version,
+        "kind": turn.kind, "source": turn.source, "started_at": turn.started_at, "finished_at": turn.finished_at,
+        "label_due_at": turn.finished_at + rules.label_wait(turn.policy), "actor": turn.actor, "segment": segment_key(turn.segment),
+        "finish_reason": str(turn.finish_reason), "train_consent": turn.consent.train, "has_logprobs": turn.logprobs is not None,
+        "prompt_tokens": turn.usage.prompt_tokens, "completion_tokens": turn.usage.completion_tokens,
+        "tool_calls": msgspec.to_builtins(turn.tool_calls), "time_to_first_token_s": turn.time_to_first_token_s,
+        "release_id": turn.assignment.release_id, "stage": turn.assignment.stage, "arm": turn.assignment.arm,
+        "probability": turn.assignment.probability, "completion": turn.completion, "tags": turn.tags,
+        "payload_segment": None, "erased_at": erased_at,
+    }  # fmt: skip
+    return row if erased_at is None else row | SHELL
+
+
+SHELL: dict[str, Any] = {"actor": None, "completion": "", "tags": {}, "tool_calls": [], "segment": "", "payload_segment": None}
+"""What is left of a turn after its person was erased: that it was served, by which version, and when."""
+
+
+def payload_of(turn: TurnServed) -> TurnPayload:
+    """The part of a turn that goes into a segment."""
+    experts = turn.routed_experts
+    return TurnPayload(
+        inference_id=turn.inference_id, episode_id=turn.episode_id, policy=turn.policy, version=turn.version,
+        prompt_tokens=tuple(turn.prompt_tokens), completion_tokens=tuple(turn.completion_tokens),
+        logprobs=None if turn.logprobs is None else tuple(turn.logprobs),
+        routed_experts=None if experts is None else tuple(tuple(tuple(layer) for layer in token) for token in experts),
+        temperature=turn.sampling.temperature, top_p=turn.sampling.top_p, finished_at=turn.finished_at,
+        messages=tuple(turn.messages), completion=turn.completion,
+    )  # fmt: skip
+
+
+def record_segment(connection: Connection, name: str, inference_ids: Sequence[str], *, size_bytes: int, now: datetime) -> None:
+    """Say where the tokens of these turns lie."""
+    row = {"name": name, "rows": len(inference_ids), "bytes": size_bytes, "created_at": now}
+    connection.execute(insert_or_ignore(connection, segments), row)
+    for ids in chunked(inference_ids):
+        connection.execute(update(turns).where(turns.c.inference_id.in_(ids)).values(payload_segment=name))
+
+
+def turns_by_id(connection: Connection, inference_ids: Iterable[str]) -> dict[str, TurnRef]:
+    """Known turns by id, locked against a labeller that reads their observations at this moment (PostgreSQL)."""
+    return {
+        ref.inference_id: ref for ids in chunked(sorted(set(inference_ids))) for ref in _refs(connection, turns.c.inference_id.in_(ids))
+    }
+
+
+def turns_by_episode(connection: Connection, episode_ids: Iterable[str]) -> dict[str, list[TurnRef]]:
+    """Known turns by episode, locked like those of `turns_by_id`."""
+    found: dict[str, list[TurnRef]] = {}
+    for ids in chunked(sorted(set(episode_ids))):
+        for ref in _refs(connection, turns.c.episode_id.in_(ids)):
+            found.setdefault(ref.episode_id, []).append(ref)
+    return found
+
+
+_REF = (turns.c.inference_id, turns.c.episode_id, turns.c.policy, turns.c.label_due_at, turns.c.labelled_at, turns.c.erased_at)
+
+
+def _refs(connection: Connection, condition: ColumnElement[bool]) -> Iterable[TurnRef]:
+    statement = select(*_REF).where(condition).order_by(turns.c.inference_id).with_for_update()
+    return [_ref(row) for row in connection.execute(statement)]
+
+
+def _ref(row: Any) -> TurnRef:  # noqa: ANN401 - a row of `_REF`
+    return TurnRef(
+        inference_id=row.inference_id, episode_id=row.episode_id, policy=row.policy, label_due_at=row.label_due_at,
+        labelled_at=row.labelled_at, erased_at=row.erased_at,
+    )  # fmt: skip
+
+
+def note_evidence(connection: Connection, inference_ids: Iterable[str]) -> None:
+    """Something new is known about these turns: labels computed before are stale, and labelled turns in no batch are asked for again.
+
+    `evidence` counts up for every turn, labelled or not: a labeller that read its observations a moment ago sees at its write that
+    they were not all.
+    """
+    batched = exists().where(batch_items.c.inference_id == turns.c.inference_id)
+    ask = case((turns.c.labelled_at.is_not(None) & ~batched, true()), else_=turns.c.needs_relabel)
+    for ids in chunked(sorted(set(inference_ids))):
+        changed = {"evidence": turns.c.evidence + 1, "needs_relabel": ask}
+        connection.execute(update(turns).where(turns.c.inference_id.in_(ids)).values(changed))

@@ -1,0 +1,71 @@
+"""Who may do what: API keys and their scopes."""
+
+import hmac
+import secrets
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+
+class Scope(StrEnum):
+    """What a key may do. `admin` may do everything, the others exactly one kind of thing."""
+
+    INGEST = "ingest"
+    """Ask for completions and report observations."""
+    READ = "read"
+    RELEASE = "release"
+    """Approve, abort and roll back."""
+    ADMIN = "admin"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiKey:
+    """A key as it is stored: its secret only as a hash."""
+
+    id: str
+    prefix: str
+    """First part of the key's text, public: finds the row and appears in logs and the audit trail."""
+    hash: bytes
+    name: str
+    scopes: frozenset[Scope]
+    policy: str | None
+    """The one policy it is good for; None means all."""
+    rate_per_s: float | None
+    """Events and requests a second; None is unlimited."""
+    created_at: datetime
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+
+    def matches(self, secret: str) -> bool:
+        """Constant-time comparison of the secret part."""
+        return hmac.compare_digest(self.hash, hash_secret(self.id, secret))
+
+    def usable_at(self, now: datetime) -> bool:
+        """Neither revoked nor expired."""
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+
+    def allows(self, scope: Scope) -> bool:
+        """Whether it carries the scope."""
+        return scope in self.scopes or Scope.ADMIN in self.scopes
+
+
+def hash_secret(key_id: str, secret: str) -> bytes:
+    """HMAC-SHA256 of the secret under the key's id. The secret has 256 random bits, so no slow hash is needed."""
+    return hmac.digest(key_id.encode(), secret.encode(), "sha256")
+
+
+def new_secret() -> tuple[str, str]:
+    """A fresh (prefix, secret): 8 hex digits, and 32 random bytes in URL-safe base64."""
+    return f"rk_{secrets.token_hex(4)}", secrets.token_urlsafe(32)
+
+
+def key_text(prefix: str, secret: str) -> str:
+    """What the owner of the key is shown, once."""
+    return f"{prefix}_{secret}"
+
+
+def split_key(text: str) -> tuple[str, str] | None:
+    """(prefix, secret) of a key's text; None where it is not one of ours."""
+    if not text.startswith("rk_") or len(text) < 13 or text[11] != "_":
+        return None
+    return text[:11], text[12:]

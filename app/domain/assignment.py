@@ -1,0 +1,64 @@
+"""Who gets which version: a pure function of the route and the unit, so that every logged probability is a true one.
+
+Two independent draws, each a hash (so sticky without memory, and re-drawn when the stage changes):
+
+    u1 = hash(policy, "holdback", pointer generation, unit) < holdback  → reference version, probability = holdback
+    u2 = hash(policy, candidate release, stage, unit)       < share     → candidate,         probability = share
+    otherwise                                                            → champion,          probability = 1 - share
+                                                                (or 1 - holdback where there is no canary)
+
+The canary compares units outside the holdback, so its probabilities are conditional on that. The unit is the hashed actor, or
+the episode for anonymous requests. A running episode finishes on its arm: the gateway's business, not this function's.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+from app.domain.releases import Route
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """The outcome of the draws for one unit."""
+
+    digest: str
+    release_id: str | None
+    stage: str
+    """`champion`, `canary-<index>` or `holdback`."""
+    arm: str
+    """`champion`, `candidate`, or `previous` for the holdback's reference (the previous champion, later the anchor)."""
+    probability: float
+    share: float
+    holdback: float
+
+
+def unit_interval(*parts: str) -> float:
+    """A uniform number in [0, 1) from the first 53 bits of SHA-256 over the parts (joined by U+001F)."""
+    digest = hashlib.sha256("\x1f".join(parts).encode()).digest()
+    return (int.from_bytes(digest[:8], "big") >> 11) / (1 << 53)
+
+
+def assign(route: Route, unit: str) -> Arm:
+    """Draw the arm of `unit` under `route`."""
+    pointer = route.pointer
+    reference = pointer.reference
+    holdback = pointer.holdback if reference is not None else 0.0
+    share = route.canary_share if route.canary_digest is not None else 0.0
+    if holdback > 0 and unit_interval(route.policy, "holdback", str(pointer.generation), unit) < holdback:
+        assert reference is not None
+        return Arm(
+            digest=reference, release_id=pointer.release_id, stage="holdback", arm="previous",
+            probability=holdback, share=share, holdback=holdback,
+        )  # fmt: skip
+    if route.canary_digest is None or route.canary_release is None:
+        stage = "holdback" if holdback > 0 else "champion"
+        return Arm(
+            digest=pointer.digest, release_id=pointer.release_id, stage=stage, arm="champion",
+            probability=1 - holdback, share=0.0, holdback=holdback,
+        )  # fmt: skip
+    stage = f"canary-{route.canary_stage}"
+    drawn = unit_interval(route.policy, route.canary_release, str(route.canary_stage), unit) < share
+    return Arm(
+        digest=route.canary_digest if drawn else pointer.digest, release_id=route.canary_release, stage=stage,
+        arm="candidate" if drawn else "champion", probability=share if drawn else 1 - share, share=share, holdback=holdback,
+    )  # fmt: skip

@@ -1,0 +1,102 @@
+"""Batches: immutable manifests of labels, and the token samples that training reads for them."""
+
+import hashlib
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import msgspec
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchItem:
+    """One label in a batch."""
+
+    inference_id: str
+    episode_id: str
+    reward: float
+    label_revision: int
+    segment: str
+    actor: str | None
+    version: str = ""
+    """Digest of the weights that sampled the turn; known to the turn's row, not part of the manifest's id."""
+    payload_segment: str = ""
+    """Parquet segment with the turn's tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchManifest:
+    """What one update learns from. `id` is content-addressed: the same window and config give the same id."""
+
+    id: str
+    policy: str
+    slot: int
+    """Start of the slot, Unix seconds."""
+    champion: str
+    """Digest of the version whose turns these are."""
+    anchor: str
+    rule_set: str
+    window_from: datetime
+    window_to: datetime
+    items: tuple[BatchItem, ...]
+    """Sorted by inference_id."""
+    left_out: dict[str, int] = field(default_factory=dict[str, int])
+    """Count per `Exclusion` value of everything labelled in the window that is not in `items`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledTurn:
+    """A current label with what batching must know about its turn."""
+
+    inference_id: str
+    episode_id: str
+    version: str
+    reward: float
+    label_revision: int
+    rule_set: str
+    exclusion: str | None
+    """As labelling said; batching adds its own reasons."""
+    segment: str
+    actor: str | None
+    held_out: bool
+    kind: str
+    """`answer` or `summary`."""
+    imported: bool
+    train_consent: bool
+    erased: bool
+    has_logprobs: bool
+    payload_segment: str | None
+    completion_tokens: int
+    finished_at: datetime
+    labelled_at: datetime
+    episode_open: bool = False
+    """Some turn of the episode has no label yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnPayload:
+    """The tokens of one turn, as sampled; what training and off-policy evaluation read from the segments."""
+
+    inference_id: str
+    episode_id: str
+    policy: str
+    version: str
+    prompt_tokens: tuple[int, ...]
+    """[P]"""
+    completion_tokens: tuple[int, ...]
+    """[T]"""
+    logprobs: tuple[float, ...] | None
+    """[T], natural logarithm, of the sampled distribution."""
+    routed_experts: tuple[tuple[tuple[int, ...], ...], ...] | None = None
+    """[T, L, K]"""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    finished_at: datetime
+    messages: tuple[dict[str, object], ...] = ()
+    completion: str = ""
+
+
+def batch_id(*, policy: str, champion: str, rule_set: str, items: tuple[BatchItem, ...]) -> str:
+    """SHA-256 (first 32 hex digits) over everything that decides what is learned; independent of when it is cut."""
+    rows = [[i.inference_id, i.label_revision, i.reward] for i in sorted(items, key=lambda i: i.inference_id)]
+    content = msgspec.json.encode([policy, champion, rule_set, rows])
+    return hashlib.sha256(content).hexdigest()[:32]

@@ -1,0 +1,88 @@
+"""The error tree, drawn once.
+
+RatchetError                 something a person can act on; the message names the cure
+├── BadInput                 what the caller sent or configured is wrong
+│   ├── BadConfig            a TOML file or environment variable is wrong (exit code 2)
+│   ├── BadRequest           an HTTP body or record is wrong (4xx, or the dead-letter queue)
+│   └── UnknownPolicy        no policy of that name is declared
+├── Refused                  allowed in form, not in this state (409, exit code 2)
+│   ├── AlreadyRunning       a second supervisor or process on the same data folder
+│   ├── StaleGeneration      a compare-and-swap lost: somebody moved the pointer first
+│   ├── LeaseLost            the fencing token is no longer the newest: another replica took over
+│   └── Quarantined          the version was rolled back and may never serve again
+├── NotFound                 an id that names nothing
+├── Unavailable              a dependency does not answer; retrying later may help (503)
+│   └── Overloaded           a limit is reached; `retry_after_s` says when to come back (429)
+└── Held                     a training run that refuses to update; `reason` is from `HoldReason`
+
+Anything else that escapes is a bug of ours and crashes loudly.
+"""
+
+
+class RatchetError(Exception):
+    """Something a person can act on."""
+
+
+class BadInput(RatchetError):
+    """What the caller sent or configured is wrong."""
+
+
+class BadConfig(BadInput):
+    """A configuration file or environment variable is wrong."""
+
+
+class BadRequest(BadInput):
+    """A request body or record is wrong; `param` names the field where that is known."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str = "invalid_request") -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class UnknownPolicy(BadInput):
+    """No policy of that name is declared."""
+
+
+class Refused(RatchetError):
+    """Allowed in form, not in this state."""
+
+
+class AlreadyRunning(Refused):
+    """Another process already owns this data folder."""
+
+
+class StaleGeneration(Refused):
+    """A compare-and-swap lost: the pointer moved since it was read."""
+
+
+class LeaseLost(Refused):
+    """The fencing token is no longer the newest one."""
+
+
+class Quarantined(Refused):
+    """The version was rolled back and may never serve again."""
+
+
+class NotFound(RatchetError):
+    """An id that names nothing."""
+
+
+class Unavailable(RatchetError):
+    """A dependency does not answer."""
+
+
+class Overloaded(Unavailable):
+    """A limit is reached; come back in `retry_after_s` seconds."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Held(RatchetError):
+    """A training run refuses to update; `reason` is a value of `app.domain.versions.HoldReason`."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason

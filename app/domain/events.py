@@ -1,0 +1,115 @@
+"""What travels on Kafka: CloudEvents 1.0 in binary mode around the wire types below.
+
+Wire types are frozen msgspec structs with unknown fields forbidden: the HTTP body, the Kafka value and what labelling
+reads are the same type. `(source, id)` of the envelope is the deduplication key, for ever.
+"""
+
+import hashlib
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+
+class Topic(StrEnum):
+    """The topics; the embedded broker appends a rotation epoch (`ratchet.events.7`)."""
+
+    EVENTS = "ratchet.events"
+    DEAD_LETTERS = "ratchet.events.dlq"
+    LABELS = "ratchet.labels"
+    RELEASES = "ratchet.releases"
+
+
+class EventType(StrEnum):
+    """Types of records on `ratchet.events`; a new major version is a new member, old ones stay readable."""
+
+    TURN = "ratchet.turn.v1"
+    OBSERVATION = "ratchet.observation.v1"
+    RETRACTION = "ratchet.retraction.v1"
+    EXPOSURE = "ratchet.exposure.v1"
+    ERASURE = "ratchet.erasure.v1"
+
+
+class CloudEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One record: envelope attributes as Kafka headers, `data` as the JSON value, `key` as the Kafka key."""
+
+    id: str
+    source: str
+    type: str
+    """An `EventType`, kept as text because unknown ones must reach the dead-letter queue, not raise."""
+    time: datetime
+    key: str
+    """`episode_id`, else `inference_id`: a decision and its outcomes share a partition."""
+    data: bytes
+    """Encoded JSON of the wire type; empty for a tombstone."""
+
+
+def payload_hash(event: CloudEvent) -> bytes:
+    """16 bytes that tell whether two events of one identity say the same: BLAKE2b over type and data."""
+    return hashlib.blake2b(event.type.encode() + b"\x1f" + event.data, digest_size=16).digest()
+
+
+class Observation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something that happened to a turn or an episode afterwards.
+
+    Made by the HTTP dialects, eaten by ingestion and labelling. Exactly one of `inference_id` and `episode_id` is set.
+    """
+
+    id: str
+    policy: str | None = None
+    """Known when the key that sent it is bound to a policy; the join does not need it."""
+    inference_id: str | None = None
+    episode_id: str | None = None
+    name: str
+    """A built-in name (`ObservationName`) or one declared in the policy's configuration."""
+    value: Any
+    """JSON value; its shape per name is in `app.domain.signals`."""
+    occurred_at: datetime
+    source: str
+    """Who says so: `api`, `sdk:<name>`, `gateway`, `collector`, `import:<name>`; part of the deduplication key."""
+    actor: str | None = None
+    """Hashed pseudonym, see `app.domain.ids.hash_actor`."""
+    tags: dict[str, str] = {}
+
+
+class Retraction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Takes an observation back (a cleared thumb). Early retractions are parked like early observations."""
+
+    observation_id: str
+    source: str
+    occurred_at: datetime
+
+
+class Exposure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who is about to be served by which version with which probability; durable *before* the first token."""
+
+    id: str
+    policy: str
+    inference_id: str
+    episode_id: str
+    actor: str
+    """The unit: hashed actor, or the episode id where the request names nobody."""
+    release_id: str | None
+    """The release whose canary or holdback this assignment belongs to; none outside an experiment."""
+    stage: str
+    """`champion`, `canary-1` … `canary-3`, or `holdback`."""
+    arm: str
+    """`champion`, `candidate` or `previous` (the holdback serves the previous champion)."""
+    probability: float
+    """Probability with which this unit got this arm in this stage, in (0, 1]; see `app.domain.assignment`."""
+    share: float = 0.0
+    """Candidate's share among units outside the holdback when this was drawn; 0 without a canary."""
+    holdback: float = 0.0
+    """Share of the holdback when this was drawn; 0 without one."""
+    digest: str
+    occurred_at: datetime
+
+
+class Erasure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Forget everything about an actor; recorded as an event so that replays forget as well."""
+
+    id: str
+    actor: str
+    requested_by: str
+    occurred_at: datetime

@@ -1,0 +1,26 @@
+"""Identifiers: UUIDv7 (time-ordered, so that unique indexes stay flat) and hashed actors."""
+
+import hashlib
+import hmac
+import os
+import time
+import uuid
+from datetime import UTC, datetime
+
+
+def uuid7() -> str:
+    """A fresh UUIDv7 (RFC 9562, section 5.7) as its canonical string: 48 bits of Unix milliseconds, 74 random bits."""
+    millis = time.time_ns() // 1_000_000
+    random = int.from_bytes(os.urandom(10), "big")
+    value = (millis & 0xFFFF_FFFF_FFFF) << 80 | 0x7 << 76 | (random >> 68 & 0xFFF) << 64 | 0b10 << 62 | random & 0x3FFF_FFFF_FFFF_FFFF
+    return str(uuid.UUID(int=value))
+
+
+def hash_actor(actor: str, *, salt: str) -> str:
+    """The pseudonym under which a person is stored: 32 hex digits of HMAC-SHA256(salt, actor)."""
+    return hmac.new(salt.encode(), actor.encode(), hashlib.sha256).hexdigest()[:32]
+
+
+def utc_now() -> datetime:
+    """Now, timezone-aware, in UTC."""
+    return datetime.now(UTC)

@@ -1,0 +1,361 @@
+"""What the rooms need from the outside world, as small structural Protocols; adapters inherit nothing, `app.wiring` plugs them in.
+
+Grouped by who asks. Every port has one suite in `tests/ports`, run over its fake and its real adapter.
+"""
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+from app.domain.access import ApiKey
+from app.domain.assignment import Arm
+from app.domain.batches import BatchManifest, LabelledTurn, TurnPayload
+from app.domain.cycles import Cycle, CycleStatus
+from app.domain.events import CloudEvent, Observation
+from app.domain.releases import Route
+from app.domain.serving import GenerateRequest, GenerationChunk
+from app.domain.training import AdamParams, Datum, ForwardBackward, LossSpec, StepOutcome
+from app.domain.versions import TrainingRun, Version
+
+
+class Clock(Protocol):
+    """Tells the time; tests freeze it."""
+
+    def __call__(self) -> datetime: ...
+
+
+# --- the door: api ----------------------------------------------------------------------------------------------------------
+
+
+class Receipt(StrEnum):
+    """The inbox's answer per event."""
+
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"
+    """Same (source, id), same payload: harmless, nothing stored."""
+    CONFLICT = "conflict"
+    """Same (source, id), other payload: the first one stays, counted."""
+
+
+class Inbox(Protocol):
+    """The durable door: returning means committed with full synchronisation."""
+
+    async def append(self, events: Sequence[CloudEvent]) -> list[Receipt]:
+        """Commit the events (group commit) and say per event what became of it. Raises `Overloaded` when the backlog is full."""
+        ...
+
+
+class Routes(Protocol):
+    """What is live, read at most a second late."""
+
+    def route(self, policy: str) -> Route:
+        """The route of a policy. Raises `UnknownPolicy`, `Unavailable` when nothing was deployed yet."""
+        ...
+
+
+class Engines(Protocol):
+    """Whoever samples: the embedded engine or vLLM."""
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[GenerationChunk]:
+        """Sample one completion.
+
+        Raises `Unavailable` when no engine holds `request.digest`, `Overloaded` when all are full, `BadRequest` when the prompt
+        does not fit the context window.
+        """
+        ...
+
+    async def count_tokens(self, request: GenerateRequest) -> int:
+        """Length of the prompt as the engine would feed it (chat template included). Raises as `generate` does."""
+        ...
+
+
+class EngineState(StrEnum):
+    """What an engine has of a version."""
+
+    LOADING = "loading"
+    READY = "ready"
+    """In memory, whole-state digest verified."""
+    FAILED = "failed"
+    DROPPED = "dropped"
+
+
+class EngineLedger(Protocol):
+    """Which versions the engines have to hold, and what each of them really holds."""
+
+    def wanted(self) -> set[tuple[str, str]]:
+        """(policy, digest) of champions, what may come back, and candidates."""
+        ...
+
+    def report(self, policy: str, digest: str, state: EngineState, detail: str | None = None) -> None:
+        """Record what this engine has of a version; repeated reports say that it is still so."""
+        ...
+
+    def addresses(self, digest: str) -> list[str]:
+        """Base URLs of the engines that reported the version ready in the last seconds."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeSummary:
+    """A summary that the model wrote of its own context."""
+
+    text: str
+    tags: Mapping[str, str]
+    """Say which messages it replaces, see `app.api.chat.summary`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeState:
+    """What the gateway has to know about a running episode when another replica, or itself before a restart, served it so far."""
+
+    arm: Arm
+    """The arm of its newest exposure: a running episode finishes on it."""
+    last_inference_id: str
+    summaries: tuple[EpisodeSummary, ...] = ()
+    """Oldest first."""
+
+
+class Episodes(Protocol):
+    """Looks running episodes up; what was served in the last second may be missing (the gateway remembers that itself)."""
+
+    def find(self, episode_id: str) -> EpisodeState | None: ...
+
+
+class Keys(Protocol):
+    """The stored API keys; few, so they are read all at once and at most a second late."""
+
+    def all(self) -> list[ApiKey]:
+        """Every key that is neither revoked nor expired."""
+        ...
+
+
+class Ledger(Protocol):
+    """Which events were accepted, for ever."""
+
+    def seen(self, source: str, ids: Sequence[str]) -> set[str]:
+        """Those of the ids that were accepted under this source."""
+        ...
+
+    def observation(self, source: str, observation_id: str) -> Observation | None:
+        """The observation that was accepted under this identity."""
+        ...
+
+
+class Reads(Protocol):
+    """What operators and dashboards read; every answer is plain JSON-serialisable data."""
+
+    def ping(self) -> None:
+        """Raise `Unavailable` when the database does not answer."""
+        ...
+
+    def counters(self) -> list[tuple[str, str, int]]:
+        """(policy, name, value) of the durable counters."""
+        ...
+
+    def turns_per_version(self) -> list[tuple[str, str, int, int]]:
+        """(policy, version digest, turns, labelled turns)."""
+        ...
+
+    def backlog(self) -> dict[str, float]:
+        """`inbox_unsent`, `inbox_unapplied`, `oldest_unapplied_s`, `labels_due`, `dead_letters`, `parked`."""
+        ...
+
+    def runs(self, policy: str | None, limit: int) -> list[dict[str, Any]]: ...
+
+    def versions(self, policy: str | None, limit: int) -> list[dict[str, Any]]: ...
+
+    def labels_report(self, policy: str) -> dict[str, Any]:
+        """Turns served, labels, exclusions per reason, rewards per version, per segment."""
+        ...
+
+
+# --- payloads and weights -------------------------------------------------------------------------------------------------------
+
+
+class TrajectoryStore(Protocol):
+    """Token payloads in immutable Parquet segments."""
+
+    def write(self, name: str, payloads: Sequence[TurnPayload]) -> str:
+        """Write one segment; the same name and payloads again change nothing. Returns the segment's name."""
+        ...
+
+    def read(self, locations: Iterable[tuple[str, str]]) -> dict[str, TurnPayload]:
+        """Payloads by inference id for (segment, inference_id) pairs; what is gone is absent from the answer."""
+        ...
+
+    def erase(self, name: str, inference_ids: frozenset[str]) -> int:
+        """Rewrite a segment without these turns; returns how many were removed."""
+        ...
+
+
+class WeightStore(Protocol):
+    """Snapshots by digest. A snapshot is a folder: model.safetensors (bf16), config.json, tokenizer files, READY written last."""
+
+    def path(self, digest: str) -> Path:
+        """Local folder of a snapshot, fetched where the store is remote. Raises `NotFound`."""
+        ...
+
+    def publish(self, folder: Path) -> str:
+        """Take over a finished snapshot folder (written by `app.policy`), durable before it returns. Returns its digest."""
+        ...
+
+    def exists(self, digest: str) -> bool: ...
+
+
+# --- the loop ---------------------------------------------------------------------------------------------------------------------
+
+
+class ProgressLog(Protocol):
+    """Where long work says how far it is, for the terminal and the console."""
+
+    def report(self, policy: str, task: str, done: float, total: float, detail: dict[str, Any]) -> None:
+        """`task` is `sampling`, `training`, `evaluation`, …; `detail` is small and JSON-serialisable."""
+        ...
+
+
+class CycleBook(Protocol):
+    """Who runs a slot, and how far it got; see `app.db.cycles`."""
+
+    def elect(self, policy: str, slot: int, *, owner: str, now: datetime, lease: timedelta) -> Cycle | None: ...
+    def take_over(self, policy: str, *, owner: str, now: datetime, lease: timedelta) -> Cycle | None: ...
+    def renew(self, cycle: Cycle, *, now: datetime, lease: timedelta) -> None: ...
+    def advance(self, cycle: Cycle, *, step: str, changes: Mapping[str, Any]) -> Cycle: ...
+    def finish(self, cycle: Cycle, *, status: CycleStatus, reason: str | None, now: datetime) -> None: ...
+    def skip(self, policy: str, slot: int, *, reason: str, now: datetime) -> bool: ...
+    def find(self, policy: str, slot: int) -> Cycle: ...
+    def newest_slot(self, policy: str) -> int | None: ...
+    def running(self, policy: str) -> Cycle | None: ...
+    def recent(self, policy: str, *, limit: int = 50) -> list[Cycle]: ...
+
+
+class VersionBook(Protocol):
+    """Versions by digest, with their lineage."""
+
+    def add(self, version: Version) -> None: ...
+    def find(self, policy: str, digest: str) -> Version: ...
+    def of_policy(self, policy: str) -> list[Version]: ...
+
+
+class VersionRegistry(Protocol):
+    """The projection that people look at (MLflow)."""
+
+    def register(self, version: Version, *, folder: Path, run: TrainingRun | None, card: str) -> None:
+        """Idempotent by digest. Raises `Unavailable`: serving and rollback never depend on it."""
+        ...
+
+    def reconcile(self, policy: str, wanted: Mapping[str, str]) -> list[str]:
+        """Make the aliases (alias → digest) what SQL says; returns a sentence per repair."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lease:
+    """A right to act, until `expires_at`; every write under it carries `token` (fencing)."""
+
+    name: str
+    owner: str
+    token: int
+    expires_at: datetime
+
+
+# --- learning -------------------------------------------------------------------------------------------------------------------
+
+
+class Trainer(Protocol):
+    """Whoever computes gradients: the local one, or a service of Tinker's shape (forward_backward, optim_step, save and load)."""
+
+    def forward(self, data: Sequence[Datum]) -> ForwardBackward:
+        """Log-probabilities and entropies under the current weights, no gradient."""
+        ...
+
+    def forward_backward(self, data: Sequence[Datum], loss: LossSpec) -> ForwardBackward:
+        """Add the loss's gradient over `data` to the one being accumulated. Raises `Unavailable` when a worker is lost."""
+        ...
+
+    def optim_step(self, params: AdamParams) -> StepOutcome:
+        """Apply the accumulated gradient and forget it."""
+        ...
+
+    def load_state(self, snapshot: Path) -> None:
+        """Weights only, from a snapshot folder; the optimizer starts anew."""
+        ...
+
+    def load_state_with_optimizer(self, folder: Path) -> None:
+        """Continue exactly where `save_state` was."""
+        ...
+
+    def save_state(self, folder: Path) -> None:
+        """Master weights and optimizer state."""
+        ...
+
+    def save_weights_for_sampler(self, folder: Path, like: Path) -> str:
+        """Write a bf16 snapshot with the configuration and tokenizer of the snapshot `like`; returns its digest."""
+        ...
+
+
+class CutSession(Protocol):
+    """One transaction in which a batch is cut; nobody else cuts for this policy meanwhile."""
+
+    def existing(self, slot: int) -> BatchManifest | None:
+        """The batch of this slot, where one was cut already."""
+        ...
+
+    def lineage(self, champion: str, versions_back: int) -> tuple[str, ...]:
+        """The champion and up to `versions_back` of its ancestors, newest first."""
+        ...
+
+    def known_versions(self) -> frozenset[str]:
+        """Digests of every version of this policy."""
+        ...
+
+    def last_window_end(self) -> datetime | None:
+        """Where the newest batch's window ended."""
+        ...
+
+    def unused_labels(self, *, versions: Sequence[str], since: datetime | None, until: datetime) -> list[LabelledTurn]:
+        """Current labels in no batch: of `versions` whenever made, of any other version since `since`; none made after `until`."""
+        ...
+
+    def save(self, manifest: BatchManifest) -> None:
+        """Insert the batch and its items. Raises when a turn is in another batch already."""
+        ...
+
+
+class BatchStore(Protocol):
+    """Where batches are cut."""
+
+    def cutting(self, policy: str) -> AbstractContextManager[CutSession]:
+        """Open a transaction with the policy's cutting locked; committed when the block ends well, rolled back otherwise."""
+        ...
+
+
+class RunStore(Protocol):
+    """Training runs and the baseline trackers that follow the champion's lineage."""
+
+    def get(self, run_id: str) -> TrainingRun | None:
+        """The run as last recorded."""
+        ...
+
+    def put(self, run: TrainingRun) -> None:
+        """Insert or overwrite the run."""
+        ...
+
+    def tracker(self, digest: str) -> dict[str, Any] | None:
+        """The tracker's state after the run that made `digest`."""
+        ...
+
+    def put_tracker(self, digest: str, policy: str, state: dict[str, Any]) -> None:
+        """Remember the tracker's state of a candidate."""
+        ...
+
+    def term_means(self, batch_id: str) -> dict[str, float]:
+        """Mean value of each reward term over the batch's labels, where it spoke."""
+        ...
+
+    def term_shares(self, batch_id: str) -> dict[str, float]:
+        """Share of the absolute reward that comes from each term; empty where no term spoke."""
+        ...

@@ -1,0 +1,141 @@
+"""Labels: the reward of a turn with its breakdown, or an exclusion with its reason. Every served turn gets exactly one of both."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Protocol
+
+from app.domain.events import Observation
+from app.domain.turns import FinishReason, ToolCall
+
+
+class Aggregation(StrEnum):
+    """How several observations of one name on one turn become one value (decision-service semantics)."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    AVERAGE = "average"
+    MEDIAN = "median"
+    SUM = "sum"
+    MIN = "min"
+    MAX = "max"
+
+
+class Exclusion(StrEnum):
+    """The closed list of reasons why a labelled turn is not trained on. Its rate per version is a gated metric."""
+
+    NO_CONSENT = "no_consent"
+    ERASED = "erased"
+    NO_LOGPROBS = "no_logprobs"
+    IMPORTED = "imported"
+    STALE_VERSION = "stale_version"
+    UNKNOWN_VERSION = "unknown_version"
+    PAYLOAD_MISSING = "payload_missing"
+    TOKENS_OUT_OF_RANGE = "tokens_out_of_range"
+    TOO_LONG = "too_long"
+    EMPTY_COMPLETION = "empty_completion"
+    ENGINE_FAULT = "engine_fault"
+    """The engine failed before or while sampling: not the model's doing (see labelling for what is)."""
+    NO_SIGNAL = "no_signal"
+    """No term of the rule set had anything to say; the turn is labelled with the default, and not trained on if the rule set says so."""
+    ACTOR_CAP = "actor_cap"
+    HELD_OUT = "held_out"
+    """Kept for evaluation, never trained on."""
+    EPISODE_OPEN = "episode_open"
+    """Another turn of its episode is not labelled yet: the chain waits for its final reward and is eligible again in the next slot."""
+    OTHER_RULE_SET = "other_rule_set"
+    """Scored by another rule set than the newest labels: rewards of two rule sets do not compare."""
+    NOT_SAMPLED = "not_sampled"
+    """Eligible, but the batch was full."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnFacts:
+    """What is known of a served turn without its tokens: what terms look at. Read from the turns table."""
+
+    inference_id: str
+    episode_id: str
+    policy: str
+    version: str
+    kind: str
+    source: str
+    started_at: datetime
+    finished_at: datetime
+    actor: str | None
+    segment: str
+    finish_reason: FinishReason
+    train_consent: bool
+    has_logprobs: bool
+    prompt_tokens: int
+    completion_tokens: int
+    tool_calls: tuple[ToolCall, ...]
+    time_to_first_token_s: float | None
+    completion: str
+    tags: dict[str, str]
+    erased: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class TermScore:
+    """What one term said about one turn."""
+
+    name: str
+    value: float | None
+    """In the term's own range, documented there; None where it abstains."""
+    weight: float
+    abstained: str | None = None
+    """Why the term abstained, in a word (`no_observation`, `uncertain`, …)."""
+    evidence: tuple[str, ...] = ()
+    """Ids of the observations used."""
+    detail: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Label:
+    """The reward of one turn under one version of one rule set."""
+
+    inference_id: str
+    policy: str
+    version: str
+    """Digest of the weights that sampled the turn."""
+    reward: float
+    """Weighted sum of the terms that spoke, in reward units (about -1 … 1)."""
+    terms: tuple[TermScore, ...]
+    rule_set: str
+    """Digest of the rule set."""
+    revision: int
+    """1 at the deadline, then one more for each correction by a late observation or retraction."""
+    exclusion: Exclusion | None
+    """Why this turn can never be trained on as things stand; None where it is eligible."""
+    labelled_at: datetime
+    segment: str
+    """Canonical `key=value,…` of the turn's segment tags."""
+    actor: str | None
+    held_out: bool
+    """Drawn once, by a hash of the actor (else the episode): kept for evaluation, never trained on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DueTurn:
+    """A turn to label, with everything that was observed of it and of its episode, in order of occurrence."""
+
+    facts: TurnFacts
+    observations: tuple[Observation, ...]
+    revision: int
+    """Of its current label; 0 where it has none."""
+
+
+class Term(Protocol):
+    """One question about a turn, answered with a score; named in the rule set, found by name or import path."""
+
+    name: str
+
+    def score(self, turn: TurnFacts, observations: Sequence[Observation], *, weight: float) -> TermScore:
+        """Score the turn from what is known about it; `observations` are those of the turn and its episode, sorted by time."""
+        ...
+
+
+def segment_key(segment: dict[str, str]) -> str:
+    """Canonical text of segment tags: sorted `key=value` pairs joined by commas; empty for none."""
+    return ",".join(f"{key}={segment[key]}" for key in sorted(segment))

@@ -1,0 +1,36 @@
+"""What the gateway asks of an engine and what comes back, token by token."""
+
+from typing import Any
+
+import msgspec
+
+from app.domain.turns import FinishReason, SamplingParams
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One completion to sample from one pinned version."""
+
+    policy: str
+    digest: str
+    """Weights to sample from; an engine that does not hold them refuses, it never substitutes."""
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    sampling: SamplingParams
+    record_experts: bool = False
+
+
+class GenerationChunk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A few sampled tokens; the last chunk of a generation, and only it, has a `finish_reason`."""
+
+    text: str
+    """Newly completed text; may lag behind the tokens while a character is incomplete."""
+    tokens: list[int]
+    logprobs: list[float]
+    """Natural logarithm, of the distribution actually sampled (after temperature and top-p)."""
+    finish_reason: FinishReason | None = None
+    prompt_tokens: list[int] | None = None
+    """On the last chunk: the prompt as the engine fed it."""
+    routed_experts: list[list[list[int]]] | None = None
+    """On the last chunk, where asked for and the model has experts: [T, L, K]."""
+    message: str | None = None
+    """On the last chunk, with finish_reason `error`: what went wrong."""

@@ -1,0 +1,31 @@
+"""The terms a release is opened under, frozen with it: a changed configuration never changes a canary that runs."""
+
+from typing import Any
+
+import msgspec
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """What the release desk needs to know of the gates' configuration. Stored as JSON in `Release.config`."""
+
+    stages: tuple[float, ...] = (0.05, 0.25, 0.50)
+    """Canary share of each stage."""
+    holdback: float = 0.10
+    """Share of units that stay on the previous champion after a promotion."""
+    approvals: int = 1
+    approval_ttl_s: float = 14_400.0
+    high_tier: bool = False
+    """Two people have to approve, always."""
+    breaker_rollbacks: int = 2
+    """So many rollbacks within `breaker_window_s` freeze promotions."""
+    breaker_window_s: float = 86_400.0
+    edited_by: str | None = None
+    """Who last edited the gates' configuration (`user:<name>`): may not approve the first release under it."""
+    config_hash: str = ""
+    """Hash of `gates`."""
+    gates: dict[str, Any] = {}
+    """The resolved `pipelines.evaluation.config.GatesConfig`, from which live decisions are made again by `explain`."""
+    forced: str | None = None
+    """Why the offline gates were skipped by hand; such a release is marked so everywhere and needs two people."""
+    plan: dict[str, Any] = {}
+    """Declared at the canary's start: N_max per required metric, references of the champion, traffic (see `pipelines.watch`)."""

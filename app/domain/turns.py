@@ -1,0 +1,113 @@
+"""A turn: one model answer, exactly as it was sampled."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+
+class FinishReason(StrEnum):
+    """Why sampling ended. Every one has an explicit consequence in labelling; none pays zero silently."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+    ABORTED = "aborted"
+    """The client went away."""
+    TIMEOUT = "timeout"
+    ERROR = "error"
+
+
+class ToolVerdict(StrEnum):
+    """What parsing a tool call found."""
+
+    VALID = "valid"
+    UNPARSABLE = "unparsable"
+    """Not JSON, or cut off."""
+    UNKNOWN_TOOL = "unknown_tool"
+    INVALID_ARGUMENTS = "invalid_arguments"
+    """Parsed, but does not satisfy the tool's JSON schema."""
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One tool call found in the completion, with its parse verdict."""
+
+    id: str
+    name: str
+    arguments: str
+    """Raw text as sampled."""
+    verdict: ToolVerdict
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the tokens were drawn; the logged probabilities are those of the distribution after all of these."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_tokens: int = 256
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+class Consent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What may be done with the turn."""
+
+    train: bool = True
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Token counts."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which arm served the turn, and how likely that was; copied from the turn's exposure."""
+
+    release_id: str | None = None
+    stage: str = "champion"
+    arm: str = "champion"
+    probability: float = 1.0
+
+
+class TurnServed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What was served: made by the gateway (or an importer), eaten by ingestion.
+
+    `logprobs[i]` is the natural log-probability of `completion_tokens[i]` under the sampled distribution, so both have the
+    same length, or `logprobs` is None: then the turn is kept, marked, and never trained on.
+    """
+
+    inference_id: str
+    episode_id: str
+    policy: str
+    version: str
+    """Digest of the weights that sampled it."""
+    started_at: datetime
+    finished_at: datetime
+    messages: list[dict[str, Any]]
+    """The chat as received (after redaction where the policy asks for it)."""
+    completion: str
+    prompt_tokens: list[int]
+    """Token ids [P] as fed to the model."""
+    completion_tokens: list[int]
+    """Token ids [T] as sampled, including the end-of-sequence token where one was sampled."""
+    logprobs: list[float] | None
+    routed_experts: list[list[list[int]]] | None = None
+    """Expert ids [T, L, K] for mixture-of-experts models."""
+    sampling: SamplingParams
+    finish_reason: FinishReason
+    tool_calls: list[ToolCall] = []
+    usage: Usage
+    actor: str | None = None
+    segment: dict[str, str] = {}
+    """Tags such as task, language, tier; the baseline is kept per combination."""
+    consent: Consent = Consent()
+    assignment: Assignment = Assignment()
+    kind: str = "answer"
+    """`answer` or `summary` (a self-written summary, part of the episode's chain)."""
+    source: str = "gateway"
+    """`gateway` or `import:<name>` (history: labelled, never trained on)."""
+    time_to_first_token_s: float | None = None
+    tags: dict[str, str] = {}

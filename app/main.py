@@ -1,0 +1,198 @@
+"""The HTTP service: `create_app` puts the collaborators together, `python -m app.main` serves them.
+
+Fed by HTTP / feeds the inbox, the release room and the operators' pages.
+"""
+
+import asyncio
+import gc
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import uvicorn
+from fastapi import APIRouter, Depends
+
+from app import wiring
+from app.api import feedback, releases
+from app.api.access import Access, requires
+from app.api.application import Application, build
+from app.api.chat.conversations import Conversations
+from app.api.chat.gateway import Gateway
+from app.api.chat.route import ChatRoute
+from app.api.dialects import areal, langfuse, mlflow, otel, phoenix
+from app.api.dialects.counter import Counter
+from app.api.door import Door
+from app.api.drafts import Desk
+from app.api.events import EventsRoute
+from app.api.intake import Intake, Limits
+from app.api.metrics import Metrics
+from app.api.operations import Check, probes, views
+from app.api.redaction import Redactor
+from app.console.pages import console
+from app.domain.access import Scope
+from app.domain.errors import BadConfig, RatchetError
+from app.domain.ids import utc_now
+from app.domain.policies import PolicyConfig
+from app.domain.ports import Clock, Engines, Episodes, Inbox, Keys, Ledger, Reads, Routes
+from app.logging import configure
+from app.settings import LOOPBACK, Settings, from_environment
+
+log = logging.getLogger("ratchet.api")
+GRACE_S = 0.5
+"""What running answers get when the service stops; with the commits after it the whole stop stays under two seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collaborators:
+    """Everything the service needs from outside; tests hand in fakes."""
+
+    inbox: Inbox
+    routes: Routes
+    engines: Engines
+    policies: Mapping[str, PolicyConfig]
+    keys: Keys
+    episodes: Episodes
+    ledger: Ledger
+    reads: Reads
+    actor_salt: str
+    clock: Clock = utc_now
+    limits: Limits = field(default_factory=Limits)
+    checks: Mapping[str, Check] = field(default_factory=dict[str, Check])
+    routers: Sequence[APIRouter] = ()
+    """Of other rooms: releases, console."""
+
+
+def create_app(with_: Collaborators) -> Application:
+    """The ASGI application. Reads the keys; everything else waits for the first request."""
+    metrics = Metrics(with_.reads)
+    access = Access(with_.keys, clock=with_.clock, session_secret=with_.actor_salt)
+    access.load()
+    intake = Intake(with_.limits)
+    metrics.in_flight_bytes.set_function(lambda: intake.in_flight)
+    redactor = Redactor(lambda kind: metrics.redacted.labels(kind).inc())
+    desk = Desk(policies=with_.policies, redactor=redactor, actor_salt=with_.actor_salt, clock=with_.clock, limits=with_.limits)
+    door = Door(inbox=with_.inbox, desk=desk, ledger=with_.ledger, metrics=metrics)
+    counter = Counter(access=access, intake=intake, door=door)
+    gateway = Gateway(
+        inbox=with_.inbox, routes=with_.routes, engines=with_.engines, policies=with_.policies,
+        conversations=Conversations(with_.episodes), redactor=redactor, metrics=metrics, clock=with_.clock, limits=with_.limits,
+        actor_salt=with_.actor_salt,
+    )  # fmt: skip
+    return build(
+        access=access,
+        chat=ChatRoute(access=access, intake=intake, gateway=gateway),
+        events=EventsRoute(access=access, intake=intake, door=door),
+        routers=[
+            feedback.router(counter),
+            langfuse.router(counter),
+            mlflow.router(counter),
+            phoenix.router(counter),
+            otel.router(counter),
+            areal.router(counter, gateway.conversations.last_inference),
+            probes(checks=with_.checks, metrics=metrics),
+            views(reads=with_.reads, routes=with_.routes, policies=with_.policies, clock=with_.clock),
+            *with_.routers,
+        ],
+    )
+
+
+class ApiServer(uvicorn.Server):
+    """uvicorn that says when it is ready, and that records running turns before it stops."""
+
+    def __init__(self, config: uvicorn.Config, *, chat: ChatRoute, ready: str) -> None:
+        super().__init__(config)
+        self._chat = chat
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept connections."""
+        await super().startup(sockets)
+        log.info(self._ready)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Give running answers a moment, end the others as aborted, commit all of them, then close."""
+        await self._chat.finish(grace_s=GRACE_S)
+        await super().shutdown(sockets)
+
+
+def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT. Raises `BadConfig` where the service must not start."""
+    adapters = wiring.http_adapters(settings)
+    try:
+        refuse_open_door(settings, keyed=bool(adapters.keys.all()))
+        with listen(settings) as listener:
+            _run(settings, adapters, listener)
+    finally:
+        adapters.close()
+
+
+def _run(settings: Settings, adapters: wiring.HttpAdapters, listener: socket.socket) -> None:
+    app = create_app(_collaborators(settings, adapters))
+    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1, backlog=2048)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)  # uvicorn raises the signal again when it is done: then it must not kill us
+    gc.freeze()  # what is loaded stays: the collector need not look at it again and again
+    ready = f"api ready address=http://{settings.host}:{settings.port} policies={','.join(adapters.policies)} ingest={settings.ingest}"
+    ApiServer(config, chat=app.chat, ready=ready).run(sockets=[listener])
+
+
+def refuse_open_door(settings: Settings, *, keyed: bool) -> None:
+    """Without keys everybody may do everything, so only this machine may ask. Raises `BadConfig`."""
+    if keyed:
+        return
+    if settings.host not in LOOPBACK:
+        raise BadConfig(
+            f"RATCHET_HOST is {settings.host}, which other machines reach, and there is no API key: "
+            "run `ratchet keys create --name ops --scope admin` first, or set RATCHET_HOST=127.0.0.1"
+        )
+    log.warning("api open: no API key exists, so every process of this machine may do everything; `ratchet keys create` closes the door")
+
+
+def listen(settings: Settings) -> socket.socket:
+    """The listening socket. Raises `BadConfig` where the address is taken or not ours."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        raise BadConfig(
+            f"cannot listen on {settings.host}:{settings.port} ({error.strerror}): set RATCHET_PORT to a free port or stop what uses it"
+        ) from error
+    return listener
+
+
+def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collaborators:
+    async def database() -> None:
+        await asyncio.to_thread(adapters.reads.ping)
+
+    room = releases.ReleaseRoom(
+        desk=wiring.release_desk(settings), releases=wiring.release_ledger(settings), views=wiring.release_views(settings),
+        webhooks=wiring.webhook_book(settings), allow_loopback=settings.host in LOOPBACK,
+    )  # fmt: skip
+    guarded = APIRouter(dependencies=[Depends(requires(Scope.READ))])
+    guarded.include_router(console(adapters.operations))
+    return Collaborators(
+        inbox=adapters.inbox, routes=adapters.routes, engines=adapters.engines, policies=adapters.policies, keys=adapters.keys,
+        episodes=adapters.episodes, ledger=adapters.reads, reads=adapters.reads, actor_salt=settings.actor_salt,
+        checks={"database": database, "engines": adapters.check_engines}, routers=[releases.router(room), guarded],
+    )  # fmt: skip
+
+
+def main() -> None:
+    """`python -m app.main`; what a person can act on ends in one sentence and exit code 2."""
+    try:
+        settings = from_environment()
+        configure("api", settings.log_level)
+        serve(settings)
+    except RatchetError as error:
+        sys.stderr.write(f"ratchet: {error}\n")
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

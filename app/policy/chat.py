@@ -1,0 +1,93 @@
+"""Chat messages to token ids and back: the model's own chat template, tools included where the template knows none."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from app.domain.errors import BadRequest
+
+TOOLS_PROMPT = (
+    "You may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n{tools}\n</tools>\n\n"
+    "For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:\n"
+    '<tool_call>\n{{"name": <function-name>, "arguments": <args-json-object>}}\n</tool_call>'
+)
+"""The Hermes convention, which SmolLM2-Instruct and Qwen were trained on; used where the chat template does not mention tools."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chat:
+    """The tokenizer of one model with its chat template."""
+
+    tokenizer: PreTrainedTokenizerFast
+    end_token: int | None
+
+    @classmethod
+    def load(cls, folder: Path) -> "Chat":
+        """Load the tokenizer files of a snapshot."""
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer.backend_tokenizer.no_truncation()
+        tokenizer.backend_tokenizer.no_padding()
+        return cls(tokenizer=tokenizer, end_token=tokenizer.eos_token_id)
+
+    def prompt(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
+        """Token ids of a chat, ending where the assistant's answer begins. Raises `BadRequest` for what the template refuses."""
+        template = str(self.tokenizer.chat_template or "")
+        plain = [_plain(message, in_template="tool_calls" in template) for message in messages]
+        if tools and "tools" not in template:
+            plain = _with_tools(plain, tools)
+        given: list[Any] | None = [dict(tool) for tool in tools] if tools and "tools" in template else None
+        try:
+            text = self.tokenizer.apply_chat_template(plain, tools=given, add_generation_prompt=True, tokenize=False)
+        except (TemplateError, TypeError, KeyError, ValueError) as error:
+            raise BadRequest(f"the model's chat template refuses these messages: {error}", param="messages") from error
+        return self.encode(str(text))
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of text as it is: nothing is added, special tokens written out in it count as such."""
+        # the backend itself: transformers' wrapper resets truncation with every call, which other threads may not meet ("Already borrowed")
+        return self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of token ids, special tokens left out."""
+        return str(self.tokenizer.backend_tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+
+def _plain(message: Mapping[str, Any], *, in_template: bool) -> dict[str, Any]:
+    """A message in the form templates expect: content as text, tool calls written into it where the template knows none."""
+    plain = {key: value for key, value in message.items() if value is not None}
+    plain["content"] = _text(message.get("content"))
+    if message.get("tool_calls") and not in_template:
+        plain["content"] += "".join(f"<tool_call>\n{_call(call)}\n</tool_call>" for call in message["tool_calls"])
+    return plain
+
+
+def _text(content: object) -> str:
+    """Text of a message's content: text, absent, or OpenAI's list of text parts. Raises `BadRequest` for parts that are not text."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
+        return "".join(part["text"] for part in content)
+    raise BadRequest("message content must be text or a list of text parts: this model reads nothing else", param="messages")
+
+
+def _call(call: Mapping[str, Any]) -> str:
+    function = call.get("function") or {}
+    arguments = function.get("arguments") or "{}"
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return f'{{"name": {json.dumps(function.get("name", ""))}, "arguments": {written}}}'
+
+
+def _with_tools(messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The tools as text in the system message, made where there is none."""
+    text = TOOLS_PROMPT.format(tools="\n".join(json.dumps(tool) for tool in tools))
+    if messages and messages[0].get("role") == "system":
+        return [{**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]

@@ -1,0 +1,45 @@
+"""The distribution a token is drawn from: temperature, then top-p, and its log-probabilities. Used to sample and to score.
+
+Shapes: N rows (sequences or positions), V vocabulary.
+"""
+
+import torch
+from torch import Tensor
+
+GREEDY_BELOW = 1e-4
+"""A temperature below this means the most probable token, always: a point mass, whose log-probability is 0."""
+
+
+def nucleus_logprobs(logits_NV: Tensor, *, temperature: float, top_p: float) -> Tensor:
+    """Log-probabilities [N, V] after temperature and top-p (nucleus) filtering; -inf for what is filtered out.
+
+    The nucleus is the smallest set of most probable tokens whose probabilities sum to at least `top_p`; the kept ones are
+    renormalised (Holtzman et al. 2020, arXiv 1904.09751, section 3.1).
+    """
+    if temperature < GREEDY_BELOW:
+        best = logits_NV.argmax(-1, keepdim=True)
+        return torch.full_like(logits_NV, -torch.inf).scatter(-1, best, 0.0)
+    logprobs = torch.log_softmax(logits_NV.float() / temperature, dim=-1)
+    if top_p >= 1.0:
+        return logprobs
+    kept = _nucleus(logprobs.detach(), top_p)
+    masked = logprobs.masked_fill(~kept, -torch.inf)
+    return masked - masked.logsumexp(-1, keepdim=True)
+
+
+def _nucleus(logprobs_NV: Tensor, top_p: float) -> Tensor:
+    """True where a token belongs to the nucleus: the mass of all strictly more probable ones is below `top_p`."""
+    ordered, order = logprobs_NV.sort(dim=-1, descending=True)
+    before = ordered.exp().cumsum(-1) - ordered.exp()
+    return torch.zeros_like(logprobs_NV, dtype=torch.bool).scatter(-1, order, before < top_p)
+
+
+def draw(logprobs_NV: Tensor, uniform_N: Tensor) -> Tensor:
+    """One token per row by inversion: the first whose cumulative probability exceeds the row's uniform number in [0, 1).
+
+    Inversion takes one number per token, so a request with a seed draws the same whatever else is in the batch.
+    """
+    cumulative = logprobs_NV.exp().cumsum(-1, dtype=torch.float64)
+    # the factor keeps a number next to 1 from rounding up to the total, behind the last token that has any probability
+    target = uniform_N.to(torch.float64)[:, None] * (cumulative[:, -1:] * (1 - 1e-12))
+    return torch.searchsorted(cumulative, target, right=True).clamp_(max=logprobs_NV.shape[-1] - 1)[:, 0]

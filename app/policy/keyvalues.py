@@ -1,0 +1,103 @@
+"""The key/value cache of a batch whose sequences join and leave: one row per sequence, rows packed from the front.
+
+Shapes: R rows, K key/value heads, C capacity in tokens, D head size, n rows in use, Q new tokens per row.
+Sequences keep left-aligned positions 0, 1, 2, …; what lies behind a row's length is garbage that masks hide and later writes replace.
+"""
+
+import torch
+from torch import Tensor
+
+GROW_TOKENS = 128
+"""Capacity grows in steps of this many tokens: at most one copy of the cache per 128 decoded tokens, at most 127 tokens unused per row."""
+
+
+class KeyValues:
+    """Keys and values of all layers. Handed to transformers as `past_key_values`; it calls `update` once per layer."""
+
+    def __init__(self, *, max_rows: int) -> None:
+        self.max_rows = max_rows
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._rows = 0
+        self._capacity = 0
+        self._write: tuple[slice, Tensor | slice] = (slice(0, 0), slice(0, 0))
+        self._width = 0
+
+    def plan_decode(self, positions_n: Tensor, width: int) -> None:
+        """The next forward pass adds one token to each of the first n rows, at these positions; `width` is the longest row after it."""
+        self._reserve(len(positions_n), width)
+        self._write, self._width = (slice(0, len(positions_n)), positions_n), width
+
+    def plan_prefill(self, row: int, start: int, stop: int) -> None:
+        """The next forward pass fills positions start … stop-1 of one row."""
+        self._reserve(row + 1, stop)
+        self._write, self._width = (slice(row, row + 1), slice(start, stop)), stop
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        """Write the planned tokens of one layer [n, K, Q, D]; returns what attention reads, [n, K, width, D]."""
+        keys, values = self._layer(layer_idx, key_states, value_states)
+        rows, positions = self._write
+        if isinstance(positions, slice):
+            keys[rows, :, positions] = key_states
+            values[rows, :, positions] = value_states
+        else:
+            index = torch.arange(len(positions), device=keys.device)
+            keys[index, :, positions] = key_states[:, :, 0]
+            values[index, :, positions] = value_states[:, :, 0]
+        return keys[rows, :, : self._width], values[rows, :, : self._width]
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` tokens of a row over another row."""
+        if not length:
+            return
+        self._reserve(max(source, target) + 1, length)
+        for layer in list(self._layers):
+            keys, values = self._layer(layer, *self._layers[layer])
+            keys[target, :, :length] = keys[source, :, :length]
+            values[target, :, :length] = values[source, :, :length]
+
+    def take(self, row: int, length: int) -> list[tuple[Tensor, Tensor]]:
+        """A copy of the first `length` tokens of a row: keys and values [K, length, D] per layer."""
+        layers = (self._layers[layer] for layer in sorted(self._layers))
+        return [(keys[row, :, :length].clone(), values[row, :, :length].clone()) for keys, values in layers]
+
+    def put(self, row: int, taken: list[tuple[Tensor, Tensor]]) -> None:
+        """Write what `take` gave to the beginning of a row."""
+        length = taken[0][0].shape[1]
+        self._reserve(row + 1, length)
+        for layer, (taken_keys, taken_values) in enumerate(taken):
+            keys, values = self._layer(layer, taken_keys[None], taken_values[None])
+            keys[row, :, :length] = taken_keys
+            values[row, :, :length] = taken_values
+
+    def release(self) -> None:
+        """Give the memory back; every row's content is lost."""
+        self._layers.clear()
+        self._rows = self._capacity = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes reserved now (pages that were never written do not count as resident)."""
+        return sum(keys.nbytes + values.nbytes for keys, values in self._layers.values())
+
+    def _reserve(self, rows: int, length: int) -> None:
+        assert rows <= self.max_rows
+        if rows > self._rows:
+            self._rows = min(self.max_rows, max(rows, 2 * self._rows))
+        if length > self._capacity:
+            self._capacity = -(-length // GROW_TOKENS) * GROW_TOKENS
+
+    def _layer(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The layer's tensors at the reserved size; `keys` and `values` only show heads, size and dtype the first time."""
+        held = self._layers.get(layer)
+        if held is not None and held[0].shape[0] >= self._rows and held[0].shape[2] >= self._capacity:
+            return held
+        grown = self._grown(keys, held and held[0]), self._grown(values, held and held[1])
+        self._layers[layer] = grown
+        return grown
+
+    def _grown(self, like: Tensor, held: Tensor | None) -> Tensor:
+        # zeros, not empty: a NaN in memory nobody wrote would pass through a mask (0 · NaN)
+        grown = like.new_zeros(self._rows, like.shape[1], self._capacity, like.shape[3])
+        if held is not None:
+            grown[: held.shape[0], :, : held.shape[2]] = held
+        return grown

@@ -1,0 +1,113 @@
+"""Load a snapshot into a model that samples and scores: `Policy` is the model, its chat format and the digest it was verified to have."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from app.domain.errors import BadInput
+from app.policy.attention import IMPLEMENTATION, register_attention
+from app.policy.chat import Chat
+from app.policy.packed_linear import can_pack, pack_linears
+from app.policy.snapshot import WEIGHTS, require_snapshot, verify_snapshot
+from app.policy.weights import compute_dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """A model in memory, ready to sample and to score. Never changed after loading: another version is another `Policy`."""
+
+    digest: str
+    model: PreTrainedModel
+    """A transformers causal language model: `base_model` gives hidden states, `get_output_embeddings()` is the head."""
+    chat: Chat
+    context: int
+    """Longest sequence (prompt and completion together), in tokens."""
+    end_tokens: frozenset[int]
+    """Sampling any of these ends the completion."""
+
+
+def load_policy(folder: Path, *, dtype: torch.dtype | None = None, digest: str | None = None) -> Policy:
+    """Load a snapshot, verified against its own `READY` and, where given, against `digest`.
+
+    Linear layers are packed for the processor where that is possible (`app.policy.packed_linear`): such a model samples and scores, it
+    cannot be trained or saved (use `load_model`). Raises `NotFound` (no snapshot) and `BadInput` (damaged, or other weights).
+    """
+    found = verify_snapshot(require_snapshot(folder))
+    if digest is not None and digest != found:
+        raise BadInput(f"{folder} holds the weights {found[:12]}, not {digest[:12]}: publish the version again")
+    model = load_model(folder, dtype=dtype)
+    model.eval().requires_grad_(False)
+    if can_pack(model.dtype):
+        pack_linears(model)
+        _let_go(model, folder)
+    chat = Chat.load(folder)
+    return Policy(
+        digest=found,
+        model=model,
+        chat=chat,
+        context=int(getattr(model.config, "max_position_embeddings", 2048)),
+        end_tokens=_end_tokens(folder, model.config, chat),
+    )
+
+
+def _let_go(model: PreTrainedModel, folder: Path) -> None:
+    """Free the weights file that packing has read through: small tensors are copied, the embedding is mapped afresh, so that only
+    rows that are looked up become resident (SmolLM2: a few MB of 57, besides the packed head that is tied to it)."""
+    embedding = model.get_input_embeddings().weight
+    for name, parameter in model.named_parameters():
+        if parameter is embedding:
+            with safe_open(folder / WEIGHTS, framework="pt") as file:
+                parameter.data = file.get_tensor(name)
+        else:
+            parameter.data = parameter.data.clone()
+
+
+def load_model(folder: Path, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """The transformers model of a snapshot, in `dtype` (default: `compute_dtype()`), on the CPU, gradients on (for the trainer).
+
+    Tensors that need no cast stay mapped from the file, read-only by contract: train a float32 copy, not these.
+    """
+    dtype = dtype or compute_dtype()
+    config = AutoConfig.from_pretrained(require_snapshot(folder))
+    model = empty_model(config, dtype=dtype)
+    with safe_open(folder / WEIGHTS, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    tensors = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    _, unexpected = model.load_state_dict(tensors, strict=False, assign=True)
+    model.tie_weights()
+    left = [name for name, tensor in model.state_dict(keep_vars=True).items() if tensor.is_meta]
+    if left or unexpected:
+        raise BadInput(
+            f"{folder / WEIGHTS} does not fit its config.json (missing {left[:3]}, unknown {unexpected[:3]}): make the snapshot again"
+        )
+    return model
+
+
+def empty_model(config: PreTrainedConfig, *, dtype: torch.dtype) -> PreTrainedModel:
+    """The model without memory for its weights (device meta); buffers that no snapshot holds (rotary frequencies) are real."""
+    register_attention()
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=IMPLEMENTATION)
+    persistent = set(model.state_dict())
+    for name, module in list(model.named_modules()):
+        buffers = [f"{name}.{buffer}".lstrip(".") for buffer, _ in module.named_buffers(recurse=False)]
+        if any(buffer not in persistent for buffer in buffers):
+            model.set_submodule(name, type(module)(config=config))
+    return model
+
+
+def _end_tokens(folder: Path, config: PreTrainedConfig, chat: Chat) -> frozenset[int]:
+    """From generation_config.json where there is one (several models end turns with more than one token), config and tokenizer."""
+    ends: set[int] = {chat.end_token} if chat.end_token is not None else set()
+    generation = folder / "generation_config.json"
+    stated = [
+        json.loads(generation.read_text()).get("eos_token_id") if generation.is_file() else None,
+        getattr(config, "eos_token_id", None),
+    ]
+    for value in stated:
+        ends.update(value if isinstance(value, list) else [value] if value is not None else [])
+    return frozenset(ends)

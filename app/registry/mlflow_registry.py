@@ -1,0 +1,130 @@
+"""The MLflow projection: one registered model per policy, one model version per version, aliases that follow the SQL pointer.
+
+MLflow is written, never read for a decision: an alias is an unconditional merge there, without an expected value or history
+(`facts/gates.md`, section 8). `reconcile` repairs what drifted and says what it repaired, so that the drift can be alarmed on.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import mlflow
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.entities.model_registry import ModelVersion
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from app.domain.errors import Unavailable
+from app.domain.versions import TrainingRun, Version
+
+ALIASES = ("champion", "canary", "candidate", "previous", "anchor")
+PARAM_LIMIT = 6000
+"""MLflow refuses longer parameter values."""
+UNFIT = re.compile(r"[^\w\-. /]")
+"""What MLflow refuses in the names of metrics and parameters, such as the `=` and `,` of a segment."""
+
+
+class MlflowRegistry:
+    """The `VersionRegistry` port on MLflow."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        mlflow.set_tracking_uri(uri)
+        self.client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+    def register(self, version: Version, *, folder: Path, run: TrainingRun | None, card: str) -> None:
+        """Create the model version with its run, metrics, parameters and model card. Idempotent by digest. Raises `Unavailable`."""
+        try:
+            if self._find(version.policy, version.digest) is None:
+                self._create(version, folder=folder, run=run, card=card)
+        except MlflowException as error:
+            raise Unavailable(f"MLflow at {self._uri} did not take version {version.name}: {error.message}") from error
+
+    def reconcile(self, policy: str, wanted: Mapping[str, str]) -> list[str]:
+        """Make the aliases of a policy what SQL says (alias → digest); returns a sentence per repair. Raises `Unavailable`.
+
+        A version that somebody deleted in MLflow cannot be aliased: that is reported, and repaired by the next `register`.
+        """
+        try:
+            return self._reconcile(policy, wanted)
+        except MlflowException as error:
+            raise Unavailable(f"MLflow at {self._uri} did not take the aliases of {policy}: {error.message}") from error
+
+    def _reconcile(self, policy: str, wanted: Mapping[str, str]) -> list[str]:
+        have = {alias: str(number) for alias, number in self.client.get_registered_model(policy).aliases.items()}
+        repairs: list[str] = []
+        for alias in ALIASES:
+            digest = wanted.get(alias)
+            found = self._find(policy, digest) if digest else None
+            if digest and found is None:
+                repairs.append(f"alias {alias}: version {digest[:12]} is missing in MLflow")
+            elif found is not None and have.get(alias) != str(found.version):
+                self.client.set_registered_model_alias(policy, alias, str(found.version))
+                repairs.append(f"alias {alias} → version {found.version}")
+            elif digest is None and alias in have:
+                self.client.delete_registered_model_alias(policy, alias)
+                repairs.append(f"alias {alias} removed")
+        return repairs
+
+    def _find(self, policy: str, digest: str) -> ModelVersion | None:
+        found = self.client.search_model_versions(f"name = '{policy}' AND tag.digest = '{digest}'", max_results=1)
+        return found[0] if found else None
+
+    def _create(self, version: Version, *, folder: Path, run: TrainingRun | None, card: str) -> None:
+        self._ensure_model(version.policy)
+        started = run.started_at if run else version.created_at
+        finished = (run.finished_at if run else None) or version.created_at
+        experiment = self.client.get_experiment_by_name(version.policy)
+        experiment_id = experiment.experiment_id if experiment else self.client.create_experiment(version.policy)
+        created = self.client.create_run(experiment_id, start_time=_millis(started), run_name=version.name)
+        run_id = created.info.run_id
+        tags = {"digest": version.digest, "parent": version.parent or "", "kind": version.kind.value, "base_model": version.base_model}
+        tags |= {"licence": version.licence, **version.tags}
+        self.client.log_batch(
+            run_id,
+            metrics=_metrics(run.metrics if run else {}, _millis(finished)),
+            params=_params(run.config if run else {}),
+            tags=[RunTag(key, value) for key, value in tags.items()],
+        )
+        self.client.set_terminated(run_id, end_time=_millis(finished))
+        self.client.create_model_version(version.policy, source=folder.as_uri(), run_id=run_id, tags=tags, description=card)
+
+    def _ensure_model(self, policy: str) -> None:
+        try:
+            self.client.create_registered_model(policy)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+
+
+def _millis(moment: datetime) -> int:
+    return int(moment.timestamp() * 1000)
+
+
+def _metrics(tree: Mapping[str, Any], at: int, prefix: str = "") -> list[Metric]:
+    """Numbers of a nested dict as `a.b.c` metrics; lists of numbers become one metric with steps. What is not finite is left out:
+    MLflow stores it as a huge number."""
+    found: list[Metric] = []
+    for key, value in tree.items():
+        name = UNFIT.sub("_", f"{prefix}{key}")
+        if isinstance(value, Mapping):
+            found += _metrics(value, at, f"{name}.")
+        elif isinstance(value, bool | int | float) and math.isfinite(value):
+            found.append(Metric(name, float(value), at, 0))
+        elif isinstance(value, list):
+            found += [Metric(name, float(v), at, i) for i, v in enumerate(value) if isinstance(v, int | float) and math.isfinite(v)]
+    return found
+
+
+def _params(tree: Mapping[str, Any], prefix: str = "") -> list[Param]:
+    found: list[Param] = []
+    for key, value in tree.items():
+        found += (
+            _params(value, f"{prefix}{key}.")
+            if isinstance(value, Mapping)
+            else [Param(UNFIT.sub("_", f"{prefix}{key}"), str(value)[:PARAM_LIMIT])]
+        )
+    return found

@@ -1,0 +1,72 @@
+"""Who may say yes: the four-eyes rules (`facts/gates.md`, section 4.6).
+
+A person is `user:<name>`. Programs (`system:…`, `key:…`, and users whose name marks them as a bot) may abort and roll back, never approve.
+"""
+
+from collections.abc import Sequence
+
+from app.domain.errors import Refused
+from app.domain.gates import GateName, GateResult, content_hash
+from app.domain.releases import Approval, Release
+from app.domain.terms import Terms
+from app.release.ledger import ReleaseTransaction
+
+BOT_MARKS = ("[bot]", "-bot", "_bot", "bot:")
+
+
+def require_person(actor: str, act: str) -> None:
+    """Refuse anybody who is not a person."""
+    name = actor.removeprefix("user:")
+    if not actor.startswith("user:") or not name.strip() or any(mark in name.lower() for mark in BOT_MARKS):
+        raise Refused(f"{actor} may not {act}: that takes a person (user:<name>), never a program")
+
+
+def require_independent(release: Release, terms: Terms, approver: str) -> None:
+    """Refuse whoever asked for the release or last edited what it is judged by."""
+    if approver == release.initiator:
+        raise Refused(f"{approver} asked for release {release.id} and may not approve it: ask somebody else")
+    if approver == terms.edited_by:
+        raise Refused(f"{approver} last edited the gates' configuration and may not approve a release under it: ask somebody else")
+
+
+def people_needed(tx: ReleaseTransaction, release: Release, terms: Terms) -> tuple[int, str]:
+    """How many have to approve, and why."""
+    for reason in _reasons_for_two(tx, release, terms):
+        return max(2, terms.approvals), reason
+    return terms.approvals, "configured"
+
+
+def _reasons_for_two(tx: ReleaseTransaction, release: Release, terms: Terms) -> Sequence[str]:
+    results = tx.results(release.id)
+    health, live = results.get(GateName.TRAINING_HEALTH), results.get(GateName.CANARY)
+    pointer = tx.pointer()
+    before = tx.release(pointer.release_id) if pointer and pointer.release_id else None
+    asked = {
+        "the tier is high": terms.high_tier,
+        "the offline gates were skipped by hand": terms.forced is not None,
+        "more than half of the KL budget to the anchor is used": health is not None
+        and health.evidence.get("anchor_budget_used", 0.0) > 0.5,
+        "the reward rose and what it stands for did not": live is not None and bool(live.evidence.get("alarms")),
+        "the gates' configuration changed since the last promotion": before is not None
+        and before.config.get("config_hash") != terms.config_hash,
+        "the last champion was rolled back automatically": tx.rolled_back_automatically(),
+    }
+    return [reason for reason, applies in asked.items() if applies]
+
+
+def evidence_digest(release: Release, terms: Terms, results: dict[GateName, GateResult]) -> str:
+    """What an approval binds to: the version, the configuration, every gate's record and the champion it was compared with."""
+    return content_hash(
+        {
+            "digest": release.digest,
+            "config_hash": terms.config_hash,
+            "gates": {gate.value: [r.verdict, r.config_hash, r.evidence_hash] for gate, r in results.items()},
+            "champion": [release.champion_digest, release.champion_generation],
+            "forced": terms.forced,
+        }
+    )
+
+
+def approvers(release: Release, approvals: Sequence[Approval]) -> set[str]:
+    """Everybody whose yes is bound to the evidence as it is now."""
+    return {a.approver for a in approvals if a.approved and a.evidence_digest == release.evidence_digest}

@@ -1,0 +1,177 @@
+"""Promotion, rollback, the circuit breaker and the anchor: the acts that move the pointer. Each runs inside one transaction.
+
+promote     APPROVED → PROMOTING → CHAMPION; the champion before becomes SUPERSEDED and keeps the holdback
+roll back   the newest good version comes back; the bad one is quarantined, whatever was compared with it ends
+freeze      two rollbacks within a day, or an anchor alarm: nobody promotes until two people say so
+"""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import msgspec
+
+from app.domain.errors import Quarantined, Refused
+from app.domain.gates import GateName, Verdict
+from app.domain.releases import IN_FLIGHT, Pointer, Release, ReleaseState
+from app.domain.terms import Terms
+from app.release.ledger import ReleaseTransaction
+from app.release.people import approvers, evidence_digest, require_person
+
+S = ReleaseState
+LATE = frozenset({S.READY, S.APPROVED, S.PROMOTING})
+
+
+def terms_of(release: Release) -> Terms:
+    """The terms a release is frozen with."""
+    return msgspec.convert(release.config, Terms)
+
+
+def require_promotable(tx: ReleaseTransaction, release: Release) -> Pointer:
+    """Everything that has to hold at the moment of promotion, asked again inside its transaction; returns the pointer to swap.
+
+    Raises `Refused` with what does not hold (invariants I1, I5).
+    """
+    pointer, terms = tx.pointer(), terms_of(release)
+    if pointer is None:
+        raise Refused(f"nothing is deployed for {release.policy}: bootstrap it first")
+    if tx.is_quarantined(release.digest):
+        raise Quarantined(f"version {release.digest} was rolled back and may never serve again: train a new one")
+    frozen = tx.frozen()
+    if frozen is not None:
+        raise Refused(f"promotions of {release.policy} are frozen ({frozen}): two people have to run `ratchet release unfreeze`")
+    if pointer.digest != release.champion_digest or tx.champion_moved_since(release.champion_generation):
+        raise Refused(f"release {release.id} was compared with {release.champion_digest}, which is no longer the champion: judge it again")
+    results = tx.results(release.id)
+    live = results.get(GateName.CANARY)
+    if live is None or live.verdict is not Verdict.PASS or live.digest != release.digest:
+        raise Refused(f"release {release.id} has no passing canary on record: only an explicit pass promotes")
+    if release.evidence_digest is None or evidence_digest(release, terms, results) != release.evidence_digest:
+        raise Refused(f"the evidence of release {release.id} changed after it was approved: approve it again")
+    said_yes = approvers(release, tx.approvals(release.id))
+    if len(said_yes) < (release.approvals_needed or 1):
+        raise Refused(f"release {release.id} has {len(said_yes)} of {release.approvals_needed} approvals for its evidence")
+    if release.approval_expires_at is None or tx.now >= release.approval_expires_at:
+        raise Refused(f"the approval of release {release.id} has expired: wait for the next release")
+    return pointer
+
+
+def finish(tx: ReleaseTransaction, release: Release, *, actor: str) -> Release:
+    """Swap the pointer to a release in PROMOTING, keep the holdback on the champion before it, and end what it makes moot."""
+    pointer = require_promotable(tx, release)
+    reason = f"promoted over {pointer.digest[:12]} at generation {pointer.generation}"
+    for champion in tx.releases(states={S.CHAMPION}):
+        tx.move(champion, S.SUPERSEDED, actor=actor, reason=f"superseded by {release.version_name}")
+    _end_comparisons(tx, pointer.digest, actor=actor, besides=release.id, because=f"{release.version_name} became champion")
+    promoted = tx.move(release, S.CHAMPION, actor=actor, reason=reason, changes={"stage": None})
+    after = replace(
+        pointer, digest=release.digest, generation=pointer.generation + 1, previous=pointer.digest, holdback=terms_of(release).holdback,
+        holdback_digest=None, release_id=release.id, changed_at=tx.now,
+    )  # fmt: skip
+    tx.swap(after, expected=pointer.generation, action="promote", actor=actor, reason=reason)
+    return promoted
+
+
+def roll_back(tx: ReleaseTransaction, release: Release, *, actor: str, reason: str, to: str | None = None) -> Release:
+    """Take a version back, from whatever state, at once. Asking again changes nothing (`to` names a version instead of the newest good)."""
+    match release.state:
+        case S.CHAMPION:
+            return _dethrone(tx, release, actor=actor, reason=reason, to=to)
+        case S.SUPERSEDED:
+            return _bar(tx, release, actor=actor, reason=reason)
+        case state if state in IN_FLIGHT:
+            tx.quarantine(release, actor=actor, reason=reason)
+            tx.void_approvals(release.id, actor=actor, reason=reason)
+            return tx.move(release, S.ABORTED, actor=actor, reason=reason, changes={"stage": None})
+        case _:
+            if release.state not in (S.ROLLED_BACK, S.SUPERSEDED_BY_NEWER) and not tx.is_quarantined(release.digest):
+                tx.quarantine(release, actor=actor, reason=reason)
+            return release
+
+
+def _dethrone(tx: ReleaseTransaction, release: Release, *, actor: str, reason: str, to: str | None) -> Release:
+    pointer = tx.pointer()
+    assert pointer is not None
+    good = tx.good_versions(besides=frozenset({release.digest}))
+    target = to if to is not None and to in good else next(iter(good), None)
+    if target is None:
+        raise Refused(f"there is no earlier good version of {release.policy} to go back to: deploy one with `ratchet release plant`")
+    tx.quarantine(release, actor=actor, reason=reason)
+    gone = tx.move(release, S.ROLLED_BACK, actor=actor, reason=reason)
+    _end_comparisons(tx, release.digest, actor=actor, besides=release.id, because=f"champion {release.version_name} was rolled back")
+    back = next(iter(tx.releases(states={S.SUPERSEDED}, digest=target)), None)
+    if back is not None:
+        tx.move(back, S.CHAMPION, actor=actor, reason=f"came back when {release.version_name} was rolled back")
+    after = replace(
+        pointer, digest=target, generation=pointer.generation + 1, previous=next((d for d in good if d != target), None), holdback=0.0,
+        holdback_digest=None, release_id=back.id if back else None, changed_at=tx.now, anchor=pointer.anchor,
+    )  # fmt: skip
+    if pointer.anchor == release.digest:
+        after = replace(after, anchor=target)
+    tx.swap(after, expected=pointer.generation, action="rollback", actor=actor, reason=reason)
+    _break_circuit(tx, release, actor=actor)
+    return gone
+
+
+def _bar(tx: ReleaseTransaction, release: Release, *, actor: str, reason: str) -> Release:
+    """Quarantine a former champion: it leaves the holdback and is no target of rollbacks any more."""
+    tx.quarantine(release, actor=actor, reason=reason)
+    gone = tx.move(release, S.ROLLED_BACK, actor=actor, reason=reason)
+    pointer = tx.pointer()
+    if pointer is not None and release.digest in (pointer.previous, pointer.reference):
+        good = tx.good_versions(besides=frozenset({release.digest, pointer.digest}))
+        after = replace(
+            pointer,
+            generation=pointer.generation + 1,
+            previous=next(iter(good), None),
+            holdback=0.0,
+            holdback_digest=None,
+            changed_at=tx.now,
+        )
+        tx.swap(after, expected=pointer.generation, action="holdback", actor=actor, reason=reason)
+    return gone
+
+
+def _break_circuit(tx: ReleaseTransaction, release: Release, *, actor: str) -> None:
+    terms = terms_of(release)
+    count = tx.rollbacks_within(timedelta(seconds=terms.breaker_window_s))
+    if count >= terms.breaker_rollbacks and tx.frozen() is None:
+        tx.freeze(actor=actor, reason=f"{count} rollbacks within {terms.breaker_window_s / 3600:.0f} h")
+
+
+def _end_comparisons(tx: ReleaseTransaction, champion: str, *, actor: str, besides: str, because: str) -> None:
+    """End releases that were compared with a champion that is no more. A queued one starts its comparison later, and may stay."""
+    for other in tx.releases(states={S.CANARY} | LATE):
+        if other.id != besides and other.champion_digest == champion:
+            tx.void_approvals(other.id, actor=actor, reason=because)
+            to = S.ABORTED if other.state is S.CANARY else S.EXPIRED
+            tx.move(other, to, actor=actor, reason=f"{because}: its comparison no longer holds", changes={"stage": None})
+    if tx.is_quarantined(champion):
+        for other in tx.releases(states=IN_FLIGHT):
+            if other.id != besides and other.champion_digest == champion:
+                tx.move(other, S.ABORTED, actor=actor, reason=f"{because}: it was trained from it")
+
+
+def renew_anchor(tx: ReleaseTransaction, *, actor: str, reason: str) -> Pointer:
+    """The champion becomes the anchor: what later versions are held against. Only a person moves it."""
+    require_person(actor, "renew the anchor")
+    pointer = tx.pointer()
+    if pointer is None:
+        raise Refused(f"nothing is deployed for {tx.policy}: bootstrap it first")
+    if pointer.anchor == pointer.digest:
+        return pointer
+    after = replace(pointer, generation=pointer.generation + 1, anchor=pointer.digest, changed_at=tx.now)
+    if after.reference == after.digest:
+        after = replace(after, holdback=0.0, holdback_digest=None)
+    tx.swap(after, expected=pointer.generation, action="anchor", actor=actor, reason=reason)
+    return after
+
+
+def unfreeze(tx: ReleaseTransaction, *, actor: str) -> bool:
+    """One of two votes; True when promotions are free again."""
+    require_person(actor, "unfreeze promotions")
+    if tx.frozen() is None:
+        return True
+    if len(tx.vote_to_unfreeze(actor)) < 2:
+        return False
+    tx.unfreeze(actor=actor)
+    return True

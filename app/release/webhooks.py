@@ -1,0 +1,152 @@
+"""Webhooks as Standard Webhooks has them: signed, repeated for days, with the event's id as the key of idempotency.
+
+Deliveries are rows written in the transaction of the event they are about, so none is lost with a process. A signature proves that some
+holder of the secret sent it, not which person acted: that is in the payload and in the audit chain.
+"""
+
+import base64
+import ipaddress
+import logging
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Protocol
+from urllib.parse import urlsplit
+
+import httpx
+from standardwebhooks.webhooks import Webhook as Signer
+
+from app.domain.errors import BadRequest, RatchetError
+from app.domain.ports import Clock
+
+log = logging.getLogger("ratchet.webhooks")
+WAITS = tuple(timedelta(seconds=s) for s in (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400))
+"""Until the next attempt, after each failed one; then it is given up, and stays on record as such."""
+TIMEOUT_S = 15.0
+SECRET_BYTES = 32
+GONE = 410
+Resolve = Callable[[str], Sequence[str]]
+
+
+class Receiver(Protocol):
+    """Where to."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def url(self) -> str: ...
+    @property
+    def secrets(self) -> tuple[str, ...]: ...
+
+
+class Waiting(Protocol):
+    """One event on its way to one receiver."""
+
+    @property
+    def webhook(self) -> Receiver: ...
+    @property
+    def event_id(self) -> str: ...
+    @property
+    def payload(self) -> bytes: ...
+    @property
+    def attempts(self) -> int: ...
+
+
+class WebhookBook(Protocol):
+    """What is due, and what became of it."""
+
+    def due(self, *, now: datetime, limit: int = 50) -> Sequence[Waiting]: ...
+    def mark(
+        self, webhook_id: str, event_id: str, *, attempts: int, status: str, delivered_at: datetime | None, next_attempt_at: datetime | None
+    ) -> None: ...
+    def disable(self, webhook_id: str, *, now: datetime) -> object: ...
+
+
+def new_secret() -> str:
+    """A fresh signing secret (`whsec_…`, 32 random bytes)."""
+    return "whsec_" + base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
+
+
+def addresses_of(host: str) -> Sequence[str]:
+    """Every address a name stands for now."""
+    try:
+        return sorted({str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)})
+    except OSError as error:
+        raise BadRequest(f"{host} does not resolve ({error}): correct the webhook's address", param="url") from error
+
+
+def check_url(url: str, *, allow_loopback: bool, resolve: Resolve = addresses_of) -> None:
+    """Refuse addresses behind which our own network lies (server-side request forgery). Asked at registration and before every delivery."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("https", "http") or not parts.hostname or parts.username or parts.password:
+        raise BadRequest(f"{url!r} is no webhook address: give https://host/path without user and password", param="url")
+    addresses = [ipaddress.ip_address(address.partition("%")[0]) for address in resolve(parts.hostname)]
+    if allow_loopback and addresses and all(address.is_loopback for address in addresses):
+        return
+    if parts.scheme != "https":
+        raise BadRequest("a webhook's address has to begin with https://: the payload names people and versions", param="url")
+    if not addresses or not all(address.is_global for address in addresses):
+        raise BadRequest(f"{parts.hostname} lies in a private network: a webhook's address has to be public", param="url")
+
+
+def headers_of(delivery: Waiting, *, at: datetime) -> dict[str, str]:
+    """The three headers; one signature per secret, so that a receiver may hold either while they are rotated."""
+    signatures = [Signer(secret).sign(delivery.event_id, at, delivery.payload.decode()) for secret in delivery.webhook.secrets]
+    return {
+        "content-type": "application/json",
+        "webhook-id": delivery.event_id,
+        "webhook-timestamp": str(int(at.timestamp())),
+        "webhook-signature": " ".join(signatures),
+    }
+
+
+class Courier:
+    """Delivers what is due. `client` must not follow redirects: they would lead past `check_url`."""
+
+    def __init__(
+        self, book: WebhookBook, *, clock: Clock, client: httpx.Client | None = None, allow_loopback: bool = False,
+        resolve: Resolve = addresses_of,
+    ) -> None:  # fmt: skip
+        self._book = book
+        self._clock = clock
+        self._client = client or httpx.Client(timeout=TIMEOUT_S, follow_redirects=False)
+        self._allow_loopback = allow_loopback
+        self._resolve = resolve
+
+    def deliver_due(self) -> int:
+        """Attempt everything whose time has come; returns how many arrived."""
+        return sum(self._attempt(delivery) for delivery in self._book.due(now=self._clock()))
+
+    def run(self, stop: threading.Event, *, interval_s: float = 1.0) -> None:
+        """Deliver until `stop` is set; whatever waits is still there after a restart."""
+        while not stop.is_set():
+            try:
+                self.deliver_due()
+            except RatchetError as error:
+                log.warning("webhooks wait: %s", error)
+            stop.wait(interval_s)
+
+    def _attempt(self, delivery: Waiting) -> bool:
+        status, arrived = self._post(delivery)
+        now = self._clock()
+        again = None if arrived or delivery.attempts >= len(WAITS) else now + WAITS[delivery.attempts]
+        self._book.mark(
+            delivery.webhook.id, delivery.event_id, attempts=delivery.attempts + 1, status=status, delivered_at=now if arrived else None,
+            next_attempt_at=again,
+        )  # fmt: skip
+        if not arrived:
+            log.warning("webhook_failed webhook=%s event=%s status=%s next=%s", delivery.webhook.id, delivery.event_id, status, again)
+        if status == str(GONE):
+            self._book.disable(delivery.webhook.id, now=now)
+        return arrived
+
+    def _post(self, delivery: Waiting) -> tuple[str, bool]:
+        try:
+            check_url(delivery.webhook.url, allow_loopback=self._allow_loopback, resolve=self._resolve)
+            headers = headers_of(delivery, at=self._clock())
+            answer = self._client.post(delivery.webhook.url, content=delivery.payload, headers=headers)
+        except (httpx.HTTPError, BadRequest) as error:
+            return f"{type(error).__name__}: {error}"[:500], False
+        return str(answer.status_code), answer.is_success

@@ -1,0 +1,114 @@
+"""The embedded engine's HTTP side.
+
+| request            | answer                                                                                        |
+|--------------------|-----------------------------------------------------------------------------------------------|
+| `POST /generate`   | `GenerateRequest` → one `GenerationChunk` per line of JSON, as they are sampled                 |
+| `POST /count`      | `GenerateRequest` → `{"prompt_tokens": n}`                                                      |
+| `GET /versions`    | what is held, by digest                                                                        |
+| `GET /health`      | `{"status": "ok", …}`                                                                          |
+
+Refusals are `{"error": {"message", "param", "code"}}`: 400 (the request), 404 (weights not held), 429 with Retry-After (full).
+Loopback by default and without keys: the gateway is the door, this is behind it.
+"""
+
+from collections.abc import AsyncIterator
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import StreamingResponse
+
+from app.domain.errors import BadRequest, NotFound, Overloaded, RatchetError
+from app.domain.serving import GenerateRequest, GenerationChunk
+from app.serving.residency import Residency
+from app.serving.worker import Job, Worker
+
+MAX_BODY_BYTES = 8 << 20
+
+
+def create_engine(worker: Worker, residency: Residency) -> FastAPI:
+    """The application over a running worker and residency."""
+    app = FastAPI(title="Ratchet engine", docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.exception_handler(RatchetError)
+    async def refuse(_request: Request, error: Exception) -> Response:
+        return _refusal(error)
+
+    @app.post("/generate")
+    async def generate(request: Request) -> Response:
+        job = worker.submit(await _read(request))
+        # the first update decides the status: a refusal found on the worker's side must not come as a broken stream
+        first = await job.updates.get()
+        if isinstance(first, Exception):
+            raise first
+        return StreamingResponse(_lines(worker, job, first), media_type="application/x-ndjson")
+
+    @app.post("/count")
+    async def count(request: Request) -> Response:
+        asked = await _read(request)
+        prompt = worker.policy(asked.digest).chat.prompt(asked.messages, tools=asked.tools)
+        return _json({"prompt_tokens": len(prompt)})
+
+    @app.get("/versions")
+    async def versions() -> Response:
+        return _json({digest: {"state": state, "detail": detail} for digest, (state, detail) in residency.states().items()})
+
+    @app.get("/health")
+    async def health() -> Response:
+        ready = [digest for digest in residency.states() if worker.holds(digest)]
+        return _json({"status": "ok", "ready": ready, "load": worker.load, "sampled_tokens": worker.sampled_tokens})
+
+    return app
+
+
+async def _read(request: Request) -> GenerateRequest:
+    body = await request.body()
+    if len(body) > MAX_BODY_BYTES:
+        raise BadRequest(f"the request has {len(body)} bytes and {MAX_BODY_BYTES} are taken: shorten the conversation", param="messages")
+    try:
+        return msgspec.json.decode(body, type=GenerateRequest)
+    except msgspec.DecodeError as error:
+        raise BadRequest(f"this is not a GenerateRequest: {error}") from error
+
+
+async def _lines(worker: Worker, job: Job, first: GenerationChunk) -> AsyncIterator[bytes]:
+    """Chunks as lines; what piled up while the client was slow becomes one chunk. A client that leaves frees its row."""
+    chunk = first
+    try:
+        while True:
+            while chunk.finish_reason is None and not job.updates.empty():
+                chunk = _joined(chunk, job.updates.get_nowait())
+            yield msgspec.json.encode(chunk) + b"\n"
+            if chunk.finish_reason is not None:
+                return
+            update = await job.updates.get()
+            assert isinstance(update, GenerationChunk)
+            chunk = update
+    finally:
+        worker.cancel(job)
+
+
+def _joined(chunk: GenerationChunk, later: GenerationChunk | Exception) -> GenerationChunk:
+    """Two chunks as one; what only the last chunk has comes from the later one."""
+    assert isinstance(later, GenerationChunk)
+    return msgspec.structs.replace(
+        later, text=chunk.text + later.text, tokens=chunk.tokens + later.tokens, logprobs=chunk.logprobs + later.logprobs
+    )
+
+
+def _refusal(error: Exception) -> Response:
+    headers: dict[str, str] = {}
+    param = code = None
+    if isinstance(error, BadRequest):
+        status, param, code = 400, error.param, error.code
+    elif isinstance(error, NotFound):
+        status, code = 404, "weights_not_held"
+    elif isinstance(error, Overloaded):
+        status, code = 429, "overloaded"
+        headers["Retry-After"] = f"{max(1, round(error.retry_after_s))}"
+    else:
+        status = 503
+    return _json({"error": {"message": str(error), "param": param, "code": code}}, status=status, headers=headers)
+
+
+def _json(value: object, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status_code=status, headers=headers, media_type="application/json")

@@ -1,0 +1,91 @@
+"""An engine as a process: worker, residency and uvicorn, started and ended together."""
+
+import asyncio
+import errno
+import gc
+import logging
+import os
+import socket
+import threading
+from typing import Protocol
+
+import torch
+import uvicorn
+
+from app.domain.errors import BadConfig
+from app.domain.ports import EngineLedger, WeightStore
+from app.serving.engine import create_engine
+from app.serving.memory import return_freed_memory
+from app.serving.residency import Residency
+from app.serving.worker import Limits, Worker
+
+log = logging.getLogger(__name__)
+
+
+class OwnLedger(EngineLedger, Protocol):
+    """A ledger that can take this engine's rows out again."""
+
+    def forget(self) -> None: ...
+
+
+def serve_engine(
+    ledger: OwnLedger,
+    weights: WeightStore,
+    *,
+    host: str,
+    port: int,
+    only: frozenset[str] | None,
+    rows: int,
+    threads: int | None,
+    stop: threading.Event,
+) -> None:
+    """Serve until `stop` is set. Raises `BadConfig` when the port is taken."""
+    return_freed_memory()
+    torch.set_num_threads(threads or os.cpu_count() or 1)
+    listener = _listen(host, port)
+    worker = Worker(Limits(rows=rows))
+    residency = Residency(worker, ledger, weights, only=only)
+    worker.start()
+    residency.start()
+    gc.freeze()  # what is loaded stays: the collector need not walk torch and transformers between two tokens
+    server = _Server(
+        uvicorn.Config(
+            create_engine(worker, residency), log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=1
+        )
+    )
+    log.info("engine ready address=http://%s:%d threads=%d rows=%d", host, port, torch.get_num_threads(), rows)
+    try:
+        asyncio.run(server.serve_until(stop, listener, worker))
+    finally:
+        residency.close()
+        worker.close()
+        ledger.forget()
+        log.info("engine ended")
+
+
+class _Server(uvicorn.Server):
+    """uvicorn that ends by our event: the process's signal handlers are set already, one way for all processes."""
+
+    async def serve_until(self, stop: threading.Event, listener: socket.socket, worker: Worker) -> None:
+        """Serve; raises when the sampling thread died, so that the supervisor starts a whole engine again."""
+        serving = asyncio.create_task(self._serve([listener]))
+        while not stop.is_set() and not serving.done() and worker.alive:
+            await asyncio.sleep(0.1)
+        died = not worker.alive
+        self.should_exit = True
+        await serving
+        if died:
+            raise RuntimeError("the sampling thread died; its traceback is above")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be bound ({error.strerror})"
+        raise BadConfig(f"port {port} on {host} {why}: stop what holds it, or choose another with --port") from error
+    listener.listen(1024)
+    return listener

@@ -1,0 +1,137 @@
+"""Keeps resident what is wanted: loads new versions beside the serving thread, drops what nobody wants, reports both to the ledger.
+
+every second: wanted (ledger) ─▶ load what is missing, one at a time ─▶ verified ─▶ worker.add ─▶ report ready
+                              └▶ unwanted for `linger_s` ─▶ worker.drop (drains) ─▶ report dropped
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from app.domain.errors import RatchetError
+from app.domain.ports import EngineLedger, EngineState, WeightStore
+from app.policy.model import Policy, load_policy
+from app.serving.worker import Worker
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 10.0
+"""A version that failed to load is tried again after this long."""
+REPORT_EVERY_S = 3.0
+"""How often an unchanged state is repeated, so that the ledger knows the engine lives."""
+
+
+class Residency:
+    """The loading thread of an engine."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        ledger: EngineLedger,
+        weights: WeightStore,
+        *,
+        load: Callable[..., Policy] = load_policy,
+        only: frozenset[str] | None = None,
+        poll_s: float = 1.0,
+        linger_s: float = 5.0,
+    ) -> None:
+        self._worker = worker
+        self._ledger = ledger
+        self._weights = weights
+        self._load = load
+        self._only = only
+        """Policies this engine serves; all of them where None."""
+        self._poll_s = poll_s
+        self._linger_s = linger_s
+        """A version is dropped this long after it was last wanted: gateways read their route up to a second late."""
+        self._states: dict[str, tuple[EngineState, str | None]] = {}
+        self._wanted_at: dict[str, float] = {}
+        self._failed_at: dict[str, float] = {}
+        self._policies: dict[str, set[str]] = {}
+        """Names per digest: two policies may start from the same base."""
+        self._reported: dict[tuple[str, str], tuple[EngineState, float]] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="engine-residency", daemon=True)
+
+    def start(self) -> None:
+        """Begin polling."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop polling; a load in progress is abandoned with the process."""
+        self._stop.set()
+        self._thread.join(timeout=2)
+
+    def states(self) -> dict[str, tuple[EngineState, str | None]]:
+        """State and detail per digest, as last known."""
+        return dict(self._states)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.turn()
+            except RatchetError as error:  # the ledger does not answer: keep serving what is here
+                log.warning("residency waits error=%s", error)
+            self._stop.wait(self._poll_s)
+
+    def turn(self) -> None:
+        """One round: load, drop, report."""
+        now = time.monotonic()
+        wanted = {(policy, digest) for policy, digest in self._ledger.wanted() if self._only is None or policy in self._only}
+        for policy, digest in wanted:
+            self._policies.setdefault(digest, set()).add(policy)
+            self._wanted_at[digest] = now
+        for digest in sorted({digest for _, digest in wanted}):
+            if self._stop.is_set():
+                return
+            if self._missing(digest, now):
+                self._bring(digest)
+        for digest, (state, _) in list(self._states.items()):
+            if state in (EngineState.READY, EngineState.FAILED) and now - self._wanted_at[digest] >= self._linger_s:
+                self._worker.drop(digest)
+                self._settle(digest, EngineState.DROPPED, "nobody wants it any more")
+        self._report_all()
+
+    def _missing(self, digest: str, now: float) -> bool:
+        state = self._states.get(digest, (None, None))[0]
+        if state is EngineState.FAILED:
+            return now - self._failed_at[digest] >= RETRY_S
+        return state is not EngineState.READY
+
+    def _bring(self, digest: str) -> None:
+        """Load, verify and hand over one version; a failure is recorded, reported and retried later."""
+        self._settle(digest, EngineState.LOADING, None)
+        started = time.monotonic()
+        try:
+            policy = self._load(self._weights.path(digest), digest=digest)
+        except (RatchetError, OSError, RuntimeError, ValueError, KeyError) as error:
+            self._failed_at[digest] = time.monotonic()
+            log.error("version failed to load digest=%s error=%s", digest, error)
+            self._settle(digest, EngineState.FAILED, str(error))
+            return
+        self._worker.add(policy)
+        log.info("version ready digest=%s load_s=%.1f", digest, time.monotonic() - started)
+        self._settle(digest, EngineState.READY, None)
+
+    def _settle(self, digest: str, state: EngineState, detail: str | None) -> None:
+        self._states[digest] = (state, detail)
+        self._report(digest)
+
+    def _report_all(self) -> None:
+        for digest in list(self._states):
+            self._report(digest)
+
+    def _report(self, digest: str) -> None:
+        """Tell the ledger, at once when the state changed, else every few seconds; a dropped version is told once and forgotten."""
+        state, detail = self._states[digest]
+        for policy in self._policies.get(digest, set()):
+            told, at = self._reported.get((policy, digest), (None, 0.0))
+            if told is state and time.monotonic() - at < REPORT_EVERY_S:
+                continue
+            self._ledger.report(policy, digest, state, detail)
+            self._reported[(policy, digest)] = (state, time.monotonic())
+        if state is EngineState.DROPPED:
+            for policy in self._policies.pop(digest, set()):
+                self._reported.pop((policy, digest), None)
+            del self._states[digest]

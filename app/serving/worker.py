@@ -1,0 +1,278 @@
+"""The thread that samples: one decoder per resident version, a step of each in turn, so that a batch never mixes weights.
+
+    submit ─▶ commands ─▶ ┌ take commands ─▶ one step of every busy decoder ─▶ deliver tokens ┐ ─▶ Job.updates (asyncio)
+                          └──────────────────────────── for ever ─────────────────────────────┘
+
+| waits for                          | unblocked by                         |
+|------------------------------------|--------------------------------------|
+| a command, when no decoder is busy | submit, cancel, add, drop, close     |
+
+Everything that touches a decoder happens on this thread; other threads only leave commands.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.domain.errors import BadRequest, NotFound, Overloaded
+from app.domain.serving import GenerateRequest, GenerationChunk
+from app.domain.turns import FinishReason
+from app.policy.model import Policy
+from app.policy.sampling import Decoder, Generation
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one engine process takes on."""
+
+    rows: int = 16
+    """Sequences decoded together, per version. Each costs its context in cache: 23 kB per token for SmolLM2."""
+    waiting: int = 64
+    """Requests that may wait for a row, over all versions; more are refused with 429."""
+    prefill_chunk: int = 256
+    """Prompt tokens fed per step: bounds how long a long prompt holds up the answers that are being written."""
+    prompt_cache_bytes: int = 64 << 20
+    """Per version: prompts that were fed before are not fed again; 64 MB hold twenty of 140 tokens for SmolLM2."""
+    time_s: float = 300.0
+    """A completion that takes longer ends with finish_reason `timeout`."""
+
+
+@dataclass(eq=False, kw_only=True)
+class Job:
+    """One request on its way; `updates` belongs to the event loop, everything else to the worker."""
+
+    request: GenerateRequest
+    loop: asyncio.AbstractEventLoop
+    deadline: float
+    """On `time.monotonic()`."""
+    updates: asyncio.Queue[GenerationChunk | Exception] = field(default_factory=asyncio.Queue[GenerationChunk | Exception])
+    generation: Generation | None = None
+    decoder: Decoder | None = None
+    sent_tokens: int = 0
+    sent_text: int = 0
+
+
+class Worker:
+    """Samples for everybody who submits; start with `start()`, end with `close()`."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._decoders: dict[str, Decoder] = {}
+        self._leaving: set[str] = set()
+        self._jobs: list[Job] = []
+        self._load = 0
+        self._counting = threading.Lock()
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="engine-worker", daemon=True)
+        self.sampled_tokens = 0
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; what was being sampled is dropped."""
+        self._commands.put(None)
+        self._thread.join(timeout=5)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs; when it does not (a bug of ours), the process has to end and be started again."""
+        return self._thread.is_alive()
+
+    @property
+    def load(self) -> int:
+        """Requests taken and not finished."""
+        return self._load
+
+    # --- versions ---------------------------------------------------------------------------------------------------------------
+
+    def add(self, policy: Policy) -> None:
+        """Make a version available and wait until it is (one step at most); harmless when it is."""
+        done = threading.Event()
+
+        def command() -> None:
+            self._add(policy)
+            done.set()
+
+        self._commands.put(command)
+        while not done.wait(timeout=1.0) and self.alive:
+            pass
+
+    def drop(self, digest: str) -> None:
+        """Take no more requests for a version and free it when those it has are done."""
+        self._commands.put(lambda: self._leaving.add(digest))
+
+    def holds(self, digest: str) -> bool:
+        """Whether requests for this version are taken."""
+        return digest in self._decoders and digest not in self._leaving
+
+    def policy(self, digest: str) -> Policy:
+        """A resident version. Raises `NotFound`."""
+        decoder = self._decoders.get(digest)
+        if decoder is None or digest in self._leaving:
+            raise NotFound(f"this engine does not hold the weights {digest[:12]}")
+        return decoder.policy
+
+    def _add(self, policy: Policy) -> None:
+        self._leaving.discard(policy.digest)
+        if policy.digest not in self._decoders:
+            # a dictionary that readers on other threads iterate is replaced, never changed
+            self._decoders = {**self._decoders, policy.digest: self._decoder(policy)}
+
+    def _decoder(self, policy: Policy) -> Decoder:
+        limits = self.limits
+        return Decoder(policy, max_rows=limits.rows, chunk=limits.prefill_chunk, prompt_cache_bytes=limits.prompt_cache_bytes)
+
+    # --- requests ---------------------------------------------------------------------------------------------------------------
+
+    def submit(self, request: GenerateRequest) -> Job:
+        """Take a request (call from the event loop). Raises `NotFound` (not held), `Overloaded` (full), `BadRequest` (its prompt)."""
+        policy = self.policy(request.digest)
+        full = self.limits.rows * max(1, len(self._decoders)) + self.limits.waiting
+        if self._load >= full:
+            raise Overloaded(f"the engine has {self._load} requests in hand and takes no more: retry in a second", retry_after_s=1.0)
+        prompt = policy.chat.prompt(request.messages, tools=request.tools)
+        job = Job(request=request, loop=asyncio.get_running_loop(), deadline=time.monotonic() + self.limits.time_s)
+        self._count(+1)
+        self._commands.put(lambda: self._begin(job, prompt))
+        return job
+
+    def cancel(self, job: Job, reason: FinishReason = FinishReason.ABORTED) -> None:
+        """End a request from outside; harmless when it is done."""
+        self._commands.put(lambda: self._cancel(job, reason))
+
+    def _begin(self, job: Job, prompt: list[int]) -> None:
+        decoder = self._decoders.get(job.request.digest)
+        try:
+            if decoder is None:
+                raise NotFound(f"this engine does not hold the weights {job.request.digest[:12]} any more")
+            job.generation = decoder.submit(prompt, job.request.sampling, record_experts=job.request.record_experts)
+        except (BadRequest, NotFound) as error:
+            self._count(-1)
+            self._deliver([(job, error)])
+            return
+        job.decoder = decoder
+        self._jobs.append(job)
+
+    def _cancel(self, job: Job, reason: FinishReason) -> None:
+        if job in self._jobs and job.generation is not None and job.decoder is not None:
+            job.decoder.cancel(job.generation, reason)
+            self._deliver(self._news())
+
+    def _count(self, change: int) -> None:
+        with self._counting:
+            self._load += change
+
+    # --- the loop ---------------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            for command in self._take():
+                if command is None:
+                    return
+                command()
+            for digest, decoder in self._decoders.items():
+                if decoder.busy:
+                    self._step(digest, decoder)
+                elif digest in self._leaving:
+                    self._free(digest)
+            self._deliver(self._news())
+
+    def _take(self) -> list[Callable[[], None] | None]:
+        """All commands there are; waits for one when there is nothing to sample."""
+        idle = not any(decoder.busy for decoder in self._decoders.values())
+        commands: list[Callable[[], None] | None] = []
+        try:
+            # a second at most: a version may be leaving, and is freed between commands
+            commands.append(self._commands.get(timeout=1.0) if idle else self._commands.get_nowait())
+            while True:
+                commands.append(self._commands.get_nowait())
+        except queue.Empty:
+            return commands
+
+    def _step(self, digest: str, decoder: Decoder) -> None:
+        try:
+            self.sampled_tokens += len(decoder.step())
+        except Exception as error:
+            # one broken step (out of memory, say) costs the requests of its batch, not the engine
+            log.exception("step failed digest=%s", digest)
+            broken = [job for job in self._jobs if job.decoder is decoder]
+            self._jobs = [job for job in self._jobs if job.decoder is not decoder]
+            self._count(-len(broken))
+            decoder.close()
+            self._decoders = {**self._decoders, digest: self._decoder(decoder.policy)}
+            message = f"sampling failed: {error}"
+            self._deliver([(job, _last(job, FinishReason.ERROR, message=message)) for job in broken])
+        now = time.monotonic()
+        for job in self._jobs:
+            if now > job.deadline and job.generation is not None and job.decoder is decoder:
+                decoder.cancel(job.generation, FinishReason.TIMEOUT)
+
+    def _free(self, digest: str) -> None:
+        self._decoders[digest].close()
+        self._decoders = {held: decoder for held, decoder in self._decoders.items() if held != digest}
+        self._leaving.discard(digest)
+        log.info("version freed digest=%s", digest)
+
+    def _news(self) -> list[tuple[Job, GenerationChunk | Exception]]:
+        """What was sampled since the last time, per job; finished jobs leave."""
+        news: list[tuple[Job, GenerationChunk | Exception]] = []
+        kept: list[Job] = []
+        for job in self._jobs:
+            generation = job.generation
+            assert generation is not None
+            if generation.finish_reason is not None:
+                news.append((job, _last(job, generation.finish_reason)))
+                self._count(-1)
+                continue
+            kept.append(job)
+            if len(generation.tokens) > job.sent_tokens:
+                news.append((job, _chunk(job)))
+        self._jobs = kept
+        return news
+
+    def _deliver(self, news: list[tuple[Job, GenerationChunk | Exception]]) -> None:
+        """Hand the news over to the event loops they belong to, one call per loop."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Job, GenerationChunk | Exception]]] = {}
+        for job, update in news:
+            by_loop.setdefault(job.loop, []).append((job, update))
+        for loop, updates in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_put, updates)
+            except RuntimeError:  # the loop was closed: nobody listens any more
+                log.info("updates dropped count=%d", len(updates))
+
+
+def _put(updates: list[tuple[Job, GenerationChunk | Exception]]) -> None:
+    for job, update in updates:
+        job.updates.put_nowait(update)
+
+
+def _fresh(job: Job) -> dict[str, Any]:
+    """Tokens, log-probabilities and text not sent yet; marks them sent."""
+    generation = job.generation
+    assert generation is not None
+    first, start = job.sent_tokens, job.sent_text
+    job.sent_tokens, job.sent_text = len(generation.tokens), len(generation.text)
+    return {"text": generation.text[start:], "tokens": generation.tokens[first:], "logprobs": generation.logprobs[first:]}
+
+
+def _chunk(job: Job) -> GenerationChunk:
+    return GenerationChunk(**_fresh(job))
+
+
+def _last(job: Job, reason: FinishReason, *, message: str | None = None) -> GenerationChunk:
+    generation = job.generation
+    assert generation is not None
+    experts = generation.experts if generation.record_experts else None
+    return GenerationChunk(
+        **_fresh(job), finish_reason=reason, prompt_tokens=generation.prompt, routed_experts=experts, message=message
+    )  # fmt: skip

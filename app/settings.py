@@ -1,0 +1,104 @@
+"""Addresses and secrets, from the environment (`RATCHET_…`). Config says how, environment says where.
+
+Only entry points read this: `app.main`, `app.wiring`, `pipelines.__main__` and `pipelines.commands`.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from app.domain.errors import BadConfig
+from app.domain.policies import PolicyConfig
+
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Where everything is. Every field has an environment variable of the same name in capitals with the prefix RATCHET_."""
+
+    data: Path
+    """Folder of everything embedded: databases, segments, weights, logs. One `ratchet up` per folder."""
+    config: Path | None
+    """TOML file; None means the vetted defaults with the embedded quickstart policy."""
+    database_url: str
+    inbox_url: str
+    kafka_bootstrap: str | None
+    """Unset: a supervised embedded broker on loopback. Set: a real cluster, with the idempotent, replicated profile."""
+    segments: str
+    """Local folder or s3://bucket/prefix."""
+    weights: str
+    """Local folder or s3://bucket/prefix."""
+    mlflow_uri: str
+    engines: tuple[str, ...]
+    """Base URLs of the engines."""
+    host: str
+    port: int
+    actor_salt: str
+    """Secret under which people's ids are hashed; changing it makes everybody a stranger."""
+    ingest: str
+    """`inbox` (ack after the inbox commit) or `direct` (ack after a replicated broker's ack)."""
+    log_level: str
+
+
+def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
+    """Read the settings; raises `BadConfig` with the variable's name and the cure."""
+
+    def get(name: str, default: str) -> str:
+        return environment.get(f"RATCHET_{name}") or default
+
+    data = Path(get("DATA", ".ratchet")).resolve()
+    config = get("CONFIG", "")
+    ingest = get("INGEST", "inbox")
+    if ingest not in ("inbox", "direct"):
+        raise BadConfig(f"RATCHET_INGEST is {ingest!r}: set it to `inbox` or `direct`")
+    if ingest == "direct" and not get("KAFKA_BOOTSTRAP", ""):
+        raise BadConfig("RATCHET_INGEST=direct needs a replicated cluster: set RATCHET_KAFKA_BOOTSTRAP, or use RATCHET_INGEST=inbox")
+    return Settings(
+        data=data,
+        config=Path(config).resolve() if config else None,
+        database_url=get("DATABASE_URL", f"sqlite:///{data}/ratchet.db"),
+        inbox_url=get("INBOX_URL", environment.get("RATCHET_DATABASE_URL") or f"sqlite:///{data}/inbox.db"),
+        kafka_bootstrap=get("KAFKA_BOOTSTRAP", "") or None,
+        segments=get("SEGMENTS", str(data / "segments")),
+        weights=get("WEIGHTS", str(data / "weights")),
+        mlflow_uri=get("MLFLOW_URI", f"sqlite:///{data}/mlflow.db"),
+        engines=tuple(url for url in get("ENGINES", "http://127.0.0.1:8401").split(",") if url),
+        host=get("HOST", "127.0.0.1"),
+        port=_port(get("PORT", "8400")),
+        actor_salt=get("ACTOR_SALT", "ratchet-embedded"),
+        ingest=ingest,
+        log_level=get("LOG_LEVEL", "INFO"),
+    )
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or not 0 < int(text) < 65536:
+        raise BadConfig(f"RATCHET_PORT is {text!r}: set it to a number from 1 to 65535")
+    return int(text)
+
+
+def read_toml(path: Path | None) -> dict[str, Any]:
+    """The configuration file as a dict; empty where there is none. Raises `BadConfig`."""
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise BadConfig(f"cannot read the configuration {path}: {error.strerror}; check RATCHET_CONFIG") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadConfig(f"the configuration {path} is not TOML: {error}") from error
+
+
+def policies(toml: Mapping[str, Any], *, relative_to: Path) -> dict[str, PolicyConfig]:
+    """The declared policies by name, with model folders made absolute. Raises `BadConfig` naming the wrong key."""
+    try:
+        declared = msgspec.convert(toml.get("policies", {}), dict[str, PolicyConfig])
+    except msgspec.ValidationError as error:
+        raise BadConfig(f"[policies] in the configuration: {error}") from error
+    return {name: msgspec.structs.replace(policy, model=str((relative_to / policy.model).resolve())) for name, policy in declared.items()}

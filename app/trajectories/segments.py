@@ -1,0 +1,165 @@
+"""Segments: immutable Parquet files (zstd) of token payloads, in a local folder or under s3://bucket/prefix.
+
+A segment is whole or absent: it is written beside its place, synchronised, and renamed (S3: an object appears when its upload ends).
+The only change ever made to one is leaving turns out of it when their person is erased.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+from pyarrow.compute import invert, is_in  # type: ignore[attr-defined] - made at import
+
+from app.domain.batches import TurnPayload
+from app.domain.errors import BadConfig, BadInput
+
+SCHEMA = pa.schema(
+    [
+        ("inference_id", pa.string()),
+        ("episode_id", pa.string()),
+        ("policy", pa.string()),
+        ("version", pa.string()),
+        ("prompt_tokens", pa.list_(pa.int32())),
+        ("completion_tokens", pa.list_(pa.int32())),
+        ("logprobs", pa.list_(pa.float64())),
+        ("routed_experts", pa.list_(pa.list_(pa.list_(pa.int16())))),
+        ("temperature", pa.float64()),
+        ("top_p", pa.float64()),
+        ("finished_at", pa.timestamp("us", tz="UTC")),
+        ("messages", pa.string()),  # JSON: a chat has no fixed columns
+        ("completion", pa.string()),
+    ]
+)
+
+
+class ParquetSegments:
+    """The TrajectoryStore port."""
+
+    def __init__(self, location: str) -> None:
+        self._filesystem, self._root = _open(location)
+
+    def write(self, name: str, payloads: Sequence[TurnPayload]) -> str:
+        """Write one segment; the same name and payloads again change nothing. Returns the name."""
+        self._replace(self._path(name), _table(payloads))
+        return name
+
+    def write_sized(self, name: str, payloads: Sequence[TurnPayload]) -> int:
+        """`write`, answering the segment's size in bytes."""
+        return self.size(self.write(name, payloads))
+
+    def size(self, name: str) -> int:
+        """Bytes of a segment; 0 where there is none."""
+        return self._filesystem.get_file_info(self._path(name)).size or 0
+
+    def read(self, locations: Iterable[tuple[str, str]]) -> dict[str, TurnPayload]:
+        """Payloads by inference id for (segment, inference_id) pairs; what is gone is absent from the answer."""
+        wanted: dict[str, list[str]] = {}
+        for name, inference_id in locations:
+            wanted.setdefault(name, []).append(inference_id)
+        return {payload.inference_id: payload for name, ids in wanted.items() for payload in self._read(name, ids)}
+
+    def erase(self, name: str, inference_ids: frozenset[str]) -> int:
+        """Rewrite a segment without these turns; returns how many were removed. An empty one is deleted."""
+        path = self._path(name)
+        table = self._load(path)
+        if table is None:
+            return 0
+        kept = table.filter(invert(_is_in(table, inference_ids)))
+        removed = table.num_rows - kept.num_rows
+        if not kept.num_rows:
+            self._filesystem.delete_file(path)
+        elif removed:
+            self._replace(path, kept)
+        return removed
+
+    def names(self) -> list[str]:
+        """Every segment there is."""
+        found = self._filesystem.get_file_info(pafs.FileSelector(self._root, allow_not_found=True))
+        return sorted(info.base_name.removesuffix(".parquet") for info in found if info.base_name.endswith(".parquet"))
+
+    # --- inside -----------------------------------------------------------------------------------------------------------
+
+    def _path(self, name: str) -> str:
+        if not name or "/" in name or name.startswith("."):
+            raise BadInput(f"{name!r} is no name of a segment: use topic-partition-offset")
+        return f"{self._root}/{name}.parquet"
+
+    def _read(self, name: str, ids: Sequence[str]) -> list[TurnPayload]:
+        table = self._load(self._path(name))
+        return [] if table is None else [_payload(row) for row in table.filter(_is_in(table, ids)).to_pylist()]
+
+    def _load(self, path: str) -> pa.Table | None:
+        try:
+            with self._filesystem.open_input_file(path) as file:
+                return pq.read_table(file)
+        except FileNotFoundError:
+            return None
+
+    def _replace(self, path: str, table: pa.Table) -> None:
+        if not isinstance(self._filesystem, pafs.LocalFileSystem):
+            with self._filesystem.open_output_stream(path) as stream:
+                pq.write_table(table, stream, compression="zstd")
+            return
+        partial = f"{path}.{os.getpid()}.partial"
+        with open(partial, "wb") as file:
+            pq.write_table(table, file, compression="zstd")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        _sync_folder(self._root)
+
+
+def _open(location: str) -> tuple[Any, str]:
+    if location.startswith("s3://"):
+        try:
+            filesystem, root = pafs.FileSystem.from_uri(location)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise BadConfig(f"RATCHET_SEGMENTS is {location!r}, which cannot be opened ({error}): use s3://bucket/prefix") from error
+        return filesystem, root.rstrip("/")
+    root = Path(location).resolve()
+    root.mkdir(parents=True, exist_ok=True)
+    return pafs.LocalFileSystem(), str(root)
+
+
+def _sync_folder(root: str) -> None:
+    """Make a rename durable: the folder's own entry has to reach the disk too."""
+    descriptor = os.open(root, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_in(table: pa.Table, ids: Iterable[str]) -> Any:  # noqa: ANN401 - pyarrow ships no types
+    return is_in(table["inference_id"], value_set=pa.array(sorted(ids), pa.string()))
+
+
+def _table(payloads: Sequence[TurnPayload]) -> pa.Table:
+    rows = [_row(payload) for payload in sorted(payloads, key=lambda payload: payload.inference_id)]
+    return pa.Table.from_pylist(rows, schema=SCHEMA)
+
+
+def _row(payload: TurnPayload) -> dict[str, Any]:
+    return {
+        "inference_id": payload.inference_id, "episode_id": payload.episode_id, "policy": payload.policy, "version": payload.version,
+        "prompt_tokens": payload.prompt_tokens, "completion_tokens": payload.completion_tokens, "logprobs": payload.logprobs,
+        "routed_experts": payload.routed_experts, "temperature": payload.temperature, "top_p": payload.top_p,
+        "finished_at": payload.finished_at, "messages": msgspec.json.encode(payload.messages).decode(), "completion": payload.completion,
+    }  # fmt: skip
+
+
+def _payload(row: dict[str, Any]) -> TurnPayload:
+    experts = row["routed_experts"]
+    return TurnPayload(
+        inference_id=row["inference_id"], episode_id=row["episode_id"], policy=row["policy"], version=row["version"],
+        prompt_tokens=tuple(row["prompt_tokens"]), completion_tokens=tuple(row["completion_tokens"]),
+        logprobs=None if row["logprobs"] is None else tuple(row["logprobs"]),
+        routed_experts=None if experts is None else tuple(tuple(tuple(layer) for layer in token) for token in experts),
+        temperature=row["temperature"], top_p=row["top_p"], finished_at=row["finished_at"],
+        messages=tuple(msgspec.json.decode(row["messages"])), completion=row["completion"],
+    )  # fmt: skip

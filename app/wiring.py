@@ -1,0 +1,478 @@
+"""The only place where settings become live adapters. One function per thing that is plugged in; heavy libraries are imported inside.
+
+Nothing happens at import. Every process calls the few functions it needs; tests call them with settings of their own.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Engine
+
+from app.domain.errors import BadConfig, UnknownPolicy
+from app.domain.policies import PolicyConfig
+from app.domain.streams import JoinRules
+from app.domain.terms import Terms
+from app.settings import LOOPBACK, Settings, policies, read_toml
+
+if TYPE_CHECKING:
+    from app.db.batches import SqlBatchStore
+    from app.db.console import SqlOperations
+    from app.db.cycles import SqlCycles
+    from app.db.dead_letters import SqlDeadLetters
+    from app.db.engines import SqlEngineLedger
+    from app.db.episodes import SqlEpisodes
+    from app.db.erasures import SqlEraser
+    from app.db.evidence import SqlEvidenceBook
+    from app.db.inbox import SqlInbox
+    from app.db.keys import SqlKeys
+    from app.db.labels import SqlLabels
+    from app.db.pointer import SqlRoutes
+    from app.db.progress import SqlProgressLog
+    from app.db.reads import SqlReads
+    from app.db.relay import SqlRelayOffice
+    from app.db.release_views import SqlReleaseViews
+    from app.db.releases import SqlReleaseLedger
+    from app.db.rule_sets import SqlRules
+    from app.db.runs import SqlRunStore
+    from app.db.streams import SqlEffects
+    from app.db.suite_scores import SqlScores
+    from app.db.suite_sources import WellEnded
+    from app.db.versions import SqlVersions
+    from app.db.webhooks import SqlWebhookBook
+    from app.domain.decisions import Decision
+    from app.domain.label_reports import LabelReport
+    from app.domain.rewards import DueTurn
+    from app.messaging.cluster import Cluster
+    from app.messaging.consumer import KafkaSource
+    from app.messaging.direct import DirectInbox
+    from app.messaging.producer import KafkaSink
+    from app.policy.store import LocalWeights, RemoteWeights
+    from app.registry.mlflow_registry import MlflowRegistry
+    from app.release.desk import ReleaseDesk
+    from app.release.webhooks import Courier
+    from app.serving.client import HttpEngines
+    from app.serving.vllm import VllmEngines
+    from app.trajectories.segments import ParquetSegments
+
+
+def upgrade_schema(settings: Settings) -> None:
+    """Create the databases or bring them to this code's revision. Raises `BadConfig` for one that a newer version of Ratchet wrote."""
+    from app.db import migrate
+
+    for url in dict.fromkeys((settings.database_url, settings.inbox_url)):
+        migrate.refuse_unknown(url)
+        migrate.upgrade(url)
+
+
+def open_operations(settings: Settings) -> "SqlOperations":
+    """Read-only sight of the deployment, for pages and terminals."""
+    from app.db.console import SqlOperations
+
+    return SqlOperations(open_state(settings), open_inbox(settings))
+
+
+def open_state(settings: Settings) -> Engine:
+    """The state database, refused when its schema is not at the revision this code was written for."""
+    from app.db import migrate
+    from app.db.engine import open_engine
+
+    migrate.require_head(settings.database_url)
+    return open_engine(settings.database_url)
+
+
+def open_inbox(settings: Settings) -> Engine:
+    """The inbox database; the same as the state database on PostgreSQL, a file of its own on SQLite."""
+    from app.db import migrate
+    from app.db.engine import open_engine
+
+    migrate.require_head(settings.inbox_url)
+    return open_engine(settings.inbox_url)
+
+
+def inbox_writer(settings: Settings) -> "SqlInbox":
+    """The Inbox port with its writer thread; `close()` it on the way out."""
+    from app.db.inbox import SqlInbox
+
+    return SqlInbox(open_inbox(settings))
+
+
+def cluster(settings: Settings) -> "Cluster":
+    """The Kafka cluster: a real one where RATCHET_KAFKA_BOOTSTRAP names it, else the embedded broker of this data folder."""
+    from app.messaging.cluster import Cluster
+
+    return Cluster(bootstrap=settings.kafka_bootstrap, address_file=settings.data / "broker.json")
+
+
+def become_broker(settings: Settings, *, port: int | None = None) -> None:
+    """Replace this process by the embedded broker. Raises `BadConfig` where a real cluster is configured."""
+    from app.messaging.broker import become_broker as become
+
+    if settings.kafka_bootstrap is not None:
+        raise BadConfig(
+            f"RATCHET_KAFKA_BOOTSTRAP is {settings.kafka_bootstrap}: that cluster is used, an embedded broker would serve nobody"
+        )
+    become(settings.data / "broker.json", port=port)
+
+
+def event_sink(settings: Settings) -> "KafkaSink":
+    """The EventSink port: the one producer of the relay."""
+    from app.db.epochs import SqlEpochs
+    from app.messaging.producer import KafkaSink
+
+    return KafkaSink(cluster(settings), SqlEpochs(open_state(settings)))
+
+
+def event_source(settings: Settings, *, group: str, max_records: int) -> "KafkaSource":
+    """The EventSource port: one member of the consumer group."""
+    from app.db.epochs import SqlEpochs
+    from app.db.members import SqlMembership
+    from app.db.relay import has_backlog
+    from app.db.streams import read_offsets
+    from app.messaging.consumer import KafkaSource
+
+    state, inbox = open_state(settings), open_inbox(settings)
+    return KafkaSource(
+        cluster(settings), SqlEpochs(state), SqlMembership(state, group=group), group=group,
+        applied=lambda: read_offsets(state, group), backlog=lambda: has_backlog(inbox), max_records=max_records,
+    )  # fmt: skip
+
+
+def relay_office(settings: Settings, *, group: str) -> "SqlRelayOffice":
+    """The RelayOffice port."""
+    from app.db.relay import SqlRelayOffice
+
+    return SqlRelayOffice(open_inbox(settings), open_state(settings), group=group)
+
+
+def trajectories(settings: Settings) -> "ParquetSegments":
+    """The TrajectoryStore port."""
+    from app.trajectories.segments import ParquetSegments
+
+    return ParquetSegments(settings.segments)
+
+
+def effect_store(settings: Settings, *, rules: JoinRules) -> "SqlEffects":
+    """The EffectStore port: rows in the state database, tokens in segments."""
+    from app.db.streams import SqlEffects
+
+    segments = trajectories(settings)
+    return SqlEffects(open_state(settings), rules=lambda: rules, write_segment=segments.write_sized, erase_from_segment=segments.erase)
+
+
+def dead_letters(settings: Settings) -> "SqlDeadLetters":
+    """The dead letters of this deployment."""
+    from app.db.dead_letters import SqlDeadLetters
+
+    return SqlDeadLetters(open_state(settings))
+
+
+def eraser(settings: Settings) -> "SqlEraser":
+    """Forgets people everywhere in this deployment."""
+    from app.db.erasures import SqlEraser
+
+    return SqlEraser(open_state(settings), open_inbox(settings), erase_from_segment=trajectories(settings).erase)
+
+
+def decisions(settings: Settings, *, policy: str | None, since: datetime | None, until: datetime | None) -> "Iterator[Decision]":
+    """Labelled turns with their assignment and reward, oldest first."""
+    from app.db.decisions import read_decisions
+
+    return read_decisions(open_state(settings), policy=policy, since=since, until=until)
+
+
+def load_policies(settings: Settings) -> dict[str, PolicyConfig]:
+    """The declared policies by name."""
+    return policies(read_toml(settings.config), relative_to=settings.config.parent if settings.config else Path.cwd())
+
+
+def require_policy(declared: dict[str, PolicyConfig], name: str) -> PolicyConfig:
+    """The policy of that name, or a sentence that lists those there are."""
+    if name not in declared:
+        known = ", ".join(sorted(declared)) or "none"
+        raise UnknownPolicy(
+            f"no policy is named {name!r} (declared: {known}); add [policies.{name}] to the configuration or correct the name"
+        )
+    return declared[name]
+
+
+def label_book(settings: Settings) -> "SqlLabels":
+    """Due turns and their labels."""
+    from app.db.labels import SqlLabels
+
+    return SqlLabels(open_state(settings))
+
+
+def rule_book(settings: Settings, default: str) -> "SqlRules":
+    """The rule set in force per policy; `default` is the TOML where none was ever activated."""
+    from app.db.rule_sets import SqlRules
+
+    return SqlRules(open_state(settings), default)
+
+
+def label_report(settings: Settings, policy: str) -> "LabelReport":
+    """How the turns of a policy are labelled at present."""
+    from app.db.engine import reading
+    from app.db.label_report import label_report as read_report
+
+    with reading(open_state(settings)) as connection:
+        return read_report(connection, policy)
+
+
+@contextmanager
+def labelled_turns(settings: Settings, policy: str, *, limit: int) -> "Iterator[Iterator[tuple[DueTurn, float]]]":
+    """The newest labelled turns of a policy with the reward they have, as one consistent read."""
+    from app.db.engine import reading
+    from app.db.label_report import labelled_turns as read_labelled
+
+    with reading(open_state(settings)) as connection:
+        yield read_labelled(connection, policy, limit=limit)
+
+
+def version_book(settings: Settings) -> "SqlVersions":
+    """Versions by digest, with their lineage."""
+    from app.db.versions import SqlVersions
+
+    return SqlVersions(open_state(settings))
+
+
+def cycle_book(settings: Settings) -> "SqlCycles":
+    """Who runs a slot, and how far it got."""
+    from app.db.cycles import SqlCycles
+
+    return SqlCycles(open_state(settings))
+
+
+def read_texts(file: Path) -> Iterator[tuple[str, str, str]]:
+    """Name, domain and text of each row of a Parquet file."""
+    from app.trajectories.corpus import read_texts
+
+    return read_texts(file)
+
+
+def batch_store(settings: Settings) -> "SqlBatchStore":
+    """Where batches are cut."""
+    from app.db.batches import SqlBatchStore
+
+    return SqlBatchStore(open_state(settings))
+
+
+def run_store(settings: Settings) -> "SqlRunStore":
+    """Training runs and baseline trackers."""
+    from app.db.runs import SqlRunStore
+
+    return SqlRunStore(open_state(settings))
+
+
+def progress_log(settings: Settings) -> "SqlProgressLog":
+    """How far long work is."""
+    from app.db.progress import SqlProgressLog
+
+    return SqlProgressLog(open_state(settings))
+
+
+def score_book(settings: Settings) -> "SqlScores":
+    """Scores of versions on offline suites."""
+    from app.db.suite_scores import SqlScores
+
+    return SqlScores(open_state(settings))
+
+
+def registry(settings: Settings) -> "MlflowRegistry":
+    """The MLflow projection."""
+    from app.registry.mlflow_registry import MlflowRegistry
+
+    return MlflowRegistry(settings.mlflow_uri)
+
+
+def lineage_of(settings: Settings, name: str) -> list[dict[str, Any]]:
+    """What a version and its ancestors were trained on, newest first."""
+    from app.db.engine import reading
+    from app.db.lineage import chain_of, version_of_name
+
+    with reading(open_state(settings)) as connection:
+        return chain_of(connection, version_of_name(connection, name))
+
+
+def versions_that_saw(settings: Settings, actor: str) -> dict[str, list[str]]:
+    """Which versions served a person, were trained on their turns, or descend from one that was."""
+    from app.db.engine import reading
+    from app.db.lineage import versions_that_saw
+    from app.domain.ids import hash_actor
+
+    with reading(open_state(settings)) as connection:
+        return versions_that_saw(connection, hash_actor(actor, salt=settings.actor_salt))
+
+
+def schema_revision(settings: Settings) -> str:
+    """The revision the state database is at."""
+    from app.db import migrate
+
+    return migrate.current_revision(settings.database_url) or "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpAdapters:
+    """What the api process plugs in."""
+
+    policies: dict[str, PolicyConfig]
+    inbox: "SqlInbox | DirectInbox"
+    routes: "SqlRoutes"
+    engines: "HttpEngines | VllmEngines"
+    keys: "SqlKeys"
+    episodes: "SqlEpisodes"
+    reads: "SqlReads"
+    operations: "SqlOperations"
+
+    async def check_engines(self) -> None:
+        """Raise `Unavailable` where no engine answers."""
+        await self.engines.ping()
+
+    def close(self) -> None:
+        """Commit what waits in the inbox."""
+        self.inbox.close()
+
+
+def door(settings: Settings) -> "SqlInbox | DirectInbox":
+    """The Inbox port of the api: the inbox table, or with RATCHET_INGEST=direct the replicated cluster itself."""
+    if settings.ingest == "inbox":
+        return inbox_writer(settings)
+    from app.messaging.direct import DirectInbox
+
+    return DirectInbox(event_sink(settings))
+
+
+def http_adapters(settings: Settings) -> HttpAdapters:
+    """Everything live behind the HTTP service."""
+    from app.db.console import SqlOperations
+    from app.db.episodes import SqlEpisodes
+    from app.db.keys import SqlKeys
+    from app.db.pointer import SqlRoutes
+    from app.db.reads import SqlReads
+
+    state, inbox = open_state(settings), open_inbox(settings)
+    return HttpAdapters(
+        policies=load_policies(settings),
+        inbox=door(settings),
+        routes=SqlRoutes(state),
+        engines=open_engines(settings),
+        keys=SqlKeys(state),
+        episodes=SqlEpisodes(state),
+        reads=SqlReads(state, inbox),
+        operations=SqlOperations(state, inbox),
+    )
+
+
+def key_book(settings: Settings) -> "SqlKeys":
+    """The stored API keys."""
+    from app.db.keys import SqlKeys
+
+    return SqlKeys(open_state(settings))
+
+
+def open_weights(settings: Settings) -> "LocalWeights | RemoteWeights":
+    """The WeightStore port: a local folder, or a URL with a cache under the data folder."""
+    from app.policy.store import open_store
+
+    return open_store(settings.weights, cache=settings.data / "weights-cache")
+
+
+def open_engines(settings: Settings) -> "HttpEngines | VllmEngines":
+    """The Engines port of the gateway: embedded engines, found through the ledger, else at RATCHET_ENGINES; or vLLM (`vllm+http://…`)."""
+    from app.serving.client import HttpEngines
+    from app.serving.vllm import VllmEngines
+
+    vllm = [url.removeprefix("vllm+") for url in settings.engines if url.startswith("vllm+")]
+    if vllm and len(vllm) < len(settings.engines):
+        raise BadConfig("RATCHET_ENGINES mixes vLLM servers and embedded engines: list one kind only")
+    if vllm:
+        return VllmEngines(vllm)
+    ledger = engine_ledger(settings)
+    return HttpEngines(settings.engines, addresses=ledger.addresses)
+
+
+def engine_ledger(settings: Settings, *, engine_id: str = "", address: str = "") -> "SqlEngineLedger":
+    """What engines have to hold and do hold; an engine says who it is, readers do not."""
+    from app.db.engines import SqlEngineLedger
+
+    return SqlEngineLedger(open_state(settings), engine_id=engine_id, address=address)
+
+
+def release_ledger(settings: Settings) -> "SqlReleaseLedger":
+    """The ReleaseLedger port."""
+    from app.db.releases import SqlReleaseLedger
+
+    return SqlReleaseLedger(open_state(settings))
+
+
+def release_desk(settings: Settings, *, terms: Terms | None = None) -> "ReleaseDesk":
+    """The hands of the release state machine; `terms` are those that releases opened by it are frozen with."""
+    from app.release.desk import ReleaseDesk
+
+    return ReleaseDesk(release_ledger(settings), terms=terms)
+
+
+def trainable_labels(settings: Settings) -> Callable[[str], int]:
+    """How many labels of a policy's champion a batch could take now."""
+    from app.db.engine import reading
+    from app.db.labels import count_trainable
+    from app.db.pointer import read_pointer
+
+    engine = open_state(settings)
+
+    def count(policy: str) -> int:
+        with reading(engine) as connection:
+            pointer = read_pointer(connection, policy)
+            return 0 if pointer is None else count_trainable(connection, policy, pointer.digest)
+
+    return count
+
+
+def evidence_book(settings: Settings) -> "SqlEvidenceBook":
+    """The EvidenceBook port of the watch."""
+    from app.db.evidence import SqlEvidenceBook
+
+    return SqlEvidenceBook(open_state(settings))
+
+
+def release_views(settings: Settings) -> "SqlReleaseViews":
+    """What people read about releases, and the audit chain."""
+    from app.db.release_views import SqlReleaseViews
+
+    return SqlReleaseViews(open_state(settings))
+
+
+def webhook_book(settings: Settings) -> "SqlWebhookBook":
+    """Receivers of release events, and deliveries."""
+    from app.db.webhooks import SqlWebhookBook
+
+    return SqlWebhookBook(open_state(settings))
+
+
+def courier(settings: Settings) -> "Courier":
+    """Delivers release events to their receivers."""
+    from app.domain.ids import utc_now
+    from app.release.webhooks import Courier
+
+    return Courier(webhook_book(settings), clock=utc_now, allow_loopback=settings.host in LOOPBACK)
+
+
+def well_ended_turns(settings: Settings, policy: str, *, limit: int) -> "list[WellEnded]":
+    """Turns of held-out people that ended well, newest first."""
+    from app.db.engine import reading
+    from app.db.suite_sources import well_ended_turns
+
+    with reading(open_state(settings)) as connection:
+        return well_ended_turns(connection, policy, limit=limit)
+
+
+def digest_of_version(settings: Settings, name: str) -> str:
+    """The digest of the version with this name, or whose digest begins with it."""
+    from app.db.engine import reading
+    from app.db.lineage import version_of_name
+
+    with reading(open_state(settings)) as connection:
+        return version_of_name(connection, name).digest

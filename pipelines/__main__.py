@@ -1,0 +1,82 @@
+"""The `ratchet` command. Subcommands are listed here and imported only when called: `ratchet --help` stays under half a second."""
+
+import importlib
+import sys
+
+import click
+
+from app.domain.errors import RatchetError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "up": ("pipelines.commands.up:up", "Run every process of a deployment on this machine, supervised."),
+    "demo": ("pipelines.commands.demo:demo", "Run the whole loop with a real model and simulated people, live in the terminal."),
+    "api": ("pipelines.commands.processes:api", "Serve the HTTP API and the console."),
+    "engine": ("pipelines.commands.processes:engine", "Serve the embedded engine."),
+    "broker": ("pipelines.commands.processes:broker", "Run the embedded Kafka-protocol broker on loopback."),
+    "relay": ("pipelines.commands.processes:relay", "Send the inbox and the outbox to Kafka (leased: one at a time)."),
+    "ingest": ("pipelines.commands.processes:ingest", "Apply events from Kafka to the database."),
+    "label": ("pipelines.commands.processes:label", "Label turns whose wait is over."),
+    "loop": ("pipelines.commands.processes:loop", "Run one cycle per slot: batch, update, judge, release."),
+    "watch": ("pipelines.commands.processes:watch", "Judge canaries and champions on live traffic; promote and roll back."),
+    "prepare": ("pipelines.commands.prepare:prepare", "Make a deployment ready whose processes somebody else starts."),
+    "cycle": ("pipelines.commands.cycle:cycle", "Run or inspect cycles by hand."),
+    "db": ("pipelines.commands.db:db", "Create, upgrade or check the database schema."),
+    "model": ("pipelines.commands.model:model", "Fetch or make the quickstart's models."),
+    "keys": ("pipelines.commands.keys:keys", "Create, list and revoke API keys."),
+    "release": ("pipelines.commands.release:release", "List, explain, approve, abort and roll back releases."),
+    "rules": ("pipelines.commands.rules:rules", "Validate, replay, diff and activate reward rule sets."),
+    "labels": ("pipelines.commands.labels:labels", "Report how turns were labelled and what was left out."),
+    "dlq": ("pipelines.commands.dlq:dlq", "List and replay dead letters."),
+    "erase": ("pipelines.commands.erase:erase", "Remove everything known about an actor."),
+    "export": ("pipelines.commands.export:export", "Export decisions and rewards (VW DSJSON)."),
+    "import": ("pipelines.commands.importer:importer", "Import conversations as history through the public API."),
+    "collect": ("pipelines.commands.collect:collect", "Watch a working tree and report how edits persist."),
+    "suite": ("pipelines.commands.suite:suite", "Build, list and run offline evaluation suites."),
+    "lineage": ("pipelines.commands.lineage:lineage", "Say what a version was trained on, or which versions saw a person."),
+    "audit": ("pipelines.commands.audit:audit", "Show and verify the audit chain."),
+    "pretrain": ("pipelines.commands.pretrain:pretrain", "Continue pretraining a base model on a corpus."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a subcommand's module when the subcommand is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All subcommands, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the subcommand."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute = COMMANDS[cmd_name][0].split(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the subcommands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="ratchet")
+def ratchet() -> None:
+    """Close the loop between a product and the language model inside it.
+
+    Config says how (a TOML file named by RATCHET_CONFIG), environment says where (RATCHET_DATA and friends).
+    """
+
+
+def main() -> None:
+    """Run `ratchet`; what a person can act on ends in one sentence and exit code 2."""
+    try:
+        ratchet(prog_name="ratchet")
+    except RatchetError as error:
+        click.echo(f"ratchet: {error}", err=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

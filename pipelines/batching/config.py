@@ -1,0 +1,30 @@
+"""How a batch is cut. The defaults are the vetted setting."""
+
+from typing import Literal
+
+import msgspec
+
+from app.domain.errors import BadConfig
+
+
+class BatchingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one slot's update may learn from."""
+
+    min_turns: int = 32
+    """Fewer eligible turns than this hold the cycle; nothing is used up."""
+    max_turns: int = 1024
+    """The rest stays eligible for the next slot while its version does."""
+    max_turns_per_actor: int = 16
+    """How much one person can weigh in one update."""
+    staleness: int = 0
+    """How many versions behind the champion a turn may be (S); above 0 the correction has to earn its keep."""
+    episode_reward: Literal["final", "mean", "own"] = "final"
+    """What every turn of a chain is paid: the chain's final reward, the mean of its rewards, or each its own."""
+    wait_for_episodes: bool = True
+    """Leave a chain for the next slot while one of its turns has no label yet."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_turns <= self.max_turns:
+            raise BadConfig(f"batching.min_turns is {self.min_turns}: give 1 to batching.max_turns ({self.max_turns})")
+        if self.max_turns_per_actor < 1 or self.staleness < 0:
+            raise BadConfig("batching.max_turns_per_actor must be at least 1 and batching.staleness at least 0")

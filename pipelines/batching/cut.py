@@ -1,0 +1,177 @@
+"""Cut the batch of a slot, in one transaction:
+
+labels not in any batch → reasons against each → the chain's reward to all its turns → cap per actor → share per segment → manifest
+
+Everything is decided by hashes of ids and the slot, so the same labels give the same batch whoever cuts.
+"""
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from app.domain.batches import BatchItem, BatchManifest, LabelledTurn, batch_id
+from app.domain.errors import Held
+from app.domain.ports import BatchStore
+from app.domain.rewards import Exclusion
+from app.domain.versions import HoldReason
+from pipelines.batching.config import BatchingConfig
+
+EQUAL_WITHIN = 1e-9
+
+
+def cut_batch(
+    store: BatchStore, *, policy: str, slot: int, champion: str, anchor: str, config: BatchingConfig, now: datetime
+) -> BatchManifest:
+    """The slot's batch; the same one when the slot has one already.
+
+    Raises `Held` (too few labels, equal rewards); then nothing is written and every label stays eligible.
+    """
+    with store.cutting(policy) as session:
+        existing = session.existing(slot)
+        if existing is not None:
+            return existing
+        since = session.last_window_end()
+        versions = session.lineage(champion, config.staleness)
+        labels = session.unused_labels(versions=versions, since=since, until=now)
+        verdicts = judge(labels, versions=versions, known=session.known_versions(), config=config)
+        chosen = choose([turn for turn in labels if verdicts[turn.inference_id] is None], verdicts, slot=slot, config=config)
+        chosen = pay_chains(chosen, labels, config)
+        _refuse_useless(chosen, verdicts, config)
+        manifest = _manifest(chosen, verdicts, labels, policy=policy, slot=slot, champion=champion, anchor=anchor, since=since, now=now)
+        session.save(manifest)
+        return manifest
+
+
+def judge(
+    labels: Sequence[LabelledTurn], *, versions: Sequence[str], known: frozenset[str], config: BatchingConfig
+) -> dict[str, Exclusion | None]:
+    """The reason against each label, by inference id; None where it is eligible."""
+    rule_set = newest_rule_set(labels)
+    verdicts = {turn.inference_id: _reason(turn, versions, known, rule_set, config) for turn in labels}
+    if config.episode_reward != "own":
+        paid = {turn.episode_id for turn in labels if verdicts[turn.inference_id] is None}
+        for turn in labels:  # a turn nobody commented on, such as a summary, is paid by its chain
+            if verdicts[turn.inference_id] is Exclusion.NO_SIGNAL and turn.episode_id in paid:
+                verdicts[turn.inference_id] = None
+    return verdicts
+
+
+def newest_rule_set(labels: Sequence[LabelledTurn]) -> str:
+    """The rule set of the newest label; empty without labels."""
+    return max(labels, key=lambda turn: (turn.labelled_at, turn.rule_set)).rule_set if labels else ""
+
+
+def _reason(turn: LabelledTurn, versions: Sequence[str], known: frozenset[str], rule_set: str, config: BatchingConfig) -> Exclusion | None:
+    """The first reason that applies; what makes the turn unusable for good comes first, what labelling merely had no opinion on last."""
+    stated = Exclusion(turn.exclusion) if turn.exclusion is not None else None
+    reasons = [
+        (turn.erased, Exclusion.ERASED),
+        (not turn.train_consent, Exclusion.NO_CONSENT),
+        (turn.imported, Exclusion.IMPORTED),
+        (stated is not None and stated is not Exclusion.NO_SIGNAL, stated),
+        (not turn.has_logprobs, Exclusion.NO_LOGPROBS),
+        (turn.completion_tokens == 0, Exclusion.EMPTY_COMPLETION),
+        (turn.version not in versions, Exclusion.STALE_VERSION if turn.version in known else Exclusion.UNKNOWN_VERSION),
+        (turn.payload_segment is None, Exclusion.PAYLOAD_MISSING),
+        (turn.held_out, Exclusion.HELD_OUT),
+        (turn.rule_set != rule_set, Exclusion.OTHER_RULE_SET),
+        (config.wait_for_episodes and turn.episode_open, Exclusion.EPISODE_OPEN),
+        (stated is Exclusion.NO_SIGNAL, Exclusion.NO_SIGNAL),
+    ]
+    return next((reason for applies, reason in reasons if applies), None)
+
+
+def choose(
+    eligible: Sequence[LabelledTurn], verdicts: dict[str, Exclusion | None], *, slot: int, config: BatchingConfig
+) -> list[LabelledTurn]:
+    """At most so many turns per actor and in all, each segment in proportion; writes the reason against the others into `verdicts`."""
+    ordered = sorted(eligible, key=lambda turn: (_lot(slot, turn.episode_id), turn.finished_at, turn.inference_id))
+    per_actor: Counter[str] = Counter()
+    capped: list[LabelledTurn] = []
+    for turn in ordered:
+        if turn.actor is not None and per_actor[turn.actor] >= config.max_turns_per_actor:
+            verdicts[turn.inference_id] = Exclusion.ACTOR_CAP
+            continue
+        if turn.actor is not None:
+            per_actor[turn.actor] += 1
+        capped.append(turn)
+    segments: defaultdict[str, list[LabelledTurn]] = defaultdict(list)
+    for turn in capped:
+        segments[turn.segment].append(turn)
+    quotas = seats({segment: len(turns) for segment, turns in segments.items()}, config.max_turns)
+    for segment, turns in segments.items():
+        for turn in turns[quotas[segment] :]:
+            verdicts[turn.inference_id] = Exclusion.NOT_SAMPLED
+    return [turn for segment, turns in segments.items() for turn in turns[: quotas[segment]]]
+
+
+def seats(sizes: dict[str, int], total: int) -> dict[str, int]:
+    """Share `total` places among segments in proportion to their size (largest remainders); all that are there, where they fit."""
+    everybody = sum(sizes.values())
+    if everybody <= total:
+        return dict(sizes)
+    exact = {name: size * total / everybody for name, size in sizes.items()}
+    given = {name: int(share) for name, share in exact.items()}
+    by_remainder = sorted(sizes, key=lambda name: (given[name] - exact[name], name))
+    for name in by_remainder[: total - sum(given.values())]:
+        given[name] += 1
+    return given
+
+
+def pay_chains(chosen: Sequence[LabelledTurn], labels: Sequence[LabelledTurn], config: BatchingConfig) -> list[LabelledTurn]:
+    """The chain's reward for each of its turns; only turns that labelling had something to say about have a reward to pass on."""
+    if config.episode_reward == "own":
+        return list(chosen)
+    rewards: defaultdict[str, list[float]] = defaultdict(list)
+    for turn in sorted(labels, key=lambda turn: (turn.finished_at, turn.inference_id)):
+        if turn.exclusion is None:
+            rewards[turn.episode_id].append(turn.reward)
+    final = config.episode_reward == "final"
+    paid = {episode: given[-1] if final else sum(given) / len(given) for episode, given in rewards.items()}
+    return [replace(turn, reward=paid.get(turn.episode_id, turn.reward)) for turn in chosen]
+
+
+def _refuse_useless(chosen: Sequence[LabelledTurn], verdicts: dict[str, Exclusion | None], config: BatchingConfig) -> None:
+    if len(chosen) < config.min_turns:
+        against = ", ".join(f"{count} {reason.value}" for reason, count in _counts(verdicts.values()).most_common()) or "none left out"
+        raise Held(
+            HoldReason.TOO_FEW_LABELS,
+            f"{len(chosen)} turns are eligible and batching.min_turns is {config.min_turns} ({against}): wait for the next slot",
+        )
+    rewards = [turn.reward for turn in chosen]
+    if max(rewards) - min(rewards) < EQUAL_WITHIN:
+        raise Held(
+            HoldReason.EQUAL_REWARDS, f"all {len(chosen)} eligible turns have the reward {rewards[0]}: there is nothing to learn from"
+        )
+
+
+def _manifest(
+    chosen: Sequence[LabelledTurn], verdicts: dict[str, Exclusion | None], labels: Sequence[LabelledTurn], *, policy: str, slot: int,
+    champion: str, anchor: str, since: datetime | None, now: datetime,
+) -> BatchManifest:  # fmt: skip
+    items = tuple(
+        BatchItem(
+            inference_id=turn.inference_id, episode_id=turn.episode_id, reward=turn.reward, label_revision=turn.label_revision,
+            segment=turn.segment, actor=turn.actor, version=turn.version, payload_segment=turn.payload_segment or "",
+        )
+        for turn in sorted(chosen, key=lambda turn: turn.inference_id)
+    )  # fmt: skip
+    window_from = since or min(turn.labelled_at for turn in labels)
+    inside = [verdicts[turn.inference_id] for turn in labels if since is None or turn.labelled_at > since]
+    rule_set = newest_rule_set(labels)
+    return BatchManifest(
+        id=batch_id(policy=policy, champion=champion, rule_set=rule_set, items=items), policy=policy, slot=slot, champion=champion,
+        anchor=anchor, rule_set=rule_set, window_from=window_from, window_to=now, items=items,
+        left_out={reason.value: count for reason, count in sorted(_counts(inside).items())},
+    )  # fmt: skip
+
+
+def _counts(verdicts: Iterable[Exclusion | None]) -> Counter[Exclusion]:
+    return Counter(verdict for verdict in verdicts if verdict is not None)
+
+
+def _lot(slot: int, unit: str) -> bytes:
+    """A random-looking order of the units that changes from slot to slot."""
+    return hashlib.sha256(f"{slot}\x1f{unit}".encode()).digest()

@@ -1,0 +1,132 @@
+"""What the demo found out, whether that is what it promised, and how it says so."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.table import Table
+
+from app.domain.cycles import Cycle
+from app.domain.views import Difference, Measure
+
+PROMOTIONS_PROMISED = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Harm:
+    """What became of the planted candidate."""
+
+    version: str
+    state: str
+    reason: str | None
+    requests: int
+    """Requests it served."""
+    people: int
+    detect_s: float
+    """From its first request to the decision to take it back."""
+    roll_back_s: float
+    """From that decision to the last request it was given."""
+
+    @property
+    def caught(self) -> bool:
+        """Whether the live gate took it back and traffic left it."""
+        return self.state in ("ABORTED", "REJECTED", "ROLLED_BACK")
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """Filled in as the demo goes on."""
+
+    model: str
+    seed: int
+    promoted: list[str] = field(default_factory=list[str])
+    """Names of the candidates that became champion, in order."""
+    first: str = ""
+    last: str = ""
+    persistence: Difference | None = None
+    """Last champion minus first, on held-out people and prompts."""
+    dissatisfied: Difference | None = None
+    harm: Harm | None = None
+    stages_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict[str, list[float]](list))
+    answers: int = 0
+    events: int = 0
+    wall_s: float = 0.0
+    trouble: str | None = None
+    """Why it ended early."""
+
+    @property
+    def failures(self) -> list[str]:
+        """What was promised and did not happen; empty for exit code 0."""
+        missing = [] if self.trouble is None else [self.trouble]
+        if len(self.promoted) < PROMOTIONS_PROMISED:
+            missing.append(f"{len(self.promoted)} candidates were promoted, {PROMOTIONS_PROMISED} were promised")
+        if self.persistence is None:
+            missing.append("edit persistence of the last champion was not measured against the first's")
+        elif self.persistence.low <= 0:
+            missing.append("the interval of the gain in edit persistence does not exclude zero")
+        if self.harm is None:
+            missing.append("no harmful candidate was planted")
+        elif not self.harm.caught:
+            missing.append(f"the harmful candidate was not taken back: it is {self.harm.state}")
+        return missing
+
+    def time_cycles(self, cycles: Sequence[Cycle]) -> None:
+        """Add the seconds of each step of each finished cycle."""
+        for cycle in cycles:
+            for step, seconds in cycle.timings.items():
+                self.stages_s[step].append(seconds)
+
+    def as_json(self) -> dict[str, Any]:
+        """The summary for programs."""
+        return {
+            "model": self.model, "seed": self.seed, "wall_s": round(self.wall_s, 1), "promoted": self.promoted,
+            "first": self.first, "last": self.last, "persistence": _difference(self.persistence),
+            "dissatisfied": _difference(self.dissatisfied), "harm": None if self.harm is None else vars(self.harm),
+            "answers": self.answers, "events": self.events,
+            "stages_s": {name: [round(s, 2) for s in values] for name, values in self.stages_s.items()}, "failures": self.failures,
+        }  # fmt: skip
+
+    def table(self) -> Table:
+        """The summary for people."""
+        table = Table(title=f"one real turn of the loop after the other: {self.model}, {self.wall_s:.0f} s", show_header=False)
+        for name, text in self._rows():
+            table.add_row(name, text)
+        for name, values in self.stages_s.items():
+            table.add_row(f"time: {name}", f"{' + '.join(f'{s:.1f}' for s in values)} s")
+        for failure in self.failures:
+            table.add_row("[red]missing[/red]", failure)
+        return table
+
+    def _rows(self) -> list[tuple[str, str]]:
+        rows = [("promoted", f"{len(self.promoted)}: {', '.join(self.promoted) or 'none'}")]
+        rows.append(("answers, events", f"{self.answers} answers, {self.events} events accepted over HTTP"))
+        if self.persistence is not None:
+            rows += _compared("edit persistence, held-out people", self.persistence, self.first, self.last)
+        if self.dissatisfied is not None:
+            rows += _compared("dissatisfied follow-ups", self.dissatisfied, self.first, self.last)
+        if self.harm is not None:
+            rows.append(("planted candidate", f"{self.harm.version} was {self.harm.state}: {self.harm.reason or ''}"))
+            rows.append(("served badly", f"{self.harm.requests} requests of {self.harm.people} people"))
+            rows.append(("time to detect, to roll back", f"{self.harm.detect_s:.1f} s, {self.harm.roll_back_s:.1f} s"))
+        return rows
+
+
+def _compared(name: str, found: Difference, first: str, last: str) -> list[tuple[str, str]]:
+    return [
+        (name, f"{first}: {found.first} (n={found.first.n}) → {last}: {found.second} (n={found.second.n})"),
+        ("  difference", f"{found.difference:+.3f}, 95 % interval [{found.low:+.3f}, {found.high:+.3f}]"),
+    ]
+
+
+def _difference(found: Difference | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {
+        "first": _measure(found.first), "second": _measure(found.second), "difference": round(found.difference, 4),
+        "low": round(found.low, 4), "high": round(found.high, 4),
+    }  # fmt: skip
+
+
+def _measure(found: Measure) -> dict[str, Any]:
+    return {"n": found.n, "mean": round(found.mean, 4), "low": round(found.low, 4), "high": round(found.high, 4)}

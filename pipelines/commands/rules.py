@@ -1,0 +1,136 @@
+"""`ratchet rules`: what turns are paid for. A rule set is a TOML file, known by the digest of its content."""
+
+import difflib
+import getpass
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from app import wiring
+from app.domain.errors import BadConfig
+from app.domain.ids import utc_now
+from app.settings import Settings, from_environment, read_toml
+from pipelines.config import loop_config
+from pipelines.labelling.replay import SHARES, Replay, replay
+from pipelines.labelling.rule_set import RuleSet, parse_rule_set, starting_toml
+
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.group()
+def rules() -> None:
+    """Validate, replay, diff and activate reward rule sets."""
+
+
+@rules.command()
+@click.argument("file", type=FILE)
+def validate(file: Path) -> None:
+    """Read FILE as a rule set; say what it pays, or what is wrong with it."""
+    _show(parse_rule_set(file.read_text()))
+
+
+@rules.command()
+@click.argument("policy")
+@click.option("--toml", "as_toml", is_flag=True, help="Print the file itself.")
+def show(policy: str, as_toml: bool) -> None:
+    """The rule set in force for POLICY, and who put it there."""
+    settings = from_environment()
+    text, history = _in_force(settings, policy), wiring.rule_book(settings, "").history(policy)
+    if as_toml:
+        click.echo(text, nl=False)
+        return
+    _show(parse_rule_set(text))
+    if not history:
+        click.echo("never activated: it is the one that this deployment starts with")
+    for entry in history:
+        click.echo(f"{entry.activated_at:%Y-%m-%d %H:%M} {entry.digest[:12]} {entry.name} activated by {entry.activated_by}")
+
+
+@rules.command()
+@click.argument("a")
+@click.argument("b")
+def diff(a: str, b: str) -> None:
+    """The difference between A and B, each a file, the digest of a rule set that was activated once, or a policy."""
+    settings = from_environment()
+    lines = difflib.unified_diff(_text(settings, a).splitlines(), _text(settings, b).splitlines(), a, b, lineterm="")
+    shown = list(lines)
+    click.echo("\n".join(shown) if shown else "no difference")
+
+
+@rules.command("replay")
+@click.argument("file", type=FILE)
+@click.option("--policy", required=True)
+@click.option("--limit", type=click.IntRange(1, 1_000_000), default=10_000, show_default=True, help="The newest so many labelled turns.")
+@click.option("--movers", type=click.IntRange(0, 1000), default=10, show_default=True)
+def replay_(file: Path, policy: str, limit: int, movers: int) -> None:
+    """Score the labelled turns of a policy by FILE and say what would change; nothing is written."""
+    settings = from_environment()
+    config = wiring.require_policy(wiring.load_policies(settings), policy)
+    rule_set = parse_rule_set(file.read_text())
+    with wiring.labelled_turns(settings, policy, limit=limit) as labelled:
+        found = replay(labelled, config=config, rule_set=rule_set, now=utc_now(), movers=movers)
+    _show_replay(found)
+
+
+@rules.command()
+@click.argument("file", type=FILE)
+@click.option("--policy", required=True)
+@click.option("--by", default=getpass.getuser, show_default="your user name", help="Who decides; goes into the audit chain.")
+def activate(file: Path, policy: str, by: str) -> None:
+    """Put FILE in force for a policy from now on. Labels that exist keep the rule set they were made under."""
+    settings = from_environment()
+    wiring.require_policy(wiring.load_policies(settings), policy)
+    text = file.read_text()
+    rule_set = parse_rule_set(text)
+    book = wiring.rule_book(settings, "")
+    book.activate(policy=policy, digest=rule_set.digest, name=rule_set.config.name, toml=text, by=by, now=utc_now())
+    click.echo(f"{rule_set.config.name} ({rule_set.digest[:12]}) is in force for {policy}; running labellers take it up within seconds")
+
+
+def _in_force(settings: Settings, policy: str) -> str:
+    wiring.require_policy(wiring.load_policies(settings), policy)
+    labelling = loop_config(read_toml(settings.config)).labelling
+    return wiring.rule_book(settings, starting_toml(labelling.rule_set)).active(policy)
+
+
+def _text(settings: Settings, name: str) -> str:
+    """TOML by file name, policy or digest."""
+    if Path(name).is_file():
+        return Path(name).read_text()
+    if name in wiring.load_policies(settings):
+        return _in_force(settings, name)
+    text = wiring.rule_book(settings, "").by_digest(name)
+    if text is None:
+        raise BadConfig(f"{name!r} is no file, no policy and no digest of an activated rule set: see `ratchet rules show POLICY`")
+    return text
+
+
+def _show(rule_set: RuleSet) -> None:
+    config = rule_set.config
+    table = Table("term", "weight", "aggregation", "params", title=f"{config.name} ({rule_set.digest[:12]})")
+    for term in config.terms:
+        params = ", ".join(f"{name}={value}" for name, value in term.params.items())
+        table.add_row(term.name, f"{term.weight:g}", term.aggregation.value if term.aggregation else "", params)
+    Console().print(table)
+    silent = "trained on" if config.train_without_signal else "not trained on"
+    click.echo(f"a turn without any signal gets {config.default_reward:g} and is {silent}")
+
+
+def _show_replay(found: Replay) -> None:
+    console = Console()
+    console.print(f"{found.turns} turns, {found.changed} change; excluded: {found.excluded or 'none'}")
+    quantiles = Table("reward", *(f"{share:.0%}" for share in SHARES), title="Distribution")
+    quantiles.add_row("as labelled", *(f"{value:.3f}" for value in found.before))
+    quantiles.add_row("replayed", *(f"{value:.3f}" for value in found.after))
+    console.print(quantiles)
+    segments = Table("segment", "turns", "as labelled", "replayed", title="Mean reward per segment")
+    for segment, (count, before, after) in found.segments.items():
+        segments.add_row(segment or "(none)", str(count), f"{before:.3f}", f"{after:.3f}")
+    console.print(segments)
+    movers = Table("turn", "segment", "as labelled", "replayed", "terms", title="Top movers")
+    for move in found.movers:
+        terms = ", ".join(f"{name}={value:.2f}" for name, value in move.terms.items())
+        movers.add_row(move.inference_id, move.segment, f"{move.before:.3f}", f"{move.after:.3f}", terms)
+    console.print(movers)

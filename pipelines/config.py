@@ -1,0 +1,58 @@
+"""LoopConfig: each stage's own config, composed and validated once. Unknown keys are refused by name.
+
+Every run stores the resolved values, so what was in force when a version was made can always be read back.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from app.domain.errors import BadConfig
+from pipelines.batching import BatchingConfig
+from pipelines.evaluation.config import GatesConfig
+from pipelines.evaluation.offline_config import OfflineConfig
+from pipelines.ingestion.config import IngestionConfig, RelayConfig
+from pipelines.labelling.config import LabellingConfig
+from pipelines.training import TrainingConfig
+
+
+class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a cycle may run."""
+
+    slot_s: int = 18_000
+    """Length of a slot: five hours."""
+    tick_s: float = 30.0
+    """How often every replica asks whether a slot is to be run."""
+    patience_s: float = 0.0
+    """How long into a slot the election waits for enough labels and for a release in flight to end; 0 decides at the first tick."""
+    ready_blocks: bool = False
+    """Whether a release that waits for people keeps the next cycle from starting: for slots that are shorter than people take."""
+    lease_s: float = 60.0
+    """A cycle whose owner has not renewed for this long is taken over."""
+    heartbeat_s: float = 15.0
+
+
+class LoopConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the loop works; each table of the TOML file is one stage's."""
+
+    schedule: ScheduleConfig = ScheduleConfig()
+    relay: RelayConfig = RelayConfig()
+    ingestion: IngestionConfig = IngestionConfig()
+    labelling: LabellingConfig = LabellingConfig()
+    batching: BatchingConfig = BatchingConfig()
+    training: TrainingConfig = TrainingConfig()
+    offline: OfflineConfig = OfflineConfig()
+    gates: GatesConfig = GatesConfig()
+
+
+def loop_config(toml: Mapping[str, Any]) -> LoopConfig:
+    """Compose the stages' configs from the parsed file. Raises `BadConfig` naming the table and key."""
+    known = set(LoopConfig.__struct_fields__) | {"policies"}
+    unknown = sorted(set(toml) - known)
+    if unknown:
+        raise BadConfig(f"the configuration has unknown tables {', '.join(unknown)}; known ones are {', '.join(sorted(known))}")
+    try:
+        return msgspec.convert({name: table for name, table in toml.items() if name != "policies"}, LoopConfig)
+    except msgspec.ValidationError as error:
+        raise BadConfig(f"the configuration: {error}") from error

@@ -1,0 +1,308 @@
+"""How candidates are judged (`facts/gates.md`, section 5.1): vetted defaults, checked once, hashed into every decision."""
+
+from enum import StrEnum
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from app.domain.errors import BadConfig
+from app.domain.gates import content_hash
+from app.domain.terms import Terms
+
+MAX_REQUIRED = 4
+"""Every required metric has to be non-inferior, so power falls with each (sheet 3.5)."""
+
+
+class MetricClass(StrEnum):
+    """Classes of canary metrics, with their share of the harm family's alpha (sheet 4.4)."""
+
+    HARD = "hard"
+    GOLD = "gold"
+    PROXY = "proxy"
+    BEHAVIOUR = "behaviour"
+    USER_HARM = "user_harm"
+
+
+CLASS_WEIGHTS = {
+    MetricClass.HARD: 0.30, MetricClass.GOLD: 0.30, MetricClass.PROXY: 0.10, MetricClass.BEHAVIOUR: 0.20, MetricClass.USER_HARM: 0.10,
+}  # fmt: skip
+
+
+class Good(StrEnum):
+    """Which way is good."""
+
+    UP = "up"
+    DOWN = "down"
+    SAME = "same"
+    """Neither: a change of behaviour is what is looked for, in both directions."""
+
+
+class Missing(StrEnum):
+    """What a unit without the signal counts as."""
+
+    WORST = "worst"
+    """Intention to treat: silence is never better than an answer."""
+    BEST = "best"
+    """For complaints, whose absence is the good case."""
+
+
+PLAIN_SOURCES = frozenset(
+    {"fault", "invalid_tool_call", "time_to_first_token", "reward", "acts", "asks", "refuses", "length", "tools", "abandoned", "excluded"}
+)
+NAMED_SOURCES = frozenset({"term", "observation", "has"})
+
+
+class MetricConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One metric: what is measured on each turn, brought to [0, 1], and what the family does with it."""
+
+    name: str
+    source: str
+    """`fault`, `reward`, …, or `term:NAME` (a term of the label), `observation:NAME` (its value), `has:NAME` (whether there is one)."""
+    kind: MetricClass
+    good: Good = Good.UP
+    low: float = 0.0
+    high: float = 1.0
+    """The source's range; values are brought to [0, 1] and cut off there, fixed before the canary."""
+    threshold: float | None = None
+    """Count turns at or above it instead of averaging values; for `length`, unset means the champion's p95."""
+    abort_margin: float = 0.0
+    """Harm is an effect worse than this; two-sided metrics: a change larger than this."""
+    margin: float | None = None
+    """Non-inferiority margin; set, the metric is required for promotion."""
+    window_s: float | None = None
+    """Sessions of a unit count this long after its first; 0 is the fast lane (the first turn alone); unset, `GatesConfig.window_s`."""
+    missing: Missing = Missing.WORST
+    weight: float | None = None
+    """Share of the harm family; unset, its class's share divided among the class."""
+    prior: float | None = None
+    """Champion's mean (before orientation) where the canary starts without any history of it."""
+
+    @property
+    def required(self) -> bool:
+        return self.margin is not None
+
+
+class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One stage of the ramp. It is done with `units` units, or after `minutes` with at least `least_units`."""
+
+    share: float
+    units: int = 500
+    minutes: float = 10.0
+    least_units: int = 50
+
+
+class SloConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An absolute limit, because canary and champion can degrade together."""
+
+    source: str
+    limit: float
+    """Highest tolerated rate of bad turns."""
+    threshold: float | None = None
+
+
+class ApprovalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who has to say yes (sheet 4.6)."""
+
+    n: int = 1
+    ttl_s: float = 14_400.0
+    high_tier: bool = False
+    edited_by: str | None = None
+    """`user:<name>` of whoever last edited this table; may not approve the first release under it."""
+
+
+class HealthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits of G0 (sheet 4.1); a warning is given at half of each."""
+
+    response_kl_max: float = 3.0
+    """nat per response, to the champion."""
+    anchor_kl_max: float = 10.0
+    """nat per response, to the anchor: the budget until a person renews it."""
+    entropy_ratio_min: float = 0.5
+    """Entropy over the anchor's."""
+    reward_std_ratio_min: float = 0.05
+    component_share_max: float = 0.90
+    ceiling_rate_max: float = 0.80
+    ess_min: float = 0.30
+    on_policy_min: float = 0.5
+    """Share of the batch sampled by the champion itself."""
+    length_z_max: float = 3.0
+
+
+class OffPolicyGateConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """G2 (sheet 4.3): a veto or a hint, never a pass."""
+
+    margin: float = 0.02
+    """On the reward, brought to [0, 1]."""
+    alpha: float = 0.01
+    low: float = -1.0
+    high: float = 1.0
+    """Range of the reward; values are cut off there."""
+
+
+def _default_metrics() -> tuple[MetricConfig, ...]:
+    k, m = MetricClass, MetricConfig
+    return (
+        m(name="fault", source="fault", kind=k.HARD, good=Good.DOWN, window_s=0.0, prior=0.01),
+        m(name="invalid_tool_call", source="invalid_tool_call", kind=k.HARD, good=Good.DOWN, window_s=0.0, prior=0.01),
+        m(name="task_success", source="observation:task_success", kind=k.GOLD, abort_margin=0.0075, margin=0.015),
+        m(name="reward", source="reward", kind=k.PROXY, low=-1.0, high=1.0, margin=0.02),
+        m(name="acts", source="acts", kind=k.BEHAVIOUR, good=Good.SAME, abort_margin=0.03),
+        m(name="asks", source="asks", kind=k.BEHAVIOUR, good=Good.SAME, abort_margin=0.03),
+        m(name="refuses", source="refuses", kind=k.BEHAVIOUR, good=Good.SAME, abort_margin=0.03, prior=0.02),
+        m(name="length_over_p95", source="length", kind=k.BEHAVIOUR, good=Good.SAME, abort_margin=0.03, prior=0.05),
+        m(name="tools_per_turn", source="tools", kind=k.BEHAVIOUR, good=Good.SAME, high=4.0, abort_margin=0.03),
+        m(name="abandoned", source="abandoned", kind=k.BEHAVIOUR, good=Good.SAME, abort_margin=0.03),
+        m(name="excluded", source="excluded", kind=k.BEHAVIOUR, good=Good.SAME, abort_margin=0.03, prior=0.02),
+        m(name="dissatisfied", source="term:follow_up", kind=k.USER_HARM, threshold=-0.2, low=-1.0, missing=Missing.BEST, prior=0.9),
+        m(name="regenerated", source="has:regenerate", kind=k.USER_HARM, good=Good.DOWN, prior=0.05),
+        m(name="undone", source="has:undo", kind=k.USER_HARM, good=Good.DOWN, prior=0.05),
+    )
+
+
+class GatesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that a verdict depends on besides its evidence."""
+
+    stages: tuple[StageConfig, ...] = (
+        StageConfig(share=0.05, units=500, minutes=10.0),
+        StageConfig(share=0.25, units=1000, minutes=15.0),
+        StageConfig(share=0.50, units=0, minutes=0.0, least_units=0),
+    )
+    window_s: float = 1800.0
+    turn_wait_s: float = 150.0
+    """An exposure without a turn after this long is a fault of its arm."""
+    settle_s: float = 5.0
+    """Units are counted this long after their first exposure at the earliest, so that the stream's partitions can catch up."""
+    metrics: tuple[MetricConfig, ...] = msgspec.field(default_factory=_default_metrics)
+    slos: tuple[SloConfig, ...] = (SloConfig(source="fault", limit=0.10),)
+    alpha_abort_e: float = 0.025
+    alpha_abort_gst: float = 0.025
+    alpha_ni_e: float = 0.01
+    alpha_ni_gst: float = 0.04
+    alpha_post: float = 0.01
+    alpha_data: float = 0.01
+    alpha_slo: float = 0.001
+    gst_looks: int = 20
+    e_targets: tuple[float, ...] = (0.02, 0.05, 0.10, 0.20)
+    canary_max_s: float = 7200.0
+    """No READY by then: inconclusive, and the champion stays."""
+    hold_max_s: float = 7200.0
+    """Bad data for this long: abort."""
+    no_data_hold_s: float = 600.0
+    data_lag_max_s: float = 300.0
+    duplicates_max: float = 0.01
+    """Share of units seen in two arms."""
+    min_power: float = 0.60
+    """A canary whose non-inferiority tests would have less is refused; 0 switches the refusal off, and says so in the plan."""
+    traffic_days: float = 7.0
+    holdback_first: float = 0.10
+    holdback_s: float = 18_000.0
+    """How long the previous champion keeps its holdback; then the anchor keeps `anchor_share`."""
+    anchor_share: float = 0.03
+    anchor_margin: float = 0.02
+    anchor_run_length_slots: int = 1000
+    post_margin: float = 0.01
+    run_length_units: int = 1_000_000
+    units_per_look: int = 200
+    breaker_rollbacks: int = 2
+    breaker_window_s: float = 86_400.0
+    approval: ApprovalConfig = ApprovalConfig()
+    health: HealthConfig = HealthConfig()
+    off_policy: OffPolicyGateConfig = OffPolicyGateConfig()
+    interval_s: float = 1.5
+    """How often the watch asks again."""
+
+    @property
+    def required(self) -> tuple[MetricConfig, ...]:
+        return tuple(metric for metric in self.metrics if metric.required)
+
+    @property
+    def hash(self) -> str:
+        return content_hash(self)
+
+    def window_of(self, metric: MetricConfig) -> float:
+        """Seconds after a unit's first session during which its sessions count."""
+        return self.window_s if metric.window_s is None else metric.window_s
+
+    def weight_of(self, metric: MetricConfig) -> float:
+        """Share of the harm family's alpha: its own, or its class's divided among the class."""
+        if metric.weight is not None:
+            return metric.weight
+        return CLASS_WEIGHTS[metric.kind] / sum(1 for other in self.metrics if other.kind is metric.kind)
+
+
+def check(config: GatesConfig, *, rewarded: frozenset[str] = frozenset()) -> None:
+    """Refuse a configuration that could not protect anybody. `rewarded` names the terms of the active rule set. Raises `BadConfig`."""
+    for problem in (_stages(config), _alphas(config), _metrics(config), _gold(config, rewarded)):
+        if problem is not None:
+            raise BadConfig(f"[gates] in the configuration: {problem}")
+
+
+def terms_of(config: GatesConfig) -> Terms:
+    """The terms that a release opened now is bound to."""
+    gates: dict[str, Any] = msgspec.to_builtins(config)
+    return Terms(
+        stages=tuple(stage.share for stage in config.stages), holdback=config.holdback_first, approvals=config.approval.n,
+        approval_ttl_s=config.approval.ttl_s, high_tier=config.approval.high_tier, edited_by=config.approval.edited_by,
+        breaker_rollbacks=config.breaker_rollbacks, breaker_window_s=config.breaker_window_s, config_hash=config.hash, gates=gates,
+    )  # fmt: skip
+
+
+def _stages(config: GatesConfig) -> str | None:
+    shares = [stage.share for stage in config.stages]
+    if not shares or any(not 0.0 < share < 1.0 for share in shares) or any(a >= b for a, b in pairwise(shares)):
+        return f"the stages' shares are {shares}: give at least one, each larger than the one before, between 0 and 1"
+    if not 0.0 <= config.holdback_first < 1.0 or not 0.0 <= config.anchor_share < 1.0:
+        return "holdback_first and anchor_share are shares: set them to 0 or more and less than 1"
+    return None
+
+
+def _alphas(config: GatesConfig) -> str | None:
+    names = ("alpha_abort_e", "alpha_abort_gst", "alpha_ni_e", "alpha_ni_gst", "alpha_post", "alpha_data", "alpha_slo")
+    wrong = [name for name in names if not 0.0 < getattr(config, name) <= 0.05]
+    return f"{', '.join(wrong)}: an error probability lies above 0 and at most at 0.05" if wrong else None
+
+
+def _metrics(config: GatesConfig) -> str | None:
+    names = [metric.name for metric in config.metrics]
+    if len(set(names)) != len(names) or not names:
+        return "metrics need names, each used once, and there has to be at least one"
+    for metric in config.metrics:
+        problem = _metric(metric)
+        if problem is not None:
+            return f"metric {metric.name}: {problem}"
+    total = sum(config.weight_of(metric) for metric in config.metrics)
+    if total > 1.0 + 1e-9:
+        return f"the weights of the harm family sum to {total:.3f}: false aborts stay under control only up to 1"
+    if len(config.required) > MAX_REQUIRED:
+        return f"{len(config.required)} metrics are required for promotion: require at most {MAX_REQUIRED}, or nothing is ever promoted"
+    return None
+
+
+def _metric(metric: MetricConfig) -> str | None:
+    kind, _, name = metric.source.partition(":")
+    if metric.source not in PLAIN_SOURCES and not (kind in NAMED_SOURCES and name):
+        known = ", ".join([*sorted(PLAIN_SOURCES), *(f"{kind}:NAME" for kind in sorted(NAMED_SOURCES))])
+        return f"unknown source {metric.source!r}; known ones are {known}"
+    if not metric.low < metric.high:
+        return "low has to be below high"
+    if metric.margin is not None and not 0.0 < metric.margin < 1.0:
+        return "a non-inferiority margin lies between 0 and 1 (0.02 is two percentage points)"
+    if metric.margin is not None and metric.good is Good.SAME:
+        return "a metric with two bad directions cannot be required; leave its margin out"
+    if not 0.0 <= metric.abort_margin < 1.0 or (metric.window_s is not None and metric.window_s < 0.0):
+        return "abort_margin lies between 0 and 1, window_s is not negative"
+    return None
+
+
+def _gold(config: GatesConfig, rewarded: frozenset[str]) -> str | None:
+    gold = [metric for metric in config.required if metric.kind is MetricClass.GOLD]
+    if not gold:
+        return 'no gold metric is required for promotion: give one with kind = "gold" a margin'
+    inside = [metric.name for metric in gold if metric.source == "reward" or metric.source.partition(":")[2] in rewarded]
+    if len(inside) == len(gold):
+        return (
+            f"{', '.join(inside)}: a gold metric must not be part of the reward, or the policy learns to please it; "
+            "name one that no term of the active rule set uses"
+        )
+    return None

@@ -1,0 +1,91 @@
+"""The ratchet guard: champions since the last renewal of the anchor, held against the anchor; and the proxy-gold gap between them.
+
+Every version may be non-inferior to the one before it by a little, and all of them together worse by a lot. So a few percent of people stay
+on the anchor, and one detector runs over every era in which they did.
+"""
+
+from datetime import datetime, timedelta
+
+from app.domain.releases import Pointer
+from app.domain.sessions import Era
+from pipelines.evaluation.champion import anchor_guard
+from pipelines.evaluation.config import GatesConfig, MetricClass, MetricConfig
+from pipelines.evaluation.evidence import UnitBook, era_drawing
+from pipelines.evaluation.harm import units_of
+from pipelines.evaluation.references import Reference, references_of
+from pipelines.evaluation.statistics.confidence import Interval, betting_interval
+from pipelines.evaluation.statistics.proxy_gold import VERSIONS_RUNNING, Lift, gap_alarm
+from pipelines.evaluation.statistics.units import Units
+from pipelines.evaluation.subjects import EvidenceBook
+
+ASK_EVERY = timedelta(seconds=30)
+"""The guard is about days, and reads more than the other questions."""
+LOOK_BACK = timedelta(days=14)
+
+
+class AnchorWatch:
+    """Watches one policy against its anchor."""
+
+    def __init__(self, policy: str, config: GatesConfig, book: EvidenceBook) -> None:
+        self._policy = policy
+        self._config = config
+        self._book = book
+        self._gold = next(m for m in config.required if m.kind is MetricClass.GOLD)
+        self._proxy = next((m for m in config.required if m.kind is MetricClass.PROXY), None)
+        self._references = references_of(config, [])
+        self._books: dict[int, UnitBook] = {}
+        self._asked_at: datetime | None = None
+        self._anchor: str | None = None
+        self._gap = False
+
+    def ask(self, pointer: Pointer, *, now: datetime) -> str | None:
+        """Why to go back to the anchor, in a sentence; None where there is no reason (or it was asked a moment ago)."""
+        if self._asked_at is not None and now - self._asked_at < ASK_EVERY:
+            return None
+        self._asked_at = now
+        eras = self._eras(pointer, now)
+        for era in eras:
+            book = self._books.setdefault(era.generation, UnitBook(self._config, era_drawing(era), self._references))
+            book.update(self._book.era_sessions(self._policy, era, since=book.resume_at), now=now)
+        self._gap = self._gap_found()
+        return self._judge(eras, now)
+
+    def gap(self) -> bool:
+        """Whether the newest two champions running earned more reward than the anchor without being better at what it stands for."""
+        return self._gap
+
+    def _gap_found(self) -> bool:
+        newest = sorted(self._books.items())[-VERSIONS_RUNNING:]
+        return self._proxy is not None and gap_alarm([self._lift(str(generation), book, self._proxy) for generation, book in newest])
+
+    def _eras(self, pointer: Pointer, now: datetime) -> list[Era]:
+        """Eras since the anchor was set in which the holdback was on it, oldest first."""
+        if self._anchor != pointer.anchor:
+            self._anchor, self._books = pointer.anchor, {}
+        found = [era for era in self._book.eras(self._policy) if era.since >= now - LOOK_BACK]
+        return [e for e in found if e.holdback > 0.0 and e.anchor == pointer.anchor == e.reference and e.champion != e.anchor]
+
+    def _judge(self, eras: list[Era], now: datetime) -> str | None:
+        if not eras:
+            return None
+        reference = self._references[self._gold.name]
+        slot = timedelta(seconds=self._config.holdback_s)
+        per_slot = self._book.units_in(self._policy, window=slot, since=now - LOOK_BACK, now=now)
+        units = [self._units(self._books[era.generation], self._gold, reference) for era in eras]
+        fall = anchor_guard(self._config, units, units_per_slot=per_slot, variance=reference.variance)
+        if not fall.found:
+            return None
+        return f"champions since the last renewal are worse than the anchor on {self._gold.name}, found after {fall.detection.units} units"
+
+    def _units(self, book: UnitBook, metric: MetricConfig, reference: Reference) -> Units:
+        window = self._config.window_of(metric)
+        lane = next(lane for lane in book.lanes() if lane.window_s == window)
+        return units_of(lane, metric.name, prior=reference.mean)
+
+    def _lift(self, version: str, book: UnitBook, proxy: MetricConfig) -> Lift:
+        return Lift(version=version, proxy=self._interval(book, proxy), gold=self._interval(book, self._gold))
+
+    def _interval(self, book: UnitBook, metric: MetricConfig) -> Interval:
+        reference = self._references[metric.name]
+        variance = min(max(reference.variance, 1e-3), 0.25)
+        return betting_interval(self._units(book, metric, reference), variance=variance, alpha=0.05)

@@ -1,0 +1,152 @@
+"""Harm: is the canary worse? The e-process of the metric family, and the group-sequential half on the primary metrics (section 3)."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pipelines.evaluation.config import GatesConfig, Good, MetricClass, MetricConfig
+from pipelines.evaluation.evidence import Evidence, Lane
+from pipelines.evaluation.statistics import betting
+from pipelines.evaluation.statistics.baseline import running_mean
+from pipelines.evaluation.statistics.betting import EProcess, Tail, evidence_needed
+from pipelines.evaluation.statistics.family import FamilyEvidence, Member, family_evidence
+from pipelines.evaluation.statistics.group_sequential import GroupSequentialPlan, evaluate
+from pipelines.evaluation.statistics.units import Units
+
+RARE = 0.1
+"""Below this rate of failures (or successes) the targets are multiples of the rate."""
+RATE_FLOOR = 0.002
+PRIMARY = frozenset({MetricClass.GOLD, MetricClass.PROXY})
+LEAST_LOOKS = 10
+"""Units per look that the group-sequential half needs at least."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookSummary:
+    """The group-sequential half of one primary metric."""
+
+    metric: str
+    rejected_at: int | None
+    looks: int
+    z: float | None
+    """At the newest look, positive towards harm."""
+    boundary: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Harm:
+    """Whether the canary does harm, and by which half of the test."""
+
+    family: FamilyEvidence
+    needed: float
+    looks: tuple[LookSummary, ...]
+    effects: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
+
+    @property
+    def found(self) -> bool:
+        return self.family.rejected or any(look.rejected_at is not None for look in self.looks)
+
+    @property
+    def reason(self) -> str:
+        """Which metric, with its means."""
+        if self.family.rejected:
+            cause = self.family.cause
+            return f"harm on {cause}: log E {self.family.peak_log_e:.2f} reached {self.needed:.2f}; {self._means(cause)}"
+        crossed = next(look for look in self.looks if look.rejected_at is not None)
+        return f"harm on {crossed.metric}: group-sequential look crossed at {crossed.rejected_at} units; {self._means(crossed.metric)}"
+
+    def _means(self, metric: str | None) -> str:
+        shown = self.effects.get(metric or "")
+        return f"{shown['treated']:.3f} against {shown['control']:.3f} (good is up)" if shown else "no units"
+
+    def numbers(self) -> dict[str, Any]:
+        """For the record."""
+        return {
+            "found": self.found,
+            "log_e": self.family.log_e,
+            "peak_log_e": self.family.peak_log_e,
+            "needed": self.needed,
+            "cause": self.family.cause,
+            "rejected_at": self.family.rejected_at,
+            "log_weighted": dict(self.family.log_weighted),
+            "looks": [vars(look) for look in self.looks],
+            "effects": self.effects,
+        }
+
+
+def harm_of(config: GatesConfig, evidence: Evidence) -> Harm:
+    """Ask both halves. Raises ValueError on evidence that must not be used."""
+    members = [member_of(config, evidence, metric, weight=config.weight_of(metric)) for metric in config.metrics]
+    units = {member.name: member.units for member in members}
+    family = family_evidence(members, alpha=config.alpha_abort_e)
+    primary = [metric for metric in config.required if metric.kind in PRIMARY]
+    looks = [_looks(config, evidence, metric, units[metric.name], alpha=config.alpha_abort_gst / len(primary)) for metric in primary]
+    effects = {name: effect_of(u) for name, u in units.items()}
+    return Harm(family=family, needed=evidence_needed(config.alpha_abort_e), looks=tuple(looks), effects=effects)
+
+
+def member_of(config: GatesConfig, evidence: Evidence, metric: MetricConfig, *, weight: float, margin: float | None = None) -> Member:
+    """One abort metric of the family; `margin` replaces its own abort margin where that is smaller."""
+    return Member(
+        name=metric.name,
+        weight=weight,
+        process=process_of(config, evidence, metric, margin=margin),
+        units=units_of(evidence.lane_of(config.window_of(metric)), metric.name, prior=evidence.references[metric.name].mean),
+    )
+
+
+def process_of(config: GatesConfig, evidence: Evidence, metric: MetricConfig, *, margin: float | None = None) -> EProcess:
+    """The e-process of one metric: two-sided for behaviour, targets fitted to the rate where that is rare."""
+    reference = evidence.references[metric.name]
+    allowed = metric.abort_margin if margin is None else max(margin, metric.abort_margin)
+    if metric.good is Good.SAME:
+        return betting.two_sided(margin=allowed, variance=reference.variance, targets=config.e_targets)
+    if 1.0 - reference.mean < RARE:
+        targets = betting.rate_targets(max(1.0 - reference.mean, RATE_FLOOR))
+    elif reference.mean < RARE:
+        targets = betting.rare_success_targets(max(reference.mean, RATE_FLOOR))
+    else:
+        targets = config.e_targets
+    return betting.harm(margin=allowed, variance=reference.variance, targets=targets)
+
+
+def units_of(lane: Lane, metric: str, *, prior: float) -> Units:
+    """The lane's units of one metric, with the running mean as predictable baseline."""
+    outcome = lane.array(metric)
+    if not np.all(np.isfinite(outcome)):
+        raise ValueError(f"{metric} has outcomes that are no numbers")
+    return Units.observed(
+        outcome=outcome,
+        treated=np.frombuffer(lane.treated, dtype="u1").astype(bool),
+        probability=np.frombuffer(lane.probability, dtype="<f8"),
+        baseline=np.clip(running_mean(outcome, prior=prior), 0.0, 1.0),
+        stratum=np.frombuffer(lane.stratum, dtype="<i8"),
+        closed_at=np.frombuffer(lane.closed_at, dtype="<i8"),
+    )
+
+
+def plan_of(config: GatesConfig, evidence: Evidence, metric: MetricConfig, *, alpha: float) -> GroupSequentialPlan:
+    """The declared plan of one primary metric."""
+    n_max = max(evidence.n_max.get(metric.name, 0), LEAST_LOOKS * config.gst_looks)
+    return GroupSequentialPlan(n_max=n_max, alpha=alpha, share=evidence.declared_share, looks=config.gst_looks)
+
+
+def effect_of(units: Units) -> dict[str, float]:
+    """Units and means per arm, for people."""
+    treated, control = units.outcome[units.treated], units.outcome[~units.treated]
+    return {
+        "treated": float(treated.mean()) if len(treated) else 0.0,
+        "control": float(control.mean()) if len(control) else 0.0,
+        "n_treated": float(len(treated)),
+        "n_control": float(len(control)),
+    }
+
+
+def _looks(config: GatesConfig, evidence: Evidence, metric: MetricConfig, units: Units, *, alpha: float) -> LookSummary:
+    result = evaluate(plan_of(config, evidence, metric, alpha=alpha), units, threshold=-metric.abort_margin, tail=Tail.BELOW)
+    last = result.looks[-1] if result.looks else None
+    return LookSummary(
+        metric=metric.name, rejected_at=result.rejected_at, looks=len(result.looks), z=last.z if last else None,
+        boundary=last.boundary if last else None,
+    )  # fmt: skip

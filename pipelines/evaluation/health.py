@@ -1,0 +1,144 @@
+"""G0, training health: is the update itself sound? Deterministic, from the run's own record (`facts/gates.md`, section 4.1).
+
+A hard limit fails, half of it warns, and a figure that was not measured or is no number never passes (invariant I1).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from app.domain.gates import GateName, GateResult, Verdict, content_hash
+from app.domain.versions import RunStatus, TrainingRun
+from pipelines.evaluation.config import GatesConfig, HealthConfig
+
+BUDGET_SHARE = 0.8
+"""How far to the fitted peak of the gold metric the anchor's budget reaches."""
+LEAST_VERSIONS = 6
+"""Versions with a known gold metric that the peak is fitted on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """One figure and what it may be."""
+
+    name: str
+    value: float | None
+    """None where it was not measured."""
+    limit: float
+    above: bool
+    """Whether larger is worse."""
+
+    @property
+    def is_known(self) -> bool:
+        return self.value is not None and math.isfinite(self.value)
+
+    @property
+    def fails(self) -> bool:
+        return self.value is not None and (self.value > self.limit if self.above else self.value < self.limit)
+
+    @property
+    def warns(self) -> bool:
+        """Half-way to the limit."""
+        return self.value is not None and (self.value > self.limit / 2.0 if self.above else self.value < self.limit * 2.0)
+
+    def __str__(self) -> str:
+        shown = "not measured" if self.value is None else f"{self.value:.3g}"
+        return f"{self.name} is {shown}, the limit is {self.limit:.3g}"
+
+
+def judge_health(
+    run: TrainingRun, *, config: GatesConfig, now: datetime, overoptimisation: Sequence[tuple[float, float]] = ()
+) -> GateResult:
+    """Judge the run behind a candidate. `overoptimisation`: (KL to the anchor, gold metric) of earlier versions, to fit the budget on."""
+    limits = _limits(run.metrics, config.health, overoptimisation)
+    verdict, reason = _verdict(run, limits)
+    evidence = {
+        "run": run.id, "status": run.status, "figures": {limit.name: _plain(limit.value) for limit in limits},
+        "limits": {limit.name: limit.limit for limit in limits}, "warnings": [str(x) for x in limits if x.warns and not x.fails],
+        "anchor_budget_used": _budget_used(limits), "left_out": run.metrics.get("left_out", {}),
+    }  # fmt: skip
+    return GateResult(
+        gate=GateName.TRAINING_HEALTH, digest=run.candidate or "", verdict=verdict, reason=reason, evidence=evidence,
+        config_hash=content_hash(msgspec.to_builtins(config.health)), evidence_hash=content_hash(evidence), decided_at=now,
+    )  # fmt: skip
+
+
+def anchor_budget(history: Sequence[tuple[float, float]]) -> float | None:
+    """KL to the anchor at which to stop, fitted on R = d (a - b log d) with d = sqrt(KL); None where there is no peak to be seen.
+
+    Gao et al. 2022 (2210.10760), the form for reinforcement learning; its peak is d* = exp(a/b - 1), and the budget (0.8 d*)^2.
+    """
+    points = [(math.sqrt(kl), gold) for kl, gold in history if kl > 0.0]
+    if len(points) < LEAST_VERSIONS:
+        return None
+    d = np.array([point[0] for point in points])
+    gold = np.array([point[1] for point in points])
+    design = np.column_stack([d, d * np.log(d)])
+    a, minus_b = (float(x) for x in np.linalg.solve(design.T @ design, design.T @ gold))
+    if minus_b >= 0.0:
+        return None
+    return (BUDGET_SHARE * math.exp(min(a / -minus_b - 1.0, 50.0))) ** 2
+
+
+def _limits(metrics: Mapping[str, Any], config: HealthConfig, history: Sequence[tuple[float, float]]) -> list[Limit]:
+    budget = anchor_budget(history)
+    length = _figure(metrics, "length_mean")
+    shares: Mapping[str, float] = metrics.get("term_shares") or {}
+    return [
+        Limit(name="response_kl_champion", value=_times(_figure(metrics, "kl_champion"), length), limit=config.response_kl_max, above=True),
+        Limit(
+            name="response_kl_anchor", value=_times(_figure(metrics, "kl_anchor"), length), above=True,
+            limit=config.anchor_kl_max if budget is None else min(budget, config.anchor_kl_max),
+        ),
+        Limit(name="entropy_ratio", value=_ratio(metrics, "entropy_after", "entropy_before"), limit=config.entropy_ratio_min, above=False),
+        Limit(name="reward_std", value=_figure(metrics, "reward_std"), limit=config.reward_std_ratio_min, above=False),
+        Limit(name="component_share", value=max(shares.values(), default=None), limit=config.component_share_max, above=True),
+        Limit(name="ceiling_rate", value=_figure(metrics, "ceiling_rate"), limit=config.ceiling_rate_max, above=True),
+        Limit(name="effective_share", value=_figure(metrics, "effective_share"), limit=config.ess_min, above=False),
+    ]  # fmt: skip
+
+
+def _verdict(run: TrainingRun, limits: Sequence[Limit]) -> tuple[Verdict, str]:
+    if run.status is not RunStatus.SUCCEEDED or run.candidate is None:
+        return Verdict.FAIL, f"run {run.id} is {run.status}: it made no candidate"
+    infinite = [limit for limit in limits if limit.value is not None and not limit.is_known]
+    failed = [limit for limit in limits if limit.is_known and limit.fails]
+    unknown = [limit for limit in limits if limit.value is None]
+    if infinite:
+        return Verdict.FAIL, f"{', '.join(limit.name for limit in infinite)}: not a finite number"
+    if failed:
+        return Verdict.FAIL, "; ".join(str(limit) for limit in failed)
+    if unknown:
+        return Verdict.INCONCLUSIVE, f"{', '.join(limit.name for limit in unknown)}: not measured by the run"
+    warned = [str(limit) for limit in limits if limit.warns]
+    return Verdict.PASS, f"sound, with warnings: {'; '.join(warned)}" if warned else "sound"
+
+
+def _figure(metrics: Mapping[str, Any], name: str) -> float | None:
+    value = metrics.get(name)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _times(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a * b
+
+
+def _ratio(metrics: Mapping[str, Any], after: str, before: str) -> float | None:
+    a, b = _figure(metrics, after), _figure(metrics, before)
+    return None if a is None or b is None or b == 0.0 else a / b
+
+
+def _plain(value: float | None) -> float | str | None:
+    """JSON has no NaN: say it in words."""
+    return value if value is None or math.isfinite(value) else str(value)
+
+
+def _budget_used(limits: Sequence[Limit]) -> float:
+    """Share of the KL budget to the anchor that the candidate uses."""
+    anchor = next(limit for limit in limits if limit.name == "response_kl_anchor")
+    return anchor.value / anchor.limit if anchor.value is not None and anchor.is_known and anchor.limit > 0.0 else 1.0

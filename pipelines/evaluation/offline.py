@@ -1,0 +1,189 @@
+"""G1, the offline suites: the same tasks, seeds and decode settings for champion and candidate, paired and clustered.
+
+```
+ suite ──▶ k answers a task from each version (engines, pinned digests) ──▶ grade ──▶ D = candidate − champion per task
+        ──▶ cluster bootstrap, permutation, Holm over the core suites ──▶ pass · fail · inconclusive
+```
+
+Answers are sampled by the engines that will serve the candidate, so what is judged is what would be served. Scores are remembered
+under (digest, suite hash, seed): the champion is sampled once, not once per candidate. An engine or grader that fails makes the
+gate inconclusive; it never scores zero by accident.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.domain.errors import RatchetError, Unavailable
+from app.domain.gates import GateName, GateResult, Verdict, content_hash
+from app.domain.ports import Clock, Engines, ProgressLog
+from app.domain.serving import GenerateRequest
+from app.domain.turns import FinishReason, SamplingParams
+from pipelines.evaluation.graders import JudgeModel, grade
+from pipelines.evaluation.offline_config import OfflineConfig, SuiteClass
+from pipelines.evaluation.sandbox import Sandbox
+from pipelines.evaluation.statistics.paired import PairedComparison, best_of_k, compare, judge_core, judge_safety
+from pipelines.evaluation.suites import Suite, Task
+
+Scores = NDArray[np.float64]
+"""[M, k]: M tasks, k answers each, in [0, 1]."""
+RETRY_S = 1.0
+
+
+class ScoreBook(Protocol):
+    """Remembers scores per version and suite, so that a champion is sampled once."""
+
+    def find(self, digest: str, suite: str) -> list[list[float]] | None: ...
+    def save(self, digest: str, suite: str, scores: list[list[float]], *, at: datetime) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineGate:
+    """G1 with everything it needs."""
+
+    config: OfflineConfig
+    suites: tuple[Suite, ...]
+    connect: Callable[[], AbstractAsyncContextManager[Engines]]
+    """Connections belong to the event loop of one run, so they are opened for it."""
+    scores: ScoreBook
+    progress: ProgressLog
+    judge: JudgeModel | None
+    clock: Clock
+
+    def decide(self, *, policy: str, candidate: str, champion: str) -> GateResult:
+        """Judge a candidate (digest) against the champion (digest). Never raises what an operator could act on: it is inconclusive."""
+        try:
+            scores = {s.config.name: (self._scores(policy, s, champion), self._scores(policy, s, candidate)) for s in self.suites}
+        except (RatchetError, ValueError) as error:
+            return self._result(candidate, Verdict.INCONCLUSIVE, f"the suites could not be run: {error}", {})
+        evidence = {s.config.name: _suite_evidence(s, *scores[s.config.name], seed=self.config.seed) for s in self.suites}
+        evidence["sandbox"] = Sandbox.from_config(self.config).describe()
+        verdict, reason = judge_suites(self.suites, scores, seed=self.config.seed)
+        return self._result(candidate, verdict, reason, evidence)
+
+    def _scores(self, policy: str, suite: Suite, digest: str) -> Scores:
+        key = f"{suite.hash}:{self.config.seed}"
+        known = self.scores.find(digest, key)
+        if known is None:
+            try:
+                known = asyncio.run(self._sample_and_grade(policy, suite, digest))
+            except* (RatchetError, ValueError) as failed:
+                raise Unavailable(str(failed.exceptions[0])) from failed
+            self.scores.save(digest, key, known, at=self.clock())
+        return np.array(known, dtype=np.float64)
+
+    async def _sample_and_grade(self, policy: str, suite: Suite, digest: str) -> list[list[float]]:
+        sandbox = Sandbox.from_config(self.config)
+        places = asyncio.Semaphore(self.config.concurrency)
+        k, done = suite.config.samples, 0
+        self.progress.report(policy, "evaluation", 0, len(suite.tasks) * k, {"suite": suite.config.name, "digest": digest})
+
+        async def one(task: Task, sample: int) -> float:
+            nonlocal done
+            async with places:
+                text = await self._answer(engines, _request(policy, digest, suite, task, sample, self.config.seed))
+                score = await asyncio.to_thread(grade, task.grader, text, sandbox=sandbox, judge=self.judge)
+            done += 1
+            self.progress.report(policy, "evaluation", done, len(suite.tasks) * k, {"suite": suite.config.name, "digest": digest})
+            return score
+
+        async with self.connect() as engines, asyncio.TaskGroup() as group:
+            asked = [[group.create_task(one(task, i)) for i in range(k)] for task in suite.tasks]
+        return [[task.result() for task in row] for row in asked]
+
+    async def _answer(self, engines: Engines, request: GenerateRequest) -> str:
+        """One answer; waits for an engine that holds the version, up to `engine_wait_s`. Raises `Unavailable`."""
+        deadline = asyncio.get_running_loop().time() + self.config.engine_wait_s
+        while True:
+            try:
+                async with asyncio.timeout(self.config.engine_timeout_s):
+                    return await _collect(engines, request)
+            except TimeoutError as error:
+                raise Unavailable(f"an answer took longer than {self.config.engine_timeout_s:g} s") from error
+            except Unavailable:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+                await asyncio.sleep(RETRY_S)
+
+    def _result(self, digest: str, verdict: Verdict, reason: str, evidence: dict[str, Any]) -> GateResult:
+        return GateResult(
+            gate=GateName.OFFLINE, digest=digest, verdict=verdict, reason=reason, evidence=evidence,
+            config_hash=content_hash([self.config, [s.hash for s in self.suites]]), evidence_hash=content_hash(evidence),
+            decided_at=self.clock(),
+        )  # fmt: skip
+
+
+async def _collect(engines: Engines, request: GenerateRequest) -> str:
+    text, finish = "", None
+    async for chunk in engines.generate(request):
+        text += chunk.text
+        finish = chunk.finish_reason or finish
+    if finish not in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS):
+        raise Unavailable(f"the engine ended an answer with {finish}")
+    return text
+
+
+def judge_suites(suites: tuple[Suite, ...], scores: Mapping[str, tuple[Scores, Scores]], *, seed: int) -> tuple[Verdict, str]:
+    """The gate's verdict and its sentence: any failing suite fails it, any inconclusive one keeps it open, advisory ones are told only."""
+    core = [s for s in suites if s.config.kind is SuiteClass.CORE]
+    comparisons = {s.config.name: _compare(s, *scores[s.config.name], seed=seed) for s in core}
+    verdicts: dict[str, str] = {
+        name: verdict.value for name, verdict in judge_core(comparisons, margins={s.config.name: s.config.margin for s in core}).items()
+    }
+    for suite in suites:
+        if suite.config.kind is SuiteClass.SAFETY:
+            verdicts[suite.config.name] = _judge_safety(suite, *scores[suite.config.name])
+    if not verdicts:
+        return Verdict.INCONCLUSIVE, "no core or safety suite is configured, and advisory ones cannot pass a candidate"
+    worst = next(v for v in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS) if v.value in verdicts.values())
+    told = ", ".join(_sentence(s, *scores[s.config.name], verdicts.get(s.config.name, "advisory")) for s in suites)
+    return worst, told
+
+
+def _compare(suite: Suite, champion: Scores, candidate: Scores, *, seed: int) -> PairedComparison:
+    clusters = [task.cluster or task.id for task in suite.tasks]
+    return compare(candidate.mean(axis=1) - champion.mean(axis=1), clusters, margin=suite.config.margin, seed=seed)
+
+
+def _judge_safety(suite: Suite, champion: Scores, candidate: Scores) -> str:
+    critical = np.array([task.critical for task in suite.tasks])
+    new = int(np.sum(critical & (candidate.min(axis=1) < 1.0) & (champion.min(axis=1) >= 1.0)))
+    failures = int(np.sum(candidate < 1.0))
+    return judge_safety(new_critical_failures=new, failures=failures, items=candidate.size, limit=suite.config.limit).value
+
+
+def _suite_evidence(suite: Suite, champion: Scores, candidate: Scores, *, seed: int) -> dict[str, Any]:
+    comparison = _compare(suite, champion, candidate, seed=seed)
+    k = suite.config.samples
+    per_dimension = {
+        dimension: [float(champion[rows].mean()), float(candidate[rows].mean())]
+        for dimension in sorted({task.dimension for task in suite.tasks})
+        if (rows := np.array([task.dimension == dimension for task in suite.tasks])).any()
+    }
+    return {
+        "suite_hash": suite.hash, "class": suite.config.kind.value, "margin": suite.config.margin, "tasks": len(suite.tasks), "samples": k,
+        "champion_mean": float(champion.mean()), "candidate_mean": float(candidate.mean()),
+        "champion_best_of_k": float(best_of_k(champion, k).mean()), "candidate_best_of_k": float(best_of_k(candidate, k).mean()),
+        "difference": comparison.mean, "low": comparison.low, "high": comparison.high, "p_value": comparison.p_value,
+        "items_needed": comparison.items_needed, "dimensions": per_dimension,
+        "champion_scores": champion.tolist(), "candidate_scores": candidate.tolist(),
+    }  # fmt: skip
+
+
+def _sentence(suite: Suite, champion: Scores, candidate: Scores, verdict: str) -> str:
+    return f"{suite.config.name} {verdict}: {champion.mean():.3f} → {candidate.mean():.3f} (margin {suite.config.margin:g})"
+
+
+def _request(policy: str, digest: str, suite: Suite, task: Task, sample: int, seed: int) -> GenerateRequest:
+    drawn = hashlib.sha256(f"{seed}\x1f{suite.config.name}\x1f{task.id}\x1f{sample}".encode()).digest()
+    sampling = SamplingParams(
+        temperature=suite.config.temperature, max_tokens=task.max_tokens or suite.config.max_tokens, seed=int.from_bytes(drawn[:4], "big")
+    )
+    return GenerateRequest(policy=policy, digest=digest, messages=task.messages, sampling=sampling)

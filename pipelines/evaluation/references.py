@@ -1,0 +1,61 @@
+"""What the champion was like before a canary: mean, variance and thresholds per metric, fixed before the first exposure."""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from app.domain.sessions import Session
+from pipelines.evaluation.config import GatesConfig, Good, MetricConfig
+from pipelines.evaluation.measures import counted_missing, measured
+
+LEAST_UNITS = 30
+"""Below this many people the configured prior is the better guess."""
+VARIANCE_FLOOR = 0.0025
+LENGTH_QUANTILE = 0.95
+
+
+class Reference(msgspec.Struct, frozen=True, kw_only=True):
+    """One metric of the champion. A wrong reference costs power, never validity (`facts/gates.md`, section 3.1)."""
+
+    mean: float
+    """Oriented: good is up."""
+    variance: float
+    threshold: float | None = None
+    """For `length`: the p95."""
+    units: int = 0
+    """People it was measured on; 0 for the configured prior."""
+
+
+def references_of(config: GatesConfig, history: Sequence[Session]) -> dict[str, Reference]:
+    """References from the champion's sessions; the configured priors where there are too few people."""
+    return {metric.name: _reference(metric, history) for metric in config.metrics}
+
+
+def _reference(metric: MetricConfig, history: Sequence[Session]) -> Reference:
+    threshold = _threshold(metric, history)
+    thresholds = {} if threshold is None else {metric.name: threshold}
+    people: dict[str, list[float]] = {}
+    for session in history:
+        if session.labelled:
+            value = measured(metric, session, thresholds)
+            people.setdefault(session.actor, []).append(counted_missing(metric) if value is None else value)
+    means = np.array([np.mean(values) for values in people.values()])
+    if len(means) < LEAST_UNITS:
+        mean = _prior(metric)
+        return Reference(mean=mean, variance=max(mean * (1.0 - mean), VARIANCE_FLOOR), threshold=threshold)
+    variance = max(float(means.var()), VARIANCE_FLOOR)
+    return Reference(mean=float(means.mean()), variance=variance, threshold=threshold, units=len(means))
+
+
+def _threshold(metric: MetricConfig, history: Sequence[Session]) -> float | None:
+    if metric.source != "length" or metric.threshold is not None:
+        return None
+    lengths = [session.completion_tokens for session in history if session.served]
+    return float(np.quantile(lengths, LENGTH_QUANTILE)) if len(lengths) >= LEAST_UNITS else None
+
+
+def _prior(metric: MetricConfig) -> float:
+    if metric.prior is None:
+        return 0.5
+    return 1.0 - metric.prior if metric.good is Good.DOWN else metric.prior

@@ -1,0 +1,95 @@
+"""One e-process for a whole family of metrics: the weighted mixture, with the cause (sheet 3.3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipelines.evaluation.statistics.betting import EProcess, evidence_needed, log_e_path
+from pipelines.evaluation.statistics.units import FloatArray, IntArray, Units
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """One abort metric of the family."""
+
+    name: str
+    weight: float
+    """Share of the family; all weights together are at most 1. Divide a class weight among its metrics."""
+    process: EProcess
+    units: Units
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilyEvidence:
+    """What the family says about harm."""
+
+    log_e: float
+    """log E now, over everything closed so far."""
+    peak_log_e: float
+    """The largest log E ever reached; this is what is compared with log(1/alpha)."""
+    rejected_at: int | None
+    """closed_at of the unit with which E first reached 1/alpha; None if it never did."""
+    cause: str | None
+    """Metric with the largest weight x E at the rejection, else at the end; None without any unit."""
+    log_weighted: Mapping[str, float]
+    """log(weight x E) of each metric now."""
+
+    @property
+    def rejected(self) -> bool:
+        return self.rejected_at is not None
+
+
+def family_evidence(members: Sequence[Member], *, alpha: float) -> FamilyEvidence:
+    """E = sum of weight_k E_k over calendar time; rejects when it ever reaches 1/alpha.
+
+    Valid under arbitrary dependence between the metrics, never worse than weighted Bonferroni. A metric without units
+    yet contributes its starting capital. Raises ValueError if the weights sum to more than 1 or names repeat.
+    """
+    _check(members)
+    times = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *(m.units.closed_at for m in members)]))
+    logs = np.vstack([_log_weighted_at(m, times) for m in members])
+    total = _log_sum(logs)
+    crossed = np.flatnonzero(total >= evidence_needed(alpha))
+    at = int(crossed[0]) if len(crossed) else len(times)
+    return FamilyEvidence(
+        log_e=float(total[-1]),
+        peak_log_e=float(total.max()),
+        rejected_at=int(times[at - 1]) if len(crossed) else None,
+        cause=members[int(np.argmax(logs[:, at]))].name if len(times) else None,
+        log_weighted={m.name: float(row[-1]) for m, row in zip(members, logs, strict=True)},
+    )
+
+
+def combine(weights: Mapping[str, float], log_e: Mapping[str, float]) -> tuple[float, str]:
+    """log E of the family and its cause from each metric's log E now, for a stream that keeps one Wealth per metric.
+
+    The caller stops at the first log E >= log(1/alpha); a metric without a Wealth yet counts with log E = 0.
+    """
+    logs = {name: math.log(weight) + log_e.get(name, 0.0) for name, weight in weights.items()}
+    top = max(logs.values())
+    return top + math.log(math.fsum(math.exp(v - top) for v in logs.values())), max(logs, key=lambda name: logs[name])
+
+
+def _check(members: Sequence[Member]) -> None:
+    if not members:
+        raise ValueError("a family needs at least one abort metric")
+    if any(not m.weight > 0.0 for m in members) or math.fsum(m.weight for m in members) > 1.0 + 1e-9:
+        raise ValueError("family weights must be positive and sum to at most 1; divide class weights among metrics")
+    if len({m.name for m in members}) != len(members):
+        raise ValueError("a metric appears twice in the family; name each once")
+
+
+def _log_weighted_at(member: Member, times: IntArray) -> FloatArray:
+    """log(weight x E) before anything closed and after each time. [T + 1]"""
+    path = np.concatenate([[0.0], log_e_path(member.process, member.units)])
+    closed = np.searchsorted(member.units.closed_at, times, side="right")
+    return math.log(member.weight) + np.concatenate([[0.0], path[closed]])
+
+
+def _log_sum(logs: FloatArray) -> FloatArray:
+    top = logs.max(axis=0)
+    return top + np.log(np.exp(logs - top).sum(axis=0))

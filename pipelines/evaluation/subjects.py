@@ -1,0 +1,172 @@
+"""What is being watched, and the evidence about it as it grows: one subject per canary, and one per era of a holdback.
+
+A subject lives in the memory of the watch and can be lost at any time: everything is read again from the database, and the same units
+close in the same order. What has to survive (when data became doubtful, whether a mismatch was ever found) is read from the decisions on
+record.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+import msgspec
+
+from app.domain.gates import CanaryAction, GateName
+from app.domain.releases import Release
+from app.domain.sessions import Era, Session
+from app.domain.terms import Terms
+from pipelines.evaluation.config import GatesConfig
+from pipelines.evaluation.doubts import STICKY
+from pipelines.evaluation.evidence import Drawing, Evidence, UnitBook, canary_drawing, era_drawing, micros
+from pipelines.evaluation.references import Reference, references_of
+from pipelines.evaluation.statistics import power
+
+ENGINE_ALIVE = timedelta(seconds=30)
+"""An engine that has not reported for this long is not counted on."""
+
+
+class EvidenceBook(Protocol):
+    """What subjects read; `app.db.evidence` implements it."""
+
+    def canary_sessions(self, release_id: str, *, since: datetime | None = None) -> list[Session]: ...
+    def era_sessions(self, policy: str, era: Era, *, since: datetime | None = None) -> list[Session]: ...
+    def history(self, policy: str, digest: str, *, since: datetime, newest: int = 5000) -> list[Session]: ...
+    def eras(self, policy: str) -> list[Era]: ...
+    def units_in(self, policy: str, *, window: timedelta, since: datetime, now: datetime) -> float: ...
+    def lag_s(self, policy: str, *, now: datetime) -> float: ...
+    def engines_ready(self, policy: str, digest: str, *, seen_since: datetime) -> bool: ...
+    def engine_failure(self, policy: str, digest: str, *, seen_since: datetime) -> str | None: ...
+    def decisions(self, release_id: str, *, newest: int = 1000) -> list[dict[str, Any]]: ...
+    def keep(self, release_id: str, digest: str, payload: bytes, *, now: datetime) -> None: ...
+    def kept(self, digest: str) -> bytes: ...
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is declared before a canary, and frozen with its release."""
+
+    references: dict[str, Reference] = {}
+    n_max: dict[str, int] = {}
+    share: float = 0.5
+    units_expected: float = 0.0
+    """People a whole canary is expected to see."""
+    powers: dict[str, float] = {}
+    note: str = ""
+
+
+def frozen_config(release: Release) -> GatesConfig:
+    """The configuration that a release is judged by, whatever the file says meanwhile."""
+    return msgspec.convert(release.config["gates"], GatesConfig)
+
+
+def frozen_plan(release: Release) -> Plan:
+    """What was declared before its canary."""
+    return msgspec.convert(msgspec.convert(release.config, Terms).plan, Plan)
+
+
+def plan_canary(config: GatesConfig, book: EvidenceBook, *, policy: str, champion: str, now: datetime) -> Plan | power.Refused:
+    """Declare references and sample sizes from the last days' traffic, or refuse what that traffic cannot answer (sheet 3.7)."""
+    since = now - timedelta(days=config.traffic_days)
+    references = references_of(config, book.history(policy, champion, since=since))
+    required = [
+        power.Requirement(metric=m.name, margin=m.margin or 0.0, variance=references[m.name].variance) for m in config.required
+    ]  # fmt: skip
+    share = config.stages[-1].share
+    units = book.units_in(policy, window=timedelta(seconds=config.canary_max_s), since=since, now=now)
+    if config.min_power <= 0.0:
+        n_max = {r.metric: power.sample_size(margin=r.margin, variance=r.variance, share=share) for r in required}
+        return Plan(references=references, n_max=n_max, share=share, units_expected=units, note="the power check is switched off")
+    planned = power.plan_canary(_stages(config, book, policy=policy, since=since, now=now), required)
+    if isinstance(planned, power.Refused):
+        return planned
+    return Plan(references=references, n_max=planned.n_max, share=planned.share, units_expected=units, powers=planned.power)
+
+
+def _stages(config: GatesConfig, book: EvidenceBook, *, policy: str, since: datetime, now: datetime) -> tuple[power.Stage, ...]:
+    """Units of each stage: the early ones last until they have enough, the last one takes what is left of the window."""
+    left_s = config.canary_max_s
+    stages: list[power.Stage] = []
+    for stage in config.stages[:-1]:
+        lasts_s = min(stage.minutes * 60.0, left_s)
+        units = book.units_in(policy, window=timedelta(seconds=max(lasts_s, 1.0)), since=since, now=now)
+        stages.append(power.Stage(share=stage.share, units=min(units, stage.units) if stage.units else units))
+        left_s -= lasts_s
+    last = book.units_in(policy, window=timedelta(seconds=max(left_s, 1.0)), since=since, now=now)
+    return (*stages, power.Stage(share=config.stages[-1].share, units=last))
+
+
+class CanarySubject:
+    """A release from CANARY until it is decided: its units, and the evidence about it."""
+
+    def __init__(self, release: Release, book: EvidenceBook) -> None:
+        self._book = book
+        self._plan = frozen_plan(release)
+        self.config = frozen_config(release)
+        self._units = UnitBook(self.config, canary_drawing(digest=release.digest, champion=release.champion_digest), self._plan.references)
+
+    def evidence(self, release: Release, *, now: datetime) -> Evidence:
+        """Everything known about the canary now."""
+        self._units.update(self._book.canary_sessions(release.id, since=self._units.resume_at), now=now)
+        live = [row for row in self._book.decisions(release.id) if row["gate"] == GateName.CANARY]
+        started = release.stage_since or release.changed_at
+        failure = self._book.engine_failure(release.policy, release.digest, seen_since=now - ENGINE_ALIVE)
+        stage = release.stage if release.stage is not None else len(self.config.stages) - 1
+        return _evidence(
+            self._units, release=release, plan=self._plan, now=now, stage=stage, stage_since=started,
+            since=_canary_since(live, default=started), reference=release.champion_digest, lag_s=self._book.lag_s(release.policy, now=now),
+            held_since=held_since(live), found_earlier=tuple(test for test in STICKY if any(test in row["reason"] for row in live)),
+            hard=() if failure is None else (failure,),
+        )  # fmt: skip
+
+
+class EraSubject:
+    """One champion with one holdback: its units, and the evidence about it."""
+
+    def __init__(self, release: Release, era: Era, config: GatesConfig, book: EvidenceBook) -> None:
+        self._book = book
+        self._plan = frozen_plan(release)
+        if not self._plan.references:
+            self._plan = msgspec.structs.replace(self._plan, references=references_of(config, []))
+        self.era = era
+        self.config = config
+        drawing: Drawing = era_drawing(era)
+        self._units = UnitBook(config, drawing, self._plan.references)
+
+    def evidence(self, release: Release, *, now: datetime) -> Evidence:
+        """Everything known about champion and holdback now."""
+        self._units.update(self._book.era_sessions(release.policy, self.era, since=self._units.resume_at), now=now)
+        failure = self._book.engine_failure(release.policy, release.digest, seen_since=now - ENGINE_ALIVE)
+        reference = self.era.reference if self.era.holdback > 0.0 and self.era.reference else release.digest
+        return _evidence(
+            self._units, release=release, plan=self._plan, now=now, stage=0, stage_since=self.era.since, since=self.era.since,
+            reference=reference, lag_s=self._book.lag_s(release.policy, now=now), held_since=None, found_earlier=(),
+            hard=() if failure is None else (failure,),
+        )  # fmt: skip
+
+
+def held_since(decisions: Sequence[Mapping[str, Any]]) -> datetime | None:
+    """Since when a release has been held without a break; `decisions` oldest first."""
+    since: datetime | None = None
+    for row in reversed(decisions):
+        if row["action"] != CanaryAction.HOLD:
+            return since
+        since = row["decided_at"]
+    return since
+
+
+def _canary_since(decisions: Sequence[Mapping[str, Any]], *, default: datetime) -> datetime:
+    """When the canary started: its first decision is recorded in the first moments."""
+    return min((row["decided_at"] for row in decisions), default=default)
+
+
+def _evidence(
+    units: UnitBook, *, release: Release, plan: Plan, now: datetime, stage: int, stage_since: datetime, since: datetime, reference: str,
+    lag_s: float, held_since: datetime | None, found_earlier: tuple[str, ...], hard: tuple[str, ...],
+) -> Evidence:  # fmt: skip
+    last = units.last_unit_at
+    return Evidence(
+        release_id=release.id, policy=release.policy, digest=release.digest, champion=reference, at=micros(now), state=release.state.value,
+        stage=stage, stage_since=micros(stage_since), since=micros(min(since, stage_since)), lanes=units.lanes(), assigned=units.assigned(),
+        duplicates=units.duplicates, swapped=units.swapped, late=units.late, lag_s=lag_s,
+        last_unit_at=None if last is None else micros(last), held_since=None if held_since is None else micros(held_since),
+        found_earlier=found_earlier, references=plan.references, n_max=plan.n_max, declared_share=plan.share, slos=units.slos(), hard=hard,
+    )  # fmt: skip

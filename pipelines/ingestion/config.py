@@ -1,0 +1,50 @@
+"""How ingestion and the relay run. Class defaults are the vetted setting."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from app.domain.errors import BadConfig
+
+
+class IngestionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[ingestion]` of the configuration."""
+
+    group: str = "ratchet-ingest"
+    """Consumer group; its members share the partitions."""
+    max_records: int = 2_000
+    """Records per transaction."""
+    poll_s: float = 0.25
+    retries: int = 5
+    """Tries of a transaction that a database refused for the moment, 0.2 s to 10 s apart; then the process ends and is restarted."""
+    label_wait_s: float = 1800.0
+    """For turns of policies that are no longer declared."""
+    lateness_s: float = 14_400.0
+    expire_every_s: float = 10.0
+
+
+class RelayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[relay]` of the configuration."""
+
+    batch: int = 4_000
+    """Rows sent and waited for together."""
+    idle_s: float = 0.03
+    reconcile_every_s: float = 3.0
+    resend_after_s: float = 6.0
+    """An event relayed this long ago and not applied is sent again, unless ingestion is still on its way to it."""
+    stalled_after_s: float = 15.0
+    """Ingestion that moved nothing for this long is on its way to nothing."""
+    max_rounds: int = 3
+    """After so many rounds an event is applied straight from the inbox, which is an alarm."""
+    keep_payloads_s: float = 7 * 86_400.0
+    """How long the inbox keeps payloads of applied events; identities are kept for ever."""
+    housekeeping_every_s: float = 30.0
+
+
+def streaming_config(toml: Mapping[str, Any]) -> tuple[IngestionConfig, RelayConfig]:
+    """The two tables of the streaming processes, without loading any other stage's configuration. Raises `BadConfig`."""
+    try:
+        return msgspec.convert(toml.get("ingestion", {}), IngestionConfig), msgspec.convert(toml.get("relay", {}), RelayConfig)
+    except msgspec.ValidationError as error:
+        raise BadConfig(f"[ingestion] or [relay] in the configuration: {error}") from error

@@ -1,0 +1,18 @@
+"""How labelling runs; what it pays is in the rule set."""
+
+import msgspec
+
+
+class LabellingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The label process."""
+
+    batch_turns: int = 1000
+    """Turns labelled in one transaction."""
+    poll_s: float = 1.0
+    """How often due turns are looked for when there was nothing to do."""
+    rule_set: str | None = None
+    """TOML file of the rule set that a policy starts with; None is the default one shipped with the package. Later changes go through
+    `ratchet rules activate`."""
+    judge_url: str | None = None
+    """OpenAI-compatible endpoint that replaces the follow-up classifier; its key is read from RATCHET_JUDGE_KEY."""
+    judge_model: str = ""

@@ -1,0 +1,83 @@
+"""Labels turns whose wait is over: one pure function per turn, one transaction per batch of turns.
+
+```
+ turns due (finished_at + wait ≤ now) ──▶ facts + joined observations ──▶ terms of the active rule set ──▶ reward, or exclusion
+ turns to re-label (a late observation, not in a batch yet) ─────────────────────────────────────────────▶ next revision
+```
+
+Every turn gets a label whether or not anything came. The reward is the weighted sum of the terms that spoke; a turn about which no
+term but the costs spoke gets the rule set's default reward plus those costs, and is excluded from training unless the rule set
+says otherwise.
+"""
+
+import logging
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Protocol
+
+from app.domain.assignment import unit_interval
+from app.domain.policies import PolicyConfig
+from app.domain.rewards import DueTurn, Exclusion, Label, TermScore, TurnFacts
+from app.domain.turns import FinishReason
+from pipelines.labelling.rule_set import RuleSet
+from pipelines.labelling.terms import COSTS
+
+log = logging.getLogger(__name__)
+
+
+class LabelBook(Protocol):
+    """Where due turns come from and labels go."""
+
+    def due(self, policy: str, *, now: datetime, limit: int) -> list[DueTurn]:
+        """Turns whose wait is over and that have no label, and turns marked for another one, oldest first."""
+        ...
+
+    def write(self, made: Sequence[Label], *, now: datetime) -> None:
+        """Make these the current labels, in one transaction; a turn that went into a batch meanwhile keeps the label it has."""
+        ...
+
+
+def label_due(book: LabelBook, *, policy: str, config: PolicyConfig, rule_set: RuleSet, now: datetime, limit: int) -> int:
+    """Label one batch of due turns; returns how many."""
+    due = book.due(policy, now=now, limit=limit)
+    if due:
+        book.write([label(turn, config=config, rule_set=rule_set, now=now) for turn in due], now=now)
+    return len(due)
+
+
+def label(turn: DueTurn, *, config: PolicyConfig, rule_set: RuleSet, now: datetime) -> Label:
+    """The label of one turn; pure, so that a replay gives the same."""
+    facts = turn.facts
+    scores = tuple(term.score(facts, turn.observations, weight=weight) for term, weight in rule_set.terms)
+    spoke = [score for score in scores if score.value is not None]
+    is_signal = any(score.name not in COSTS for score in spoke)
+    reward = sum(score.weight * (score.value or 0.0) for score in spoke) + (0.0 if is_signal else rule_set.config.default_reward)
+    held_out = is_held_out(facts, config)
+    return Label(
+        inference_id=facts.inference_id, policy=facts.policy, version=facts.version, reward=reward, terms=scores, rule_set=rule_set.digest,
+        revision=turn.revision + 1, exclusion=_exclusion(facts, is_signal=is_signal, rule_set=rule_set), labelled_at=now,
+        segment=facts.segment, actor=facts.actor, held_out=held_out,
+    )  # fmt: skip
+
+
+def is_held_out(facts: TurnFacts, config: PolicyConfig) -> bool:
+    """Drawn once per person (per episode where nobody is named), so that nobody is half in and half out."""
+    return unit_interval("held-out", facts.policy, facts.actor or facts.episode_id) < config.held_out_share
+
+
+def _exclusion(facts: TurnFacts, *, is_signal: bool, rule_set: RuleSet) -> Exclusion | None:
+    reasons: list[tuple[Exclusion, bool]] = [
+        (Exclusion.ERASED, facts.erased),
+        (Exclusion.IMPORTED, facts.source.startswith("import:")),
+        (Exclusion.NO_CONSENT, not facts.train_consent),
+        (Exclusion.ENGINE_FAULT, facts.finish_reason is FinishReason.ERROR),
+        (Exclusion.EMPTY_COMPLETION, facts.completion_tokens == 0),
+        (Exclusion.NO_LOGPROBS, not facts.has_logprobs),
+        (Exclusion.NO_SIGNAL, not is_signal and not rule_set.config.train_without_signal),
+    ]
+    return next((reason for reason, holds in reasons if holds), None)
+
+
+def spoken(scores: Sequence[TermScore]) -> dict[str, float]:
+    """Values by term of those that spoke."""
+    return {score.name: score.value for score in scores if score.value is not None}

@@ -1,0 +1,99 @@
+"""Rule sets: which terms pay what. TOML, identified by the digest of its content, immutable once active."""
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from app.domain.errors import BadConfig
+from app.domain.gates import content_hash
+from app.domain.rewards import Aggregation, Term
+from pipelines.labelling.follow_up.term import FollowUp, Reader
+from pipelines.labelling.terms import BUILT_IN
+
+
+class TermConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One term of a rule set."""
+
+    name: str
+    """A built-in name, or `package.module:attribute` of a user-written term factory called with the params."""
+    weight: float
+    aggregation: Aggregation | None = None
+    """How several observations of one turn become one value; None is the term's own default."""
+    params: dict[str, Any] = {}
+
+
+class RuleSetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rule set as written."""
+
+    name: str
+    default_reward: float = 0.0
+    """Reward of a turn about which no term had anything to say."""
+    train_without_signal: bool = False
+    """Whether such a turn may be trained on."""
+    terms: tuple[TermConfig, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleSet:
+    """A rule set ready to score."""
+
+    config: RuleSetConfig
+    digest: str
+    terms: tuple[tuple[Term, float], ...]
+    """Terms with their weights."""
+
+
+def default_toml() -> str:
+    """The rule set shipped with the package."""
+    return resources.files("pipelines.labelling").joinpath("default_rules.toml").read_text()
+
+
+def starting_toml(file: str | None) -> str:
+    """The rule set that policies start with: the configured file, else the default one. Raises `BadConfig` where it cannot be read."""
+    if file is None:
+        return default_toml()
+    try:
+        return Path(file).read_text()
+    except OSError as error:
+        raise BadConfig(f"[labelling] rule_set: {error}; correct the path, or leave it out for the default rule set") from error
+
+
+def parse_rule_set(text: str, *, read: Reader | None = None) -> RuleSet:
+    """Read a rule set from TOML; `read` takes the follow-up classifier's place. Raises `BadConfig` naming the term and the field."""
+    try:
+        config = msgspec.toml.decode(text, type=RuleSetConfig)
+    except msgspec.MsgspecError as error:
+        raise BadConfig(f"the rule set: {error}") from error
+    names = [term.name for term in config.terms]
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if not names or doubled:
+        raise BadConfig(f"rule set {config.name}: {'terms twice: ' + ', '.join(doubled) if doubled else 'it has no terms'}")
+    terms = tuple((_build(term, read), term.weight) for term in config.terms)
+    return RuleSet(config=config, digest=content_hash(config)[:32], terms=terms)
+
+
+def _build(config: TermConfig, read: Reader | None) -> Term:
+    params: Mapping[str, Any] = config.params if config.aggregation is None else {**config.params, "aggregation": config.aggregation}
+    if config.name == FollowUp.name and read is not None:
+        params = {**params, "read": read}
+    try:
+        return _factory(config.name)(**params)
+    except (TypeError, ValueError) as error:
+        raise BadConfig(f"term {config.name}: {error}") from error
+
+
+def _factory(name: str) -> Any:  # noqa: ANN401 - a user-written factory has whatever parameters it has
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    module, separator, attribute = name.partition(":")
+    if not separator:
+        raise BadConfig(f"no term is named {name!r}: use one of {', '.join(sorted(BUILT_IN))}, or package.module:attribute")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise BadConfig(f"term {name}: cannot be imported ({error}); check the path and that it is installed") from error

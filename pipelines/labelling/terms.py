@@ -1,0 +1,210 @@
+"""The built-in terms: each answers one question about a turn, or abstains with a reason."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from app.domain.events import Observation
+from app.domain.rewards import Aggregation, Term, TermScore, TurnFacts
+from app.domain.signals import Latency, MeasuredPersistence, ObservationName, RawEdit
+from app.domain.turns import FinishReason, ToolVerdict
+from pipelines.labelling.aggregate import aggregate
+from pipelines.labelling.follow_up.term import FollowUp
+from pipelines.labelling.persistence import similarity, survival
+from pipelines.labelling.regions import region_now
+
+ABSENT = "no_observation"
+
+
+def of_name(observations: Sequence[Observation], *names: ObservationName) -> list[Observation]:
+    """Those of these names, in order."""
+    return [o for o in observations if o.name in names]
+
+
+class EditPersistence:
+    """[0, 1] plus `shift`: mean survival of the model's text over the observed horizons, edits weighted by their length."""
+
+    name = "edit_persistence"
+
+    def __init__(self, *, shift: float = 0.0) -> None:
+        self._shift = shift
+
+    def score(self, turn: TurnFacts, observations: Sequence[Observation], *, weight: float) -> TermScore:
+        """Survival of the edit; abstains where none was reported."""
+        mine = of_name(observations, ObservationName.EDIT_PERSISTENCE)
+        if not mine:
+            return TermScore(name=self.name, value=None, weight=weight, abstained=ABSENT)
+        measured: dict[float, float] = {}
+        ended: list[float] = []
+        for observation in mine:
+            horizon, value, stopped = _measure(observation.value)
+            measured[horizon] = value
+            ended += [horizon] if stopped else []
+        value = survival(measured, ended_at=min(ended) if ended else None)
+        detail = {"survival": value, "horizons": {f"{h:g}": v for h, v in sorted(measured.items())}}
+        return TermScore(name=self.name, value=value + self._shift, weight=weight, evidence=tuple(o.id for o in mine), detail=detail)
+
+
+def _measure(value: Any) -> tuple[float, float, bool]:  # noqa: ANN401 - a JSON value, checked at the door
+    if "inserted" in value:
+        raw = msgspec.convert(value, RawEdit)
+        return raw.horizon_s, similarity(_region(raw), raw.inserted), raw.ended
+    given = msgspec.convert(value, MeasuredPersistence)
+    return given.horizon_s, given.four_gram, given.ended
+
+
+def _region(raw: RawEdit) -> str:
+    """What stands now where the edit was made."""
+    if raw.start is None:
+        return raw.after
+    return region_now(before=raw.before, start=raw.start, replaced=raw.replaced, inserted=raw.inserted, after=raw.after)
+
+
+class Rating:
+    """[-1, 1]: the user's thumb or score."""
+
+    name = "rating"
+
+    def __init__(self, *, aggregation: Aggregation = Aggregation.LATEST) -> None:
+        self._aggregation = aggregation
+
+    def score(self, turn: TurnFacts, observations: Sequence[Observation], *, weight: float) -> TermScore:
+        """The rating; a thumb down is -1."""
+        mine = of_name(observations, ObservationName.RATING)
+        if not mine:
+            return TermScore(name=self.name, value=None, weight=weight, abstained=ABSENT)
+        values = [float(o.value) if not isinstance(o.value, bool) else (1.0 if o.value else -1.0) for o in mine]
+        return TermScore(name=self.name, value=aggregate(values, self._aggregation), weight=weight, evidence=tuple(o.id for o in mine))
+
+
+class Undo:
+    """-1 when the user undid the answer or asked for another one."""
+
+    name = "undo"
+
+    def score(self, turn: TurnFacts, observations: Sequence[Observation], *, weight: float) -> TermScore:
+        """-1 for the last word being an undo or a regeneration, 0 for one taken back."""
+        mine = of_name(observations, ObservationName.UNDO, ObservationName.REGENERATE)
+        if not mine:
+            return TermScore(name=self.name, value=None, weight=weight, abstained=ABSENT)
+        return TermScore(name=self.name, value=-1.0 if mine[-1].value else 0.0, weight=weight, evidence=tuple(o.id for o in mine))
+
+
+class ToolCalls:
+    """-1 for a broken tool call: it is an answer that failed, never a reason to drop the turn."""
+
+    name = "tool_calls"
+
+    def __init__(self, *, valid: float = 0.1, broken: float = -1.0) -> None:
+        self._valid, self._broken = valid, broken
+
+    def score(self, turn: TurnFacts, observations: Sequence[Observation], *, weight: float) -> TermScore:
+        """`broken` if any call does not parse or fails in the product, `valid` if all are fine; abstains without calls."""
+        outcomes = of_name(observations, ObservationName.TOOL_CALL)
+        if not turn.tool_calls and not outcomes:
+            return TermScore(name=self.name, value=None, weight=weight, abstained="no_tool_call")
+        broken = sum(call.verdict is not ToolVerdict.VALID for call in turn.tool_calls) + sum(not o.value["ok"] for o in outcomes)
+        value = self._broken if broken else self._valid
+        return TermScore(name=self.name, value=value, weight=weight, evidence=tuple(o.id for o in outcomes), detail={"broken": broken})
+
+
+class Clarification:
+    """Prices a question instead of an edit, which would otherwise escape every term about edits."""
+
+    name = "clarification"
+
+    def __init__(self, *, cost: float = 0.3) -> None:
+        self._cost = cost
+
+    def score(self, turn: TurnFacts, observations: Sequence[Observation], *, weight: float) -> TermScore:
+        """-cost when the answer is only a question and no edit of it was reported; abstains otherwise."""
+        asked = is_question(turn.completion) and not of_name(observations, ObservationName.EDIT_PERSISTENCE)
+        if not asked:
+            return TermScore(name=self.name, value=None, weight=weight, abstained="no_question")
+        return TermScore(name=self.name, value=-self._cost, weight=weight)
+
+
+def is_question(text: str) -> bool:
+    """Whether an answer is a question to the user rather than work: it ends with a question mark and contains no code."""
+    stripped = text.strip()
+    return stripped.endswith("?") and "```" not in stripped and "\n    " not in stripped
+
+
+class Finish:
+    """Prices the exits: none of them is free."""
+
+    name = "finish"
+
+    def __init__(self, *, timeout: float = -0.5, aborted: float = -0.3, length: float = -0.1) -> None:
+        self._values = {FinishReason.TIMEOUT: timeout, FinishReason.ABORTED: aborted, FinishReason.LENGTH: length}
+
+    def score(self, turn: TurnFacts, observations: Sequence[Observation], *, weight: float) -> TermScore:
+        """The price of how the turn ended; abstains where it ended by itself."""
+        value = self._values.get(turn.finish_reason)
+        if value is None:
+            return TermScore(name=self.name, value=None, weight=weight, abstained="ended_by_itself")
+        return TermScore(name=self.name, value=value, weight=weight, detail={"finish_reason": turn.finish_reason.value})
+
+
+class Length:
+    """The concave length penalty −C_{k,q}(x), C = ((1+kx)^{1−q} − 1)/(k(1−q)) (facts/rl.md, section 3.3)."""
+
+    name = "length"
+
+    def __init__(self, *, k: float = 1.0, q: float = 0.5, scale_tokens: float = 256.0) -> None:
+        if k <= 0 or q < 0 or scale_tokens <= 0:
+            raise ValueError("k and scale_tokens must be positive and q at least 0")
+        self._k, self._q, self._scale = k, q, scale_tokens
+
+    def score(self, turn: TurnFacts, observations: Sequence[Observation], *, weight: float) -> TermScore:
+        """Never abstains, but is no signal by itself: it says what an answer cost, not what it was worth."""
+        return TermScore(name=self.name, value=-length_penalty(turn.completion_tokens / self._scale, k=self._k, q=self._q), weight=weight)
+
+
+def length_penalty(x: float, *, k: float, q: float) -> float:
+    """C_{k,q}(x): 0 at 0, slope (1+kx)^−q; ln(1+kx)/k as q → 1, x at q = 0, bounded by 1/(k(q−1)) for q > 1."""
+    if abs(q - 1.0) < 1e-9:
+        return math.log1p(k * x) / k
+    return math.expm1((1.0 - q) * math.log1p(k * x)) / (k * (1.0 - q))
+
+
+class LatencyCost:
+    """[-1, 0]: how far the answer took longer than the target."""
+
+    name = "latency"
+
+    def __init__(self, *, target_s: float = 10.0) -> None:
+        self._target_s = target_s
+
+    def score(self, turn: TurnFacts, observations: Sequence[Observation], *, weight: float) -> TermScore:
+        """0 within the target, then falling to -1 at twice the target; as the user felt it where that was reported."""
+        mine = of_name(observations, ObservationName.LATENCY)
+        felt = (turn.finished_at - turn.started_at).total_seconds()
+        if mine:
+            value = mine[-1].value
+            felt = msgspec.convert(value, Latency).total_s if isinstance(value, dict) else float(value)
+        over = min(max(felt / self._target_s - 1.0, 0.0), 1.0)
+        return TermScore(name=self.name, value=-over, weight=weight, evidence=tuple(o.id for o in mine), detail={"felt_s": felt})
+
+
+class TaskSuccess:
+    """[0, 1]: whether the task got done. Leave it out of the rule set to keep it as a gold metric of the gates."""
+
+    name = "task_success"
+
+    def score(self, turn: TurnFacts, observations: Sequence[Observation], *, weight: float) -> TermScore:
+        """The latest word on it."""
+        mine = of_name(observations, ObservationName.TASK_SUCCESS)
+        if not mine:
+            return TermScore(name=self.name, value=None, weight=weight, abstained=ABSENT)
+        return TermScore(name=self.name, value=float(mine[-1].value), weight=weight, evidence=tuple(o.id for o in mine))
+
+
+BUILT_IN: dict[str, Callable[..., Term]] = {
+    term.name: term
+    for term in (EditPersistence, FollowUp, Rating, Undo, ToolCalls, Clarification, Finish, Length, LatencyCost, TaskSuccess)
+}
+COSTS = frozenset({Length.name, LatencyCost.name})
+"""Terms that always speak about every turn: they price an answer, but are not a signal that somebody reacted to it."""

@@ -1,0 +1,64 @@
+"""What is checked before anything is started: each finding is one sentence that names the cure, and nothing is left half-started."""
+
+import shutil
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from app.domain.errors import BadConfig
+from app.domain.policies import PolicyConfig
+
+FREE_BYTES_NEEDED = 2 * 2**30
+"""A day of the embedded deployment: snapshots of 270 MB, optimizer states of 1 GB, segments and databases."""
+
+
+def require_policies(declared: Mapping[str, PolicyConfig], *, config: Path | None) -> None:
+    """Refuse a configuration without policies, and a policy whose model is not there."""
+    if not declared:
+        raise BadConfig(f"{config or 'the configuration'} declares no policy: add a table [policies.NAME] with model and base_name")
+    for name, policy in declared.items():
+        if not (Path(policy.model) / "READY").is_file():
+            raise BadConfig(f"policy {name!r} has no model at {policy.model}: run `make model`, or correct policies.{name}.model")
+
+
+def require_space(folder: Path, *, needed: int = FREE_BYTES_NEEDED) -> None:
+    """Refuse a disk that would fill up under the first candidates."""
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        raise BadConfig(
+            f"{existing} has {free / 2**30:.1f} GiB free and {needed / 2**30:.0f} are needed: free some, or name another folder with --data"
+        )
+
+
+def require_writable(folder: Path) -> None:
+    """Refuse a data folder that cannot be made or written."""
+    probe = folder / ".probe"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise BadConfig(f"cannot write to {folder}: {error.strerror}; correct its rights, or name another folder with --data") from error
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether nothing listens there."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def choose_port(host: str, wanted: int, *, insisted: bool, taken: frozenset[int] = frozenset()) -> int:
+    """The wanted port, or a free one when it is taken; with `insisted` (a person named it) a taken one is refused."""
+    if wanted not in taken and is_free(host, wanted):
+        return wanted
+    if insisted:
+        raise BadConfig(f"port {wanted} on {host} is in use: end what listens there, or choose another with --port")
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.bind((host, 0))
+        return int(listener.getsockname()[1])

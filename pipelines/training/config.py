@@ -1,0 +1,117 @@
+"""How an update is made. The defaults are the vetted setting; every run stores its resolved copy."""
+
+from typing import Literal
+
+import msgspec
+
+from app.domain.errors import BadConfig
+
+
+class TrackerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The segment tracker's memory (SPO, arXiv 2509.13232, section 3; facts/rl.md 4.3)."""
+
+    kl_half_life: float = 0.06
+    """Mean |Δ log π| per token that halves the memory."""
+    memory_low: float = 0.875
+    memory_high: float = 0.96
+    """Bounds of the forgetting factor 2^(−D / kl_half_life)."""
+    prior_weight: float = 8.0
+    """How many turns the global mean counts for in a segment's own mean; SPO's N_init = 1/(1 − 0.875)."""
+
+
+class CorrectionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the importance ratio may weigh."""
+
+    name: Literal["tis", "icepop", "cispo", "none"] = "tis"
+    low: float = 0.5
+    """Lower bound of `icepop` and `cispo`; the others have none."""
+    high: float = 2.0
+    """C of `tis` and `icepop`, 1 + ε of `cispo`."""
+
+
+class GuardLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the update refuses; each is a `HoldReason`."""
+
+    min_turns: int = 8
+    """Readable turns below which there is nothing to learn from."""
+    min_effective_sample_share: float = 0.3
+    """Effective sample size over tokens, as a share of them."""
+    min_mean_ratio: float = 0.5
+    max_mean_ratio: float = 2.0
+    max_mismatch: float = 0.1
+    """Mean KL(behaviour ‖ policy) per token at step zero, nats: above, engine and trainer disagree about the same weights."""
+    min_entropy_share: float = 0.5
+    """Entropy after the update as a share of the entropy before."""
+    max_kl_champion: float = 0.2
+    """Nats per token."""
+    max_kl_anchor: float = 1.0
+    """Nats per token."""
+
+
+class LoraConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Low-rank adapters instead of all parameters; merged before publishing."""
+
+    rank: int = 16
+    alpha: int = 32
+    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+class RouterReplayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Mixture-of-experts: run the experts that ran when the token was sampled."""
+
+    enabled: bool = True
+    plausibility: float = 0.1
+    """A replayed expert whose gate score is below this share of the router's own lowest chosen score is replaced by the router's choice."""
+
+
+class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One update: one pass over one batch in a few Adam steps."""
+
+    estimator: Literal["segment_tracker", "group_mean", "batch_mean"] = "segment_tracker"
+    tracker: TrackerConfig = TrackerConfig()
+    correction: CorrectionConfig = CorrectionConfig()
+    guards: GuardLimits = GuardLimits()
+    kl_beta: float = 0.005
+    """Reward units per nat of divergence from the anchor; 0 switches the anchor pass off."""
+    turns_per_step: int = 32
+    """Turns per Adam step; chains and turns with the same prompt stay together."""
+    learning_rate: float = 1e-5
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    loss_tokens: float = 64.0
+    """L_ref: the constant length that the loss is divided by, next to the number of turns in the step."""
+    micro_batch_tokens: int = 384
+    """Tokens per forward and backward pass and worker: bounds the activations."""
+    max_tokens: int = 2048
+    """Turns longer than this (prompt and completion) are left out as too long."""
+    final_pass_turns: int = 24
+    """Turns on which the finished candidate is compared with champion and anchor; 0 means all."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the matrix products. `auto` asks this processor which is faster. Master weights and optimizer are always fp32."""
+    activations: Literal["none", "selective", "full"] = "none"
+    """What the forward pass keeps for the backward pass; less memory costs more time, see `pipelines.training.activations`."""
+    share_prefixes: bool = True
+    """Compute what turns have in common once (exact; off for mixture-of-experts models with router replay)."""
+    lora: LoraConfig | None = None
+    router_replay: RouterReplayConfig = RouterReplayConfig()
+    workers: int = 1
+    """Ray actors; data parallel, parameters sharded from two on."""
+    threads: int = 0
+    """Threads per worker; 0: the machine's cores divided by the workers."""
+    checkpoint_every_s: float = 60.0
+    """A killed run loses at most this much computing; 0 checkpoints after every optimizer step."""
+    attempt_timeout_s: float = 3600.0
+    """A micro-step that takes longer than this counts as a lost worker."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        positive = {"turns_per_step": self.turns_per_step, "loss_tokens": self.loss_tokens, "workers": self.workers,
+                    "micro_batch_tokens": self.micro_batch_tokens, "max_tokens": self.max_tokens}  # fmt: skip
+        for name, value in positive.items():
+            if value <= 0:
+                raise BadConfig(f"training.{name} is {value}: give a number above 0")
+        if self.lora is not None and self.workers > 1:
+            raise BadConfig("training.lora needs training.workers = 1: an adapter is small enough for one worker")

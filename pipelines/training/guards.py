@@ -1,0 +1,112 @@
+"""Guards: when the update refuses, by name. A refused run is HELD with one of these reasons; it never publishes.
+
+Legend: ρ importance ratio per token, b behaviour (logged), θ current weights.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from app.domain.errors import Held
+from app.domain.versions import HoldReason
+from pipelines.training.config import GuardLimits
+
+
+@dataclass(frozen=True, kw_only=True)
+class RatioReport:
+    """How far the policy is from the one that sampled, over tokens."""
+
+    tokens: int
+    mean_ratio: float
+    effective_share: float
+    """(Σρ)² / (n Σρ²): the effective sample size (Kish 1965) as a share of the tokens."""
+    kl: float
+    """Mean of ρ − 1 − log ρ: an unbiased estimate of KL(b ‖ θ) in nats per token, no term of which is negative."""
+    mean_gap: float
+    """Mean |log π_θ − log π_b|."""
+    p99_gap: float
+
+
+def ratio_report(logprobs: Sequence[float], behaviour: Sequence[float]) -> RatioReport:
+    """Compare two sets of log-probabilities of the same tokens."""
+    gaps = [new - old for new, old in zip(logprobs, behaviour, strict=True)]
+    ratios = [math.exp(min(gap, 50.0)) if not math.isnan(gap) else math.nan for gap in gaps]
+    count, total, squares = len(ratios), math.fsum(ratios), math.fsum(r * r for r in ratios)
+    distances = sorted(abs(gap) for gap in gaps)
+    return RatioReport(
+        tokens=count,
+        mean_ratio=total / count,
+        effective_share=total * total / (count * squares) if squares > 0 else 0.0,
+        kl=math.fsum(r - 1 - gap for r, gap in zip(ratios, gaps, strict=True)) / count,
+        mean_gap=math.fsum(distances) / count,
+        p99_gap=distances[min(count - 1, int(0.99 * count))],
+    )
+
+
+def check_turns(count: int, limits: GuardLimits) -> None:
+    """Enough turns could be read."""
+    if count < limits.min_turns:
+        raise Held(
+            HoldReason.TOO_FEW_LABELS,
+            f"{count} turns could be read and {limits.min_turns} are needed: wait for more labels, or lower training.guards.min_turns",
+        )
+
+
+def check_rewards(advantages: Sequence[float]) -> None:
+    """Some turn did better or worse than expected."""
+    if all(abs(advantage) < 1e-9 for advantage in advantages):
+        raise Held(HoldReason.EQUAL_REWARDS, "every turn got exactly the reward its baseline expects, so there is nothing to learn from")
+
+
+def check_mismatch(report: RatioReport, limits: GuardLimits) -> None:
+    """At step zero the trainer computes what the engine logged."""
+    if not report.kl <= limits.max_mismatch:
+        raise Held(
+            HoldReason.ENGINE_MISMATCH,
+            f"before the first step KL(logged ‖ computed) is {report.kl:.4f} nats per token, above {limits.max_mismatch}: "
+            "the engine and the trainer disagree about the same weights; compare their versions, templates and dtypes",
+        )
+
+
+def check_ratio(report: RatioReport, limits: GuardLimits) -> None:
+    """The data still say something about the current policy."""
+    if not report.effective_share >= limits.min_effective_sample_share:
+        raise Held(
+            HoldReason.LOW_ESS,
+            f"the effective sample is {report.effective_share:.0%} of the tokens, below {limits.min_effective_sample_share:.0%}: "
+            "the data are too far off-policy; lower the learning rate or the allowed staleness",
+        )
+    if not limits.min_mean_ratio <= report.mean_ratio <= limits.max_mean_ratio:
+        raise Held(
+            HoldReason.MEAN_RATIO,
+            f"the mean importance ratio is {report.mean_ratio:.3f}, outside {limits.min_mean_ratio} to {limits.max_mean_ratio}: "
+            "the logged log-probabilities are not those of a nearby policy",
+        )
+
+
+def check_finite(what: str, value: float) -> None:
+    """No NaN and no infinity."""
+    if not math.isfinite(value):
+        raise Held(HoldReason.NOT_FINITE, f"the {what} is {value}: lower the learning rate, or train in float32")
+
+
+def check_entropy(before: float, after: float, limits: GuardLimits) -> None:
+    """The policy still has a choice."""
+    check_finite("entropy", after)
+    if after < limits.min_entropy_share * before:
+        raise Held(
+            HoldReason.ENTROPY_COLLAPSE,
+            f"entropy fell from {before:.3f} to {after:.3f} nats per token, below {limits.min_entropy_share:.0%} of it: "
+            "lower the learning rate or raise training.kl_beta",
+        )
+
+
+def check_kl(reason: HoldReason, kl: float, limit: float) -> None:
+    """The policy stays within its budget."""
+    check_finite("divergence", kl)
+    if kl > limit:
+        whom = "champion" if reason is HoldReason.KL_CHAMPION else "anchor"
+        raise Held(
+            reason, f"the candidate is {kl:.4f} nats per token from the {whom}, above the budget of {limit}: lower the learning rate"
+            + ("" if reason is HoldReason.KL_CHAMPION else ", raise training.kl_beta, or renew the anchor")
+        )  # fmt: skip

@@ -1,0 +1,18 @@
+"""L = −Σ_i Σ_t w_t · A_{i,t} · log π_θ(a_t) / normaliser, with everything but log π_θ detached (DESIGN, section 6).
+
+The normaliser is a constant chosen before anything is sampled (turns in the step × reference length). Dividing by the sampled number of
+tokens instead would favour short good answers and long bad ones (Dr. GRPO, arXiv 2503.20783).
+"""
+
+import torch
+
+from app.domain.training import LossName, LossSpec
+from pipelines.training.corrections import token_weights
+
+
+def token_loss(spec: LossSpec, logprobs_M: torch.Tensor, behaviour_M: torch.Tensor, advantages_M: torch.Tensor) -> torch.Tensor:
+    """The scalar to differentiate; with cross-entropy the advantages are plain weights and the behaviour is not looked at."""
+    if spec.name is LossName.CROSS_ENTROPY:
+        return -(advantages_M * logprobs_M).sum() / spec.normaliser
+    weights_M = token_weights(spec, logprobs_M, behaviour_M)
+    return -(weights_M * advantages_M * logprobs_M).sum() / spec.normaliser

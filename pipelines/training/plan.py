@@ -1,0 +1,78 @@
+"""The order of work: which turns make one Adam step, and which of those go through the model together. A pure function of batch and seed,
+so that a resumed run does what the killed one would have done.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipelines.training.samples import Sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One Adam step: micro-batches of indices into the samples."""
+
+    micro_batches: tuple[tuple[int, ...], ...]
+
+    @property
+    def turns(self) -> tuple[int, ...]:
+        """All indices of the step."""
+        return tuple(index for micro in self.micro_batches for index in micro)
+
+
+def plan_steps(samples: Sequence[Sample], *, turns_per_step: int, micro_batch_tokens: int, seed: int) -> tuple[Step, ...]:
+    """Shuffle the units, deal them to steps of nearly equal size, and cut each step into micro-batches.
+
+    A unit is what shares tokens: the turns of an episode, and turns with the same prompt.
+    """
+    units = _units(samples)
+    random.Random(seed).shuffle(units)
+    count = max(1, round(len(samples) / turns_per_step))
+    dealt: list[list[int]] = [[] for _ in range(min(count, len(units)))]
+    for unit in sorted(units, key=len, reverse=True):  # large ones first, so that the sizes come out even; the sort keeps the shuffle
+        min(dealt, key=len).extend(unit)
+    return tuple(Step(micro_batches=cut_micro_batches(samples, turns, micro_batch_tokens)) for turns in dealt if turns)
+
+
+def cut_micro_batches(samples: Sequence[Sample], turns: Sequence[int], micro_batch_tokens: int) -> tuple[tuple[int, ...], ...]:
+    """Neighbours by their tokens share the most, so cut the sorted turns where the new tokens reach the limit; a longer turn goes alone."""
+    micro_batches: list[tuple[int, ...]] = []
+    current: list[int] = []
+    filled, previous = 0, ()
+    for index in sorted(turns, key=lambda i: samples[i].tokens):
+        tokens = samples[index].tokens
+        new = len(tokens) - common_length(previous, tokens)
+        if current and filled + new > micro_batch_tokens:
+            micro_batches.append(tuple(current))
+            current, filled, new = [], 0, len(tokens)
+        current.append(index)
+        filled, previous = filled + new, tokens
+    return (*micro_batches, tuple(current)) if current else tuple(micro_batches)
+
+
+def _units(samples: Sequence[Sample]) -> list[list[int]]:
+    """Indices grouped by episode and by prompt, transitively (union-find)."""
+    parent = list(range(len(samples)))
+
+    def root(index: int) -> int:
+        while parent[index] != index:
+            parent[index] = parent[parent[index]]
+            index = parent[index]
+        return index
+
+    first: dict[object, int] = {}
+    for index, sample in enumerate(samples):
+        for key in (("episode", sample.item.episode_id), ("prompt", sample.payload.prompt_tokens)):
+            parent[root(index)] = root(first.setdefault(key, index))
+    units: dict[int, list[int]] = {}
+    for index in range(len(samples)):
+        units.setdefault(root(index), []).append(index)
+    return list(units.values())
+
+
+def common_length(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    for place, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return place
+    return min(len(a), len(b))

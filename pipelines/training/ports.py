@@ -1,0 +1,35 @@
+"""The outside world of a run, plugged in by whoever calls `train`."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+from app.domain.ids import utc_now
+from app.domain.ports import ProgressLog, RunStore, Trainer, TrajectoryStore, WeightStore
+from pipelines.training.ray_actors import RayTrainers
+from pipelines.training.trainer import TrainerSetup
+
+
+class Trainers(Protocol):
+    """Opens a trainer for the length of a run."""
+
+    def opened(self, setup: TrainerSetup, *, workers: int, timeout_s: float) -> AbstractContextManager[Trainer]:
+        """A trainer that starts with the weights of `setup.snapshot`."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPorts:
+    """The outside world of a run. Hold one for the life of the process: `trainers` keeps the Ray actors warm."""
+
+    trajectories: TrajectoryStore
+    weights: WeightStore
+    runs: RunStore
+    progress: ProgressLog
+    folder: Path
+    """Checkpoints and optimizer states; on a cluster, storage that driver and workers share."""
+    trainers: Trainers = field(default_factory=RayTrainers)
+    clock: Callable[[], datetime] = utc_now

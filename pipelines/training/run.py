@@ -1,0 +1,82 @@
+"""One update, from a batch to a candidate: the whole of it, in the order it happens.
+
+    batch ──▶ read turns ──▶ baselines ──▶ anchor pass ──▶ for each step: micro-batches → guards → Adam ──▶ final pass ──▶ snapshot
+                 │               │             │                                 │                             │
+              left_out       tracker state   log π_ref                       checkpoint                  guards: entropy, KL
+
+A refusal anywhere is a HELD run with its reason; a lost worker is a FAILED run that the next call with the same id resumes.
+"""
+
+import logging
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from app.domain.batches import BatchManifest
+from app.domain.errors import Held, RatchetError
+from app.domain.versions import HoldReason, RunStatus, TrainingRun, Version
+from pipelines.training.config import TrainingConfig
+from pipelines.training.ports import TrainingPorts
+from pipelines.training.update import Update, UpdateResult
+
+log = logging.getLogger(__name__)
+
+FINISHED = frozenset({RunStatus.SUCCEEDED, RunStatus.HELD})
+OPTIMIZERS_KEPT = 4
+"""Optimizer folders kept besides the parent's: candidates still on their way through the gates."""
+
+
+def train(
+    batch: BatchManifest, *, run_id: str, parent: Version, anchor: Version, config: TrainingConfig, ports: TrainingPorts
+) -> TrainingRun:
+    """Make a candidate from `parent` and one batch; the same `run_id` again resumes it, or returns it where it is finished.
+
+    Raises `Unavailable` when a worker is lost (the run is FAILED until it is called again).
+    """
+    known = ports.runs.get(run_id)
+    if known is not None and known.status in FINISHED:
+        return known
+    run = TrainingRun(
+        id=run_id, policy=batch.policy, batch_id=batch.id, parent=parent.digest, status=RunStatus.RUNNING,
+        config=msgspec.to_builtins(config), started_at=known.started_at if known else ports.clock(),
+    )  # fmt: skip
+    ports.runs.put(run)
+    update = Update(batch=batch, run_id=run_id, parent=parent, anchor=anchor, config=config, ports=ports)
+    try:
+        run = _succeeded(run, update.make(), ports)
+    except Held as held:
+        run = _ended(run, RunStatus.HELD, update, ports, reason=HoldReason(held.reason), message=str(held))
+    except RatchetError as error:
+        _ended(run, RunStatus.FAILED, update, ports, message=str(error))
+        raise
+    shutil.rmtree(update.folder, ignore_errors=True)
+    _forget_optimizers(ports.folder / "optimizer", keep={parent.digest, run.candidate or ""})
+    return run
+
+
+def _succeeded(run: TrainingRun, made: UpdateResult, ports: TrainingPorts) -> TrainingRun:
+    ports.runs.put_tracker(made.candidate, run.policy, made.tracker)
+    run = replace(run, status=RunStatus.SUCCEEDED, candidate=made.candidate, metrics=made.metrics, finished_at=ports.clock())
+    ports.runs.put(run)
+    log.info("training run=%s policy=%s candidate=%s turns=%s", run.id, run.policy, made.candidate[:12], made.metrics["turns"])
+    return run
+
+
+def _ended(
+    run: TrainingRun, status: RunStatus, update: Update, ports: TrainingPorts, *, message: str, reason: HoldReason | None = None
+) -> TrainingRun:
+    metrics: dict[str, Any] = update.metrics
+    run = replace(run, status=status, hold_reason=reason, message=message, metrics=metrics, finished_at=ports.clock())
+    ports.runs.put(run)
+    log.warning("training run=%s policy=%s status=%s reason=%s: %s", run.id, run.policy, status.value, reason, message)
+    return run
+
+
+def _forget_optimizers(folder: Path, *, keep: set[str]) -> None:
+    """Optimizer states follow the champion's lineage: keep the parent's and the newest few, drop the rest."""
+    others = [path for path in folder.glob("*") if path.name not in keep]
+    for path in sorted(others, key=lambda p: p.stat().st_mtime)[:-OPTIMIZERS_KEPT]:
+        shutil.rmtree(path, ignore_errors=True)

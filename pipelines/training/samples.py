@@ -1,0 +1,83 @@
+"""Turns as training reads them: the batch's items with their tokens, or the reason why one cannot be used. Never a guess.
+
+Fed by a batch manifest and the payload segments / feeds the plan and the advantages.
+"""
+
+import hashlib
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+from app.domain.batches import BatchItem, BatchManifest, TurnPayload
+from app.domain.ports import TrajectoryStore
+from app.domain.rewards import Exclusion
+from pipelines.training.estimators import RewardedTurn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the model can read."""
+
+    vocabulary: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One readable turn with its reward."""
+
+    item: BatchItem
+    payload: TurnPayload
+    logprobs: tuple[float, ...]
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Prompt and completion, [P + T]."""
+        return self.payload.prompt_tokens + self.payload.completion_tokens
+
+    def rewarded(self) -> RewardedTurn:
+        """What the baseline may look at."""
+        prompt = hashlib.sha256(str(self.payload.prompt_tokens).encode()).hexdigest()
+        return RewardedTurn(unit=self.item.episode_id, reward=self.item.reward, segment=self.item.segment, prompt=prompt)
+
+
+def read_samples(batch: BatchManifest, trajectories: TrajectoryStore, limits: Limits) -> tuple[list[Sample], dict[str, int]]:
+    """The readable turns in the manifest's order, and the count per reason of the others."""
+    payloads = trajectories.read((item.payload_segment, item.inference_id) for item in batch.items if item.payload_segment)
+    samples: list[Sample] = []
+    left_out: Counter[str] = Counter()
+    for item in batch.items:
+        payload = payloads.get(item.inference_id)
+        reason = _unusable(item, payload, limits)
+        if reason is not None:
+            left_out[reason.value] += 1
+            continue
+        assert payload is not None
+        assert payload.logprobs is not None
+        samples.append(Sample(item=item, payload=payload, logprobs=payload.logprobs))
+    return samples, dict(left_out)
+
+
+def _unusable(item: BatchItem, payload: TurnPayload | None, limits: Limits) -> Exclusion | None:
+    """Why the turn cannot be trained on, or None."""
+    if payload is None:
+        return Exclusion.PAYLOAD_MISSING
+    if item.version and payload.version != item.version:
+        return Exclusion.UNKNOWN_VERSION
+    if not payload.completion_tokens or not payload.prompt_tokens:
+        return Exclusion.EMPTY_COMPLETION
+    if not _honest(payload):
+        return Exclusion.NO_LOGPROBS
+    if len(payload.prompt_tokens) + len(payload.completion_tokens) > limits.max_tokens:
+        return Exclusion.TOO_LONG
+    if not all(0 <= token < limits.vocabulary for token in payload.prompt_tokens + payload.completion_tokens):
+        return Exclusion.TOKENS_OUT_OF_RANGE
+    return None
+
+
+def _honest(payload: TurnPayload) -> bool:
+    """One finite log-probability per sampled token, none of them above zero (rounding aside)."""
+    logprobs = payload.logprobs
+    if logprobs is None or len(logprobs) != len(payload.completion_tokens):
+        return False
+    return all(math.isfinite(logprob) and logprob <= 1e-3 for logprob in logprobs)

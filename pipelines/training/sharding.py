@@ -1,0 +1,110 @@
+"""Parameters split over data-parallel workers with FSDP2, or not split at all: the same trainer, one process or many."""
+
+# torch.distributed leaves parts of its types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+Module = TypeVar("Module", bound=torch.nn.Module)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shards:
+    """This process's place among the workers."""
+
+    device: torch.device
+    rank: int
+    count: int
+    mesh: DeviceMesh | None
+
+    @staticmethod
+    def alone() -> "Shards":
+        """The only worker: nothing is split, no process group is needed."""
+        return Shards(device=_device(0), rank=0, count=1, mesh=None)
+
+    @staticmethod
+    def join(*, rank: int, count: int, address: str) -> "Shards":
+        """Meet the other workers at tcp://`address` (gloo on processors, NCCL on GPUs). Blocks until all are there."""
+        device = _device(0)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, init_method=f"tcp://{address}", rank=rank, world_size=count)
+        return Shards(device=device, rank=rank, count=count, mesh=init_device_mesh(device.type, (count,)))
+
+    @property
+    def leads(self) -> bool:
+        """Writes what is written once."""
+        return self.rank == 0
+
+    def split(self, scorer: Module) -> Module:
+        """Shard each decoder layer, then what is left; gradients are summed (the loss's constant normaliser already divides)."""
+        if self.mesh is None:
+            return scorer
+        model: Any = scorer.model
+        for layer in model.base_model.layers:
+            _sharded(layer, self.mesh)
+        return _sharded(scorer, self.mesh)
+
+    def local(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This worker's part."""
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+    def whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The full tensor, on every worker (all must ask)."""
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+    def whole_like(self, part: torch.Tensor, parameter: torch.Tensor | None) -> torch.Tensor:
+        """The full tensor of which `part` is this worker's share in the way `parameter` is split."""
+        if not isinstance(parameter, DTensor):
+            return part
+        shape, stride = parameter.shape, parameter.stride()
+        return DTensor.from_local(part, parameter.device_mesh, parameter.placements, shape=shape, stride=stride).full_tensor()
+
+    def part_of(self, parameters: Mapping[str, torch.Tensor]) -> "PartOf":
+        """How to cut a full tensor as the parameter of that name is cut."""
+        return PartOf(parameters)
+
+    def fill(self, target: torch.Tensor, value: torch.Tensor) -> None:
+        """Overwrite a (possibly split) tensor with a full one."""
+        self.local(target).copy_(_cut(value.to(target.dtype).to(self.device), target))
+
+    def norm(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Euclidean norm over all parameters and workers, fp32 scalar."""
+        squares = [torch.linalg.vector_norm(self.local(g)).square() for g in gradients]
+        total = torch.stack(squares).sum() if squares else torch.zeros((), device=self.device)
+        if self.mesh is not None:
+            dist.all_reduce(total)
+        return total.sqrt()
+
+
+@dataclass(frozen=True)
+class PartOf:
+    """Cuts full tensors by parameter name."""
+
+    parameters: Mapping[str, torch.Tensor]
+
+    def __call__(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """This worker's part of `value`; `value` itself where the parameter is not split."""
+        return _cut(value, self.parameters.get(name, value))
+
+
+def _cut(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements).to_local() if isinstance(like, DTensor) else value
+
+
+def _sharded(module: Module, mesh: DeviceMesh) -> Module:
+    sharded: Any = fully_shard(module, mesh=mesh)
+    sharded.set_gradient_divide_factor(1.0)
+    sharded.set_force_sum_reduction_for_comms(True)  # a factor alone asks for an operation that gloo does not have
+    return sharded
+
+
+def _device(local_rank: int) -> torch.device:
+    return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")

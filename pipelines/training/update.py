@@ -1,0 +1,299 @@
+"""The work of one run, step by step; see `pipelines.training.run` for the picture."""
+
+import json
+import logging
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from app.domain.batches import BatchManifest
+from app.domain.errors import Held
+from app.domain.ports import Trainer
+from app.domain.training import AdamParams, Datum, ForwardBackward, LossSpec
+from app.domain.versions import HoldReason, Version
+from pipelines.training import guards
+from pipelines.training.advantage import advantages
+from pipelines.training.checkpoint import damage, newest_checkpoint, seal, write_checkpoint
+from pipelines.training.config import TrainingConfig
+from pipelines.training.estimators import Estimator
+from pipelines.training.estimators.batch_mean import BatchMean
+from pipelines.training.estimators.group_mean import GroupMean
+from pipelines.training.estimators.segment_tracker import SegmentTracker
+from pipelines.training.guards import ratio_report
+from pipelines.training.measurement import kl_from_sampler, kl_to_reference, mean, ratio_histogram, step_metrics, turn_metrics
+from pipelines.training.plan import Step, cut_micro_batches, plan_steps
+from pipelines.training.ports import TrainingPorts
+from pipelines.training.samples import Limits, Sample, read_samples
+from pipelines.training.stopwatch import Stopwatch
+from pipelines.training.trainer import TrainerSetup
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateResult:
+    """A published candidate."""
+
+    candidate: str
+    metrics: dict[str, Any]
+    tracker: dict[str, Any]
+
+
+@dataclass
+class Progress:
+    """What a resumed run must know besides weights and optimizer; JSON in the checkpoint."""
+
+    next_step: int = 0
+    anchor: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    """log π_ref of each turn's tokens, by inference id."""
+    start: dict[str, list[list[float]]] = field(default_factory=dict[str, list[list[float]]])
+    """Log-probabilities and entropies of the first step's turns under the parent, by inference id."""
+    steps: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    histogram: list[int] = field(default_factory=list[int])
+
+
+class Update:
+    """One attempt. `metrics` can be read at any time; a held run keeps what was known when it was held."""
+
+    def __init__(
+        self, *, batch: BatchManifest, run_id: str, parent: Version, anchor: Version, config: TrainingConfig, ports: TrainingPorts
+    ) -> None:
+        self.batch, self.parent, self.anchor, self.config, self.ports = batch, parent, anchor, config, ports
+        self.folder = ports.folder / "runs" / run_id
+        self.parent_folder = ports.weights.path(parent.digest)
+        self.metrics: dict[str, Any] = {}
+        self.progress = Progress()
+        self.samples: list[Sample] = []
+        self.baselines: list[float] = []
+        self.done, self.total = 0, 1
+        self.computing = Stopwatch()
+
+    def make(self) -> UpdateResult:
+        """Read, learn, judge, publish. Raises `Held` and `Unavailable`."""
+        estimator = self._read()
+        steps = plan_steps(
+            self.samples, turns_per_step=self.config.turns_per_step, seed=self.config.seed + self.batch.slot,
+            micro_batch_tokens=self.config.micro_batch_tokens * self.config.workers,
+        )  # fmt: skip
+        setup = self._setup()
+        with self.ports.trainers.opened(setup, workers=self.config.workers, timeout_s=self.config.attempt_timeout_s) as trainer:
+            self._prepare(trainer, steps)
+            saved_at = time.monotonic()
+            for number in range(self.progress.next_step, len(steps)):
+                self._step(trainer, steps[number], number)
+                if time.monotonic() - saved_at >= self.config.checkpoint_every_s and number + 1 < len(steps):
+                    write_checkpoint(self.folder, trainer, vars(self.progress), step=number + 1)
+                    saved_at = time.monotonic()
+            drift = self._judge(trainer, steps[0])
+            candidate = self._publish(trainer)
+        state = estimator.remember([sample.rewarded() for sample in self.samples], drift=drift)
+        return UpdateResult(candidate=candidate, metrics=self.metrics, tracker=state)
+
+    # --- before the first step ------------------------------------------------------------------------------------------------
+
+    def _read(self) -> Estimator:
+        """Turns, baselines and the metrics that need no model."""
+        self.samples, left_out = read_samples(self.batch, self.ports.trajectories, self._limits())
+        self.metrics |= {"left_out": left_out, "batch_left_out": self.batch.left_out}
+        guards.check_turns(len(self.samples), self.config.guards)
+        estimator = self._estimator()
+        turns = [sample.rewarded() for sample in self.samples]
+        self.baselines = estimator.baselines(turns)
+        self.metrics |= turn_metrics(self.samples, self.baselines)
+        self.metrics["terms"] = self.ports.runs.term_means(self.batch.id)
+        self.metrics["term_shares"] = self.ports.runs.term_shares(self.batch.id)
+        guards.check_rewards([turn.reward - baseline for turn, baseline in zip(turns, self.baselines, strict=True)])
+        return estimator
+
+    def _limits(self) -> Limits:
+        config = json.loads((self.parent_folder / "config.json").read_text())
+        context = int(config.get("max_position_embeddings", self.config.max_tokens))
+        return Limits(vocabulary=int(config["vocab_size"]), max_tokens=min(self.config.max_tokens, context))
+
+    def _estimator(self) -> Estimator:
+        if self.config.estimator == "group_mean":
+            return GroupMean()
+        if self.config.estimator == "batch_mean":
+            return BatchMean()
+        return SegmentTracker(self.config.tracker, self.ports.runs.tracker(self.parent.digest))
+
+    def _setup(self) -> TrainerSetup:
+        config = self.config
+        return TrainerSetup(
+            snapshot=self.parent_folder, scratch=self.folder, dtype=config.dtype, threads=config.threads, lora=config.lora,
+            activations=config.activations, share_prefixes=config.share_prefixes, router_replay=config.router_replay,
+        )  # fmt: skip
+
+    def _prepare(self, trainer: Trainer, steps: Sequence[Step]) -> None:
+        """Resume from the newest whole checkpoint; or score everything under the anchor and start from the parent."""
+        restored = newest_checkpoint(self.folder)
+        self.metrics["damaged_checkpoints"] = list(restored.damaged)
+        self.total = sum(len(step.micro_batches) for step in steps)
+        if restored.folder is not None and restored.progress is not None:
+            self.progress = Progress(**restored.progress)
+            self.done = sum(len(step.micro_batches) for step in steps[: self.progress.next_step])
+            self.metrics["resumed_from_step"] = self.progress.next_step
+            trainer.load_state_with_optimizer(restored.folder)
+            return
+        if self.anchor.digest != self.parent.digest:
+            # With a penalty every token needs its log π_ref; without one only the turns on which the KL budget is checked do.
+            everything = [micro for step in steps for micro in step.micro_batches]
+            self._score_anchor(trainer, everything if self.config.kl_beta > 0 else self._judged(steps[0]))
+        self._start_from_parent(trainer)
+
+    def _score_anchor(self, trainer: Trainer, micro_batches: Sequence[tuple[int, ...]]) -> None:
+        trainer.load_state(self.ports.weights.path(self.anchor.digest))
+        self.total += len(micro_batches)
+        for micro in micro_batches:
+            with self.computing.running():
+                found = trainer.forward([self._datum(index, advantage=()) for index in micro])
+            for index, logprobs in zip(micro, found.logprobs, strict=True):
+                self.progress.anchor[self.samples[index].item.inference_id] = list(logprobs)
+            self._tell("anchor", found)
+
+    def _judged(self, first: Step) -> tuple[tuple[int, ...], ...]:
+        """The turns on which the finished candidate is compared: of the first step, because the parent itself scored those."""
+        chosen = sorted(first.turns)[: self.config.final_pass_turns or None]
+        return cut_micro_batches(self.samples, chosen, self.config.micro_batch_tokens * self.config.workers)
+
+    def _start_from_parent(self, trainer: Trainer) -> None:
+        """With the parent's optimizer state and fp32 weights, where they are whole and still those of the parent."""
+        folder = Path(self.parent.optimizer_uri) if self.parent.optimizer_uri else None
+        if self.config.lora is not None or folder is None or not folder.is_dir():
+            trainer.load_state(self.parent_folder)
+            self.metrics["optimizer"] = "new"
+            return
+        damaged = damage(folder)
+        if damaged:
+            log.error("optimizer state damaged files=%s; starting with a new optimizer", ",".join(damaged))
+            self.metrics["damaged_checkpoints"] += damaged
+            trainer.load_state(self.parent_folder)
+        else:
+            trainer.load_state_with_optimizer(folder)
+        self.metrics["optimizer"] = "new" if damaged else "inherited"
+
+    # --- the steps ------------------------------------------------------------------------------------------------------------------
+
+    def _step(self, trainer: Trainer, step: Step, number: int) -> None:
+        """Accumulate the gradient over the step's micro-batches, look at the ratios, then let Adam act."""
+        spec = LossSpec(
+            normaliser=len(step.turns) * self.config.loss_tokens, correction=self.config.correction.name,
+            clip_low=self.config.correction.low, clip_high=self.config.correction.high,
+        )  # fmt: skip
+        found: dict[int, tuple[Sequence[float], Sequence[float]]] = {}
+        loss = 0.0
+        for micro in step.micro_batches:
+            with self.computing.running():
+                answer = trainer.forward_backward([self._datum(index) for index in micro], spec)
+            loss += answer.loss
+            guards.check_finite("loss", answer.loss)
+            found |= dict(zip(micro, zip(answer.logprobs, answer.entropy, strict=True), strict=True))
+            self._tell("update", answer)
+        new = [value for logprobs, _ in found.values() for value in logprobs]
+        old = [value for index in found for value in self.samples[index].logprobs]
+        report = ratio_report(new, old)
+        if number == 0:
+            self._remember_start(found, new, old)
+            guards.check_mismatch(report, self.config.guards)
+        guards.check_ratio(report, self.config.guards)
+        with self.computing.running():
+            outcome = trainer.optim_step(self._adam())
+        guards.check_finite("gradient's norm", outcome.grad_norm)
+        entropy = [value for _, entropies in found.values() for value in entropies]
+        self.progress.steps.append(step_metrics(report, loss=loss, grad_norm=outcome.grad_norm, entropy=entropy))
+        self.progress.next_step = number + 1
+        self.metrics["steps"] = self.progress.steps
+
+    def _remember_start(self, found: dict[int, tuple[Sequence[float], Sequence[float]]], new: list[float], old: list[float]) -> None:
+        """What the parent itself says of the first step's turns; the finished candidate is compared with it."""
+        self.progress.histogram = ratio_histogram(new, old)
+        self.progress.start = {self.samples[i].item.inference_id: [list(a), list(b)] for i, (a, b) in found.items()}
+
+    def _adam(self) -> AdamParams:
+        config = self.config
+        return AdamParams(
+            learning_rate=config.learning_rate, beta1=config.beta1, beta2=config.beta2, eps=config.eps,
+            weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm,
+        )  # fmt: skip
+
+    def _datum(self, index: int, *, advantage: tuple[float, ...] | None = None) -> Datum:
+        sample = self.samples[index]
+        if advantage is None:
+            advantage = advantages(
+                reward=sample.item.reward, baseline=self.baselines[index], behaviour=sample.logprobs, beta=self.config.kl_beta,
+                anchor=self.progress.anchor.get(sample.item.inference_id),
+            )  # fmt: skip
+        payload = sample.payload
+        return Datum(
+            tokens=sample.tokens, first_scored=len(payload.prompt_tokens), logprobs=sample.logprobs, advantages=advantage,
+            temperature=payload.temperature, routes=payload.routed_experts if self.config.router_replay.enabled else None,
+        )  # fmt: skip
+
+    def _tell(self, what: str, found: ForwardBackward) -> None:
+        self.done += 1
+        detail = {"phase": what, "loss": found.loss, "tokens": found.tokens, "run": self.folder.name}
+        self.ports.progress.report(self.batch.policy, "training", self.done, self.total, detail)
+
+    # --- after the last step ----------------------------------------------------------------------------------------------------------
+
+    def _judge(self, trainer: Trainer, first: Step) -> float:
+        """Compare the finished candidate with champion and anchor on turns of the first step; returns the mean |Δ log π|."""
+        limits = self.config.guards
+        after: dict[int, tuple[Sequence[float], Sequence[float]]] = {}
+        for micro in self._judged(first):
+            with self.computing.running():
+                answer = trainer.forward([self._datum(index, advantage=()) for index in micro])
+            after |= dict(zip(micro, zip(answer.logprobs, answer.entropy, strict=True), strict=True))
+        ids = [self.samples[index].item.inference_id for index in after]
+        new = [value for logprobs, _ in after.values() for value in logprobs]
+        old = [value for i in ids for value in self.progress.start[i][0]]
+        entropy_before = mean([value for i in ids for value in self.progress.start[i][1]])
+        entropy_after = mean([value for _, entropies in after.values() for value in entropies])
+        reference = [value for i in ids for value in self.progress.anchor.get(i, self.progress.start[i][0])]
+        drift = mean([abs(a - b) for a, b in zip(new, old, strict=True)])
+        self.metrics |= self._summary() | {
+            "entropy_before": entropy_before, "entropy_after": entropy_after, "drift": drift,
+            "kl_champion": kl_from_sampler(old, new), "kl_anchor": kl_to_reference(old, new, reference),
+        }  # fmt: skip
+        guards.check_entropy(entropy_before, entropy_after, limits)
+        guards.check_kl(HoldReason.KL_CHAMPION, self.metrics["kl_champion"], limits.max_kl_champion)
+        guards.check_kl(HoldReason.KL_ANCHOR, self.metrics["kl_anchor"], limits.max_kl_anchor)
+        return drift
+
+    def _summary(self) -> dict[str, Any]:
+        """The figures of the steps as single numbers, for charts over versions."""
+        steps = self.progress.steps
+        return {
+            "steps": steps, "ratio_histogram": self.progress.histogram, "loss": mean([s["loss"] for s in steps]),
+            "grad_norm": mean([s["grad_norm"] for s in steps]), "entropy": mean([s["entropy"] for s in steps]),
+            "mismatch": steps[0]["kl"], "mismatch_p99": steps[0]["p99_gap"], "mean_ratio": mean([s["mean_ratio"] for s in steps]),
+            "effective_share": min(s["effective_share"] for s in steps), "compute_s": round(self.computing.seconds, 3),
+        }  # fmt: skip
+
+    def _publish(self, trainer: Trainer) -> str:
+        """Write the bf16 snapshot and hand it to the store; keep the optimizer under the candidate's digest."""
+        folder = self.folder / "candidate"
+        shutil.rmtree(folder, ignore_errors=True)
+        digest = trainer.save_weights_for_sampler(folder, self.parent_folder)
+        if digest == self.parent.digest:
+            raise Held(
+                HoldReason.EQUAL_REWARDS,
+                "the update is too small to change a single bf16 weight: raise training.learning_rate or wait for more labels",
+            )
+        stored = self.ports.weights.publish(folder)
+        assert stored == digest, f"the store says {stored}, the snapshot {digest}"
+        self.metrics["optimizer_uri"] = str(self._keep_optimizer(trainer, digest)) if self.config.lora is None else None
+        return digest
+
+    def _keep_optimizer(self, trainer: Trainer, digest: str) -> Path:
+        final = self.ports.folder / "optimizer" / digest
+        incoming = final.with_name(f".{digest}.incoming")
+        shutil.rmtree(incoming, ignore_errors=True)
+        shutil.rmtree(final, ignore_errors=True)
+        trainer.save_state(incoming)
+        seal(incoming)
+        incoming.rename(final)
+        return final

@@ -1,0 +1,82 @@
+"""One Ray worker: a local trainer behind method calls. Imports neither ports nor wiring: a worker knows tensors and folders only."""
+
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from app.domain.training import AdamParams, Datum, ForwardBackward, LossSpec, StepOutcome
+from pipelines.training.sharding import Shards
+from pipelines.training.trainer import LocalTrainer, TrainerSetup
+
+
+class TrainingWorker:
+    """An actor that outlives runs, so that the next run finds its libraries loaded; between runs it holds no model."""
+
+    def __init__(self, rank: int, count: int, threads: int) -> None:
+        torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) // count))
+        self.rank = rank
+        self.count = count
+        self.shards: Shards | None = None
+        self.trainer: LocalTrainer | None = None
+
+    def address(self) -> str:
+        """A free port on this worker's node, for the others to meet at."""
+        import ray.util
+
+        host = str(ray.util.get_node_ip_address())  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+            return f"{host}:{probe.getsockname()[1]}"
+
+    def join(self, address: str) -> None:
+        """Meet the other workers (a worker alone meets nobody)."""
+        self.shards = Shards.join(rank=self.rank, count=self.count, address=address) if self.count > 1 else Shards.alone()
+
+    def open(self, setup: TrainerSetup) -> str:
+        """Build a trainer; what an earlier run left is dropped first. Returns the dtype it computes in."""
+        self.close()
+        self.trainer = LocalTrainer(setup, shards=self.shards)
+        return str(self.trainer.dtype).removeprefix("torch.")
+
+    def close(self) -> None:
+        """Drop the model and the optimizer."""
+        if self.trainer is not None:
+            self.trainer.close()
+            self.trainer = None
+
+    def forward(self, data: Sequence[Datum]) -> ForwardBackward:
+        """See the trainer's port; so for all below."""
+        return self._open().forward(data)
+
+    def forward_backward(self, data: Sequence[Datum], loss: LossSpec) -> ForwardBackward:
+        return self._open().forward_backward(data, loss)
+
+    def optim_step(self, params: AdamParams) -> StepOutcome:
+        return self._open().optim_step(params)
+
+    def load_state(self, snapshot: Path) -> None:
+        self._open().load_state(snapshot)
+
+    def load_state_with_optimizer(self, folder: Path) -> None:
+        self._open().load_state_with_optimizer(folder)
+
+    def save_state(self, folder: Path) -> None:
+        self._open().save_state(folder)
+
+    def save_weights_for_sampler(self, folder: Path, like: Path) -> str:
+        return self._open().save_weights_for_sampler(folder, like)
+
+    def process_id(self) -> int:
+        return os.getpid()
+
+    def peak_memory_bytes(self) -> int:
+        """Highest resident memory of this process so far (VmHWM)."""
+        status = Path("/proc/self/status").read_text()
+        return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
+
+    def _open(self) -> LocalTrainer:
+        assert self.trainer is not None, "open() comes first"
+        return self.trainer

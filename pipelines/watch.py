@@ -1,0 +1,310 @@
+"""The watch: asks the live gates again every second or two, promotes on evidence, and takes back without asking.
+
+TLDR: for every policy, first look for harm in everything that is being served, and only then move anything forward.
+
+    tick ─▶ 1. champion, holdback   harm, fall, limits burnt?  ──▶ roll back
+            2. canary and whatever waits (READY, APPROVED, PROMOTING)
+                                    harm? ──▶ abort + quarantine      data in doubt? ──▶ hold, void approvals
+                                    stage done? ──▶ ramp              non-inferior? ──▶ READY (asks people)
+            3. deadlines            nobody approved in time ──▶ EXPIRED
+            4. approved             ──▶ PROMOTING ──▶ pointer swapped (champion before it keeps the holdback)
+            5. queue                newest candidate, engines hold it, no canary runs ──▶ CANARY
+            6. holdback             the slot is over ──▶ anchor keeps a few percent; anchor guard
+
+| waits for                | state     | unblocked by                                                     |
+|--------------------------|-----------|------------------------------------------------------------------|
+| an engine to hold it     | QUEUED    | the engines' ledger says `ready`                                 |
+| a canary to end          | QUEUED    | any decision about that canary, at the latest `canary_max_s`     |
+| units                    | CANARY    | traffic; without any: HOLD, then ABORT after `hold_max_s`        |
+| people                   | READY     | approve, reject, or `approval_expires_at`                        |
+| an engine to hold it     | PROMOTING | the ledger; harm or an abort wins                                |
+
+Nothing of this waits in a way that stops step 1 and 2: each is asked on every tick, in every state from CANARY to SUPERSEDED. The watch may
+be killed at any point: every act is one transaction, every decision is made again from the database.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+import msgspec
+
+from app.domain.errors import Quarantined, RatchetError, Refused, StaleGeneration
+from app.domain.gates import CanaryAction, GateName, GateResult
+from app.domain.ports import Clock, ProgressLog
+from app.domain.releases import Pointer, Release, ReleaseState
+from app.release.desk import ReleaseDesk
+from pipelines.evaluation.champion import decide_champion
+from pipelines.evaluation.config import GatesConfig
+from pipelines.evaluation.decide import Decision, decide
+from pipelines.evaluation.evidence import Evidence, packed
+from pipelines.evaluation.guards import AnchorWatch
+from pipelines.evaluation.required import intervals
+from pipelines.evaluation.statistics import power
+from pipelines.evaluation.subjects import ENGINE_ALIVE, CanarySubject, EraSubject, EvidenceBook, frozen_config, plan_canary
+
+log = logging.getLogger("ratchet.watch")
+S = ReleaseState
+ACTOR = "system:watch"
+JUDGED = (S.CANARY, S.READY, S.APPROVED, S.PROMOTING)
+
+
+class ReleaseList(Protocol):
+    """What there is to watch."""
+
+    def list(self, *, policy: str | None = None, states: Collection[ReleaseState] = (), limit: int = 100) -> list[Release]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchPorts:
+    """The world of the watch."""
+
+    desk: ReleaseDesk
+    releases: ReleaseList
+    evidence: EvidenceBook
+    progress: ProgressLog
+    clock: Clock
+
+
+@dataclass(kw_only=True)
+class Watch:
+    """Watches one policy."""
+
+    policy: str
+    config: GatesConfig
+    """For what was not frozen with a release: the champion's watch and new canaries' traffic."""
+    ports: WatchPorts
+    _canaries: dict[str, CanarySubject] = field(default_factory=dict[str, CanarySubject])
+    _era: EraSubject | None = None
+    _anchor: AnchorWatch | None = None
+    _said: dict[str, str] = field(default_factory=dict[str, str])
+
+    def tick(self) -> None:
+        """One round, in the order of the picture. What goes wrong with one release never stops the look at the others."""
+        judged = self.ports.releases.list(policy=self.policy, states=JUDGED)
+        self._each([("champion", self._judge_champion), *((r.id, lambda r=r: self._judge(r)) for r in judged)])
+        waiting = self.ports.releases.list(policy=self.policy, states=(S.READY, S.APPROVED, S.PROMOTING))
+        self._each([(r.id, lambda r=r: self._advance(r)) for r in waiting])
+        self._each([("queue", self._start_canary), ("holdback", self._keep_holdback)])
+        live = {r.id for r in judged}
+        self._canaries = {key: subject for key, subject in self._canaries.items() if key in live}
+
+    def _each(self, jobs: Iterable[tuple[str, Callable[[], None]]]) -> None:
+        for name, job in jobs:
+            try:
+                job()
+            except (StaleGeneration, Refused, Quarantined) as error:
+                self._say(name, f"waits: {error}")
+            except RatchetError as error:
+                self._say(name, f"failed: {error}")
+
+    def _say(self, subject: str, sentence: str) -> None:
+        """Log what changed, once."""
+        if self._said.get(subject) != sentence:
+            self._said[subject] = sentence
+            log.info("watch policy=%s subject=%s %s", self.policy, subject, sentence)
+
+    # --- 1. the champion and its holdback
+
+    def _judge_champion(self) -> None:
+        pointer = self.ports.desk.pointer(self.policy)
+        if pointer.release_id is None:
+            return
+        release, now = self.ports.desk.find(pointer.release_id), self.ports.clock()
+        subject = self._era_subject(pointer, release)
+        evidence = subject.evidence(release, now=now)
+        decision = decide_champion(subject.config, evidence)
+        self.ports.progress.report(self.policy, "holdback", evidence.units, evidence.units, _brief(decision))
+        if decision.action is CanaryAction.ABORT:
+            self._record(release, decision, evidence, GateName.HOLDBACK)
+            self.ports.desk.roll_back(release.id, actor=ACTOR, reason=decision.reason)
+            log.warning("rolled_back policy=%s release=%s cause=%s reason=%s", self.policy, release.id, decision.cause, decision.reason)
+        elif decision.action is CanaryAction.HOLD:
+            self.ports.desk.freeze(self.policy, actor=ACTOR, reason=decision.reason)
+            self._say("champion", decision.reason)
+        else:
+            self._bar_reference(pointer, decision)
+
+    def _bar_reference(self, pointer: Pointer, decision: Decision) -> None:
+        """The holdback's version exceeds an absolute limit and the champion does not: nobody stays on it."""
+        if any("control arm" in sentence for sentence in decision.numbers["burnt"]) and pointer.reference is not None:
+            reference = pointer.reference
+            former = [r for r in self.ports.releases.list(policy=self.policy, states=(S.SUPERSEDED,)) if r.digest == reference]
+            for release in former[:1]:
+                self.ports.desk.roll_back(release.id, actor=ACTOR, reason=decision.numbers["burnt"][0])
+
+    def _era_subject(self, pointer: Pointer, release: Release) -> EraSubject:
+        if self._era is None or self._era.era.generation != pointer.generation:
+            era = next(era for era in self.ports.evidence.eras(self.policy) if era.generation == pointer.generation)
+            config = frozen_config(release) if release.config.get("gates") else self.config
+            self._era = EraSubject(release, era, config, self.ports.evidence)
+        return self._era
+
+    # --- 2. canaries and whatever waits
+
+    def _judge(self, release: Release) -> None:
+        subject = self._canaries.get(release.id)
+        if subject is None:
+            subject = self._canaries[release.id] = CanarySubject(release, self.ports.evidence)
+        evidence = subject.evidence(release, now=self.ports.clock())
+        decision = decide(subject.config, evidence)
+        detail = {**_brief(decision), "release": release.id, "stage": release.stage}
+        self.ports.progress.report(self.policy, "canary", evidence.units, max(evidence.n_max.values(), default=0), detail)
+        if decision.action is CanaryAction.ABORT:
+            self._abort(release, decision, evidence)
+        elif release.state is S.CANARY:
+            self._move_canary(release, decision, evidence)
+        else:
+            self._doubt(release, decision, evidence)
+
+    def _abort(self, release: Release, decision: Decision, evidence: Evidence) -> None:
+        self._record(release, decision, evidence, GateName.CANARY)
+        self.ports.desk.abort(release.id, actor=ACTOR, reason=decision.reason, quarantine=decision.cause != "data")
+        log.warning("aborted policy=%s release=%s cause=%s reason=%s", self.policy, release.id, decision.cause, decision.reason)
+
+    def _move_canary(self, release: Release, decision: Decision, evidence: Evidence) -> None:
+        desk = self.ports.desk
+        match decision.action:
+            case CanaryAction.RAMP:
+                self._record(release, decision, evidence, GateName.CANARY)
+                desk.ramp(release.id, reason=decision.reason)
+            case CanaryAction.READY:
+                desk.mark_ready(release.id, self._result(release, decision, evidence, GateName.CANARY))
+            case CanaryAction.INCONCLUSIVE:
+                self._record(release, decision, evidence, GateName.CANARY)
+                desk.stop(release.id, to=S.INCONCLUSIVE, reason=decision.reason, actor=ACTOR)
+            case _:
+                self._record_change(release, decision, evidence)
+
+    def _doubt(self, release: Release, decision: Decision, evidence: Evidence) -> None:
+        """A release that waits for people: a doubt about its data takes approvals back, and its end asks for new ones."""
+        last = self._last_action(release)
+        if decision.action is CanaryAction.HOLD and last != CanaryAction.HOLD:
+            self._record(release, decision, evidence, GateName.CANARY)
+            self.ports.desk.void(release.id, reason=decision.reason)
+        elif decision.action is CanaryAction.READY and last == CanaryAction.HOLD:
+            self.ports.desk.rebind(release.id, self._result(release, decision, evidence, GateName.CANARY))
+
+    def _last_action(self, release: Release) -> str | None:
+        live = [row for row in self.ports.evidence.decisions(release.id) if row["gate"] == GateName.CANARY]
+        return live[-1]["action"] if live else None
+
+    def _record_change(self, release: Release, decision: Decision, evidence: Evidence) -> None:
+        """A decision that moves nothing is recorded when it is another one than before, and at the start of the canary."""
+        if self._last_action(release) != decision.action:
+            self._record(release, decision, evidence, GateName.CANARY)
+        self._say(release.id, f"{decision.action} at stage {release.stage}: {decision.cause}")
+
+    def _record(self, release: Release, decision: Decision, evidence: Evidence, gate: GateName) -> None:
+        self.ports.desk.record_live(release.id, self._result(release, decision, evidence, gate), action=decision.action)
+
+    def _result(self, release: Release, decision: Decision, evidence: Evidence, gate: GateName) -> GateResult:
+        """The decision for the record, its evidence stored so that anybody can decide again."""
+        now, numbers = self.ports.clock(), {"cause": decision.cause, **decision.numbers}
+        if gate is GateName.CANARY and decision.numbers["harm"] is not None:
+            numbers["intervals"] = intervals(frozen_config(release), evidence)
+        self.ports.evidence.keep(release.id, decision.evidence_hash, packed(evidence), now=now)
+        return GateResult(
+            gate=gate, digest=release.digest, verdict=decision.verdict, reason=decision.reason, evidence=numbers,
+            config_hash=decision.config_hash, evidence_hash=decision.evidence_hash, decided_at=now,
+        )  # fmt: skip
+
+    # --- 3. and 4. people's answers
+
+    def _advance(self, release: Release) -> None:
+        desk, release = self.ports.desk, self.ports.desk.find(release.id)
+        if release.state in (S.READY, S.APPROVED, S.PROMOTING) and self._is_late(release):
+            desk.expire(release.id)
+        elif release.state is S.APPROVED:
+            release = desk.begin_promotion(release.id)
+        if release.state is S.PROMOTING and self._engine_holds(release):
+            promoted = desk.promote(release.id)
+            log.info("promoted policy=%s release=%s version=%s", self.policy, promoted.id, promoted.version_name)
+
+    def _is_late(self, release: Release) -> bool:
+        return release.approval_expires_at is not None and self.ports.clock() >= release.approval_expires_at
+
+    # --- 5. the queue
+
+    def _start_canary(self) -> None:
+        queued = self.ports.releases.list(policy=self.policy, states=(S.QUEUED,))
+        if not queued or self.ports.releases.list(policy=self.policy, states=(S.CANARY,)):
+            return
+        release, now = queued[0], self.ports.clock()
+        failure = self.ports.evidence.engine_failure(self.policy, release.digest, seen_since=now - ENGINE_ALIVE)
+        if failure is not None:
+            self.ports.desk.stop(release.id, to=S.ABORTED, reason=failure, actor=ACTOR)
+        elif not self._engine_holds(release):
+            self._say(release.id, "waits for an engine to hold it")
+        else:
+            self._open_canary(release, now)
+
+    def _open_canary(self, release: Release, now: datetime) -> None:
+        champion = self.ports.desk.pointer(self.policy).digest
+        plan = plan_canary(frozen_config(release), self.ports.evidence, policy=self.policy, champion=champion, now=now)
+        if isinstance(plan, power.Refused):
+            self.ports.desk.stop(release.id, to=S.REJECTED, reason=plan.message, actor=ACTOR)
+            log.warning("refused policy=%s release=%s %s", self.policy, release.id, plan.message)
+            return
+        declared: dict[str, Any] = msgspec.to_builtins(plan)
+        self.ports.desk.start_canary(release.id, plan=declared, stage=self._first_stage(release))
+        log.info("canary_started policy=%s release=%s version=%s", self.policy, release.id, release.version_name)
+
+    def _first_stage(self, release: Release) -> int:
+        """The second stage where the off-policy estimate says that the candidate is no worse (a hint about speed, nothing more)."""
+        hint = self.ports.desk.recorded(release.id).get(GateName.OFF_POLICY)
+        return 1 if hint is not None and hint.evidence.get("hint") == "fast" and len(release.config["stages"]) > 1 else 0
+
+    def _engine_holds(self, release: Release) -> bool:
+        return self.ports.evidence.engines_ready(self.policy, release.digest, seen_since=self.ports.clock() - ENGINE_ALIVE)
+
+    # --- 6. the holdback and the anchor
+
+    def _keep_holdback(self) -> None:
+        pointer = self.ports.desk.pointer(self.policy)
+        over = self.ports.clock() - pointer.changed_at >= timedelta(seconds=self.config.holdback_s)
+        if pointer.holdback > 0.0 and pointer.holdback_digest is None and over:
+            kept = self.config.anchor_share if pointer.anchor != pointer.digest else 0.0
+            why = "the slot after the promotion is over: the anchor keeps its share"
+            self.ports.desk.hold_back(self.policy, share=kept, digest=pointer.anchor if kept else None, reason=why)
+        self._guard_anchor()
+
+    def _guard_anchor(self) -> None:
+        if self._anchor is None:
+            self._anchor = AnchorWatch(self.policy, self.config, self.ports.evidence)
+        pointer = self.ports.desk.pointer(self.policy)
+        alarm = self._anchor.ask(pointer, now=self.ports.clock())
+        if alarm is not None and pointer.release_id is not None and pointer.digest != pointer.anchor:
+            log.warning("anchor_alarm policy=%s %s", self.policy, alarm)
+            self.ports.desk.roll_back(pointer.release_id, actor=ACTOR, reason=alarm, to=pointer.anchor, freeze=alarm)
+        elif self._anchor.gap():
+            why = "two champions running earned more reward than the anchor and were not better at what it stands for"
+            self.ports.desk.freeze(self.policy, actor=ACTOR, reason=why)
+            self._say("anchor", why)
+
+
+def run_watch(watches: Iterable[Watch], stop: threading.Event, *, interval_s: float) -> None:
+    """Tick every policy until `stop` is set. A database that is gone ends the process; a supervisor starts it again, nothing is lost."""
+    watches = list(watches)
+    while not stop.is_set():
+        for watch in watches:
+            watch.tick()
+        stop.wait(interval_s)
+
+
+def _brief(decision: Decision) -> dict[str, Any]:
+    """The few numbers that people look at while it runs."""
+    harm: dict[str, Any] = decision.numbers.get("harm") or {}
+    return {
+        "action": decision.action,
+        "cause": decision.cause,
+        "reason": decision.reason,
+        "units": decision.numbers.get("units"),
+        "log_e": harm.get("log_e"),
+        "needed": harm.get("needed", decision.numbers.get("needed")),
+        "required": decision.numbers.get("required", []),
+        "effects": harm.get("effects", decision.numbers.get("effects", {})),
+    }

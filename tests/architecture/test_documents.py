@@ -1,0 +1,72 @@
+"""What the documents quote is what the code does: defaults, settings, make targets, subcommands, files, configuration."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from app.settings import policies
+from pipelines.__main__ import COMMANDS
+from pipelines.config import LoopConfig, loop_config
+from tests.architecture.sources import ROOT, known_settings
+
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "infra").glob("*.md"))]
+NAMES = [str(document.relative_to(ROOT)) for document in DOCUMENTS]
+
+
+@pytest.fixture(params=DOCUMENTS, ids=NAMES)
+def text(request: pytest.FixtureRequest) -> str:
+    document: Path = request.param
+    return document.read_text()
+
+
+def default(path: str) -> object:
+    """The default of a dotted name such as `schedule.slot_s`, as TOML would hold it."""
+    value: object = LoopConfig()
+    for name in path.split("."):
+        value = getattr(value, name)
+    return msgspec.to_builtins(value)
+
+
+def test_a_quoted_default_is_the_default(text: str) -> None:
+    """Wherever a document says `table.key = value` for a table of the configuration."""
+    tables = "|".join(LoopConfig.__struct_fields__)
+    for path, value in re.findall(rf"`((?:{tables})\.[a-z_.]+) = ([^`]+)`", text):
+        assert tomllib.loads(f"value = {value}")["value"] == default(path), path
+
+
+def test_quoted_toml_is_accepted(text: str) -> None:
+    for block in re.findall(r"^```toml\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        parsed = tomllib.loads(block)
+        if parsed.keys() <= {"policies", *LoopConfig.__struct_fields__}:  # rule sets are TOML too, of another kind
+            loop_config(parsed)
+            policies(parsed, relative_to=ROOT)
+
+
+def test_a_quoted_setting_is_read(text: str) -> None:
+    known = known_settings()
+    assert set(re.findall(r"RATCHET_[A-Z_]*[A-Z]\b", text)) <= known
+
+
+def test_a_quoted_make_target_is_one(text: str) -> None:
+    targets = re.findall(r"^([a-z%-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    patterns = [re.compile(target.replace("%", "[a-z-]+")) for target in targets]
+    for target in re.findall(r"(?:`|^\s*\$? ?)make ([a-z][a-z-]*)", text, re.MULTILINE):
+        assert any(pattern.fullmatch(target) for pattern in patterns), target
+
+
+def test_a_quoted_benchmark_exists(text: str) -> None:
+    for name in re.findall(r"make bench-([a-z][a-z-]*)", text):
+        assert (ROOT / "tests" / "bench" / f"{name.replace('-', '_')}.py").is_file(), name
+
+
+def test_a_quoted_subcommand_is_one(text: str) -> None:
+    assert set(re.findall(r"(?:`|^\s*\$? ?)ratchet ([a-z]+)", text, re.MULTILINE)) <= COMMANDS.keys()
+
+
+def test_a_linked_file_is_there(text: str, request: pytest.FixtureRequest) -> None:
+    document = DOCUMENTS[NAMES.index(request.node.callspec.id)]
+    links = [link.split("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    assert [link for link in links if link and not (document.parent / link).exists()] == []

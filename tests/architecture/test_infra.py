@@ -1,0 +1,61 @@
+"""The production examples of infra/ name what exists: commands, settings, services, secrets."""
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from app.settings import policies, read_toml
+from pipelines.__main__ import COMMANDS
+from tests.architecture.sources import ROOT, known_settings
+
+INFRA = ROOT / "infra"
+PROCESSES = {"api", "engine", "relay", "ingest", "label", "loop", "watch"}
+"""DESIGN section 9; the broker is Kafka there."""
+
+
+@pytest.fixture
+def services() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((INFRA / "compose.yaml").read_text())["services"]
+    return loaded
+
+
+def ours(services: dict[str, Any]) -> dict[str, Any]:
+    """The services that run `ratchet`: those of our image with its own entry point."""
+    return {name: service for name, service in services.items() if service.get("image") == "ratchet" and "entrypoint" not in service}
+
+
+def test_every_process_of_the_design_runs(services: dict[str, Any]) -> None:
+    assert ours(services).keys() >= PROCESSES
+
+
+def test_every_command_is_a_command(services: dict[str, Any]) -> None:
+    assert {service["command"][0] for service in ours(services).values()} <= COMMANDS.keys()
+
+
+def test_every_setting_is_read() -> None:
+    known = known_settings()
+    for file in (path for path in INFRA.rglob("*") if path.is_file() and path.suffix != ".pyc"):
+        assert set(re.findall(r"RATCHET_[A-Z_]+\b", file.read_text())) <= known, file
+
+
+def test_every_secret_has_its_line_in_the_example() -> None:
+    asked = set(re.findall(r"\$\{([A-Z_]+):\?\}", (INFRA / "compose.yaml").read_text()))
+    offered = set(re.findall(r"^([A-Z_]+)=$", (INFRA / "env.example").read_text(), re.MULTILINE))
+    assert asked == offered
+
+
+def test_every_mounted_file_is_there(services: dict[str, Any]) -> None:
+    mounted = [volume.split(":")[0] for service in services.values() for volume in service.get("volumes", [])]
+    assert [source for source in mounted if source.startswith("./") and not (INFRA / source).exists()] == []
+
+
+def test_prometheus_scrapes_services_that_exist(services: dict[str, Any]) -> None:
+    scraped = yaml.safe_load((INFRA / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
+    targets = [target for job in scraped for static in job["static_configs"] for target in static["targets"]]
+    assert {target.split(":")[0] for target in targets} <= services.keys()
+
+
+def test_the_smallest_configuration_is_one() -> None:
+    assert list(policies(read_toml(INFRA / "ratchet.toml"), relative_to=INFRA)) == ["composer"]

@@ -1,0 +1,173 @@
+"""Fault injection: telemetry and labels while every process is killed and paused. `make bench-faults` (`ARGS=--quick` within 55 s)
+
+1. Real processes (api, broker, relay, two ingests, label; SQLite, in the full run PostgreSQL as well) are killed with SIGKILL or paused,
+   one after the other, while clients post a story with 20 % repetitions, reordering and early feedback.
+2. The labels must be byte for byte those of a run without faults; nothing may be lost or doubled.
+3. The eight planted bugs must be caught, and the control without an inbox must lose events.
+
+Ends with {"events", "kills", "lost", "duplicated", "labels_differ", "applied_p99_s", …}; exit code 1 when a bound is broken. Every run
+prints its seed; `--seed` repeats it.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kafka import KafkaConsumer, KafkaProducer
+
+from app.db.engine import open_engine
+from app.db.migrate import upgrade
+from app.domain.ids import utc_now
+from app.trajectories.segments import ParquetSegments
+from tests.bench.faulty_checks import applied_p99_s, differences, duplicated, fault_free_labels, label_lines, lost, settled
+from tests.bench.faulty_story import make_story, utc
+from tests.bench.faulty_world import World, environment, tell
+from tests.bench.planted_bugs import hunt
+from tests.broker import free_port, running_broker
+from tests.killable_postgres import KillablePostgres
+
+FINAL_PHASE_S = 90.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What one run found."""
+
+    database: str
+    events: int
+    kills: Counter[str]
+    lost: int
+    duplicated: int
+    labels: int
+    labels_differ: int
+    applied_p99_s: float
+    drain_s: float
+
+
+def run(*, events: int, per_s: float, kill_every_s: float, pause_s: float, seed: int, database: str) -> Result:
+    """One story told to one deployment under torment."""
+    with tempfile.TemporaryDirectory(prefix="ratchet-faults-") as name, _database(database) as (url, postgres):
+        folder = Path(name)
+        variables = environment(folder, port=free_port(), database_url=url)
+        for target in {variables.get("RATCHET_DATABASE_URL") or f"sqlite:///{folder}/{file}.db" for file in ("ratchet", "inbox")}:
+            upgrade(target)
+        story = make_story(events, seed=seed, now=utc(utc_now()))
+        world = World(folder=folder, api_port=int(variables["RATCHET_PORT"]), environment=variables)
+        if postgres is not None:
+            world.servers["postgres"] = postgres
+        world.start(broker_port=free_port())
+        over = threading.Event()
+        tormentor = world.torment(period_s=kill_every_s, seed=seed, until=over, longest_pause_s=pause_s)
+        tell(world, story.told, clients=2, per_s=per_s)
+        over.set()
+        tormentor.join()
+        engine = open_engine(url or f"sqlite:///{folder}/ratchet.db")
+        door = open_engine(url or f"sqlite:///{folder}/inbox.db")
+        ended = time.monotonic()
+        while not settled(engine, story) and time.monotonic() - ended < FINAL_PHASE_S:
+            time.sleep(0.5)
+        drain_s = time.monotonic() - ended
+        world.stop()
+        labels = label_lines(engine)
+        result = Result(
+            database=database, events=len(story.told), kills=world.kills, lost=len(lost(engine, story)),
+            duplicated=duplicated(engine, ParquetSegments(str(folder / "segments")), story), labels=len(labels),
+            labels_differ=differences(labels, fault_free_labels(story, folder)), applied_p99_s=applied_p99_s(door, engine), drain_s=drain_s,
+        )  # fmt: skip
+        if keep := os.environ.get("KEEP_FAULTS"):
+            shutil.copytree(folder, keep, dirs_exist_ok=True)
+        engine.dispose()
+        door.dispose()
+        return result
+
+
+@contextmanager
+def _database(kind: str) -> Iterator[tuple[str | None, KillablePostgres | None]]:
+    if kind == "sqlite":
+        yield None, None
+        return
+    with KillablePostgres() as postgres:
+        yield postgres.url, postgres
+
+
+def control(events: int = 2_000) -> int:
+    """The known-broken design: HTTP → kafka-python → broker in memory, no inbox. Returns how many acknowledged events were lost."""
+    with tempfile.TemporaryDirectory() as name, running_broker(Path(name)) as broker:
+        producer = KafkaProducer(bootstrap_servers=broker.cluster.servers(), enable_idempotence=False, acks="all", linger_ms=20)
+        futures = [producer.send("telemetry", b"x%d" % number) for number in range(events)]
+        acknowledged = {b"x%d" % number for number, future in enumerate(futures) if future.get(10) is not None}
+        producer.close()
+        broker.kill()  # after the acknowledgement, before anybody read
+        broker.start()
+        consumer = KafkaConsumer(
+            "telemetry", bootstrap_servers=broker.cluster.servers(), auto_offset_reset="earliest", consumer_timeout_ms=3_000
+        )
+        seen = {record.value for record in consumer}
+        consumer.close()
+        return len(acknowledged - seen)
+
+
+def main() -> int:
+    """Run, print what was found, and answer the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="a short run within 55 s")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--events", type=int)
+    parser.add_argument("--database", choices=["sqlite", "postgres", "both"])
+    options = parser.parse_args()
+    events = options.events or (4_000 if options.quick else 100_000)
+    databases = {"both": ["sqlite", "postgres"], None: ["sqlite"] if options.quick else ["sqlite", "postgres"]}.get(
+        options.database, [options.database]
+    )
+    shares = {"sqlite": 1.0, "postgres": 0.25 if len(databases) > 1 else 1.0}
+    results = [_told(int(events * shares[database]), database, options.quick, options.seed) for database in databases]
+    return _report(results, _caught(), control())
+
+
+def _told(events: int, database: str, quick: bool, seed: int) -> Result:
+    print(f"# {database}: {events} events, seed {seed}", flush=True)
+    result = run(
+        events=events, per_s=400 if quick else 800, kill_every_s=1.5 if quick else 2.5, pause_s=2.0 if quick else 14.0, seed=seed,
+        database=database,
+    )  # fmt: skip
+    print(f"#   {result}", flush=True)
+    return result
+
+
+def _caught() -> dict[str, tuple[Counter[str], Counter[str]]]:
+    with tempfile.TemporaryDirectory() as folder:
+        template = Path(folder) / "template.db"
+        upgrade(f"sqlite:///{template}")
+        found = hunt(template)
+    for name, (sound, broken) in found.items():
+        print(f"# planted bug {name}: without it {dict(sound) or 'clean'}, with it {dict(broken) or 'NOT CAUGHT'}", flush=True)
+    return found
+
+
+def _report(results: list[Result], bugs: dict[str, tuple[Counter[str], Counter[str]]], control_lost: int) -> int:
+    caught = sum(bool(broken) and not sound for sound, broken in bugs.values())
+    print(f"# control without an inbox: {control_lost} acknowledged events lost", flush=True)
+    summary = {
+        "events": sum(result.events for result in results), "kills": sum(result.kills.total() for result in results),
+        "lost": sum(result.lost for result in results), "duplicated": sum(result.duplicated for result in results),
+        "labels_differ": sum(result.labels_differ for result in results),
+        "applied_p99_s": round(max(result.applied_p99_s for result in results), 2),
+        "planted_bugs_caught": caught, "control_lost": control_lost,
+    }  # fmt: skip
+    print(json.dumps(summary))
+    sound = summary["lost"] == summary["duplicated"] == summary["labels_differ"] == 0
+    return 0 if sound and caught == len(bugs) and control_lost > 0 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""`ratchet up`: kills are survived, a second one is refused, Ctrl-C leaves nothing behind."""
+
+import signal
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.running import PROCESSES, Up, deployment, eventually, ratchet
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    with deployment(tmp_path_factory.mktemp("up")) as running:
+        yield running
+
+
+def rows(up: Up, database: str, query: str) -> list[tuple[object, ...]]:
+    with sqlite3.connect(f"file:{up.data / database}?mode=ro", uri=True) as connection:
+        return connection.execute(query).fetchall()
+
+
+def test_every_process_runs_and_says_that_it_is_ready(up: Up) -> None:
+    eventually(lambda: all(up.process(name) is not None for name in PROCESSES), "every process runs", within_s=20)
+    for name in PROCESSES:
+        eventually(lambda name=name: "ready" in (up.data / "logs" / f"{name}.log").read_text(), f"{name} is ready", within_s=60)
+
+
+def test_a_second_one_on_the_same_folder_is_refused_in_one_sentence(up: Up) -> None:
+    second = ratchet("up", "--data", str(up.data), "--config", str(up.data / "ratchet.toml"))
+    assert second.returncode == 2
+    assert second.stderr.strip().count("\n") == 0
+    assert str(up.supervisor.pid) in second.stderr
+
+
+def test_kills_of_every_process_lose_no_accepted_event_and_train_on_no_turn_twice(up: Up) -> None:
+    ledger = up.data / "accepted"
+    people = up.simulate("--concurrency", "6", "--ledger", str(ledger))
+    try:
+        eventually(lambda: len(up.operations.labels("composer")) >= 20, "people are heard", within_s=60)
+        for name in PROCESSES:
+            up.kill(name)
+            eventually(up.is_well, f"well again after {name}", within_s=60)
+        eventually(lambda: any(c.run_id for c in up.operations.cycles("composer")), "a cycle got as far as an update", within_s=90)
+    finally:
+        people.send_signal(signal.SIGTERM)
+        people.wait(timeout=30)
+    accepted = set(ledger.read_text().split())
+
+    def lost() -> set[str]:
+        return accepted - {str(row[0]) for row in rows(up, "ratchet.db", "SELECT id FROM observations")}
+
+    assert len(accepted) > 50
+    eventually(lambda: not lost(), "every accepted event is in the database", within_s=60)
+    served = rows(up, "inbox.db", "SELECT count(*) FROM inbox WHERE type = 'ratchet.turn.v1'")
+    eventually(lambda: rows(up, "ratchet.db", "SELECT count(*) FROM turns") == served, "every served turn is there once", within_s=30)
+    trained = rows(up, "ratchet.db", "SELECT count(*), count(DISTINCT inference_id) FROM batch_items")[0]
+    assert trained[0] == trained[1]
+
+
+def test_a_cycle_whose_process_is_killed_is_resumed_by_the_next_one(tmp_path: Path) -> None:
+    # A deployment of its own: in a used one a release may be on its way, and then no cycle starts.
+    with deployment(tmp_path) as up:
+        people = up.simulate("--concurrency", "12", "--seed", "7")
+        try:
+            eventually(
+                lambda: any(c.batch_id and c.status == "running" for c in up.operations.cycles("composer")), "an update runs", within_s=150
+            )
+            slot = next(c.slot for c in up.operations.cycles("composer") if c.status == "running")
+            up.kill("loop")
+
+            def ended() -> bool:
+                cycle = next(c for c in up.operations.cycles("composer") if c.slot == slot)
+                return cycle.status != "running" and cycle.attempt == 2
+
+            eventually(ended, "the cycle was taken over and ended", within_s=120)
+        finally:
+            people.kill()
+            people.wait()
+
+
+def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
+    with deployment(tmp_path) as running:
+        family = running.family()
+        assert len(family) > len(PROCESSES)
+        running.supervisor.send_signal(signal.SIGINT)
+        assert running.supervisor.wait(timeout=20) == 0
+        _, alive = psutil.wait_procs(family, timeout=5)
+        assert not alive, [member.cmdline() for member in alive]

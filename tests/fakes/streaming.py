@@ -1,0 +1,129 @@
+"""Doubles of the streaming ports, each named for how it behaves."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+
+from app.domain.batches import TurnPayload
+from app.domain.errors import BadRequest, Unavailable
+from app.domain.streams import Ack, Delivery, EffectBatch, OutgoingEvent, TopicPartition
+
+
+class MemorySegments:
+    """Segments in a dict; what was written last under a name counts."""
+
+    def __init__(self) -> None:
+        self.written: dict[str, dict[str, TurnPayload]] = {}
+
+    def write(self, name: str, payloads: Sequence[TurnPayload]) -> str:
+        """Keep a segment."""
+        self.written[name] = {payload.inference_id: payload for payload in payloads}
+        return name
+
+    def write_sized(self, name: str, payloads: Sequence[TurnPayload]) -> int:
+        """Keep a segment, a hundred bytes a turn."""
+        return 100 * len(self.written[self.write(name, payloads)])
+
+    def read(self, locations: Iterable[tuple[str, str]]) -> dict[str, TurnPayload]:
+        """What is there."""
+        return {id_: self.written[name][id_] for name, id_ in locations if id_ in self.written.get(name, {})}
+
+    def erase(self, name: str, inference_ids: frozenset[str]) -> int:
+        """Leave turns out."""
+        segment = self.written.get(name, {})
+        return len([segment.pop(id_) for id_ in inference_ids & set(segment)])
+
+
+class ScriptedSource:
+    """Hands out the given polls one after the other; remembers what was committed."""
+
+    def __init__(self, *polls: Sequence[Delivery] | Exception) -> None:
+        self.polls = list(polls)
+        self.committed: list[Mapping[TopicPartition, int]] = []
+
+    def poll(self, timeout_s: float) -> list[Delivery]:
+        """The next script entry."""
+        entry = self.polls.pop(0) if self.polls else []
+        if isinstance(entry, Exception):
+            raise entry
+        return list(entry)
+
+    def commit(self, next_offsets: Mapping[TopicPartition, int]) -> None:
+        """Remember."""
+        self.committed.append(next_offsets)
+
+    def high_waters(self) -> Mapping[TopicPartition, int]:
+        """Nothing is known."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing to hand over."""
+
+
+class PickyStore:
+    """Applies batches to a list, but refuses every batch with one of the given event ids, and fails as often as told."""
+
+    def __init__(self, *, refuses: Sequence[str] = (), failures: int = 0) -> None:
+        self.refuses = set(refuses)
+        self.failures = failures
+        self.batches: list[EffectBatch] = []
+
+    @property
+    def applied(self) -> list[str]:
+        """Ids in the order in which they were applied."""
+        return [event.id for batch in self.batches for event in batch.events]
+
+    def apply(self, batch: EffectBatch, *, now: datetime) -> int:
+        """Apply, refuse or fail."""
+        if self.failures:
+            self.failures -= 1
+            raise Unavailable("the database is busy: it is tried again")
+        if bad := self.refuses & {event.id for event in batch.events}:
+            raise BadRequest(f"the database refuses a record: {sorted(bad)}")
+        self.batches.append(batch)
+        return len(batch.events)
+
+    def expire_parked(self, *, now: datetime) -> int:
+        """Nothing is parked."""
+        return 0
+
+
+class MemoryBroker:
+    """A sink that acknowledges everything but what it is told to drop; `lose_everything` is an empty restart."""
+
+    def __init__(self) -> None:
+        self.sent: list[OutgoingEvent] = []
+        self.dropping: set[str] = set()
+        self.epoch = 1
+        self.down = False
+        self.rotations: list[datetime] = []
+
+    def send(self, events: Sequence[OutgoingEvent]) -> list[Ack | None]:
+        """Acknowledge in one partition."""
+        if self.down:
+            raise Unavailable("the broker does not answer: is it running?")
+        acks: list[Ack | None] = []
+        for event in events:
+            if event.event.id in self.dropping:
+                acks.append(None)
+                continue
+            self.sent.append(event)
+            acks.append(Ack(topic=f"ratchet.events.{self.epoch}", partition=0, offset=len(self.sent) - 1))
+        return acks
+
+    def lose_everything(self) -> None:
+        """Restart empty; the next check notices."""
+        self.sent, self.epoch = [], self.epoch + 1
+
+    def check_topics(self) -> None:
+        """All is well."""
+
+    def live_topics(self) -> frozenset[str]:
+        """The current epoch's topic."""
+        return frozenset({f"ratchet.events.{self.epoch}"})
+
+    def rotate(self, *, applied_before: datetime) -> None:
+        """Remember."""
+        self.rotations.append(applied_before)
+
+    def close(self) -> None:
+        """Nothing to throw away."""

@@ -1,0 +1,79 @@
+"""A watch over a policy with simulated people, on a real database and a clock of the test's."""
+
+from dataclasses import dataclass
+
+from sqlalchemy import Engine
+
+from app.db.evidence import SqlEvidenceBook
+from app.domain.releases import Release, ReleaseState
+from pipelines.evaluation.config import ApprovalConfig, GatesConfig, Good, MetricClass, MetricConfig, StageConfig, terms_of
+from pipelines.watch import Watch, WatchPorts
+from tests.fakes.learning import FakeProgress
+from tests.fakes.releases import ReleaseRoom, release_room
+from tests.fakes.traffic import Behaviour, Traffic
+
+
+def small_gates(**changes: object) -> GatesConfig:
+    """Gates that a few thousand simulated people can answer: a margin of ten points, windows of ten seconds, the production alphas."""
+    k, m = MetricClass, MetricConfig
+    values: dict[str, object] = {
+        "stages": (
+            StageConfig(share=0.05, units=200, minutes=10.0), StageConfig(share=0.25, units=200, minutes=10.0),
+            StageConfig(share=0.50, units=0, minutes=0.0, least_units=0),
+        ),
+        "window_s": 10.0, "turn_wait_s": 30.0, "settle_s": 1.0, "min_power": 0.0, "holdback_s": 3600.0, "no_data_hold_s": 600.0,
+        "metrics": (
+            m(name="fault", source="fault", kind=k.HARD, good=Good.DOWN, window_s=0.0, prior=0.01),
+            m(name="task_success", source="observation:task_success", kind=k.GOLD, abort_margin=0.02, margin=0.10),
+            m(name="reward", source="reward", kind=k.PROXY, low=-1.0, high=1.0, margin=0.10, prior=0.1),
+            m(name="acts", source="acts", kind=k.BEHAVIOUR, good=Good.SAME, abort_margin=0.03, prior=0.95),
+            m(name="asks", source="asks", kind=k.BEHAVIOUR, good=Good.SAME, abort_margin=0.03, prior=0.05),
+            m(name="refuses", source="refuses", kind=k.BEHAVIOUR, good=Good.SAME, abort_margin=0.03, prior=0.02),
+            m(name="long", source="length", threshold=70.0, kind=k.BEHAVIOUR, good=Good.SAME, abort_margin=0.03, prior=0.02),
+            m(name="undone", source="has:undo", kind=k.USER_HARM, good=Good.DOWN, prior=0.05),
+        ),
+        "approval": ApprovalConfig(ttl_s=3600.0),
+    }  # fmt: skip
+    return GatesConfig(**{**values, **changes})  # type: ignore[arg-type] - a test's own names
+
+
+@dataclass(kw_only=True)
+class WatchedRoom:
+    """Everything a test of the watch needs; version v1 is champion."""
+
+    room: ReleaseRoom
+    watch: Watch
+    traffic: Traffic
+    config: GatesConfig
+
+    def queue(self, digest: str, behaviour: Behaviour) -> Release:
+        """A candidate that the engines hold."""
+        self.traffic.behaviours[digest] = behaviour
+        self.traffic.engines_hold(digest)
+        return self.room.queued(digest)
+
+    def run(self, release: Release, *, until: frozenset[ReleaseState], people: int = 100, rounds: int = 100) -> Release:
+        """People come and the watch ticks until the release is in one of the states, or the rounds are over."""
+        for _ in range(rounds):
+            self.watch.tick()
+            release = self.room.desk.find(release.id)
+            if release.state in until:
+                return release
+            self.traffic.serve(people)
+        return release
+
+
+def watched_room(engine: Engine, *, config: GatesConfig | None = None, champion: Behaviour | None = None, seed: int = 1) -> WatchedRoom:
+    """A room with a champion that was used by five hundred people already."""
+    config = config or small_gates()
+    room = release_room(engine, terms=terms_of(config))
+    traffic = Traffic(engine=engine, clock=room.clock, behaviours={"v1": champion or Behaviour()}, seed=seed)
+    traffic.engines_hold("v1")
+    traffic.serve(500)
+    return WatchedRoom(room=room, watch=new_watch(engine, room, config), traffic=traffic, config=config)
+
+
+def new_watch(engine: Engine, room: ReleaseRoom, config: GatesConfig) -> Watch:
+    """A watch as it is after a start: nothing remembered."""
+    ports = WatchPorts(desk=room.desk, releases=room.ledger, evidence=SqlEvidenceBook(engine), progress=FakeProgress(), clock=room.clock)
+    return Watch(policy="tab", config=config, ports=ports)

@@ -1,0 +1,118 @@
+"""What the API reads from the database: running episodes, counters, backlog, reports, and which events were accepted."""
+
+import asyncio
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+from sqlalchemy import Engine, insert
+
+from app.db.engine import open_engine, writing
+from app.db.episodes import SqlEpisodes
+from app.db.exposures import insert_exposures
+from app.db.inbox import SqlInbox
+from app.db.reads import SqlReads
+from app.db.tables import inbox, labels, observations, turns
+from app.domain.errors import Unavailable
+from app.domain.events import CloudEvent, EventType, Exposure, Observation
+from tests.fakes.clock import FrozenClock
+from tests.fakes.gateway import CANDIDATE, CHAMPION, NOON
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Engine]:
+    engine = open_engine(database_url)
+    yield engine
+    engine.dispose()
+
+
+def exposure(number: int, **changes: Any) -> Exposure:
+    given: dict[str, Any] = {
+        "id": f"x{number}", "policy": "composer", "inference_id": f"i{number}", "episode_id": "ep", "actor": "a", "release_id": "r",
+        "stage": "canary-1", "arm": "candidate", "probability": 0.25, "share": 0.25, "digest": CANDIDATE,
+        "occurred_at": NOON + timedelta(seconds=number),
+    }  # fmt: skip
+    return Exposure(**given | changes)
+
+
+def turn(number: int, **changes: Any) -> dict[str, Any]:
+    given: dict[str, Any] = {
+        "inference_id": f"i{number}", "episode_id": "ep", "policy": "composer", "version": CHAMPION, "kind": "answer", "source": "gateway",
+        "started_at": NOON, "finished_at": NOON + timedelta(seconds=number), "label_due_at": NOON, "labelled_at": None, "actor": None,
+        "segment": "", "finish_reason": "stop", "train_consent": True, "has_logprobs": True, "prompt_tokens": 1, "completion_tokens": 1,
+        "tool_calls": [], "stage": "champion", "arm": "champion", "probability": 1.0, "completion": f"text {number}", "tags": {},
+    }  # fmt: skip
+    return given | changes
+
+
+def test_a_running_episode_is_its_newest_exposure_and_its_summaries(database: Engine) -> None:
+    with writing(database) as connection:
+        insert_exposures(connection, [exposure(1, arm="champion", digest=CHAMPION), exposure(2)])
+        connection.execute(insert(turns), [turn(3, kind="summary", tags={"summary_messages": "2"}), turn(1), turn(2, kind="summary")])
+    episodes = SqlEpisodes(database)
+    state = episodes.find("ep")
+    assert state is not None
+    assert (state.arm.digest, state.arm.stage, state.arm.probability, state.last_inference_id) == (CANDIDATE, "canary-1", 0.25, "i2")
+    assert [(s.text, s.tags) for s in state.summaries] == [("text 2", {}), ("text 3", {"summary_messages": "2"})]
+    assert episodes.find("another") is None
+
+
+def test_reports_count_what_is_there(database: Engine) -> None:
+    clock = FrozenClock(NOON + timedelta(minutes=1))
+    label: dict[str, Any] = {
+        "revision": 1, "current": True, "policy": "composer", "version": CHAMPION, "terms": [], "rule_set": "r", "segment": "task=a",
+        "actor": None, "held_out": False, "finished_at": NOON, "labelled_at": NOON,
+    }  # fmt: skip
+    with writing(database) as connection:
+        connection.execute(insert(turns), [turn(1, labelled_at=NOON), turn(2, labelled_at=NOON), turn(3)])
+        connection.execute(
+            insert(labels),
+            [
+                label | {"inference_id": "i1", "reward": 0.5, "exclusion": None},
+                label | {"inference_id": "i2", "reward": 0.9, "exclusion": "no_consent"},
+            ],
+        )
+        connection.execute(
+            insert(observations),
+            {"source": "api", "id": "o", "inference_id": "i", "name": "undo", "value": True, "occurred_at": NOON, "received_at": NOON,
+             "tags": {}, "status": "parked"},
+        )  # fmt: skip
+    reads = SqlReads(database, database, clock=clock)
+    report = reads.labels_report("composer")
+    assert (report["turns"], report["labelled"], report["eligible"], report["exclusions"]) == (3, 2, 1, {"no_consent": 1})
+    assert report["per_version"] == [{"version": CHAMPION, "labels": 2, "mean_reward": 0.5}]
+    assert report["per_segment"] == [{"segment": "task=a", "labels": 2, "mean_reward": 0.5}]
+    assert reads.turns_per_version() == [("composer", CHAMPION, 3, 2)]
+    assert (reads.backlog()["labels_due"], reads.backlog()["observations_parked"]) == (1, 1)
+    assert (reads.runs(None, 5), reads.versions("composer", 5)) == ([], [])
+
+
+def test_an_accepted_event_is_known_from_the_inbox_and_after_it(database: Engine) -> None:
+    observation = Observation(id="o1", inference_id="i", name="rating", value={"a": [1]}, occurred_at=NOON, source="api")
+    door = SqlInbox(database, min_free_bytes=0)
+    event = CloudEvent(
+        id="o1", source="api", type=EventType.OBSERVATION, time=NOON, key="i", data=msgspec.json.encode(observation)
+    )  # fmt: skip
+    asyncio.run(door.append([event]))
+    door.close()
+    reads = SqlReads(database, database, clock=FrozenClock(NOON))
+    assert reads.seen("api", ["o1", "o2"]) == {"o1"}
+    assert reads.seen("sdk:x", ["o1"]) == set()
+    assert reads.observation("api", "o1") == observation
+    assert reads.backlog()["inbox_unsent"] == 1
+    with writing(database) as connection:
+        connection.execute(inbox.delete())
+        row = {name: getattr(observation, name) for name in Observation.__struct_fields__}
+        connection.execute(insert(observations), row | {"received_at": NOON, "status": "joined"})
+    assert reads.observation("api", "o1") == observation
+
+
+def test_a_database_that_is_gone_is_unavailable() -> None:
+    gone = open_engine("postgresql://nobody@127.0.0.1:1/none")
+    reads = SqlReads(gone, gone)
+    with pytest.raises(Unavailable, match="RATCHET_DATABASE_URL"):
+        reads.ping()
+    with pytest.raises(Unavailable):
+        SqlEpisodes(gone).find("ep")

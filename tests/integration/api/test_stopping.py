@@ -1,0 +1,52 @@
+"""A service that stops ends its running answers and records them first; slow bodies are not waited for."""
+
+import asyncio
+import socket
+import threading
+import time
+
+import httpx
+import msgspec
+
+from app.api.intake import Limits
+from app.domain.events import EventType
+from app.domain.turns import FinishReason, TurnServed
+from app.main import create_app
+from tests.fakes.gateway import ScriptedEngines, collaborators, events_of, serving
+from tests.fakes.inbox import MemoryInbox
+
+
+def test_running_answers_are_recorded_as_aborted_when_the_service_stops() -> None:
+    inbox = MemoryInbox()
+    engines = ScriptedEngines(before_token=lambda index: asyncio.sleep(0 if index == 0 else 30))
+    app = create_app(collaborators(inbox=inbox, engines=engines))
+    body = {"model": "composer", "messages": [{"role": "user", "content": "x"}], "stream": True}
+    with serving(app) as url, httpx.stream("POST", f"{url}/v1/chat/completions", json=body) as response:
+        chunks = response.iter_raw()
+        first = next(chunks)  # `chunks` must live on: with it httpx would close the connection
+        assert response.status_code == 200, first
+        (running,) = app.chat.running
+        loop = running.get_loop()
+        asyncio.run_coroutine_threadsafe(app.chat.finish(grace_s=0.2), loop).result(5)
+        (event,) = events_of(inbox, EventType.TURN)
+    assert msgspec.json.decode(event.data, type=TurnServed).finish_reason == FinishReason.ABORTED
+
+
+def test_a_body_that_drips_in_is_a_408_and_does_not_shut_out_others() -> None:
+    app = create_app(collaborators(limits=Limits(body_s=2.0)))
+    with serving(app) as url:
+        answers: list[bytes] = []
+
+        def drip() -> None:
+            with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1]))) as slow:
+                slow.sendall(b"POST /v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+                answers.append(slow.recv(100))
+
+        dripping = [threading.Thread(target=drip) for _ in range(50)]
+        for thread in dripping:
+            thread.start()
+        time.sleep(0.1)
+        assert httpx.get(f"{url}/status", timeout=5).status_code == 200
+        for thread in dripping:
+            thread.join(10)
+    assert {answer.split(b" ")[1] for answer in answers} == {b"408"}

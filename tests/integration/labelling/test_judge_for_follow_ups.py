@@ -1,0 +1,90 @@
+"""A judge model in the classifier's place: the real openai client against a small server on loopback."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.domain.errors import BadConfig
+from app.domain.rewards import TermScore
+from pipelines.labelling.follow_up.judge_model import JudgeModel
+from pipelines.labelling.rule_set import default_toml, parse_rule_set, starting_toml
+from tests.fakes.labelling import facts, observed
+
+PRAISE = observed("follow_up", "Thank you, this is perfect!")
+
+
+@contextmanager
+def judge_saying(words: str, seen: list[dict[str, Any]]) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            seen.append(body | {"key": self.headers["Authorization"]})
+            choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": words}}
+            answer = json.dumps({"id": "x", "object": "chat.completion", "created": 1, "model": "judge", "choices": [choice]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def follow_up(judge: JudgeModel) -> TermScore:
+    terms = parse_rule_set(default_toml(), read=judge).terms
+    return next(term.score(facts(), [PRAISE], weight=w) for term, w in terms if term.name == "follow_up")
+
+
+def scored(words: str, seen: list[dict[str, Any]]) -> TermScore:
+    with judge_saying(words, seen) as url:
+        judge = JudgeModel(url=url, model="judge-1", key="secret")
+        try:
+            return follow_up(judge)
+        finally:
+            judge.close()
+
+
+def test_the_judge_is_asked_and_its_word_counts_instead_of_the_classifiers() -> None:
+    seen: list[dict[str, Any]] = []
+    score = scored('{"dissatisfied": 0.9, "satisfied": 0.0, "refinement": 0.1}', seen)
+    assert score.value == pytest.approx(-0.9)  # the classifier reads praise
+    assert score.detail["moods"] == ["dissatisfied"]
+    assert (seen[0]["model"], seen[0]["temperature"], seen[0]["key"]) == ("judge-1", 0.0, "Bearer secret")
+    assert json.loads(seen[0]["messages"][1]["content"])["user"] == PRAISE.value
+
+
+@pytest.mark.parametrize("words", ["Happy, I would say.", '{"glad": 1}', "{}", '{"satisfied": -1, "neutral": 2}'])
+def test_a_judge_that_answers_something_else_is_no_reading(words: str) -> None:
+    score = scored(words, [])
+    assert (score.value, score.abstained, score.evidence) == (None, "unread", ("o",))
+
+
+def test_a_judge_that_is_away_stops_no_label() -> None:
+    judge = JudgeModel(url="http://127.0.0.1:9/v1", model="m", key="")
+    assert follow_up(judge).abstained == "unread"
+    judge.close()
+
+
+def test_the_configured_file_is_what_policies_start_with(tmp_path: Path) -> None:
+    file = tmp_path / "rules.toml"
+    file.write_text('name = "mine"\n[[terms]]\nname = "rating"\nweight = 1.0\n')
+    assert parse_rule_set(starting_toml(str(file))).config.name == "mine"
+    assert starting_toml(None) == default_toml()
+    with pytest.raises(BadConfig, match="correct the path"):
+        starting_toml(str(tmp_path / "none.toml"))

@@ -1,0 +1,1 @@
+"""Engines over real sockets."""

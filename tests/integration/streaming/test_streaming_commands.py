@@ -1,0 +1,156 @@
+"""`ratchet dlq`, `ratchet erase` and `ratchet export` over a real data folder."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from click import Command
+from click.testing import CliRunner, Result
+from sqlalchemy import insert, select
+
+from app import wiring
+from app.db.engine import reading, writing
+from app.db.tables import audit, batch_items, batches, dead_letters, exposures, labels, observations, outbox, training_runs, turns
+from app.domain.ids import hash_actor
+from app.domain.streams import AppliedEvent, DeadLetter, EffectBatch, JoinRules
+from app.settings import Settings, from_environment
+from pipelines.commands.dlq import dlq
+from pipelines.commands.erase import erase
+from pipelines.commands.export import export
+from tests.fakes.served import applied, at, event_of, exposure, observation, turn
+
+ALICE = hash_actor("alice@example.com", salt="pepper")
+CANARY = "canary-0451-blue"
+
+
+@dataclass
+class Deployment:
+    """A data folder and the commands over it."""
+
+    settings: Settings
+    environment: dict[str, str]
+
+    def run(self, command: Command, *arguments: str) -> Result:
+        return CliRunner().invoke(command, arguments, env=self.environment, catch_exceptions=False)
+
+    def apply(self, *events: AppliedEvent, dead: tuple[DeadLetter, ...] = ()) -> None:
+        store = wiring.effect_store(self.settings, rules=JoinRules(policies={}))
+        store.apply(EffectBatch(events=events, dead=dead), now=at(10))
+
+
+@contextmanager
+def _deployment(folder: Path) -> Iterator[Deployment]:
+    environment = {"RATCHET_DATA": str(folder), "RATCHET_ACTOR_SALT": "pepper"}
+    folder.mkdir()
+    settings = from_environment(environment)
+    wiring.upgrade_schema(settings)
+    yield Deployment(settings, environment)
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Iterator[Deployment]:
+    with _deployment(tmp_path / "data") as made:
+        yield made
+
+
+def letter(offset: int, payload: bytes, type_: str = "ratchet.observation.v1") -> DeadLetter:
+    headers = {"ce_id": f"dead-{offset}", "ce_source": "api", "ce_type": type_}
+    return DeadLetter(
+        topic="ratchet.events.1", partition=0, offset=offset, headers=headers, payload=payload, reason="once upon a time malformed"
+    )
+
+
+def test_dead_letters_are_listed_shown_and_replayed_once(deployment: Deployment) -> None:
+    good = event_of(observation("o", of="t")).data
+    deployment.apply(applied(turn("t")), dead=(letter(1, good), letter(2, b"\xff")))
+    assert "once upon a time" in deployment.run(dlq, "list").output
+    assert json.loads(deployment.run(dlq, "show", "2").output)["payload"] == "\\xff"
+    replayed = deployment.run(dlq, "replay")
+    assert "1 replayed, 1 still make no sense" in replayed.output
+    assert "1 replayed, 0 still" in deployment.run(dlq, "replay", "1").output  # again, by id: deduplicated
+    with reading(wiring.open_state(deployment.settings)) as connection:
+        assert connection.execute(select(observations.c.id, observations.c.status)).all() == [("o", "joined")]
+        assert connection.execute(select(dead_letters.c.attempts).order_by(dead_letters.c.id)).scalars().all() == [1, 2]
+    assert deployment.run(dlq, "list", "--all").output.count("replayed") == 1
+
+
+def person(deployment: Deployment) -> None:
+    """Alice said things, was trained on, and is known everywhere; Bob too, and he stays."""
+    inbox = wiring.inbox_writer(deployment.settings)
+    effects = [
+        turn("a", actor=ALICE, completion=f"{CANARY} completion", messages=[{"role": "user", "content": f"{CANARY} prompt"}]),
+        observation("o", of="a", name="comment", value=f"{CANARY} comment"),
+        exposure("a", actor=ALICE),
+        turn("b", actor="bob"),
+        observation("p", of="b"),
+    ]
+    inbox.append_blocking([event_of(effect) for effect in effects])
+    inbox.close()
+    deployment.apply(*(applied(effect, offset=n) for n, effect in enumerate(effects)), dead=(letter(9, f"{ALICE} {CANARY}".encode()),))
+    with writing(wiring.open_state(deployment.settings)) as connection:
+        for id_, actor in (("a", ALICE), ("b", "bob")):
+            connection.execute(insert(labels), label(id_, actor))
+        moment = {"window_from": at(0), "window_to": at(1), "left_out": {}, "created_at": at(1)}
+        connection.execute(
+            insert(batches), moment | {"id": "B", "policy": "composer", "slot": 0, "champion": "v1", "anchor": "v1", "rule_set": "r"}
+        )
+        item = {"inference_id": "a", "batch_id": "B", "episode_id": "e", "reward": 1.0, "label_revision": 1, "segment": "", "actor": ALICE}
+        connection.execute(insert(batch_items), item)
+        run = {"id": "R", "policy": "composer", "batch_id": "B", "parent": "v1", "status": "succeeded", "candidate": "digest-of-v2"}
+        connection.execute(insert(training_runs), run | {"metrics": {}, "config": {}, "started_at": at(1)})
+
+
+def label(id_: str, actor: str) -> dict[str, object]:
+    return {
+        "inference_id": id_, "revision": 1, "current": True, "policy": "composer", "version": "v1", "reward": 0.5, "terms": [],
+        "rule_set": "r", "segment": "task=edit", "actor": actor, "held_out": False, "finished_at": at(0), "labelled_at": at(60),
+    }  # fmt: skip
+
+
+def bytes_with(folder: Path, words: bytes) -> list[str]:
+    return [str(path) for path in folder.rglob("*") if path.is_file() and words in path.read_bytes()]
+
+
+def test_erasing_leaves_no_byte_of_what_the_person_said_and_names_the_versions_trained_on_them(deployment: Deployment) -> None:
+    person(deployment)
+    assert bytes_with(deployment.settings.data, CANARY.encode())
+    first = deployment.run(erase, "--actor", "alice@example.com").output
+    assert "removed 1 turns" in first
+    assert "versions trained on them: digest-of-v2" in first
+    assert bytes_with(deployment.settings.data, CANARY.encode()) == []
+    with reading(wiring.open_state(deployment.settings)) as connection:
+        assert connection.execute(select(turns.c.inference_id, turns.c.actor).order_by(turns.c.inference_id)).all() == [
+            ("a", None),
+            ("b", "bob"),
+        ]
+        assert connection.execute(select(observations.c.id)).scalars().all() == ["p"]
+        assert connection.execute(select(labels.c.inference_id)).scalars().all() == ["b"]
+        assert connection.execute(select(exposures.c.id)).all() == connection.execute(select(dead_letters.c.id)).all() == []
+        assert {row.payload for row in connection.execute(select(outbox.c.payload).where(outbox.c.type == "ratchet.erasure.v1"))} == {b""}
+        assert connection.execute(select(audit.c.action, audit.c.subject)).all() == [("erase", ALICE)]
+    segments = wiring.trajectories(deployment.settings)
+    assert set(segments.read([(name, id_) for name in segments.names() for id_ in ("a", "b")])) == {"b"}
+
+
+def test_erasing_again_is_a_no_op_that_tells_the_same_versions(deployment: Deployment) -> None:
+    person(deployment)
+    deployment.run(erase, "--actor", "alice@example.com")
+    again = deployment.run(erase, "--pseudonym", ALICE).output
+    assert "erased before; removed 0 turns (empty shells stay), 0 observations, 0 labels, 0 exposures" in again
+    assert "digest-of-v2" in again
+
+
+def test_decisions_are_exported_as_dsjson(deployment: Deployment, tmp_path: Path) -> None:
+    person(deployment)
+    out = tmp_path / "decisions.json"
+    assert "2 decisions" in deployment.run(export, "dsjson", "--out", str(out)).output
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [record["EventId"] for record in records] == ["a", "b"]
+    first = records[0]
+    assert (first["_label_cost"], first["_label_probability"], first["_label_Action"], first["_labelIndex"]) == (-0.5, 1.0, 1, 0)
+    assert (first["a"], first["p"], first["VWState"], first["c"]["segment"]) == ([1], [1.0], {"m": "v1"}, {"task": "edit"})
+    assert first["Timestamp"] == "2026-11-21T12:00:00.0000000Z"
+    assert "0 decisions" in deployment.run(export, "dsjson", "--since", "2026-11-22", "--out", str(out)).output

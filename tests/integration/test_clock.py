@@ -1,0 +1,183 @@
+"""The clock over a real database, SQLite and PostgreSQL: one cycle per slot, whoever ticks, dies or restarts.
+
+The conformance cases name the bug of another project that they prevent (facts/gates.md, sections 6.2 and 7).
+"""
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+
+from app.db.cycles import SqlCycles
+from app.db.engine import open_engine
+from app.domain.cycles import Cycle, CycleStatus
+from app.domain.errors import LeaseLost
+from pipelines.config import ScheduleConfig
+from pipelines.schedule import Ticker
+from tests.fakes.clock import FrozenClock
+
+FIVE_HOURS = 18_000
+CONFIG = ScheduleConfig(slot_s=FIVE_HOURS, lease_s=60, heartbeat_s=15)
+
+
+@pytest.fixture
+def book(database_url: str) -> Iterator[SqlCycles]:
+    engine = open_engine(database_url)
+    yield SqlCycles(engine)
+    engine.dispose()
+
+
+class Runs:
+    """Counts the cycles that were run, and finishes them."""
+
+    def __init__(self, book: SqlCycles, clock: FrozenClock) -> None:
+        self.book, self.clock, self.slots = book, clock, []
+
+    def __call__(self, cycle: Cycle) -> None:
+        self.slots.append(cycle.slot)
+        self.book.finish(cycle, status=CycleStatus.DONE, reason="a test ran it", now=self.clock())
+
+
+class Dies:
+    """Dies in the middle of a step, as after kill -9: nothing is recorded."""
+
+    def __init__(self, book: SqlCycles, step: str) -> None:
+        self.book, self.step = book, step
+
+    def __call__(self, cycle: Cycle) -> None:
+        self.book.advance(cycle, step=self.step, changes={})
+
+
+def nothing(_policy: str) -> None:
+    return None
+
+
+def ticker(book: SqlCycles, clock: FrozenClock, run: object, *, owner: str = "a", config: ScheduleConfig = CONFIG, **why: object) -> Ticker:
+    asked = {"blocked": nothing, "thin": nothing, **why}
+    return Ticker(policy="composer", owner=owner, book=book, config=config, clock=clock, run=run, **asked)  # type: ignore[arg-type]
+
+
+def test_three_replicas_run_one_cycle_per_slot(book: SqlCycles) -> None:
+    """agronholm/apscheduler#160: three schedulers on one shared store ran every job two or three times."""
+    clock = FrozenClock()
+    runs = Runs(book, clock)
+    replicas = [ticker(book, clock, runs, owner=name) for name in "abc"]
+    for _ in range(4):
+        together = [threading.Thread(target=replica.tick) for replica in replicas]
+        for thread in together:
+            thread.start()
+        for thread in together:
+            thread.join()
+        clock.advance(FIVE_HOURS)
+    assert len(runs.slots) == len(set(runs.slots)) == 4
+
+
+def test_restarting_every_ten_minutes_for_twelve_hours_still_trains_in_every_slot(book: SqlCycles) -> None:
+    """agronholm/apscheduler#696: a restart re-arms the full interval, so frequent deployments stop training altogether."""
+    clock = FrozenClock()
+    runs = Runs(book, clock)
+    for restart in range(72):
+        ticker(book, clock, runs, owner=f"boot-{restart}").tick()
+        clock.advance(600)
+    assert len(runs.slots) == 4  # noon to midnight touches the slots that begin at 8, 13, 18 and 23 o'clock
+
+
+@pytest.mark.parametrize("step", ["elected", "batch", "train", "register", "open", "judge"])
+def test_a_cycle_killed_in_any_step_is_resumed_once_by_another_replica(book: SqlCycles, step: str) -> None:
+    """agronholm/apscheduler#429: next_run_time moves on at hand-over, so a crash in mid-run loses the run."""
+    clock = FrozenClock()
+    ticker(book, clock, Dies(book, step), owner="dies").tick()
+    runs = Runs(book, clock)
+    survivor = ticker(book, clock, runs, owner="survives")
+    assert survivor.tick() is None  # the lease still holds
+    clock.advance(CONFIG.lease_s + 1)
+    taken = survivor.tick()
+    assert taken is not None
+    assert (taken.attempt, taken.fencing_token, taken.step) == (2, 2, step)
+    assert survivor.tick() is None
+    assert len(runs.slots) == 1
+
+
+def test_a_slot_that_dies_twice_is_recorded_as_failed(book: SqlCycles) -> None:
+    clock = FrozenClock()
+    dying = ticker(book, clock, Dies(book, "train"))
+    for _ in range(2):
+        dying.tick()
+        clock.advance(CONFIG.lease_s + 1)
+    assert dying.tick() is None
+    failed = book.recent("composer")[0]
+    assert failed.status is CycleStatus.FAILED
+    assert "step train on attempt 2" in (failed.reason or "")
+
+
+def test_a_replica_that_wakes_up_after_its_lease_changes_nothing(book: SqlCycles) -> None:
+    clock = FrozenClock()
+    kept: list[Cycle] = []
+    ticker(book, clock, kept.append, owner="zombie").tick()
+    clock.advance(CONFIG.lease_s + 1)
+    runs = Runs(book, clock)
+    ticker(book, clock, runs, owner="heir").tick()
+    with pytest.raises(LeaseLost, match="taken over"):
+        book.advance(kept[0], step="train", changes={"run_id": "from-the-grave"})
+    assert book.find("composer", kept[0].slot).run_id is None
+
+
+def test_slots_nobody_decided_are_recorded_with_the_reason_and_only_the_newest_runs(book: SqlCycles) -> None:
+    """agronholm/apscheduler#292: the default misfire grace of one second skips silently."""
+    clock = FrozenClock()
+    runs = Runs(book, clock)
+    replica = ticker(book, clock, runs)
+    replica.tick()
+    clock.advance(3 * FIVE_HOURS)
+    replica.tick()
+    recent = book.recent("composer")
+    assert [c.status for c in recent] == [CycleStatus.DONE, CycleStatus.SKIPPED, CycleStatus.SKIPPED, CycleStatus.DONE]
+    assert all("missed" in (c.reason or "") for c in recent if c.status is CycleStatus.SKIPPED)
+    assert len(runs.slots) == 2
+
+
+def test_a_slot_whose_predecessor_still_runs_is_skipped_with_that_reason(book: SqlCycles) -> None:
+    clock = FrozenClock()
+    kept: list[Cycle] = []
+    first = ticker(book, clock, kept.append)
+    first.tick()
+    clock.advance(FIVE_HOURS - 30)
+    book.renew(kept[0], now=clock(), lease=timedelta(seconds=60))
+    clock.advance(30)
+    ticker(book, clock, Runs(book, clock), owner="b").tick()
+    newest = book.recent("composer")[0]
+    assert newest.status is CycleStatus.SKIPPED
+    assert "still runs" in (newest.reason or "")
+
+
+def test_a_release_in_flight_blocks_the_slot_and_says_so(book: SqlCycles) -> None:
+    clock = FrozenClock()
+    runs = Runs(book, clock)
+    ticker(book, clock, runs, blocked=lambda _: "release r1 is in CANARY").tick()
+    assert runs.slots == []
+    assert book.recent("composer")[0].reason == "release r1 is in CANARY"
+
+
+def test_with_patience_a_slot_waits_for_labels_and_then_is_decided_anyway(book: SqlCycles) -> None:
+    clock = FrozenClock()
+    runs = Runs(book, clock)
+    patient = ScheduleConfig(slot_s=60, patience_s=50, lease_s=60)
+    replica = ticker(book, clock, runs, config=patient, thin=lambda _: "12 of 96 labels")
+    replica.tick()
+    assert runs.slots == []
+    assert book.newest_slot("composer") is None
+    clock.advance(51)
+    replica.tick()
+    assert len(runs.slots) == 1  # the update itself then records HELD: too few labels
+
+
+@pytest.mark.parametrize("jump_s", [3600, -3600])
+def test_a_clock_that_jumps_never_runs_a_slot_twice(book: SqlCycles, jump_s: int) -> None:
+    clock = FrozenClock()
+    runs = Runs(book, clock)
+    replica = ticker(book, clock, runs)
+    for step in (0, jump_s, -jump_s, 60):
+        clock.advance(step)
+        replica.tick()
+    assert len(runs.slots) == len(set(runs.slots))

@@ -1,0 +1,85 @@
+"""The ledger of engines on both databases."""
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+import pytest
+from sqlalchemy import Engine, insert, select
+
+from app.db.engine import open_engine, reading, writing
+from app.db.engines import SqlEngineLedger
+from app.db.tables import deployment_pointer, engine_versions
+from app.domain.ports import EngineState
+from tests.fakes.clock import FrozenClock
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Engine]:
+    engine = open_engine(database_url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def clock() -> FrozenClock:
+    return FrozenClock()
+
+
+def ledger_of(database: Engine, clock: FrozenClock, name: str) -> SqlEngineLedger:
+    return SqlEngineLedger(database, engine_id=name, address=f"http://{name}", clock=clock)
+
+
+def test_engines_that_hold_a_version_are_found_while_they_report(database: Engine, clock: FrozenClock) -> None:
+    one, two = ledger_of(database, clock, "one"), ledger_of(database, clock, "two")
+    one.report("composer", "d1", EngineState.READY)
+    two.report("composer", "d1", EngineState.LOADING)
+    assert one.addresses("d1") == ["http://one"]
+    clock.advance(9)
+    two.report("composer", "d1", EngineState.READY)
+    assert one.addresses("d1") == ["http://two", "http://one"]
+    clock.advance(2)
+    assert one.addresses("d1") == ["http://two"]
+    assert one.addresses("d2") == []
+
+
+def test_an_engine_shared_by_two_policies_is_named_once(database: Engine, clock: FrozenClock) -> None:
+    one = ledger_of(database, clock, "one")
+    one.report("composer", "d1", EngineState.READY)
+    one.report("tab", "d1", EngineState.READY)
+    assert one.addresses("d1") == ["http://one"]
+
+
+def test_the_time_of_a_change_moves_with_the_state_only(database: Engine, clock: FrozenClock) -> None:
+    one = ledger_of(database, clock, "one")
+    started = clock()
+    seen: list[tuple[str, datetime, datetime]] = []
+    for state in (EngineState.LOADING, EngineState.READY, EngineState.READY):
+        one.report("composer", "d1", state)
+        with reading(database) as connection:
+            row = connection.execute(select(engine_versions)).one()
+        seen.append((row.state, row.changed_at, row.seen_at))
+        clock.advance(1)
+    second = timedelta(seconds=1)
+    assert seen == [
+        ("loading", started, started), ("ready", started + second, started + second), ("ready", started + second, started + 2 * second),
+    ]  # fmt: skip
+
+
+def test_an_engine_that_leaves_takes_its_own_rows_along(database: Engine, clock: FrozenClock) -> None:
+    one, two = ledger_of(database, clock, "one"), ledger_of(database, clock, "two")
+    one.report("composer", "d1", EngineState.READY)
+    two.report("composer", "d1", EngineState.READY)
+    one.forget()
+    assert two.addresses("d1") == ["http://two"]
+
+
+def test_the_champion_is_wanted(database: Engine, clock: FrozenClock) -> None:
+    with writing(database) as connection:
+        connection.execute(
+            insert(deployment_pointer),
+            {
+                "policy": "composer", "digest": "d1", "generation": 1, "previous": None, "anchor": "d1", "holdback": 0.0,
+                "release_id": None, "changed_at": clock(),
+            },
+        )  # fmt: skip
+    assert ledger_of(database, clock, "one").wanted() == {("composer", "d1")}

@@ -1,0 +1,43 @@
+"""`ratchet prepare`, as production runs it before its processes: on both databases, and twice."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from sqlalchemy import create_engine, text
+
+from app.policy.tiny import write_tiny
+
+CONFIG = """
+[policies.composer]
+model = "model"
+base_name = "tiny"
+base_model = "ratchet/tiny"
+"""
+
+
+def test_a_deployment_is_prepared_once_and_repeating_it_changes_nothing(database_url: str, tmp_path: Path) -> None:
+    write_tiny(tmp_path / "model", seed=0)
+    (tmp_path / "ratchet.toml").write_text(CONFIG)
+    environment = os.environ | {
+        "RATCHET_DATA": str(tmp_path / "data"), "RATCHET_CONFIG": str(tmp_path / "ratchet.toml"), "RATCHET_DATABASE_URL": database_url,
+    }  # fmt: skip
+    pointers = [(prepare(environment), pointer(database_url))[1] for _ in range(2)]
+    assert pointers[0] == pointers[1]
+    assert pointers[0][0] == "composer"
+
+
+def prepare(environment: dict[str, str]) -> None:
+    """Runs the command in a process of its own."""
+    done = subprocess.run([sys.executable, "-m", "pipelines", "prepare"], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "ready: start the processes\n"), done.stderr
+
+
+def pointer(database_url: str) -> tuple[str, str, int]:
+    """Policy, digest and generation of the one thing that is live."""
+    engine = create_engine(database_url)
+    with engine.connect() as connection:
+        policy, digest, generation = connection.execute(text("SELECT policy, digest, generation FROM deployment_pointer")).one()
+    engine.dispose()
+    return policy, str(digest), generation

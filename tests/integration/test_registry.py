@@ -1,0 +1,70 @@
+"""The MLflow projection over a real MLflow on SQLite."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from app.domain.versions import RunStatus, TrainingRun, Version, VersionKind
+from app.registry.mlflow_registry import MlflowRegistry
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> MlflowRegistry:
+    return MlflowRegistry(f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db")
+
+
+def version(number: int, policy: str) -> Version:
+    return Version(
+        digest=f"{policy}-{number}".ljust(64, "0"), policy=policy, name=f"base-rl-1121-s{number}", kind=VersionKind.RL, parent=None,
+        step=number, run_id=None, created_at=NOW, base_model="base", licence="Apache-2.0",
+    )  # fmt: skip
+
+
+def run(number: int, policy: str) -> TrainingRun:
+    return TrainingRun(
+        id=f"run-{number}", policy=policy, batch_id="b", parent="p", status=RunStatus.SUCCEEDED, started_at=NOW, finished_at=NOW,
+        metrics={
+            "loss": [0.5, 0.25], "kl": {"anchor": 0.1}, "segments": {"task=a,tier=b": 2}, "broken": float("nan"), "word": "x",
+        }, config={"lr": 1e-5, "adam": {"beta": 0.9}},
+    )  # fmt: skip
+
+
+def test_a_version_is_registered_once_with_its_run_metrics_and_card(registry: MlflowRegistry, tmp_path: Path) -> None:
+    for _ in range(2):
+        registry.register(version(1, "once"), folder=tmp_path, run=run(1, "once"), card="# card")
+    client = registry.client
+    found = client.search_model_versions("name = 'once'")
+    assert len(found) == 1
+    assert found[0].description == "# card"
+    stored = client.get_run(str(found[0].run_id))
+    assert stored.data.metrics == {"loss": 0.25, "kl.anchor": 0.1, "segments.task_a_tier_b": 2.0}  # the last of the series, and no NaN
+    assert [m.value for m in client.get_metric_history(str(found[0].run_id), "loss")] == [0.5, 0.25]
+    assert stored.data.params["adam.beta"] == "0.9"
+
+
+def test_aliases_follow_sql_and_drift_is_repaired_and_told(registry: MlflowRegistry, tmp_path: Path) -> None:
+    versions = [version(n, "drift") for n in (1, 2)]
+    for v in versions:
+        registry.register(v, folder=tmp_path, run=None, card="")
+    wanted = {"champion": versions[1].digest, "previous": versions[0].digest, "anchor": versions[0].digest}
+    registry.reconcile("drift", wanted)
+    assert registry.reconcile("drift", wanted) == []
+    registry.client.set_registered_model_alias("drift", "champion", "1")  # somebody moves it by hand
+    assert registry.reconcile("drift", wanted) == ["alias champion → version 2"]
+    assert registry.reconcile("drift", {"champion": versions[1].digest}) == ["alias previous removed", "alias anchor removed"]
+
+
+def test_a_version_deleted_in_mlflow_is_reported_and_comes_back_with_the_next_registration(
+    registry: MlflowRegistry, tmp_path: Path
+) -> None:
+    """MLflow deletes every alias with the version it points at, without a word (facts/gates.md, section 8)."""
+    only = version(1, "deleted")
+    registry.register(only, folder=tmp_path, run=None, card="")
+    registry.reconcile("deleted", {"champion": only.digest})
+    registry.client.delete_model_version("deleted", "1")
+    assert registry.reconcile("deleted", {"champion": only.digest}) == [f"alias champion: version {only.digest[:12]} is missing in MLflow"]
+    registry.register(only, folder=tmp_path, run=None, card="")
+    assert registry.reconcile("deleted", {"champion": only.digest}) == ["alias champion → version 2"]

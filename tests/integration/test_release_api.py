@@ -1,0 +1,132 @@
+"""Releases over HTTP: who may do what, and what the answers say."""
+
+from collections.abc import Iterator
+
+import pytest
+from fastapi import FastAPI
+from sqlalchemy import Engine
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.testclient import TestClient
+
+from app.api.access import Access
+from app.api.errors import problem
+from app.api.releases import ReleaseRoom as ApiRoom
+from app.api.releases import router
+from app.db.engine import open_engine
+from app.db.keys import SqlKeys
+from app.db.release_views import SqlReleaseViews
+from app.db.webhooks import SqlWebhookBook
+from app.domain.access import Scope
+from app.domain.errors import RatchetError
+from app.domain.ids import utc_now
+from tests.fakes.releases import POLICY, ReleaseRoom, release_room
+
+
+@pytest.fixture
+def engine(sqlite_url: str) -> Iterator[Engine]:
+    engine = open_engine(sqlite_url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def room(engine: Engine) -> ReleaseRoom:
+    return release_room(engine)
+
+
+def _client(engine: Engine, room: ReleaseRoom) -> TestClient:
+    api = ApiRoom(desk=room.desk, releases=room.ledger, views=SqlReleaseViews(engine), webhooks=SqlWebhookBook(engine), allow_loopback=True)
+    app = FastAPI()
+    app.state.access = Access(SqlKeys(engine), clock=utc_now, session_secret="secret")
+    app.state.access.load()
+    app.include_router(router(api))
+
+    def answer(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, RatchetError)
+        return problem(error).response()
+
+    app.add_exception_handler(RatchetError, answer)
+    return TestClient(app)
+
+
+@pytest.fixture
+def client(engine: Engine, room: ReleaseRoom) -> TestClient:
+    return _client(engine, room)
+
+
+def test_a_person_approves_what_they_looked_at(client: TestClient, room: ReleaseRoom) -> None:
+    release = room.ready("v2")
+    shown = client.get(f"/v1/releases/{release.id}").json()
+    assert [step["to_state"] for step in shown["history"]][-1] == "READY"
+    assert {gate["gate"] for gate in shown["gates"]} == {"g0_training_health", "g1_offline", "g3_canary"}
+    url = f"/v1/releases/{release.id}/approve"
+    assert client.post(url, json={"evidence_digest": "f" * 64, "approver": "ada"}).status_code == 409
+    answer = client.post(url, json={"evidence_digest": shown["evidence_digest"]}, headers={"X-Ratchet-User": "ada"})
+    assert (answer.status_code, answer.json()["state"]) == (200, "APPROVED")
+    assert client.get(f"/v1/releases/{release.id}").json()["approvals"][0]["approver"] == "user:ada"
+
+
+def test_nobody_in_particular_may_stop_but_not_approve(client: TestClient, room: ReleaseRoom) -> None:
+    release = room.ready("v2")
+    answer = client.post(f"/v1/releases/{release.id}/approve", json={"evidence_digest": release.evidence_digest})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "refused")
+    stopped = client.post(f"/v1/releases/{release.id}/abort", json={"reason": "felt off"})
+    assert (stopped.status_code, stopped.json()["state"]) == (200, "ABORTED")
+
+
+def test_a_form_of_another_page_cannot_approve(client: TestClient, room: ReleaseRoom) -> None:
+    release = room.ready("v2")
+    body = '{"evidence_digest": "' + str(release.evidence_digest) + '", "approver": "ada"}'
+    answer = client.post(f"/v1/releases/{release.id}/approve", content=body, headers={"content-type": "text/plain"})
+    assert answer.status_code == 415
+
+
+def test_the_approver_is_the_name_of_the_key(engine: Engine, room: ReleaseRoom) -> None:
+    keys = SqlKeys(engine)
+    _, grace = keys.create(name="grace", scopes=[Scope.RELEASE, Scope.READ], policy=None, rate_per_s=None, expires_at=None)
+    _, reader = keys.create(name="reader", scopes=[Scope.READ], policy=None, rate_per_s=None, expires_at=None)
+    client, release = _client(engine, room), room.ready("v2")
+    url, body = f"/v1/releases/{release.id}/approve", {"evidence_digest": release.evidence_digest}
+    assert client.post(url, json=body).status_code == 401
+    assert client.post(url, json=body, headers={"authorization": f"Bearer {reader}"}).status_code == 403
+    mine = {"authorization": f"Bearer {grace}", "X-Ratchet-User": "somebody-else"}
+    assert client.post(url, json={**body, "approver": "somebody-else"}, headers=mine).status_code == 403
+    assert client.post(url, json=body, headers=mine).json()["reason"].startswith("approved")
+    assert client.get(f"/v1/releases/{release.id}", headers=mine).json()["approvals"][0]["approver"] == "user:grace"
+
+
+def test_a_rollback_over_http_moves_the_pointer_at_once(client: TestClient, room: ReleaseRoom) -> None:
+    promoted = room.champion("v2")
+    answer = client.post(f"/v1/releases/{promoted.id}/rollback", json={"reason": "rude", "approver": "eve"})
+    assert answer.json()["state"] == "ROLLED_BACK"
+    shown = client.get(f"/v1/policies/{POLICY}/deployment").json()
+    assert shown["pointer"]["digest"] == "v1"
+    assert [row["digest"] for row in shown["quarantine"]] == ["v2"]
+    assert [row["action"] for row in shown["history"]] == ["rollback", "promote", "bootstrap"]
+
+
+def test_lists_filter_by_state_and_say_what_states_there_are(client: TestClient, room: ReleaseRoom) -> None:
+    room.queued("v2")
+    assert [r["digest"] for r in client.get("/v1/releases", params={"state": "queued"}).json()["data"]] == ["v2"]
+    answer = client.get("/v1/releases", params={"state": "sleeping"})
+    assert answer.status_code == 400
+    assert "SUPERSEDED" in answer.json()["error"]["message"]
+
+
+def test_the_audit_chain_is_readable_and_verifiable(client: TestClient, room: ReleaseRoom) -> None:
+    release = room.canary("v2")
+    actions = [entry["action"] for entry in client.get("/v1/audit", params={"subject": release.id}).json()["data"]]
+    assert actions[0] == "release.canary"
+    assert client.get("/v1/audit/verify").json()["problem"] is None
+
+
+def test_a_webhooks_secret_is_shown_once_and_rotates(client: TestClient) -> None:
+    made = client.post("/v1/webhooks", json={"url": "http://127.0.0.1:9/hook"})
+    assert made.status_code == 201
+    assert made.json()["secret"].startswith("whsec_")
+    assert "secret" not in str(client.get("/v1/webhooks").json())
+    rotated = client.post(f"/v1/webhooks/{made.json()['id']}/rotate").json()
+    assert rotated["secret"] != made.json()["secret"]
+    assert client.delete(f"/v1/webhooks/{made.json()['id']}").json()["disabled_at"] is not None
+    assert client.post("/v1/webhooks", json={"url": "http://169.254.169.254/latest"}).status_code == 400

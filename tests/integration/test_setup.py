@@ -1,0 +1,153 @@
+"""infra/setup.py against a registry of three tiny wheels: it goes on after an interruption, and what is done costs nothing."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PYPROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+
+[project]
+name = "ratchet"
+version = "0.1.0"
+"""
+
+BACKEND = """
+import zipfile
+
+def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
+    name = "ratchet-0.1.0-py3-none-any.whl"
+    with zipfile.ZipFile(f"{wheel_directory}/{name}", "w") as wheel:
+        wheel.writestr("ratchet.pth", "")
+        wheel.writestr("ratchet-0.1.0.dist-info/METADATA", "Metadata-Version: 2.1\\nName: ratchet\\nVersion: 0.1.0\\n")
+        wheel.writestr("ratchet-0.1.0.dist-info/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr("ratchet-0.1.0.dist-info/RECORD", "")
+    return name
+"""
+
+
+def publish(registry: Path, name: str, version: str) -> None:
+    """Adds a wheel with one module that knows its version."""
+    with zipfile.ZipFile(registry / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name}.py", f"VERSION = {version!r}\n")
+        wheel.writestr(f"{name}-{version}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(f"{name}-{version}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{name}-{version}.dist-info/RECORD", "")
+
+
+def set_up(checkout: Path, *steps: str) -> subprocess.CompletedProcess[str]:
+    """Runs the checkout's own copy of the script, with its registry for pip and nothing else."""
+    pip = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(checkout / "registry")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))} | pip
+    script = [sys.executable, str(checkout / "infra" / "setup.py"), *steps]
+    return subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
+
+
+def installed(checkout: Path, module: str) -> str:
+    """The version of a module as the checkout's own environment imports it; empty where it cannot."""
+    code = f"import {module}; print({module}.VERSION)"
+    return subprocess.run([checkout / ".venv/bin/python", "-c", code], capture_output=True, text=True, check=False).stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small project, set up once; each test below leaves it whole."""
+    checkout = tmp_path_factory.mktemp("checkout")
+    for folder in ("infra", "registry"):
+        (checkout / folder).mkdir()
+    shutil.copy(ROOT / "infra" / "setup.py", checkout / "infra")
+    (checkout / "pyproject.toml").write_text(PYPROJECT)
+    (checkout / "backend.py").write_text(BACKEND)
+    (checkout / "requirements.lock").write_text("small==1.0\ntorch==2.13.0\n")
+    for name, version in (("torch", "2.13.0"), ("small", "1.0"), ("small", "2.0")):
+        publish(checkout / "registry", name, version)
+    first = set_up(checkout, "venv")
+    assert first.returncode == 0, first.stderr
+    steps = [line.partition("ratchet set-up: ")[2] for line in first.stdout.splitlines() if not line.endswith("...")]
+    assert [step.split()[1] for step in steps] == ["the", "torch==2.13.0", "the", "ratchet"]  # torch before what depends on it
+    return checkout
+
+
+def test_a_set_up_that_is_done_costs_nothing(checkout: Path) -> None:
+    started = time.perf_counter()
+    again = set_up(checkout, "venv")
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+    assert time.perf_counter() - started < 2
+
+
+def test_a_set_up_that_was_cut_off_goes_on(checkout: Path) -> None:
+    """As `kill -9` leaves it: no stamp, and a package whose metadata is there although not all of its files are."""
+    packages = checkout / ".venv/lib/python3.11/site-packages"
+    (checkout / ".venv/.ratchet-setup").unlink()
+    (packages / "small.py").unlink()
+    (packages / "small-1.0.dist-info" / "INSTALLER").unlink()
+    assert installed(checkout, "small") == ""
+    assert set_up(checkout, "venv").returncode == 0
+    assert installed(checkout, "small") == "1.0"
+    assert installed(checkout, "torch") == "2.13.0"
+
+
+def test_an_environment_that_was_cut_off_is_made_anew(checkout: Path) -> None:
+    (checkout / ".venv/.ratchet-setup").unlink()
+    shutil.rmtree(checkout / ".venv/lib/python3.11/site-packages/pip")
+    assert set_up(checkout, "venv").returncode == 0
+    assert installed(checkout, "small") == "1.0"
+
+
+def test_another_lock_is_installed(checkout: Path) -> None:
+    lock = checkout / "requirements.lock"
+    before = lock.read_text()
+    lock.write_text(before.replace("small==1.0", "small==2.0"))
+    assert set_up(checkout, "venv").returncode == 0
+    assert installed(checkout, "small") == "2.0"
+    lock.write_text(before)
+    assert set_up(checkout, "venv").returncode == 0
+    assert installed(checkout, "small") == "1.0"
+
+
+def test_a_step_that_fails_names_its_log_and_is_not_taken_for_done(checkout: Path) -> None:
+    lock = checkout / "requirements.lock"
+    before = lock.read_text()
+    lock.write_text(before + "nowhere==1.0\n")
+    failed = set_up(checkout, "venv")
+    assert failed.returncode == 2
+    assert "setup.log" in failed.stderr
+    assert "nowhere==1.0" in failed.stderr
+    assert set_up(checkout, "venv").returncode == 2
+    lock.write_text(before)
+    assert set_up(checkout, "venv").returncode == 0
+
+
+def test_two_set_ups_at_once_wait_for_each_other(checkout: Path) -> None:
+    (checkout / ".venv/.ratchet-setup").unlink()
+    script = [sys.executable, str(checkout / "infra" / "setup.py"), "venv"]
+    registry = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(checkout / "registry")}
+    both = [subprocess.Popen(script, env=os.environ | registry, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=60)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert sorted("waiting for it" in text for text in said) == [False, True]
+    assert sorted("installing torch" in text for text in said) == [False, True]  # the one that waited found everything done
+
+
+def test_an_unknown_step_is_refused_in_one_sentence(checkout: Path) -> None:
+    refused = set_up(checkout, "everything")
+    assert refused.returncode == 2
+    assert refused.stderr == "ratchet set-up: unknown set-up step 'everything': use venv, model, data\n"
+
+
+def test_another_python_is_refused_with_the_cure() -> None:
+    code = "import setup; setup.require_python((3, 9, 2))"
+    refused = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "infra", capture_output=True, text=True, check=False)
+    assert "this is Python 3.9.2 but Ratchet needs 3.11" in refused.stderr
+    assert "make PYTHON=" in refused.stderr

@@ -1,0 +1,246 @@
+"""The watch on a real database with simulated people: promotes what is fine, takes back what is not, and survives being killed."""
+
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import Engine
+
+from app.db.engine import open_engine
+from app.db.evidence import SqlEvidenceBook
+from app.domain.gates import GateName, Verdict
+from app.domain.releases import IN_FLIGHT, ReleaseState
+from pipelines.evaluation.explain import explain
+from tests.fakes.releases import ADA, BOB, POLICY
+from tests.fakes.traffic import Behaviour
+from tests.fakes.watching import WatchedRoom, new_watch, small_gates, watched_room
+
+S = ReleaseState
+DECIDED = frozenset(S) - IN_FLIGHT | {S.READY}
+
+
+@pytest.fixture
+def engine(sqlite_url: str) -> Iterator[Engine]:
+    engine = open_engine(sqlite_url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def world(engine: Engine) -> WatchedRoom:
+    return watched_room(engine)
+
+
+def _promote(world: WatchedRoom, digest: str, behaviour: Behaviour) -> None:
+    release = world.run(world.queue(digest, behaviour), until=DECIDED)
+    assert release.state is S.READY
+    for person in (ADA, BOB)[: release.approvals_needed]:
+        world.room.desk.approve(release.id, approver=person, evidence=release.evidence_digest or "")
+    world.watch.tick()
+    assert world.room.desk.pointer(POLICY).digest == digest
+
+
+def test_a_candidate_that_is_as_good_goes_from_the_queue_to_champion_and_is_explained(world: WatchedRoom, engine: Engine) -> None:
+    release = world.run(world.queue("v2", Behaviour()), until=DECIDED)
+    assert release.state is S.READY, release.reason
+    result = world.room.desk.recorded(release.id)[GateName.CANARY]
+    assert result.verdict is Verdict.PASS
+    assert {r["metric"] for r in result.evidence["required"] if r["non_inferior"]} == {"task_success", "reward"}
+    world.watch.tick()
+    assert world.room.desk.pointer(POLICY).digest == "v1", "nobody approved it"
+    world.room.desk.approve(release.id, approver=ADA, evidence=release.evidence_digest or "")
+    world.watch.tick()
+    pointer = world.room.desk.pointer(POLICY)
+    assert (pointer.digest, pointer.previous, pointer.holdback) == ("v2", "v1", 0.1)
+    explained = explain(world.room.desk.find(release.id), SqlEvidenceBook(engine))
+    assert [one.action for one in explained if one.replayed and one.action != "continue"] == ["ramp", "ramp", "ready"]
+    assert [one.differences for one in explained] == [()] * len(explained)
+
+
+@pytest.mark.parametrize(
+    ("hack", "cause"),
+    [
+        (Behaviour(success=0.3), ("task_success", "reward")),
+        (Behaviour(fault=0.10), ("fault",)),
+        (Behaviour(asks=0.35), ("asks", "acts")),
+        (Behaviour(refuses=0.25), ("refuses", "acts")),
+        (Behaviour(length=75), ("long",)),
+        (Behaviour(undo=0.35), ("undone",)),
+    ],
+    ids=["worse", "broken", "clarifying questions", "refusal", "length", "undone"],
+)
+def test_a_harmful_candidate_is_caught_and_quarantined(world: WatchedRoom, hack: Behaviour, cause: tuple[str, ...]) -> None:
+    before = world.traffic.people
+    release = world.run(world.queue("v2", hack), until=DECIDED)
+    assert release.state is S.ABORTED
+    assert release.reason is not None
+    assert any(f"harm on {name}" in release.reason for name in cause), release.reason
+    assert world.traffic.people - before <= 3000  # the delay, in people served while it ran
+    assert world.traffic.serve(50) == {"v1": 50}
+    with pytest.raises(Exception, match="may never be released again"):
+        world.room.queued("v2")
+
+
+def test_suppressed_feedback_holds_and_then_aborts(engine: Engine) -> None:
+    """Cursor's broken tool call: failures that nobody can rate raise the mean of the ratings (sheet S11)."""
+    world = watched_room(engine, config=small_gates(hold_max_s=600.0))
+    release = world.run(world.queue("v2", Behaviour(hides_failures=0.9)), until=frozenset({S.ABORTED}), rounds=40)
+    assert release.state is S.ABORTED
+    assert "feedback coverage" in str(release.reason) or "harm" in str(release.reason)
+
+
+def test_a_dark_canary_holds_and_is_never_promoted(world: WatchedRoom) -> None:
+    """argo-rollouts#1905, flagger#1005: no data holds, then ends; it never passes."""
+    release = world.queue("v2", Behaviour())
+    world.watch.tick()
+    seen: list[str] = []
+    for _ in range(60):
+        world.room.clock.advance(180)
+        world.watch.tick()
+        release = world.room.desk.find(release.id)
+        seen.append(release.state)
+        if release.state is not S.CANARY:
+            break
+    assert release.state in (S.ABORTED, S.INCONCLUSIVE)
+    assert world.room.desk.pointer(POLICY).digest == "v1"
+
+
+def test_labels_that_do_not_come_hold_the_canary(world: WatchedRoom) -> None:
+    release = world.queue("v2", Behaviour())
+    world.watch.tick()
+    world.traffic.delivered = False
+    for _ in range(12):
+        world.traffic.serve(20)
+        world.watch.tick()
+    assert world.room.desk.find(release.id).state is S.CANARY
+    live = world.room.desk.recorded(release.id)[GateName.CANARY]
+    assert live.verdict is Verdict.INCONCLUSIVE
+    assert "overdue" in live.reason
+
+
+def test_an_inconclusive_canary_never_promotes(engine: Engine) -> None:
+    """argo-rollouts#3850: an inconclusive analysis was run again until it promoted; GrowthBook ships at the end."""
+    world = watched_room(engine, config=small_gates(canary_max_s=900.0, metrics=tuple(
+        metric if metric.margin is None else type(metric)(**{**{f: getattr(metric, f) for f in metric.__struct_fields__}, "margin": 0.005})
+        for metric in small_gates().metrics
+    )))  # fmt: skip
+    release = world.run(world.queue("v2", Behaviour()), until=DECIDED, people=60, rounds=40)
+    assert release.state is S.INCONCLUSIVE
+    assert world.room.desk.pointer(POLICY).digest == "v1"
+
+
+def test_harm_is_acted_on_while_people_are_waited_for(world: WatchedRoom) -> None:
+    """flagger#1801: no rollback while waiting for an approval."""
+    release = world.run(world.queue("v2", Behaviour()), until=DECIDED)
+    assert release.state is S.READY
+    world.traffic.behaviours["v2"] = Behaviour(fault=0.5)
+    release = world.run(release, until=frozenset({S.ABORTED}))
+    assert release.state is S.ABORTED
+    assert "fault" in str(release.reason)
+
+
+def test_harm_wins_over_a_promotion_that_is_under_way(world: WatchedRoom) -> None:
+    release = world.run(world.queue("v2", Behaviour()), until=DECIDED)
+    world.room.desk.approve(release.id, approver=ADA, evidence=release.evidence_digest or "")
+    world.room.desk.begin_promotion(release.id)
+    world.traffic.behaviours["v2"] = Behaviour(fault=0.9)
+    world.traffic.serve(400)
+    world.room.clock.advance(5)
+    world.watch.tick()
+    assert world.room.desk.find(release.id).state is S.ABORTED
+    assert world.room.desk.pointer(POLICY).digest == "v1"
+
+
+def test_a_champion_that_turns_bad_is_rolled_back_from_its_holdback(world: WatchedRoom) -> None:
+    """flagger#616: nothing rolls back after the promotion."""
+    _promote(world, "v2", Behaviour())
+    promoted = next(r for r in world.room.ledger.list(policy=POLICY) if r.digest == "v2")
+    world.traffic.behaviours["v2"] = Behaviour(success=0.1, fault=0.05)
+    release = world.run(promoted, until=frozenset({S.ROLLED_BACK}), people=200)
+    assert release.state is S.ROLLED_BACK
+    assert world.room.desk.pointer(POLICY).digest == "v1"
+
+
+def test_a_broken_champion_is_taken_back_by_its_limits_even_without_a_holdback(engine: Engine) -> None:
+    world = watched_room(engine, config=small_gates(holdback_first=0.0))
+    _promote(world, "v2", Behaviour())
+    world.traffic.behaviours["v2"] = Behaviour(fault=0.6)
+    promoted = next(r for r in world.room.ledger.list(policy=POLICY) if r.digest == "v2")
+    assert world.run(promoted, until=frozenset({S.ROLLED_BACK}), people=100).state is S.ROLLED_BACK
+
+
+def test_a_fault_of_both_versions_freezes_and_rolls_nothing_back(world: WatchedRoom) -> None:
+    _promote(world, "v2", Behaviour())
+    for digest in ("v1", "v2"):
+        world.traffic.behaviours[digest] = Behaviour(fault=0.7)
+    for _ in range(8):
+        world.traffic.serve(100)
+        world.watch.tick()
+    promoted = next(r for r in world.room.ledger.list(policy=POLICY) if r.digest == "v2")
+    frozen = world.room.desk.unfreeze(POLICY, actor=ADA)
+    assert promoted.state in (S.CHAMPION, S.ROLLED_BACK)
+    assert promoted.state is S.ROLLED_BACK or frozen is False
+
+
+def test_after_its_slot_the_holdback_moves_to_the_anchor(world: WatchedRoom) -> None:
+    _promote(world, "v2", Behaviour())
+    _promote(world, "v3", Behaviour())
+    world.room.clock.advance(3601)
+    world.watch.tick()
+    pointer = world.room.desk.pointer(POLICY)
+    assert (pointer.holdback_digest, pointer.holdback, pointer.previous) == ("v1", 0.03, "v2")
+
+
+def test_a_canary_waits_for_an_engine_that_holds_it(world: WatchedRoom) -> None:
+    release = world.room.queued("v2")
+    world.watch.tick()
+    assert world.room.desk.find(release.id).state is S.QUEUED
+    world.traffic.engines_hold("v2")
+    world.watch.tick()
+    assert world.room.desk.find(release.id).state is S.CANARY
+
+
+def test_weights_that_no_engine_can_load_end_the_release(world: WatchedRoom) -> None:
+    release = world.room.queued("v2")
+    world.traffic.engines_hold("v2", state="failed", detail="digest differs")
+    world.watch.tick()
+    ended = world.room.desk.find(release.id)
+    assert ended.state is S.ABORTED
+    assert "digest differs" in str(ended.reason)
+
+
+def test_a_config_that_traffic_cannot_power_is_refused_with_alternatives(engine: Engine) -> None:
+    world = watched_room(engine, config=small_gates(min_power=0.6, traffic_days=0.01, canary_max_s=60.0))
+    release = world.queue("v2", Behaviour())
+    world.watch.tick()
+    refused = world.room.desk.find(release.id)
+    assert refused.state is S.REJECTED
+    assert "set a margin of at least" in str(refused.reason)
+    assert "times as long" in str(refused.reason)
+
+
+def test_a_watch_killed_after_every_tick_still_comes_to_its_end(world: WatchedRoom, engine: Engine) -> None:
+    release = world.queue("v2", Behaviour())
+    for _ in range(40):
+        world.watch = new_watch(engine, world.room, world.config)
+        release = world.run(release, until=DECIDED, rounds=1)
+        if release.state is S.READY:
+            break
+    assert release.state is S.READY
+    steps = [one.action for one in explain(release, SqlEvidenceBook(engine)) if one.replayed and one.action != "continue"]
+    assert steps == ["ramp", "ramp", "ready"]
+
+
+def test_champions_that_fall_behind_the_anchor_step_by_step_go_back_to_it(engine: Engine) -> None:
+    """Each version is non-inferior to the one before it; together they are worse than what people agreed to (sheet S6)."""
+    world = watched_room(
+        engine, config=small_gates(holdback_s=600.0, anchor_share=0.3, anchor_run_length_slots=2, units_per_look=50, post_margin=0.5)
+    )
+    _promote(world, "v2", Behaviour(success=0.57))
+    _promote(world, "v3", Behaviour(success=0.57))
+    world.room.clock.advance(601)
+    world.watch.tick()
+    assert world.room.desk.pointer(POLICY).holdback_digest == "v1"
+    world.traffic.behaviours |= {"v3": Behaviour(success=0.2)}
+    promoted = next(r for r in world.room.ledger.list(policy=POLICY) if r.digest == "v3")
+    assert world.run(promoted, until=frozenset({S.ROLLED_BACK}), people=200, rounds=40).state is S.ROLLED_BACK
+    assert world.room.desk.pointer(POLICY).digest == "v1"

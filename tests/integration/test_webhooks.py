@@ -1,0 +1,169 @@
+"""Webhooks: written with the event, signed with every secret, repeated until they arrive, and never sent into our own network."""
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import httpx
+import pytest
+from sqlalchemy import Engine
+from standardwebhooks.webhooks import Webhook as Verifier
+from standardwebhooks.webhooks import WebhookVerificationError
+
+from app.db.engine import open_engine
+from app.db.webhooks import SqlWebhookBook, Webhook
+from app.domain.errors import BadRequest
+from app.domain.ids import utc_now
+from app.release.webhooks import WAITS, Courier, check_url, new_secret
+from tests.fakes.clock import FrozenClock
+from tests.fakes.releases import ReleaseRoom, release_room
+
+PUBLIC = "93.184.216.34"
+
+
+@pytest.fixture
+def engine(sqlite_url: str) -> Iterator[Engine]:
+    engine = open_engine(sqlite_url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def book(engine: Engine) -> SqlWebhookBook:
+    return SqlWebhookBook(engine)
+
+
+def _hook(book: SqlWebhookBook, *, events: tuple[str, ...] = ("release.canary",), secret: str | None = None) -> Webhook:
+    return book.add(policy="tab", url="https://ops.example/hook", secret=secret or new_secret(), events=events, now=utc_now())
+
+
+def _courier(book: SqlWebhookBook, clock: FrozenClock, handler: Callable[[httpx.Request], httpx.Response]) -> Courier:
+    client = httpx.Client(transport=httpx.MockTransport(handler))
+    return Courier(book, clock=clock, client=client, resolve=lambda host: [PUBLIC])
+
+
+class Receiver:
+    """Answers with the statuses it is given, then 204, and keeps what it got."""
+
+    def __init__(self, *statuses: int) -> None:
+        self.statuses = list(statuses)
+        self.requests: list[httpx.Request] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        return httpx.Response(self.statuses.pop(0) if self.statuses else 204)
+
+
+def _room(engine: Engine) -> ReleaseRoom:
+    room = release_room(engine)
+    room.clock.now = utc_now()
+    return room
+
+
+def test_a_receiver_gets_the_events_it_asked_for_signed(engine: Engine, book: SqlWebhookBook) -> None:
+    room, secret, receiver = _room(engine), new_secret(), Receiver()
+    _hook(book, secret=secret)
+    release = room.canary("v2")
+    assert _courier(book, room.clock, receiver).deliver_due() == 1
+    request = receiver.requests[0]
+    body = Verifier(secret).verify(request.content, dict(request.headers))
+    assert body["type"] == "release.canary"
+    assert body["data"]["subject"] == release.id
+    assert len(body["data"]["audit"]["hash"]) == 64, "the audit chain is anchored outside the database"
+
+
+def test_a_changed_body_a_replay_and_a_wrong_secret_are_found(engine: Engine, book: SqlWebhookBook) -> None:
+    room, secret, receiver = _room(engine), new_secret(), Receiver()
+    _hook(book, secret=secret)
+    room.canary("v2")
+    _courier(book, room.clock, receiver).deliver_due()
+    headers, body = dict(receiver.requests[0].headers), receiver.requests[0].content
+    with pytest.raises(WebhookVerificationError):
+        Verifier(secret).verify(body.replace(b"CANARY", b"READY!"), headers)
+    with pytest.raises(WebhookVerificationError):
+        Verifier(new_secret()).verify(body, headers)
+    with pytest.raises(WebhookVerificationError, match="too old"):
+        Verifier(secret).verify(body, {**headers, "webhook-timestamp": str(int(headers["webhook-timestamp"]) - 3600)})
+
+
+def test_both_secrets_sign_while_they_are_rotated(engine: Engine, book: SqlWebhookBook) -> None:
+    room, old, new, receiver = _room(engine), new_secret(), new_secret(), Receiver()
+    book.set_secrets(_hook(book, secret=old).id, [new, old])
+    room.canary("v2")
+    _courier(book, room.clock, receiver).deliver_due()
+    for secret in (old, new):
+        assert Verifier(secret).verify(receiver.requests[0].content, dict(receiver.requests[0].headers))
+
+
+def test_what_does_not_arrive_is_repeated_with_the_same_id_until_it_does(engine: Engine, book: SqlWebhookBook) -> None:
+    room, receiver = _room(engine), Receiver(500, 429)
+    hook = _hook(book)
+    room.canary("v2")
+    courier = _courier(book, room.clock, receiver)
+    assert courier.deliver_due() == 0
+    assert courier.deliver_due() == 0, "its time has not come yet"
+    room.clock.advance(WAITS[0].total_seconds())
+    assert courier.deliver_due() == 0
+    room.clock.advance(WAITS[1].total_seconds())
+    assert courier.deliver_due() == 1
+    assert courier.deliver_due() == 0
+    assert len({request.headers["webhook-id"] for request in receiver.requests}) == 1
+    assert book.deliveries(hook.id)[0]["attempts"] == 3
+
+
+def test_after_days_it_is_given_up_and_stays_on_record(engine: Engine, book: SqlWebhookBook) -> None:
+    room, receiver = _room(engine), Receiver(*[500] * 20)
+    hook = _hook(book)
+    room.canary("v2")
+    courier = _courier(book, room.clock, receiver)
+    for _ in range(15):
+        courier.deliver_due()
+        room.clock.advance(timedelta(days=1).total_seconds())
+    assert len(receiver.requests) == len(WAITS) + 1
+    record = book.deliveries(hook.id)[0]
+    assert (record["delivered_at"], record["next_attempt_at"], record["last_status"]) == (None, None, "500")
+
+
+def test_a_receiver_that_is_gone_is_not_asked_again(engine: Engine, book: SqlWebhookBook) -> None:
+    room, receiver = _room(engine), Receiver(410)
+    hook = _hook(book, events=())
+    room.queued("v2")
+    courier = _courier(book, room.clock, receiver)
+    courier.deliver_due()
+    assert book.find(hook.id).disabled_at is not None
+    room.queued("v3")
+    sent = len(receiver.requests)
+    room.clock.advance(86_400)
+    courier.deliver_due()
+    assert len(receiver.requests) == sent
+
+
+@pytest.mark.parametrize(
+    ("url", "addresses"),
+    [
+        ("http://ops.example/hook", [PUBLIC]),
+        ("https://ops.example/hook", ["10.0.0.7"]),
+        ("https://ops.example/hook", [PUBLIC, "169.254.169.254"]),
+        ("https://ops.example/hook", ["::1"]),
+        ("https://ops.example/hook", ["127.0.0.1"]),
+        ("https://user:secret@ops.example/hook", [PUBLIC]),
+        ("file:///etc/passwd", [PUBLIC]),
+        ("https://ops.example/hook", []),
+    ],
+)
+def test_addresses_inside_our_own_network_are_refused(url: str, addresses: list[str]) -> None:
+    with pytest.raises(BadRequest):
+        check_url(url, allow_loopback=False, resolve=lambda host: addresses)
+
+
+def test_loopback_is_allowed_on_a_deployment_of_one_machine() -> None:
+    check_url("http://127.0.0.1:9/hook", allow_loopback=True, resolve=lambda host: ["127.0.0.1"])
+
+
+def test_a_name_that_moved_into_our_network_is_not_followed(engine: Engine, book: SqlWebhookBook) -> None:
+    room, receiver = _room(engine), Receiver()
+    hook = _hook(book)
+    room.canary("v2")
+    client = httpx.Client(transport=httpx.MockTransport(receiver))
+    assert Courier(book, clock=room.clock, client=client, resolve=lambda host: ["10.0.0.7"]).deliver_due() == 0
+    assert receiver.requests == []
+    assert "private network" in str(book.deliveries(hook.id)[0]["last_status"])

@@ -1,0 +1,123 @@
+"""Ray workers: one and two give the same gradients; a killed one fails the attempt, and the next attempt ends with the same weights."""
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+import ray
+import torch
+from safetensors.torch import load_file
+
+from app.domain.errors import Unavailable
+from app.domain.training import AdamParams, Datum, LossSpec
+from app.domain.versions import RunStatus
+from pipelines.training import TrainingConfig, TrainingPorts, train
+from pipelines.training.config import GuardLimits
+from pipelines.training.ray_actors import RayTrainer, RayTrainers
+from pipelines.training.trainer import LocalTrainer, TrainerSetup
+from tests.fakes.learning import FakeProgress, fake_ports, make_batch, put_version, random_prompts, sample_turns, small_snapshot
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")]
+
+SPEC = LossSpec(normaliser=10.0)
+STEP = AdamParams(learning_rate=1e-3, beta1=0.0, max_grad_norm=0.0)
+"""With beta1 = 0 the first moment is the gradient itself, so the saved state shows it."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    """Whatever was started here ends here."""
+    os.environ.pop("RAY_ADDRESS", None)
+    yield
+    ray.shutdown()
+
+
+def data(seed: int = 0) -> list[Datum]:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = [3, 9, 5, 14, 7]
+    return [
+        Datum(
+            tokens=tuple(torch.randint(24, (6 + length,), generator=generator).tolist()), first_scored=6, logprobs=(-3.0,) * length,
+            advantages=tuple(torch.randn(length, generator=generator).tolist()),
+        )
+        for length in lengths
+    ]  # fmt: skip
+
+
+def test_two_workers_make_the_gradients_of_one(tmp_path: Path) -> None:
+    snapshot = tmp_path / "snapshot"
+    small_snapshot(snapshot)
+    setup = TrainerSetup(snapshot=snapshot, scratch=tmp_path / "scratch", dtype="float32", threads=1)
+    alone = LocalTrainer(setup)
+    expected = alone.forward_backward(data(), SPEC)
+    step = alone.optim_step(STEP)
+    alone.save_state(tmp_path / "one")
+
+    two = RayTrainer(workers=2, threads=1, timeout_s=120)
+    two.open(setup)
+    found = two.forward_backward(data(), SPEC)
+    assert two.optim_step(STEP).grad_norm == pytest.approx(step.grad_norm, rel=1e-5)
+    two.save_state(tmp_path / "two")
+    assert found.loss == pytest.approx(expected.loss, abs=1e-6)
+    assert torch.allclose(torch.tensor(sum(found.logprobs, ())), torch.tensor(sum(expected.logprobs, ())), atol=1e-6)
+    moments = [load_file(tmp_path / name / "optimizer.safetensors") for name in ("one", "two")]
+    for name, moment in moments[0].items():
+        assert float((moment - moments[1][name]).abs().max()) < 1e-6, name
+
+    two.load_state_with_optimizer(tmp_path / "one")  # whole states fit any number of workers
+    two.save_state(tmp_path / "back")
+    weights = [load_file(tmp_path / name / "weights.safetensors") for name in ("one", "back")]
+    assert all(torch.equal(weight, weights[1][name]) for name, weight in weights[0].items())
+    two.close()
+    two.stop()
+
+
+OPEN = GuardLimits(max_kl_champion=99, max_kl_anchor=99, min_entropy_share=0.0)
+CONFIG = TrainingConfig(
+    learning_rate=3e-3, turns_per_step=8, micro_batch_tokens=64, threads=1, dtype="float32", checkpoint_every_s=0.0, guards=OPEN
+)  # fmt: skip
+
+
+def test_a_killed_worker_fails_the_attempt_and_the_next_one_ends_with_the_same_weights(tmp_path: Path) -> None:
+    trainers = RayTrainers()
+    ports: TrainingPorts = replace(fake_ports(tmp_path), trainers=trainers)
+    parent = put_version(ports)
+    turns = sample_turns(ports.weights.path(parent.digest), random_prompts(32), version=parent.digest, length=5)
+    batch = make_batch(ports, turns, [sum(t < 8 for t in turn.completion_tokens) / 5 for turn in turns], champion=parent.digest)
+    whole = train(batch, run_id="whole", parent=parent, anchor=parent, config=CONFIG, ports=ports)
+    progress = ports.progress
+    assert isinstance(progress, FakeProgress)
+    told = len(progress.reports)
+
+    def kill(count: int) -> None:
+        if count == told + told // 2:
+            assert trainers._warm is not None
+            os.kill(trainers._warm[1].process_ids()[0], signal.SIGKILL)
+
+    progress.on_report = kill
+    with pytest.raises(Unavailable, match="was lost"):
+        train(batch, run_id="cut", parent=parent, anchor=parent, config=CONFIG, ports=ports)
+    failed = ports.runs.get("cut")
+    assert failed is not None
+    assert failed.status is RunStatus.FAILED
+    progress.on_report = lambda count: None
+    resumed = train(batch, run_id="cut", parent=parent, anchor=parent, config=CONFIG, ports=ports)
+    assert resumed.metrics["resumed_from_step"] >= 1
+    assert resumed.candidate == whole.candidate
+    trainers.stop()
+
+
+def test_the_workers_own_errors_come_through_by_name(tmp_path: Path) -> None:
+    trainers = RayTrainers()
+    setup = TrainerSetup(snapshot=tmp_path / "nothing", scratch=tmp_path, threads=1)
+    with pytest.raises(Exception, match="there is no model at"), trainers.opened(setup, workers=1, timeout_s=60):
+        pass
+    trainers.stop()
+
+
+def test_a_configuration_travels_as_json(tmp_path: Path) -> None:
+    assert msgspec.json.decode(msgspec.json.encode(CONFIG), type=TrainingConfig) == CONFIG

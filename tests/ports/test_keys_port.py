@@ -1,0 +1,72 @@
+"""One suite over the stored keys and their fake; and what only the stored ones do."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Protocol
+
+import pytest
+from sqlalchemy import text
+
+from app.db.engine import open_engine, reading
+from app.db.keys import SqlKeys
+from app.domain.access import ApiKey, Scope, split_key
+from app.domain.errors import NotFound
+from tests.fakes.clock import FrozenClock
+from tests.fakes.gateway import MemoryKeys
+
+
+class Filled(Protocol):
+    """Keys to which one can be added."""
+
+    def all(self) -> list[ApiKey]: ...
+
+    def add(self, *scopes: Scope, policy: str | None = None, rate_per_s: float | None = None) -> str: ...
+
+
+class Stored(SqlKeys):
+    """The stored keys with the fake's way of adding."""
+
+    def add(self, *scopes: Scope, policy: str | None = None, rate_per_s: float | None = None) -> str:
+        return self.create(name="test", scopes=scopes, policy=policy, rate_per_s=rate_per_s)[1]
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def keys(request: pytest.FixtureRequest) -> Iterator[Filled]:
+    if request.param == "memory":
+        yield MemoryKeys()
+        return
+    engine = open_engine(request.getfixturevalue(f"{request.param}_url"))
+    yield Stored(engine)
+    engine.dispose()
+
+
+def test_a_key_is_found_by_its_prefix_and_matches_its_secret_only(keys: Filled) -> None:
+    shown = keys.add(Scope.INGEST, Scope.READ, policy="composer", rate_per_s=5)
+    other = keys.add(Scope.ADMIN)
+    parts, others = split_key(shown), split_key(other)
+    assert parts is not None
+    assert others is not None
+    (key,) = [key for key in keys.all() if key.prefix == parts[0]]
+    assert key.matches(parts[1])
+    assert not key.matches(others[1])
+    assert (key.scopes, key.policy, key.rate_per_s) == (frozenset({Scope.INGEST, Scope.READ}), "composer", 5)
+    assert (key.allows(Scope.READ), key.allows(Scope.RELEASE)) == (True, False)
+
+
+def test_secrets_are_not_stored_and_revoked_and_expired_keys_are_gone(database_url: str) -> None:
+    engine, clock = open_engine(database_url), FrozenClock()
+    keys = SqlKeys(engine, clock=clock)
+    key, shown = keys.create(name="a", scopes=[Scope.INGEST])
+    expiring, _ = keys.create(name="b", scopes=[Scope.INGEST], expires_at=clock() + timedelta(days=1))
+    with reading(engine) as connection:
+        rows = str(connection.execute(text("SELECT * FROM api_keys")).all())
+    assert shown[12:] not in rows
+    clock.advance(90_000)
+    assert [k.prefix for k in keys.all()] == [key.prefix]
+    revoked = keys.revoke(key.prefix)
+    assert keys.revoke(key.prefix).revoked_at == revoked.revoked_at
+    assert keys.all() == []
+    assert [k.prefix for k in keys.history()] == [key.prefix, expiring.prefix]
+    with pytest.raises(NotFound, match="ratchet keys list"):
+        keys.revoke("rk_00000000")
+    engine.dispose()

@@ -1,0 +1,82 @@
+"""One suite over segments in memory and in Parquet files; the files' own promises below."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.db.turns import payload_of
+from app.domain.batches import TurnPayload
+from app.domain.errors import BadInput
+from app.domain.ports import TrajectoryStore
+from app.trajectories.segments import ParquetSegments
+from tests.fakes.served import turn
+from tests.fakes.streaming import MemorySegments
+
+
+def payload(id_: str, **more: Any) -> TurnPayload:
+    return payload_of(turn(id_, **more))
+
+
+@pytest.fixture(params=["memory", "parquet"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> TrajectoryStore:
+    return MemorySegments() if request.param == "memory" else ParquetSegments(str(tmp_path / "segments"))
+
+
+RICH = payload(
+    "rich",
+    routed_experts=[[[1, 2], [3, 4]], [[5, 6], [7, 8]]],
+    messages=[{"role": "user", "content": [{"type": "text", "text": "grüße 🙂"}]}, {"role": "tool", "x": None}],
+    completion="naïve\n",
+)
+BARE = payload("bare", logprobs=None, completion_tokens=[], messages=[], completion="")
+
+
+def test_what_is_read_is_what_was_written_to_the_last_bit(store: TrajectoryStore) -> None:
+    plain = payload("plain", logprobs=[-0.1, -1e-300])
+    store.write("s-0-1", [RICH, BARE, plain])
+    assert store.read([("s-0-1", id_) for id_ in ("rich", "bare", "plain")]) == {"rich": RICH, "bare": BARE, "plain": plain}
+
+
+def test_what_is_gone_is_absent_from_the_answer(store: TrajectoryStore) -> None:
+    store.write("s-0-1", [BARE])
+    assert store.read([("s-0-1", "bare"), ("s-0-1", "unknown"), ("no-such", "bare")]) == {"bare": BARE}
+
+
+def test_writing_the_same_segment_again_changes_nothing_and_a_longer_one_replaces_it(store: TrajectoryStore) -> None:
+    store.write("s-0-1", [BARE])
+    store.write("s-0-1", [BARE])
+    store.write("s-0-1", [BARE, RICH])
+    assert set(store.read([("s-0-1", "bare"), ("s-0-1", "rich")])) == {"bare", "rich"}
+
+
+def test_erasing_rewrites_the_segment_and_a_second_time_removes_nothing(store: TrajectoryStore) -> None:
+    store.write("s-0-1", [BARE, RICH])
+    assert store.erase("s-0-1", frozenset({"bare", "unknown"})) == 1
+    assert store.erase("s-0-1", frozenset({"bare"})) == 0
+    assert set(store.read([("s-0-1", "bare"), ("s-0-1", "rich")])) == {"rich"}
+    assert store.erase("s-0-1", frozenset({"rich"})) == 1
+    assert store.read([("s-0-1", "rich")]) == {}
+    assert store.erase("no-such", frozenset({"rich"})) == 0
+
+
+def test_a_file_holds_nothing_of_an_erased_turn_and_no_partial_files_are_left(tmp_path: Path) -> None:
+    store = ParquetSegments(str(tmp_path))
+    store.write("s-0-1", [payload("a", completion="canary-word-of-a"), payload("b")])
+    store.erase("s-0-1", frozenset({"a"}))
+    assert [path.name for path in tmp_path.iterdir()] == ["s-0-1.parquet"]
+    assert b"canary-word-of-a" not in (tmp_path / "s-0-1.parquet").read_bytes()
+
+
+def test_the_same_payloads_give_the_same_bytes_in_any_order(tmp_path: Path) -> None:
+    one, two = ParquetSegments(str(tmp_path / "1")), ParquetSegments(str(tmp_path / "2"))
+    one.write("s", [RICH, BARE])
+    two.write("s", [BARE, RICH])
+    assert (tmp_path / "1" / "s.parquet").read_bytes() == (tmp_path / "2" / "s.parquet").read_bytes()
+    assert one.names() == ["s"]
+
+
+@pytest.mark.parametrize("name", ["", "../escape", ".hidden", "a/b"])
+def test_a_name_that_leaves_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BadInput, match="no name of a segment"):
+        ParquetSegments(str(tmp_path)).write(name, [BARE])

@@ -1,0 +1,145 @@
+"""One suite over every WeightStore."""
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from safetensors.torch import load_file
+
+from app.domain.errors import BadConfig, BadInput, NotFound
+from app.domain.ports import WeightStore
+from app.policy.snapshot import snapshot_digest, verify_snapshot, write_snapshot
+from app.policy.store import LocalWeights, RemoteWeights, open_store
+
+
+@pytest.fixture(params=["local", "remote"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[WeightStore]:
+    if request.param == "local":
+        yield LocalWeights(tmp_path / "weights")
+        return
+    import fsspec
+
+    url = f"memory://bucket-{uuid4().hex}/weights"
+    yield RemoteWeights(url, cache=tmp_path / "cache")
+    fsspec.filesystem("memory").store.clear()
+
+
+def test_a_published_snapshot_is_found_whole_under_its_digest(store: WeightStore, tiny_model: Path) -> None:
+    digest = store.publish(tiny_model)
+    assert digest == snapshot_digest(tiny_model)
+    assert store.exists(digest)
+    assert verify_snapshot(store.path(digest)) == digest
+    assert {f.name for f in store.path(digest).iterdir()} == {f.name for f in tiny_model.iterdir()}
+
+
+def test_publishing_again_changes_nothing_and_the_source_stays(store: WeightStore, tiny_model: Path) -> None:
+    digest = store.publish(tiny_model)
+    assert store.publish(tiny_model) == digest
+    assert verify_snapshot(tiny_model) == digest
+
+
+def test_what_was_never_published_is_not_found(store: WeightStore) -> None:
+    assert not store.exists("0" * 64)
+    assert not store.exists("")
+    with pytest.raises(NotFound, match="publish"):
+        store.path("0" * 64)
+
+
+def test_a_damaged_snapshot_is_refused_and_leaves_nothing(store: WeightStore, tiny_model: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(tiny_model, tmp_path / "copy"))
+    with (copy / "model.safetensors").open("r+b") as file:
+        file.seek(-4, os.SEEK_END)
+        file.write(b"ruin")
+    with pytest.raises(BadInput, match="damaged"):
+        store.publish(copy)
+    assert not store.exists(snapshot_digest(tiny_model))
+
+
+def test_an_unfinished_snapshot_is_refused(store: WeightStore, tiny_model: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(tiny_model, tmp_path / "copy"))
+    (copy / "READY").unlink()
+    with pytest.raises(NotFound):
+        store.publish(copy)
+
+
+def test_several_publishers_of_the_same_weights_agree(store: WeightStore, tiny_model: Path) -> None:
+    digests: list[str] = []
+    threads = [threading.Thread(target=lambda: digests.append(store.publish(tiny_model))) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert digests == [snapshot_digest(tiny_model)] * 6
+    assert verify_snapshot(store.path(digests[0])) == digests[0]
+
+
+def test_a_killed_publisher_leaves_nothing_that_is_read_and_its_rest_is_swept(tiny_model: Path, tmp_path: Path) -> None:
+    store = LocalWeights(tmp_path / "weights")
+    digest = snapshot_digest(tiny_model)
+    shutil.copytree(tiny_model, store.root / f".{digest}.dead.incoming")
+    assert not store.exists(digest)
+    assert store.sweep() == 1
+    assert store.publish(tiny_model) == digest
+
+
+def test_remote_weights_are_downloaded_once(tiny_model: Path, tmp_path: Path) -> None:
+    import fsspec
+
+    url = f"memory://bucket-{uuid4().hex}/weights"
+    digest = RemoteWeights(url, cache=tmp_path / "one").publish(tiny_model)
+    reader = RemoteWeights(url, cache=tmp_path / "two")
+    path = reader.path(digest)
+    fsspec.filesystem("memory").store.clear()
+    assert reader.path(digest) == path
+
+
+def lineage(tiny_model: Path, tmp_path: Path, length: int) -> list[Path]:
+    """Snapshots, each trained a little from the one before."""
+    folders = [tiny_model]
+    for step in range(length):
+        tensors = load_file(folders[-1] / "model.safetensors")
+        tensors["lm_head.weight"][step] += 0.25
+        write_snapshot(tmp_path / f"v{step}", tensors, like=folders[-1])
+        folders.append(tmp_path / f"v{step}")
+    return folders
+
+
+def test_trained_versions_travel_as_deltas_with_keyframes_between(tiny_model: Path, tmp_path: Path) -> None:
+    import fsspec
+
+    url = f"memory://bucket-{uuid4().hex}/weights"
+    folders = lineage(tiny_model, tmp_path, 5)
+    writer = RemoteWeights(url, cache=tmp_path / "one", keyframe_every=3)
+    digests = [writer.publish(folder) for folder in folders]
+    files = fsspec.filesystem("memory").find(url.removeprefix("memory:/"))
+    assert [any(f"{digest}/model.delta" in file for file in files) for digest in digests] == [False, True, True, False, True, True]
+    reader = RemoteWeights(url, cache=tmp_path / "two")
+    assert verify_snapshot(reader.path(digests[5])) == digests[5]
+    assert not (reader.path(digests[5]) / "model.delta").exists()
+
+
+def test_a_delta_that_was_damaged_on_the_way_is_never_served(tiny_model: Path, tmp_path: Path) -> None:
+    import fsspec
+
+    url = f"memory://bucket-{uuid4().hex}/weights"
+    folders = lineage(tiny_model, tmp_path, 1)
+    writer = RemoteWeights(url, cache=tmp_path / "one")
+    digest = [writer.publish(folder) for folder in folders][-1]
+    memory = fsspec.filesystem("memory")
+    place = f"{url.removeprefix('memory:/')}/{digest}/model.delta"
+    memory.pipe_file(place, memory.cat_file(place)[:-40] + bytes(40))
+    reader = RemoteWeights(url, cache=tmp_path / "two")
+    with pytest.raises(BadInput, match="keyframe"):
+        reader.path(digest)
+    with pytest.raises(BadInput, match="keyframe"):
+        reader.path(digest)
+
+
+def test_a_storage_that_cannot_be_spoken_names_the_package(tmp_path: Path) -> None:
+    with pytest.raises(BadConfig, match="pip install s3fs"):
+        open_store("s3://bucket/weights", cache=tmp_path)
+    assert isinstance(open_store(str(tmp_path), cache=tmp_path), LocalWeights)

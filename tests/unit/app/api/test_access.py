@@ -1,0 +1,234 @@
+"""Keys, scopes and rates at the door."""
+
+import asyncio
+import logging
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from app.api.access import Access, Bucket
+from app.domain.access import ApiKey, Scope
+from app.domain.errors import Overloaded, RatchetError, Unavailable
+from app.main import create_app
+from tests.fakes.clock import FrozenClock
+from tests.fakes.gateway import MemoryKeys, collaborators, policy_config
+from tests.fakes.inbox import MemoryInbox
+
+EVENT = {"id": "e", "inference_id": "i", "name": "undo", "value": True, "occurred_at": "2026-11-21T12:00:00Z"}
+
+
+def post(client: TestClient, key: str | None, **headers: str) -> Any:
+    return client.post("/v1/events", json=EVENT, headers=headers | ({"authorization": f"Bearer {key}"} if key else {}))
+
+
+def service(keys: MemoryKeys, **changes: Any) -> tuple[TestClient, MemoryInbox]:
+    inbox = MemoryInbox()
+    app = create_app(collaborators(inbox=inbox, keys=keys, **changes))
+    return TestClient(app, raise_server_exceptions=False), inbox
+
+
+def test_without_keys_the_door_is_open_and_with_the_first_it_is_not() -> None:
+    assert post(service(MemoryKeys())[0], None).status_code == 202
+    keys = MemoryKeys()
+    keys.add(Scope.INGEST)
+    assert post(service(keys)[0], None).status_code == 401
+
+
+@pytest.mark.parametrize("way", ["bearer", "x-api-key", "basic"])
+def test_a_key_comes_in_any_of_three_ways(way: str) -> None:
+    keys = MemoryKeys()
+    key = keys.add(Scope.INGEST)
+    client, _ = service(keys)
+    if way == "basic":
+        assert client.post("/v1/events", json=EVENT, auth=("whoever", key)).status_code == 202
+    else:
+        assert post(client, None, **{"bearer": {"authorization": f"Bearer {key}"}, "x-api-key": {"x-api-key": key}}[way]).status_code == 202
+
+
+def test_wrong_expired_and_unscoped_keys_are_told_apart() -> None:
+    keys, clock = MemoryKeys(), FrozenClock()
+    good = keys.add(Scope.INGEST)
+    expiring = keys.add(Scope.INGEST, expires_at=clock() + timedelta(hours=1))
+    reader = keys.add(Scope.READ)
+    admin = keys.add(Scope.ADMIN)
+    client, inbox = service(keys, clock=clock)
+    wrong = good[:-1] + ("A" if good[-1] != "A" else "B")
+    assert [post(client, key).status_code for key in (good, expiring, admin)] == [202, 202, 202]
+    assert [post(client, key).status_code for key in (wrong, "nonsense", "rk_00000000_x")] == [401, 401, 401]
+    odd = client.post("/v1/events", json=EVENT, headers=[(b"authorization", "Bearer rs_é.ü".encode("latin-1"))])
+    assert odd.status_code == 401
+    refused = post(client, reader)
+    assert (refused.status_code, refused.json()["error"]["type"]) == (403, "permission_error")
+    clock.advance(3601)
+    assert [post(client, key).status_code for key in (good, expiring)] == [202, 401]
+    assert len(inbox.events) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "scope"),
+    [
+        ("GET", "/v1/models", Scope.INGEST),
+        ("POST", "/v1/chat/completions", Scope.INGEST),
+        ("POST", "/feedback", Scope.INGEST),
+        ("DELETE", "/feedback/x", Scope.INGEST),
+        ("POST", "/api/public/scores", Scope.INGEST),
+        ("POST", "/v1/span_annotations", Scope.INGEST),
+        ("POST", "/v1/logs", Scope.INGEST),
+        ("POST", "/rl/start_session", Scope.INGEST),
+        ("POST", "/api/3.0/mlflow/traces/t/assessments", Scope.INGEST),
+        ("GET", "/v1/runs", Scope.READ),
+        ("GET", "/v1/versions", Scope.READ),
+        ("GET", "/v1/labels/report?policy=composer", Scope.READ),
+        ("GET", "/metrics", Scope.READ),
+    ],
+)
+def test_every_endpoint_asks_for_its_scope(method: str, path: str, scope: Scope) -> None:
+    keys = MemoryKeys()
+    right, wrong = keys.add(scope), keys.add(Scope.READ if scope == Scope.INGEST else Scope.INGEST)
+    client, _ = service(keys)
+    codes = [client.request(method, path, headers={"x-api-key": key} if key else {}).status_code for key in ("", wrong, right)]
+    assert codes[:2] == [401, 403]
+    assert codes[2] not in (401, 403)
+
+
+def test_probes_need_no_key() -> None:
+    keys = MemoryKeys()
+    keys.add(Scope.ADMIN)
+    client, _ = service(keys)
+    assert [client.get(path).status_code for path in ("/health", "/status", "/info")] == [200, 200, 200]
+
+
+def test_a_key_for_another_policy_gets_no_answers_from_this_one() -> None:
+    keys = MemoryKeys()
+    key = keys.add(Scope.INGEST, policy="tab")
+    client, _ = service(keys, policies={"composer": policy_config(), "tab": policy_config()})
+    body = {"model": "composer", "messages": [{"role": "user", "content": "x"}]}
+    assert client.post("/v1/chat/completions", json=body, headers={"x-api-key": key}).status_code == 403
+
+
+def test_a_rate_is_kept_and_says_when_to_come_back() -> None:
+    keys = MemoryKeys()
+    key = keys.add(Scope.INGEST, rate_per_s=0.01)
+    client, _ = service(keys)
+    first, second = post(client, key), post(client, key)
+    assert (first.status_code, second.status_code) == (202, 429)
+    assert 90 <= int(second.headers["retry-after"]) <= 100
+
+
+def test_a_bucket_refills_with_time_and_lets_a_large_batch_through_when_full() -> None:
+    now = [0.0]
+    bucket = Bucket(10, lambda: now[0])
+    bucket.take(10)
+    with pytest.raises(Overloaded) as raised:
+        bucket.take(5)
+    assert raised.value.retry_after_s == pytest.approx(0.5)
+    now[0] = 0.5
+    bucket.take(5)
+    now[0] = 1.6
+    bucket.take(500)
+
+
+class SlowClock:
+    """Seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.at = 100.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+class BreakingKeys(MemoryKeys):
+    """A database that stops answering."""
+
+    broken = False
+
+    def all(self) -> list[ApiKey]:
+        if self.broken:
+            raise Unavailable("the database does not answer")
+        return super().all()
+
+
+def headers(key: str) -> dict[bytes, bytes]:
+    return {b"authorization": f"Bearer {key}".encode()}
+
+
+def test_a_revoked_key_is_refused_after_a_quiet_time_and_within_seconds_when_busy() -> None:
+    keys, clock = MemoryKeys(), SlowClock()
+    key = keys.add(Scope.INGEST)
+    keys.add(Scope.ADMIN)
+    access = Access(keys, clock=FrozenClock(), session_secret="s", monotonic=clock)
+    access.load()
+
+    async def check() -> str:
+        try:
+            return (await access.caller(headers(key), Scope.INGEST)).name[:4]
+        except RatchetError as error:
+            return type(error).__name__
+
+    async def story() -> list[str]:
+        said = [await check()]
+        keys.keys = keys.keys[1:]
+        clock.at += 1.5  # busy: the read begins now, this request does not wait for it
+        said.append(await check())
+        await asyncio.sleep(0.05)
+        said.append(await check())
+        return said
+
+    assert asyncio.run(story()) == ["key:", "key:", "HttpError"]
+    keys.add(Scope.INGEST)
+    clock.at += 60  # quiet: this request waits for the read
+    assert asyncio.run(check()) == "HttpError"
+
+
+def test_known_keys_are_good_for_a_minute_without_a_database(caplog: pytest.LogCaptureFixture) -> None:
+    keys, clock = BreakingKeys(), SlowClock()
+    key = keys.add(Scope.INGEST)
+    access = Access(keys, clock=FrozenClock(), session_secret="s", monotonic=clock)
+    access.load()
+    keys.broken = True
+
+    async def check() -> str:
+        try:
+            return (await access.caller(headers(key), Scope.INGEST)).name[:4]
+        except RatchetError as error:
+            return type(error).__name__
+
+    clock.at += 30
+    with caplog.at_level(logging.WARNING):
+        assert asyncio.run(check()) == "key:"
+        clock.at += 60
+        assert asyncio.run(check()) == "Unavailable"
+    assert "keys_unreadable" in caplog.text
+
+
+def test_a_check_takes_microseconds_and_ten_thousand_wrong_keys_less_than_a_second() -> None:
+    keys = MemoryKeys()
+    good = headers(keys.add(Scope.INGEST))
+    wrong = headers(keys.add(Scope.INGEST)[:12] + "x" * 43)
+    access = Access(keys, clock=FrozenClock(), session_secret="s")
+    access.load()
+
+    async def many(count: int, given: dict[bytes, bytes]) -> float:
+        started = time.process_time()
+        for _ in range(count):
+            try:
+                await access.caller(given, Scope.INGEST)
+            except RatchetError:
+                continue
+        return time.process_time() - started
+
+    assert asyncio.run(many(10_000, wrong)) < 1
+    assert asyncio.run(many(10_000, good)) / 10_000 < 50e-6
+
+
+def test_no_key_is_in_logs_or_errors(caplog: pytest.LogCaptureFixture) -> None:
+    keys = MemoryKeys()
+    key = keys.add(Scope.READ)
+    client, _ = service(keys)
+    with caplog.at_level(logging.DEBUG):
+        answer = post(client, key)
+    assert key[12:] not in answer.text + caplog.text

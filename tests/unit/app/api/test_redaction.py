@@ -1,0 +1,144 @@
+"""Redaction on 600 labelled strings made here (half of them without personal data): recall at least 0.98, precision at least 0.95."""
+
+import random
+import string
+import time
+from collections.abc import Callable
+
+import phonenumbers
+import pytest
+
+from app.api.redaction import Redactor, luhn
+
+FRAMES = (
+    "{}", "my contact is {}, thanks", "please use {} for this", 'x = "{}"', "({})", "{}.", "see: {}\nand then run the tests", "- {}",
+    "Write a function that masks {} in logs", "reach me under {} tomorrow",
+)  # fmt: skip
+WORDS = ("ada", "grace.hopper", "j_doe", "o'brien", "max+news", "x-1", "a.b.c", "student42")
+HOSTS = ("example.org", "mail.example.co.uk", "uni-graz.at", "sub.domain.io", "xn--bcher-kva.example", "company.dev")
+COUNTRIES = ("US", "GB", "DE", "FR", "JP", "BR", "IN", "AU", "ZA", "SE")
+
+
+def email(r: random.Random) -> str:
+    return f"{r.choice(WORDS)}@{r.choice(HOSTS)}"
+
+
+def phone(r: random.Random) -> str:
+    country = r.choice(COUNTRIES)
+    number = phonenumbers.example_number_for_type(
+        country, r.choice([phonenumbers.PhoneNumberType.FIXED_LINE, phonenumbers.PhoneNumberType.MOBILE])
+    )
+    assert number is not None
+    national = country in ("US", "GB") and r.random() < 0.4
+    style = (
+        phonenumbers.PhoneNumberFormat.NATIONAL
+        if national
+        else r.choice([phonenumbers.PhoneNumberFormat.INTERNATIONAL, phonenumbers.PhoneNumberFormat.E164])
+    )
+    return phonenumbers.format_number(number, style)
+
+
+def card(r: random.Random) -> str:
+    prefix, length = r.choice([("4", 16), ("51", 16), ("34", 15), ("6011", 16), ("2221", 16)])
+    body = prefix + "".join(r.choice(string.digits) for _ in range(length - len(prefix) - 1))
+    number = next(body + digit for digit in string.digits if luhn(body + digit))
+    return " ".join(number[i : i + 4] for i in range(0, len(number), 4)) if r.random() < 0.4 else number
+
+
+def address(r: random.Random) -> str:
+    if r.random() < 0.3:
+        return r.choice(["2001:db8::8a2e:370:7334", "fe80::1ff:fe23:4567:890a", "2001:0db8:0000:0000:0000:ff00:0042:8329", "::1"])
+    return ".".join(str(r.randrange(1, 255)) for _ in range(4))
+
+
+def secret(r: random.Random) -> str:
+    def some(count: int, letters: str = string.ascii_letters + string.digits) -> str:
+        return "".join(r.choice(letters) for _ in range(count))
+
+    return r.choice([
+        "sk-" + some(48), "sk-proj-" + some(60), "sk-ant-api03-" + some(80), "ghp_" + some(36), "github_pat_" + some(60),
+        "AKIA" + some(16, string.ascii_uppercase + string.digits), "AIza" + some(35), "xoxb-" + some(12, string.digits) + "-" + some(24),
+        "hf_" + some(34), "glpat-" + some(20), "sk_live_" + some(24), "eyJ" + some(20) + ".eyJ" + some(40) + "." + some(43),
+        "rk_" + some(8, "0123456789abcdef") + "_" + some(43),
+    ])  # fmt: skip
+
+
+PERSONAL: dict[str, Callable[[random.Random], str]] = {"EMAIL": email, "PHONE": phone, "CARD": card, "IP": address, "SECRET": secret}
+HARMLESS: tuple[Callable[[random.Random], str], ...] = (
+    lambda r: f"version {r.randrange(9)}.{r.randrange(30)}.{r.randrange(30)}",
+    lambda r: f"{r.randrange(2000, 2030)}-{r.randrange(1, 13):02}-{r.randrange(1, 29):02}T10:{r.randrange(60):02}:00Z",
+    lambda r: f"{r.getrandbits(160):040x}",
+    lambda r: f"01920c75-{r.getrandbits(16):04x}-7aa1-aadb-{r.getrandbits(48):012x}",
+    lambda r: f"for i in range({r.randrange(10**6)}): total += i * {r.random():.6f}",
+    lambda r: f"took {r.randrange(10**9)} ns, {r.random() * 1e6:.3f} bytes",
+    lambda r: f"def f_{r.randrange(99)}(a: int, b: dict[str, int]) -> None: pass",
+    lambda r: f"std::vector<int> v{{{r.randrange(99)}}}; v.push_back({r.randrange(99)});",
+    lambda r: "@dataclass\nclass A:\n    x: int = 0  # the decorator is no address",
+    lambda r: f"order {r.randrange(10**5, 10**6)} costs {r.randrange(100)}.{r.randrange(100):02} EUR",
+    lambda r: f"git show {r.getrandbits(28):07x} && pip install numpy=={r.randrange(3)}.{r.randrange(9)}.{r.randrange(9)}",
+    lambda r: f"from sk_learn_helpers import train_test_split_with_{r.choice(WORDS[:1])}_seed",
+    lambda r: f"assert 0x{r.getrandbits(64):016x} != {r.getrandbits(62)}",
+    lambda r: f"at {r.randrange(24):02}:{r.randrange(60):02}:{r.randrange(60):02} on line {r.randrange(9999)}",
+    lambda r: f"[{', '.join(str(r.randrange(100)) for _ in range(8))}]",
+    lambda r: "Summarise the tenant's password policy and the secret of good API key handling",
+)
+
+
+def test_recall_and_precision() -> None:
+    r = random.Random(7)
+    found, missed, false = 0, list[str](), list[str]()
+    for number in range(300):
+        kind = list(PERSONAL)[number % len(PERSONAL)]
+        item = PERSONAL[kind](r)
+        text = r.choice(FRAMES).format(item)
+        redacted = Redactor().text(text)
+        if item not in redacted and f"[{kind}]" in redacted:
+            found += 1
+        else:
+            missed.append(f"{kind}: {text!r} -> {redacted!r}")
+    for number in range(300):
+        text = HARMLESS[number % len(HARMLESS)](r)
+        redacted = Redactor().text(text)
+        if redacted != text:
+            false.append(f"{text!r} -> {redacted!r}")
+    recall, precision = found / 300, found / (found + len(false))
+    assert recall >= 0.98, "\n".join(missed)
+    assert precision >= 0.95, "\n".join(false)
+
+
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        ("mail ada@example.org.", "mail [EMAIL]."),
+        ("password = hunter2hunter2", "password = [SECRET]"),
+        ('{"api_key": "abcdef123456"}', '{"api_key": "[SECRET]"}'),
+        ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----\nend", "[SECRET]\nend"),
+        ("4111 1111 1111 1112", "4111 1111 1111 1112"),  # the check digit is wrong
+        ("256.1.1.1", "256.1.1.1"),
+        ("nothing here", "nothing here"),
+        ("", ""),
+    ],
+)
+def test_examples(text: str, redacted: str) -> None:
+    assert Redactor().text(text) == redacted
+
+
+def test_every_find_is_counted_and_texts_inside_values_are_reached() -> None:
+    kinds: list[str] = []
+    value = {"a": ["x@example.org", {"b": "10.0.0.1"}], "n": 3}
+    assert Redactor(kinds.append).value(value) == {"a": ["[EMAIL]", {"b": "[IP]"}], "n": 3}
+    assert kinds == ["EMAIL", "IP"]
+
+
+SLOW = (
+    "for i in range(10): print(i, 'a-b_c.d', 12345)\n", "a", "a@", "a@b.co ", "a-", "a.a@a-", "eyJaaaaaaaa-", "sk-", "1 ", "1-", "::1 ",
+    "1.1.",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("piece", SLOW)
+def test_no_text_makes_it_slow(piece: str) -> None:
+    text = (piece * 200_000)[:200_000] + "@"
+    started = time.process_time()
+    Redactor().text(text)
+    assert time.process_time() - started < 4

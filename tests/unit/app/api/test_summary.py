@@ -1,0 +1,127 @@
+"""Self-summarisation: an episode longer than the context window keeps being served, and says how."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from starlette.testclient import TestClient
+
+from app.domain.assignment import Arm
+from app.domain.events import EventType
+from app.domain.policies import SummaryConfig
+from app.domain.ports import EpisodeState, EpisodeSummary
+from app.domain.serving import GenerateRequest, GenerationChunk
+from app.domain.turns import TurnServed
+from app.main import create_app
+from tests.fakes.gateway import CHAMPION, MemoryEpisodes, ScriptedEngines, collaborators, count_words, events_of, policy_config
+from tests.fakes.inbox import MemoryInbox
+
+CONFIG = policy_config(
+    max_context_tokens=60, summary=SummaryConfig(trigger_tokens=40, max_tokens=10, instruction="Summarise the conversation.")
+)
+LONG = "word " * 12
+
+
+class Forgetful(ScriptedEngines):
+    """Refuses, as an engine does, what is longer than its context window."""
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerationChunk]:
+        assert count_words(request.messages) <= CONFIG.max_context_tokens, "the prompt does not fit the context window"
+        async for chunk in ScriptedEngines.generate(self, request):
+            yield chunk
+
+
+def talk(client: TestClient, history: list[dict[str, Any]], text: str) -> str:
+    """One more exchange of a client that sends everything every time; returns the answer's id."""
+    history.append({"role": "user", "content": text})
+    body = {"model": "composer", "messages": history, "tensorzero::episode_id": "ep"}
+    response = client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    history.append({"role": "assistant", "content": response.json()["choices"][0]["message"]["content"]})
+    return str(response.json()["id"])
+
+
+def served(inbox: MemoryInbox) -> list[TurnServed]:
+    return [msgspec.json.decode(event.data, type=TurnServed) for event in events_of(inbox, EventType.TURN)]
+
+
+def service(engines: ScriptedEngines, **changes: Any) -> tuple[TestClient, MemoryInbox]:
+    inbox = MemoryInbox()
+    return TestClient(create_app(collaborators(inbox=inbox, engines=engines, policies={"composer": CONFIG}, **changes))), inbox
+
+
+def test_an_episode_longer_than_the_window_is_served_and_its_summaries_are_turns_of_it() -> None:
+    client, inbox = service(Forgetful())
+    history: list[dict[str, Any]] = [{"role": "system", "content": "Be kind."}]
+    answers = [talk(client, history, LONG) for _ in range(10)]
+    assert count_words(history) > 2 * CONFIG.max_context_tokens
+    turns = served(inbox)
+    summaries = [turn for turn in turns if turn.kind == "summary"]
+    assert len(summaries) >= 3
+    assert [turn.inference_id for turn in turns if turn.kind == "answer"] == answers
+    assert {turn.episode_id for turn in turns} == {"ep"}
+    assert {turn.version for turn in summaries} == {turns[0].version}
+    assert all(turn.logprobs is not None and turn.prompt_tokens for turn in summaries), "a summary is trained on like any turn"
+    assert len(events_of(inbox, EventType.EXPOSURE)) == 10, "nobody is served by a summary"
+    last = turns[-1].messages
+    assert last[0] == {"role": "system", "content": "Be kind.\n\nSummary of the conversation so far:\nHello, world!"}
+    assert last[-1] == {"role": "user", "content": LONG}
+
+
+def test_a_summary_is_written_once_and_used_again() -> None:
+    engines = Forgetful()
+    client, inbox = service(engines)
+    history: list[dict[str, Any]] = []
+    for text in (LONG, LONG, LONG, "short", "short"):
+        talk(client, history, text)
+    assert [turn.kind for turn in served(inbox)].count("summary") == 1
+
+
+def test_another_gateway_finds_the_summary_in_the_database() -> None:
+    first, inbox = service(Forgetful())
+    history: list[dict[str, Any]] = []
+    for _ in range(3):
+        talk(first, history, LONG)
+    summary = next(turn for turn in served(inbox) if turn.kind == "summary")
+    episodes = MemoryEpisodes()
+    arm = Arm(digest=CHAMPION, release_id=None, stage="champion", arm="champion", probability=1.0, share=0.0, holdback=0.0)
+    episodes.states["ep"] = EpisodeState(
+        arm=arm, last_inference_id="x", summaries=(EpisodeSummary(text="Remember the word.", tags=summary.tags),)
+    )
+    second, other = service(Forgetful(), episodes=episodes)
+    talk(second, history, "short")
+    assert [turn.kind for turn in served(other)] == ["answer"]
+    assert "Remember the word." in str(served(other)[0].messages[0]["content"])
+
+
+def test_a_rewritten_history_is_not_answered_from_the_old_summary() -> None:
+    client, inbox = service(Forgetful())
+    history: list[dict[str, Any]] = []
+    for _ in range(3):
+        talk(client, history, LONG)
+    history[0]["content"] = "something else " * 6
+    talk(client, history, "short")
+    assert [turn.kind for turn in served(inbox)].count("summary") == 2
+
+
+def test_a_history_that_never_fitted_is_summarised_piece_by_piece() -> None:
+    client, inbox = service(Forgetful())
+    history = [{"role": role, "content": LONG} for _ in range(8) for role in ("user", "assistant")]
+    talk(client, history, "and now?")
+    assert [turn.kind for turn in served(inbox)].count("summary") > 3
+    assert served(inbox)[-1].messages[-1]["content"] == "and now?"
+
+
+def test_the_answer_to_a_tool_call_stays_with_the_call() -> None:
+    client, inbox = service(Forgetful())
+    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    history = [
+        {"role": "user", "content": LONG},
+        {"role": "assistant", "content": LONG},
+        {"role": "user", "content": LONG},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "42", "tool_call_id": "c"},
+    ]
+    response = client.post("/v1/chat/completions", json={"model": "composer", "messages": history})
+    assert response.status_code == 200
+    assert [message["role"] for message in served(inbox)[-1].messages] == ["system", "assistant", "tool"]

@@ -1,0 +1,129 @@
+"""The door's bounds, and what becomes of waiting callers when the database fails."""
+
+import asyncio
+import threading
+from datetime import UTC, datetime
+
+import pytest
+from sqlalchemy import Engine, text
+
+from app.db.engine import open_engine
+from app.db.inbox import SqlInbox
+from app.domain.errors import BadRequest, Overloaded, Unavailable
+from app.domain.events import CloudEvent
+from app.domain.ports import Receipt
+
+
+def event(id_: str, data: bytes = b"{}") -> CloudEvent:
+    return CloudEvent(id=id_, source="api", type="ratchet.observation.v1", time=datetime(2026, 11, 21, tzinfo=UTC), key="k", data=data)
+
+
+def wait_for_refusal(inbox: SqlInbox) -> Overloaded:
+    """The door looks at backlog and disk once a second, after a commit or a second of silence."""
+    pause = threading.Event()
+    for n in range(100):
+        try:
+            inbox.append_blocking([event(f"probe-{n}")])
+        except Overloaded as error:
+            return error
+        pause.wait(0.05)
+    raise AssertionError("the inbox never refused")
+
+
+@pytest.fixture
+def engine(sqlite_url: str) -> Engine:
+    return open_engine(sqlite_url)
+
+
+def test_what_was_accepted_is_committed(engine: Engine) -> None:
+    inbox = SqlInbox(engine)
+    assert inbox.append_blocking([event("1", b'{"a":1}')]) == [Receipt.ACCEPTED]
+    with engine.connect() as connection:
+        row = connection.execute(text("SELECT event_id, payload, relayed_at FROM inbox")).one()
+    inbox.close()
+    assert tuple(row) == ("1", b'{"a":1}', None)
+
+
+def test_memory_is_bounded_in_bytes(engine: Engine) -> None:
+    inbox = SqlInbox(engine, max_in_flight_bytes=10_000)
+    with pytest.raises(Overloaded, match="smaller batches") as refused:
+        inbox.append_blocking([event("1", b"x" * 20_000)])
+    assert 0 < refused.value.retry_after_s <= 30
+    assert inbox.in_flight_bytes == 0
+    inbox.close()
+
+
+def test_a_full_backlog_shuts_the_door(engine: Engine) -> None:
+    inbox = SqlInbox(engine, max_backlog_rows=3, free_bytes=lambda: 1 << 40)
+    assert "ratchet relay" in str(wait_for_refusal(inbox))
+    inbox.close()
+
+
+def test_a_full_disk_shuts_the_door(engine: Engine) -> None:
+    inbox = SqlInbox(engine, free_bytes=lambda: 1000)
+    assert "make room" in str(wait_for_refusal(inbox))
+    inbox.close()
+
+
+def test_the_door_opens_again_by_itself(engine: Engine) -> None:
+    free = [1000]
+    inbox = SqlInbox(engine, free_bytes=lambda: free[0])
+    wait_for_refusal(inbox)
+    free[0] = 1 << 40
+    for _ in range(60):
+        try:
+            assert inbox.append_blocking([event("later")]) == [Receipt.ACCEPTED]
+            break
+        except Overloaded:
+            threading.Event().wait(0.1)
+    else:
+        raise AssertionError("the door stayed shut")
+    inbox.close()
+
+
+def test_a_failed_commit_answers_unavailable_and_the_next_one_works(engine: Engine) -> None:
+    inbox = SqlInbox(engine)
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE inbox RENAME TO elsewhere"))
+    with pytest.raises(Unavailable, match="send again"):
+        inbox.append_blocking([event("1")])
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE elsewhere RENAME TO inbox"))
+    for _ in range(30):
+        try:
+            assert inbox.append_blocking([event("1")]) == [Receipt.ACCEPTED]
+            break
+        except Overloaded:
+            threading.Event().wait(0.1)
+    inbox.close()
+
+
+@pytest.mark.parametrize("id_", ["", "a\x00b", "\ud800", "x" * 201])
+def test_a_name_the_database_would_refuse_fails_its_own_request_only(engine: Engine, id_: str) -> None:
+    inbox = SqlInbox(engine)
+    with pytest.raises(BadRequest):
+        inbox.append_blocking([event(id_)])
+    assert inbox.append_blocking([event("fine")]) == [Receipt.ACCEPTED]
+    inbox.close()
+
+
+def test_duplicates_and_conflicts_at_the_door_are_counted(engine: Engine) -> None:
+    inbox = SqlInbox(engine)
+    inbox.append_blocking([event("1"), event("1"), event("1", b"other"), event("1")])
+    with engine.connect() as connection:
+        counts = dict(connection.execute(text("SELECT name, value FROM counters")).all())
+    inbox.close()
+    assert counts == {"door_duplicate": 2, "door_conflict": 1}
+
+
+def test_a_caller_that_went_away_harms_nobody(engine: Engine) -> None:
+    inbox = SqlInbox(engine)
+
+    async def scenario() -> list[Receipt]:
+        gone = asyncio.create_task(inbox.append([event("1")]))
+        await asyncio.sleep(0)
+        gone.cancel()
+        return await inbox.append([event("2")])
+
+    assert asyncio.run(scenario()) == [Receipt.ACCEPTED]
+    inbox.close()

@@ -1,0 +1,72 @@
+"""Leases with fencing tokens, and members that share partitions."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import Engine
+
+from app.db import leases
+from app.db.engine import open_engine, writing
+from app.db.members import SqlMembership
+from app.domain.errors import LeaseLost
+from tests.fakes.served import at
+
+TTL = timedelta(seconds=10)
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    opened = open_engine(database_url)
+    yield opened
+    opened.dispose()
+
+
+def test_a_lease_has_one_owner_until_it_expires_and_every_new_one_a_higher_token(engine: Engine) -> None:
+    with writing(engine) as connection:
+        first = leases.acquire(connection, "relay", "one", ttl=TTL, now=at(0))
+        assert first is not None
+        assert leases.acquire(connection, "relay", "two", ttl=TTL, now=at(9)) is None
+        second = leases.acquire(connection, "relay", "two", ttl=TTL, now=at(10))
+        assert second is not None
+        assert (first.token, second.token) == (1, 2)
+
+
+def test_renewing_keeps_the_lease_and_losing_it_is_told(engine: Engine) -> None:
+    with writing(engine) as connection:
+        first = leases.acquire(connection, "relay", "one", ttl=TTL, now=at(0))
+        assert first is not None
+        first = leases.renew(connection, first, ttl=TTL, now=at(9))
+        assert leases.acquire(connection, "relay", "two", ttl=TTL, now=at(18)) is None
+        leases.require(connection, first)
+        assert leases.acquire(connection, "relay", "two", ttl=TTL, now=at(19)) is not None
+        for act in (lambda: leases.require(connection, first), lambda: leases.renew(connection, first, ttl=TTL, now=at(19))):
+            with pytest.raises(LeaseLost, match="taken over"):
+                act()
+
+
+def test_a_released_lease_is_free_at_once_and_a_late_release_harms_nobody(engine: Engine) -> None:
+    with writing(engine) as connection:
+        first = leases.acquire(connection, "loop", "one", ttl=TTL, now=at(0))
+        assert first is not None
+        leases.release(connection, first, now=at(1))
+        second = leases.acquire(connection, "loop", "two", ttl=TTL, now=at(1))
+        assert second is not None
+        leases.release(connection, first, now=at(2))
+        leases.require(connection, second)
+        assert leases.acquire(connection, "loop", "three", ttl=TTL, now=at(2)) is None
+
+
+def test_members_share_all_partitions_and_those_of_a_dead_one_are_taken_over(engine: Engine) -> None:
+    clock = [at(0)]
+    one, two = (SqlMembership(engine, group="g", clock=lambda: clock[0], name=lambda n=name: n) for name in ("1", "2"))
+    other_group = SqlMembership(engine, group="h", clock=lambda: clock[0])
+    assert one.partitions() == frozenset(range(6))
+    assert other_group.partitions() == frozenset(range(6))
+    assert two.partitions() == {1, 3, 5}
+    assert one.partitions() == {0, 2, 4}
+    clock[0] = at(5)  # neither was heard of for five seconds
+    assert one.partitions() == frozenset(range(6))
+    assert two.partitions() == {1, 3, 5}
+    two.leave()
+    assert one.partitions() == frozenset(range(6))

@@ -1,0 +1,74 @@
+"""CloudEvents in binary mode: what goes out comes back, and a broken envelope is described."""
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import pytest
+
+from app.domain.events import CloudEvent
+from app.messaging.codec import decode, encode_headers
+from tests.fakes.served import START, at, event_of, observation
+
+
+@dataclass
+class Record:
+    """A record as kafka-python hands it out."""
+
+    headers: list[tuple[str, bytes | None]]
+    value: bytes | None = b"{}"
+    key: bytes | None = b"k"
+    topic: str = "ratchet.events.1"
+    partition: int = 2
+    offset: int = 7
+    timestamp: int | None = field(default=int(START.timestamp() * 1000))
+
+
+def record(event: CloudEvent, **changed: bytes | None) -> Record:
+    headers = {**dict(encode_headers(event, at(5) + timedelta(microseconds=123_456))), **changed}
+    return Record(
+        [(name, value) for name, value in headers.items() if value != b"absent"], value=event.data or None, key=event.key.encode()
+    )
+
+
+def test_an_event_and_when_it_was_received_survive_the_way() -> None:
+    event = event_of(observation("grüße", of="t"))
+    delivery = decode(record(event))
+    assert delivery.event == event
+    assert delivery.received_at == at(5) + timedelta(microseconds=123_456)
+    assert (delivery.partition, delivery.offset, delivery.problem) == (2, 7, None)
+
+
+def test_a_tombstone_has_an_empty_value() -> None:
+    event = CloudEvent(id="1", source="s", type="t", time=at(0), key="k", data=b"")
+    assert decode(record(event)).event == event
+
+
+def test_a_record_of_another_producer_is_dated_by_its_timestamp() -> None:
+    delivery = decode(record(event_of(observation("o", of="t")), ce_ratchetreceived=b"absent", ce_time=b"absent"))
+    assert delivery.event is not None
+    assert delivery.received_at == delivery.event.time == START
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"ce_id": b"absent"}, "ce_id"),
+        ({"ce_id": b""}, "ce_id"),
+        ({"ce_source": b"x" * 201}, "ce_source"),
+        ({"ce_type": b"a\x00b"}, "ce_type"),
+        ({"ce_id": b"\xff\xfe"}, "utf-8"),
+        ({"ce_time": b"yesterday"}, "isoformat"),
+        ({"ce_time": b"2026-11-21T12:00:00"}, "no timezone"),
+        ({"ce_ratchetreceived": b"soon"}, "invalid literal"),
+        ({"ce_ratchetreceived": b"9" * 40}, "too large"),
+    ],
+)
+def test_a_broken_envelope_is_described_never_raised(changed: dict[str, bytes], problem: str) -> None:
+    delivery = decode(record(event_of(observation("o", of="t")), **changed))
+    assert delivery.event is None
+    assert delivery.problem is not None
+    assert problem in delivery.problem
+
+
+def test_a_record_without_any_headers_is_described() -> None:
+    assert decode(Record([], value=b"\x00\x01")).problem is not None

@@ -1,0 +1,97 @@
+"""Chats as tokens, and text as it grows."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.domain.errors import BadRequest
+from app.policy.chat import Chat
+from app.policy.textstream import TextStream
+
+TOOL = {"type": "function", "function": {"name": "look_up", "description": "Look up.", "parameters": {"type": "object"}}}
+
+
+@pytest.fixture(scope="module")
+def chat(tiny_model: Path) -> Chat:
+    return Chat.load(tiny_model)
+
+
+def text(chat: Chat, *messages: dict[str, object], tools: list[dict[str, object]] | None = None) -> str:
+    """The prompt as text, special tokens written out."""
+    return chat.tokenizer.backend_tokenizer.decode(chat.prompt(messages, tools=tools), skip_special_tokens=False)
+
+
+def test_a_prompt_ends_where_the_answer_begins(chat: Chat) -> None:
+    assert text(chat, {"role": "user", "content": "hi"}) == "<|im_start|>user\nhi<|im_end|>\n<|assistant|>"
+
+
+def test_content_may_be_absent_or_a_list_of_text_parts(chat: Chat) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    found = text(chat, {"role": "user", "content": parts}, {"role": "assistant", "content": None})
+    assert found == "<|im_start|>user\nab<|im_end|>\n<|assistant|><|im_end|>\n<|assistant|>"
+
+
+def test_an_image_is_refused_in_words(chat: Chat) -> None:
+    with pytest.raises(BadRequest, match="text"):
+        chat.prompt([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])
+
+
+def test_tools_go_into_the_system_message_where_the_template_knows_none(chat: Chat) -> None:
+    made = text(chat, {"role": "user", "content": "hi"}, tools=[TOOL])
+    assert made.startswith("<|im_start|>system\nYou may call one or more functions")
+    assert '"name": "look_up"' in made
+    kept = text(chat, {"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}, tools=[TOOL])
+    assert kept.startswith("<|im_start|>system\nBe brief.\n\nYou may call")
+    assert kept.count("<|im_start|>system") == 1
+
+
+def test_an_earlier_tool_call_is_written_back_as_the_model_wrote_it(chat: Chat) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": '{"q": 1}'}}
+    found = text(chat, {"role": "assistant", "content": None, "tool_calls": [call]})
+    assert '<tool_call>\n{"name": "look_up", "arguments": {"q": 1}}\n</tool_call>' in found
+
+
+def test_what_the_template_refuses_is_a_bad_request(tiny_model: Path) -> None:
+    strict = Chat.load(tiny_model)
+    strict.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(BadRequest, match="roles must alternate"):
+        strict.prompt([{"role": "user", "content": "hi"}])
+
+
+@settings(max_examples=60, deadline=None)
+@given(written=st.text(max_size=40))
+def test_any_text_round_trips(chat: Chat, written: str) -> None:
+    assert chat.decode(chat.encode(written)) == written
+
+
+@settings(max_examples=60, deadline=None)
+@given(written=st.text(max_size=40))
+def test_streamed_text_adds_up_and_never_shows_half_a_character(chat: Chat, written: str) -> None:
+    stream = TextStream(chat)
+    shown = [stream.push(token) for token in chat.encode(written)]
+    assert "".join(shown) + stream.finish() == written
+
+
+def test_a_character_that_is_never_completed_shows_as_the_replacement_character(chat: Chat) -> None:
+    tokens = chat.encode("é")
+    assert len(tokens) == 2
+    stream = TextStream(chat)
+    assert stream.push(tokens[0]) == ""
+    assert stream.finish() == "\ufffd"
+
+
+def test_what_may_begin_a_stop_string_is_held_back_until_it_is_not(chat: Chat) -> None:
+    stream = TextStream(chat, stop=("END",))
+    shown = [stream.push(token) for letter in "xENyEND" for token in chat.encode(letter)]
+    assert shown == ["x", "", "", "ENy", "", "", ""]
+    assert stream.stopped
+    assert stream.finish() == ""
+
+
+def test_what_was_held_back_is_shown_when_nothing_follows(chat: Chat) -> None:
+    stream = TextStream(chat, stop=("END",))
+    shown = "".join(stream.push(token) for letter in "xEN" for token in chat.encode(letter))
+    assert shown == "x"
+    assert stream.finish() == "EN"

@@ -1,0 +1,40 @@
+"""Packed linear layers give the same bits as plain ones."""
+
+import copy
+from pathlib import Path
+
+import torch
+
+from app.policy.model import load_model, load_policy
+from app.policy.packed_linear import PackedLinear, can_pack, pack_linears
+
+
+def test_a_packed_model_gives_the_same_bits_or_is_left_plain(tiny_model: Path, tied_model: Path) -> None:
+    tokens = torch.arange(5, 40)[None]
+    for folder in (tiny_model, tied_model):
+        plain = load_model(folder, dtype=torch.bfloat16).eval()
+        loaded = load_policy(folder, dtype=torch.bfloat16).model
+        with torch.no_grad():
+            difference = (plain(tokens).logits - loaded(tokens).logits).abs().max()
+        packed = [module for module in loaded.modules() if isinstance(module, PackedLinear)]
+        assert bool(packed) == can_pack(torch.bfloat16)
+        # the same products summed in another blocking may differ in the last bit of bfloat16
+        assert difference <= 0.05
+
+
+def test_one_layer_is_the_same_for_few_rows_and_many() -> None:
+    if not can_pack(torch.bfloat16):
+        assert not torch.cpu._is_avx512_bf16_supported() or not torch.backends.mkldnn.is_available()
+        return
+    model = torch.nn.Sequential(torch.nn.Linear(64, 96, bias=True)).bfloat16()
+    packed = copy.deepcopy(model)
+    pack_linears(packed)
+    for rows in (1, 3, 16, 200):
+        inputs = torch.randn(rows, 64).bfloat16()
+        with torch.no_grad():
+            assert torch.allclose(model(inputs), packed(inputs), atol=1e-2)
+
+
+def test_float32_is_never_packed(tiny_model: Path) -> None:
+    model = load_policy(tiny_model, dtype=torch.float32).model
+    assert not any(isinstance(module, PackedLinear) for module in model.modules())

@@ -1,0 +1,179 @@
+"""The sampler: what it logs is what it drew from, and company in the batch changes nothing."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from app.domain.errors import BadRequest
+from app.domain.turns import FinishReason, SamplingParams
+from app.policy.forward import token_logprobs
+from app.policy.model import Policy, load_policy
+from app.policy.sampling import Decoder, Generation, sample
+from app.policy.tiny import CONTEXT, END
+
+
+@pytest.fixture(scope="module")
+def policy(tiny_model: Path) -> Policy:
+    return load_policy(tiny_model, dtype=torch.float32)
+
+
+def prompts(policy: Policy, count: int = 6) -> list[list[int]]:
+    """Prompts of ragged lengths with a common beginning."""
+    return [policy.chat.prompt([{"role": "user", "content": "def f(x):\n" + "    # more\n" * (3 * i)}]) for i in range(count)]
+
+
+def scored(policy: Policy, generation: Generation) -> torch.Tensor:
+    sampling = generation.sampling
+    with torch.no_grad():
+        return token_logprobs(
+            policy.model, generation.prompt, generation.tokens, temperature=sampling.temperature, top_p=sampling.top_p
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 1.0), (1.0, 0.8), (1.3, 0.5), (0.0, 1.0)])
+def test_logged_logprobs_are_those_of_the_sampled_distribution(policy: Policy, temperature: float, top_p: float) -> None:
+    params = SamplingParams(max_tokens=12, temperature=temperature, top_p=top_p, seed=7)
+    for generation in sample(policy, prompts(policy), params, max_rows=4):
+        assert torch.allclose(torch.tensor(generation.logprobs), scored(policy, generation), atol=2e-5)
+
+
+def test_bfloat16_sampling_agrees_with_a_float32_forward_pass(tiny_model: Path, policy: Policy) -> None:
+    """The engine/trainer mismatch: mean |Δ log-probability| well below the guard's 0.1."""
+    engine = load_policy(tiny_model, dtype=torch.bfloat16)
+    drawn = sample(engine, prompts(engine) * 4, SamplingParams(max_tokens=12, seed=1))
+    differences = torch.cat([(torch.tensor(g.logprobs) - scored(policy, g)).abs() for g in drawn])
+    assert differences.mean() < 0.02
+    assert differences.max() < 0.2
+
+
+def test_a_request_draws_the_same_alone_and_in_company(policy: Policy) -> None:
+    params = [SamplingParams(max_tokens=10, seed=index) for index in range(6)]
+    together = sample(policy, prompts(policy), params, max_rows=6)
+    for prompt, sampling, expected in zip(prompts(policy), params, together, strict=True):
+        (alone,) = sample(policy, [prompt], sampling, max_rows=1)
+        assert alone.tokens == expected.tokens
+        assert alone.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+
+
+def test_sequences_join_and_leave_between_steps_and_more_wait_than_fit(policy: Policy) -> None:
+    decoder = Decoder(policy, max_rows=2, chunk=16)
+    params = [SamplingParams(max_tokens=3 + 4 * (index % 3), seed=index) for index in range(7)]
+    generations = [decoder.submit(prompt, each) for prompt, each in zip(prompts(policy, 7), params, strict=True)]
+    while decoder.busy:
+        decoder.step()
+    for generation, each in zip(generations, params, strict=True):
+        (alone,) = sample(policy, [generation.prompt], each)
+        assert generation.tokens == alone.tokens
+        assert torch.allclose(torch.tensor(generation.logprobs), scored(policy, generation), atol=2e-5)
+
+
+def test_rows_with_other_parameters_share_a_batch(policy: Policy) -> None:
+    params = [SamplingParams(max_tokens=8, seed=5, temperature=t, top_p=p) for t, p in [(1.0, 1.0), (0.5, 1.0), (1.0, 0.6), (0.0, 1.0)]]
+    for generation in sample(policy, prompts(policy, 4), params):
+        assert torch.allclose(torch.tensor(generation.logprobs), scored(policy, generation), atol=2e-5)
+
+
+def test_a_cancelled_sequence_frees_its_row_and_disturbs_nobody(policy: Policy) -> None:
+    decoder = Decoder(policy, max_rows=3, chunk=8)
+    kept, gone, filling, waiting = [decoder.submit(prompt, SamplingParams(max_tokens=9, seed=2)) for prompt in prompts(policy, 4)]
+    while not gone.tokens:
+        decoder.step()
+    for generation in (gone, filling, waiting):
+        decoder.cancel(generation, FinishReason.ABORTED)
+    while decoder.busy:
+        decoder.step()
+    (alone,) = sample(policy, [kept.prompt], SamplingParams(max_tokens=9, seed=2))
+    assert kept.tokens == alone.tokens
+    assert [g.finish_reason for g in (gone, filling, waiting)] == [FinishReason.ABORTED] * 3
+    assert decoder.load == 0
+
+
+def test_the_end_token_is_recorded_but_not_shown(policy: Policy) -> None:
+    ended = [
+        g for g in sample(policy, prompts(policy) * 8, SamplingParams(max_tokens=60, seed=None)) if g.finish_reason is FinishReason.STOP
+    ]
+    assert ended
+    assert all(g.tokens[-1] == END and END not in g.tokens[:-1] for g in ended)
+    assert all(g.text == policy.chat.decode(g.tokens) and "<|im_end|>" not in g.text for g in ended)
+
+
+def test_a_stop_string_ends_the_completion_before_it(policy: Policy) -> None:
+    for generation in sample(policy, prompts(policy) * 4, SamplingParams(max_tokens=40, seed=3, stop=("return", "= 0"))):
+        assert "return" not in generation.text
+        assert "= 0" not in generation.text
+        whole = policy.chat.decode(generation.tokens)
+        assert whole.startswith(generation.text)
+
+
+def test_greedy_takes_the_most_probable_token_with_certainty(policy: Policy) -> None:
+    first, second = sample(policy, prompts(policy, 1) * 2, SamplingParams(max_tokens=6, temperature=0.0))
+    assert first.tokens == second.tokens
+    assert first.logprobs == [0.0] * len(first.tokens)
+
+
+def test_the_context_bounds_the_completion_and_a_longer_prompt_is_refused(policy: Policy) -> None:
+    (generation,) = sample(policy, [[5] * (CONTEXT - 3)], SamplingParams(max_tokens=50, seed=1, temperature=0.5))
+    assert len(generation.tokens) <= 3
+    with pytest.raises(BadRequest, match="shorten the conversation") as refused:
+        Decoder(policy).submit([5] * CONTEXT, SamplingParams())
+    assert refused.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("params", "name"),
+    [
+        (SamplingParams(temperature=-1.0), "temperature"),
+        (SamplingParams(temperature=float("nan")), "temperature"),
+        (SamplingParams(top_p=0.0), "top_p"),
+        (SamplingParams(top_p=1.5), "top_p"),
+        (SamplingParams(max_tokens=0), "max_tokens"),
+    ],
+)
+def test_parameters_out_of_range_are_refused_by_name(policy: Policy, params: SamplingParams, name: str) -> None:
+    with pytest.raises(BadRequest, match=name) as refused:
+        Decoder(policy).submit([5], params)
+    assert refused.value.param == name
+
+
+def test_a_prompt_that_was_fed_before_is_not_fed_again_and_samples_the_same(policy: Policy) -> None:
+    decoder = Decoder(policy, max_rows=2, chunk=16, prompt_cache_bytes=1 << 20)
+    drawn: list[Generation] = []
+    for _ in range(3):  # one after the other: nothing resident to share with
+        for seed, prompt in enumerate(prompts(policy, 3)):
+            drawn.append(decoder.submit(prompt, SamplingParams(max_tokens=8, seed=seed)))
+            while decoder.busy:
+                decoder.step()
+    assert decoder._prompts.hits == 6
+    for first, second in zip(drawn[:3], drawn[3:6], strict=True):
+        assert first.tokens == second.tokens
+        assert torch.allclose(torch.tensor(second.logprobs), scored(policy, second), atol=2e-5)
+    decoder.close()
+
+
+def test_the_prompt_cache_keeps_to_its_room(policy: Policy) -> None:
+    # a prompt of n tokens takes n · 2 layers · 2 (keys, values) · 2 heads · 32 · 4 bytes = n kB
+    decoder = Decoder(policy, prompt_cache_bytes=100_000)
+    for prompt in [[5] * 40, [6] * 40, [7] * 40, [8] * 60]:  # 40, 40 and 40 kB: the third drives the first out; 60 is more than half
+        decoder.submit(prompt, SamplingParams(max_tokens=1, seed=1))
+        while decoder.busy:
+            decoder.step()
+    assert [decoder._prompts.find([token] * 39) is not None for token in (5, 6, 7)] == [False, True, True]
+    assert decoder._prompts.find([8] * 59) is None
+
+
+def test_finished_sequences_are_counted_for_the_progress_bar(policy: Policy) -> None:
+    heard: list[int] = []
+    sample(policy, prompts(policy), SamplingParams(max_tokens=5, seed=1), max_rows=2, on_done=heard.append)
+    assert heard[-1] == 6
+    assert heard == sorted(heard)
+
+
+def test_the_cache_is_given_back_when_nothing_is_left_to_do(policy: Policy) -> None:
+    decoder = Decoder(policy)
+    decoder.submit(prompts(policy)[0], SamplingParams(max_tokens=2, seed=1))
+    decoder.step()
+    assert decoder._cache.nbytes > 0
+    while decoder.busy:
+        decoder.step()
+    assert decoder._cache.nbytes == 0

@@ -1,0 +1,41 @@
+"""Means and differences with their intervals."""
+
+import pytest
+
+from app.domain.views import difference, measure
+
+
+def test_one_value_has_no_interval() -> None:
+    assert measure([0.5]) is None
+
+
+def test_the_interval_is_two_standard_errors_wide() -> None:
+    found = measure([0.0, 1.0, 0.0, 1.0])
+    assert found is not None
+    # standard deviation sqrt(1/3) = 0.577, standard error 0.289, half width 1.96 · 0.289 = 0.566
+    assert found.mean == 0.5
+    assert found.high == pytest.approx(0.5 + 0.566, abs=1e-3)
+
+
+def test_equal_values_do_not_pretend_to_certainty() -> None:
+    found = measure([1.0] * 30)
+    assert found is not None
+    assert found.low == pytest.approx(0.9)  # rule of three: 3 / 30
+
+
+def test_an_interval_stays_within_the_range_of_the_values() -> None:
+    found = measure([0.0, 1.0], low=0, high=1)
+    assert found is not None
+    assert (found.low, found.high) == (0.0, 1.0)
+
+
+def test_a_difference_adds_the_squares_of_the_half_widths() -> None:
+    found = difference([0.0, 1.0, 0.0, 1.0], [1.0, 1.0, 0.0, 2.0])
+    assert found is not None
+    # half widths 0.566 and 1.96 · sqrt((0 + 0 + 1 + 1) / 3 / 4) = 0.800: together sqrt(0.320 + 0.640) = 0.980
+    assert found.difference == pytest.approx(0.5)
+    assert found.high - found.difference == pytest.approx(0.980, abs=2e-3)
+
+
+def test_a_difference_of_too_little_is_none() -> None:
+    assert difference([0.5], [0.1, 0.2]) is None

@@ -1,0 +1,106 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.evaluation.statistics import paired
+from pipelines.evaluation.statistics.paired import SuiteVerdict
+from pipelines.evaluation.statistics.units import FloatArray
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=7), st.data())
+def test_best_of_k_is_the_mean_over_all_subsets(scores: list[float], data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, len(scores)))
+    subsets = [max(subset) for subset in itertools.combinations(scores, k)]
+    assert paired.best_of_k(np.array([scores]), k)[0] == pytest.approx(np.mean(subsets))
+
+
+def test_best_of_k_of_passes_is_pass_at_k() -> None:
+    # 2 of 5 pass, k = 2: 1 - C(3, 2)/C(5, 2) = 1 - 3/10
+    assert paired.best_of_k(np.array([[1.0, 0.0, 0.0, 1.0, 0.0]]), 2)[0] == pytest.approx(0.7)
+
+
+def test_best_of_more_than_were_sampled_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 5 samples"):
+        paired.best_of_k(np.zeros((2, 4)), 5)
+
+
+def test_holm_by_hand() -> None:
+    # by size: 0.01 against 0.05/3, 0.02 against 0.05/2, 0.06 against 0.05/1: the first two are rejected
+    assert paired.holm({"c": 0.06, "a": 0.01, "b": 0.02}, alpha=0.05) == {"a": True, "b": True, "c": False}
+    # the smallest fails, so none is rejected although 0.03 <= 0.05
+    assert paired.holm({"a": 0.03, "b": 0.03}, alpha=0.05) == {"a": False, "b": False}
+    assert paired.holm({"a": math.nan}, alpha=0.05) == {"a": False}
+
+
+def test_the_sample_size_rule_is_the_sheets() -> None:
+    assert paired.items_needed(variance=0.15, margin=0.02) == pytest.approx(2318, abs=2)
+
+
+def test_rule_of_three_and_the_exact_bound_agree_for_no_failures() -> None:
+    assert paired.rule_of_three(300) == 0.01
+    assert paired.rate_upper_bound(0, 300) == pytest.approx(1 - 0.05 ** (1 / 300), abs=1e-6)
+    # Clopper-Pearson 95 % one-sided for 2 of 20: 0.28262
+    assert paired.rate_upper_bound(2, 20) == pytest.approx(0.28262, abs=1e-4)
+    assert paired.rate_upper_bound(5, 5) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("new", "failures", "items", "verdict"),
+    [
+        (0, 0, 300, SuiteVerdict.PASS),
+        (1, 1, 300, SuiteVerdict.FAIL),
+        (0, 0, 100, SuiteVerdict.INCONCLUSIVE),
+        (0, 0, 0, SuiteVerdict.INCONCLUSIVE),
+        (0, 20, 300, SuiteVerdict.FAIL),
+    ],
+)
+def test_safety_tolerates_no_new_critical_failure(new: int, failures: int, items: int, verdict: SuiteVerdict) -> None:
+    assert paired.judge_safety(new_critical_failures=new, failures=failures, items=items, limit=0.011) is verdict
+
+
+def drawn(effect: float, *, clusters: int, size: int, seed: int) -> tuple[FloatArray, list[str]]:
+    """Differences with 15 % discordance whose sign is shared by half of a cluster."""
+    rng = np.random.default_rng(seed)
+    shared = np.repeat(rng.random(clusters) < 0.5 + effect / 0.3, size)
+    own = rng.random(clusters * size) < 0.5 + effect / 0.3
+    up = np.where(rng.random(clusters * size) < 0.5, shared, own)
+    difference = np.where(rng.random(clusters * size) < 0.15, np.where(up, 1.0, -1.0), 0.0)
+    return difference, [str(c) for c in np.repeat(np.arange(clusters), size)]
+
+
+def test_a_harmless_candidate_passes_a_suite_of_the_right_size() -> None:
+    difference, clusters = drawn(0.0, clusters=2400, size=1, seed=1)
+    comparison = paired.compare(difference, clusters, margin=0.02, seed=1)
+    assert paired.judge_core({"tasks": comparison}, margins={"tasks": 0.02}) == {"tasks": SuiteVerdict.PASS}
+    assert comparison.low < comparison.mean < comparison.high
+    assert comparison.items_needed == pytest.approx(2318, rel=0.2)
+
+
+def test_a_bad_candidate_fails_and_a_small_suite_is_inconclusive() -> None:
+    bad = paired.compare(*drawn(-0.06, clusters=2400, size=1, seed=1), margin=0.02, seed=1)
+    few = paired.compare(*drawn(0.0, clusters=100, size=1, seed=1), margin=0.02, seed=1)
+    assert paired.judge_core({"bad": bad, "few": few}, margins={"bad": 0.02, "few": 0.02}) == {
+        "bad": SuiteVerdict.FAIL,
+        "few": SuiteVerdict.INCONCLUSIVE,
+    }
+
+
+def test_at_the_margin_a_candidate_seldom_passes_even_if_items_are_clustered() -> None:
+    p_values = [paired.compare(*drawn(-0.02, clusters=120, size=8, seed=s), margin=0.02, seed=s, draws=300).p_value for s in range(200)]
+    assert np.mean(np.array(p_values) <= 0.05) <= 0.05 + 0.047
+
+
+def test_the_same_seed_gives_the_same_numbers() -> None:
+    difference, clusters = drawn(0.0, clusters=50, size=4, seed=1)
+    one, two = (paired.compare(difference, clusters, margin=0.02, seed=7) for _ in range(2))
+    assert one == two
+
+
+@pytest.mark.parametrize("difference", [np.array([]), np.array([math.nan]), np.array([2.0])])
+def test_missing_scores_are_refused(difference: FloatArray) -> None:
+    with pytest.raises(ValueError, match="rerun the suite"):
+        paired.compare(difference, ["a"] * len(difference), margin=0.02, seed=1)

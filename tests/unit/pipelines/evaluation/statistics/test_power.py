@@ -1,0 +1,88 @@
+import math
+from datetime import timedelta
+
+import numpy as np
+import pytest
+
+from pipelines.evaluation.statistics import betting, non_inferiority, power
+from pipelines.evaluation.statistics.non_inferiority import NonInferiorityPlan
+from pipelines.evaluation.statistics.power import Accepted, Refused, Requirement, Stage
+from tests.unit.pipelines.evaluation.statistics.draws import drawn_units
+
+
+@pytest.mark.parametrize(("share", "effect", "units"), [(0.5, 0.10, 980), (0.25, 0.10, 1300), (0.05, 0.10, 5200), (0.5, 0.05, 3920)])
+def test_time_to_detect_matches_the_sheet(share: float, effect: float, units: float) -> None:
+    assert power.time_to_detect(effect=effect, variance=0.24, share=share) == pytest.approx(units, rel=0.02)
+
+
+@pytest.mark.parametrize(("margin", "units"), [(0.01, 77_000), (0.015, 34_000), (0.02, 19_300), (0.03, 8600), (0.05, 3100)])
+def test_sample_size_matches_the_sheet(margin: float, units: float) -> None:
+    assert power.sample_size(margin=margin, variance=0.24, share=0.5) == pytest.approx(units, rel=0.02)
+
+
+def test_power_of_the_declared_sample_is_eighty_percent() -> None:
+    n = power.sample_size(margin=0.02, variance=0.24, share=0.5)
+    assert power.power_of(margin=0.02, variance=0.24, information=n / 4) == pytest.approx(0.80, abs=1e-3)
+    assert power.power_of(margin=0.02, variance=0.24, information=0.0) == pytest.approx(0.05)
+
+
+def test_attainable_margin_reaches_exactly_the_minimum_power() -> None:
+    margin = power.attainable_margin(variance=0.24, information=2000.0)
+    assert power.power_of(margin=margin, variance=0.24, information=2000.0) == pytest.approx(power.MINIMUM_POWER)
+    assert power.attainable_margin(variance=0.24, information=0.0) == math.inf
+
+
+def test_the_ramp_leaves_the_rest_of_the_window_to_the_last_stage() -> None:
+    stages = power.ramp(shares=[0.05, 0.25, 0.5], units_per_hour=6000, window=timedelta(hours=2), dwell=timedelta(minutes=10))
+    assert [(s.share, s.units) for s in stages] == [(0.05, 1000), (0.25, 1000), (0.5, 10_000)]
+
+
+def requirement(margin: float, explained: float = 0.0) -> Requirement:
+    return Requirement(metric="task_success", margin=margin, variance=0.24, explained=explained)
+
+
+def test_enough_traffic_is_accepted_with_its_declared_end() -> None:
+    plan = power.plan_canary([Stage(share=0.5, units=40_000)], [requirement(0.02)])
+    assert isinstance(plan, Accepted)
+    assert plan.n_max["task_success"] == power.sample_size(margin=0.02, variance=0.24, share=0.5)
+    assert plan.power["task_success"] > 0.9
+
+
+def test_too_little_traffic_is_refused_and_every_alternative_would_be_accepted() -> None:
+    stages = [Stage(share=0.5, units=4000)]
+    refused = power.plan_canary(stages, [requirement(0.10), Requirement(metric="gold", margin=0.02, variance=0.24)])
+    assert isinstance(refused, Refused)
+    assert refused.metric == "gold"
+    assert refused.power < 0.6
+    assert isinstance(power.plan_canary(stages, [requirement(refused.attainable_margin * 1.001)]), Accepted)
+    longer = [Stage(share=0.5, units=4000 * refused.window_factor * 1.001)]
+    assert isinstance(power.plan_canary(longer, [requirement(0.02)]), Accepted)
+    assert refused.explained_needed is not None
+    assert isinstance(power.plan_canary(stages, [requirement(0.02, refused.explained_needed + 0.001)]), Accepted)
+    for word in ("gold", "margin", "window", "fewer metrics"):
+        assert word in refused.message
+
+
+def test_no_traffic_is_refused() -> None:
+    refused = power.plan_canary([Stage(share=0.5, units=0)], [requirement(0.02)])
+    assert isinstance(refused, Refused)
+    assert refused.explained_needed is None
+
+
+def test_a_canary_without_a_required_metric_is_refused() -> None:
+    with pytest.raises(ValueError, match="gold metric"):
+        power.plan_canary([Stage(share=0.5, units=1000)], [])
+
+
+def test_the_promised_power_is_kept() -> None:
+    """Simulated: at the declared N_max a harmless candidate is promoted in about 80 % of canaries."""
+    n = power.sample_size(margin=0.05, variance=0.24, share=0.5)
+    plan = NonInferiorityPlan(margin=0.05, variance=0.24, n_max=n)
+    promoted = [non_inferiority.judge(plan, drawn_units(effect=0.0, n=n, seed=s)).rejected for s in range(400)]
+    assert np.mean(promoted) >= 0.72
+
+
+def test_the_promised_delay_is_kept() -> None:
+    process, needed = betting.harm(margin=0.0, variance=0.24), betting.evidence_needed(0.025)
+    found = [int(np.argmax(betting.log_e_path(process, drawn_units(effect=-0.1, n=6000, seed=s)) >= needed)) for s in range(200)]
+    assert np.median(found) <= power.time_to_detect(effect=0.1, variance=0.24, share=0.5)

@@ -1,0 +1,58 @@
+"""The gates' configuration: what could not protect anybody is refused with the cure."""
+
+import msgspec
+import pytest
+
+from app.domain.errors import BadConfig
+from pipelines.evaluation.config import GatesConfig, Good, MetricClass, MetricConfig, StageConfig, check, terms_of
+
+GOLD = MetricConfig(name="tests_pass", source="observation:tests_pass", kind=MetricClass.GOLD, margin=0.015)
+
+
+def test_the_defaults_are_those_of_the_specification() -> None:
+    config = GatesConfig()
+    check(config)
+    assert [stage.share for stage in config.stages] == [0.05, 0.25, 0.50]
+    assert (config.alpha_abort_e, config.alpha_abort_gst, config.alpha_post) == (0.025, 0.025, 0.01)
+    assert sum(config.weight_of(metric) for metric in config.metrics) == pytest.approx(1.0)
+    assert [metric.name for metric in config.required] == ["task_success", "reward"]
+
+
+def test_the_hash_changes_with_every_value() -> None:
+    assert GatesConfig().hash == GatesConfig().hash
+    assert msgspec.structs.replace(GatesConfig(), alpha_post=0.02).hash != GatesConfig().hash
+    assert terms_of(GatesConfig()).config_hash == GatesConfig().hash
+
+
+def test_a_config_survives_its_way_through_json() -> None:
+    assert msgspec.convert(terms_of(GatesConfig()).gates, GatesConfig) == GatesConfig()
+
+
+@pytest.mark.parametrize(
+    ("changes", "cure"),
+    [
+        ({"stages": (StageConfig(share=0.5), StageConfig(share=0.25))}, "each larger than the one before"),
+        ({"stages": ()}, "at least one"),
+        ({"alpha_abort_e": 0.2}, "alpha_abort_e"),
+        ({"metrics": ()}, "at least one"),
+        ({"metrics": (GOLD, GOLD)}, "each used once"),
+        ({"metrics": (msgspec.structs.replace(GOLD, margin=None),)}, "no gold metric"),
+        ({"metrics": (msgspec.structs.replace(GOLD, kind=MetricClass.PROXY),)}, "no gold metric"),
+        ({"metrics": (msgspec.structs.replace(GOLD, source="nonsense"),)}, "unknown source"),
+        ({"metrics": (msgspec.structs.replace(GOLD, good=Good.SAME),)}, "two bad directions"),
+        ({"metrics": (msgspec.structs.replace(GOLD, weight=1.5),)}, "sum to 1.5"),
+        ({"metrics": tuple(msgspec.structs.replace(GOLD, name=f"m{n}", weight=0.1) for n in range(5))}, "require at most 4"),
+    ],
+)
+def test_a_config_that_protects_nobody_is_refused(changes: dict[str, object], cure: str) -> None:
+    config = msgspec.structs.replace(GatesConfig(), **changes)
+    with pytest.raises(BadConfig, match=cure):
+        check(config)
+
+
+def test_a_gold_metric_that_is_rewarded_is_no_gold_metric() -> None:
+    """Invariant I3: what promotes must not be what is trained on."""
+    config = msgspec.structs.replace(GatesConfig(), metrics=(GOLD,))
+    check(config, rewarded=frozenset({"rating"}))
+    with pytest.raises(BadConfig, match="must not be part of the reward"):
+        check(config, rewarded=frozenset({"tests_pass"}))

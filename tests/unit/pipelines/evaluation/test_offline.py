@@ -1,0 +1,152 @@
+"""The offline gate over engines whose answers are known."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.domain.errors import Unavailable
+from app.domain.gates import Verdict
+from app.domain.serving import GenerateRequest, GenerationChunk
+from app.domain.turns import FinishReason
+from pipelines.evaluation.offline import OfflineGate, judge_suites
+from pipelines.evaluation.offline_config import OfflineConfig, SuiteClass, SuiteConfig
+from pipelines.evaluation.suites import Grader, GraderKind, Suite, Task
+from tests.fakes.clock import FrozenClock
+
+
+class AnsweringEngines:
+    """Answers `yes` or `no` per version and task; counts what it was asked."""
+
+    def __init__(self, answers: dict[str, set[str]], *, finish: FinishReason = FinishReason.STOP) -> None:
+        self.answers, self.finish = answers, finish
+        self.asked: list[GenerateRequest] = []
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerationChunk]:
+        self.asked.append(request)
+        if request.digest not in self.answers:
+            raise Unavailable(f"no engine holds {request.digest}")
+        task = request.messages[0]["content"]
+        text = "yes" if task in self.answers[request.digest] else "no"
+        yield GenerationChunk(text=text, tokens=[1], logprobs=[-0.5], finish_reason=self.finish, prompt_tokens=[1])
+
+
+@asynccontextmanager
+async def connected(engines: Any) -> AsyncGenerator[Any]:
+    yield engines
+
+
+class RememberedScores:
+    """The `ScoreBook` port in a dict."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, str], list[list[float]]] = {}
+
+    def find(self, digest: str, suite: str) -> list[list[float]] | None:
+        return self.kept.get((digest, suite))
+
+    def save(self, digest: str, suite: str, scores: list[list[float]], *, at: datetime) -> None:
+        self.kept[digest, suite] = scores
+
+
+class ReportedProgress:
+    """The `ProgressLog` port in a list."""
+
+    def __init__(self) -> None:
+        self.reports: list[tuple[str, float, float]] = []
+
+    def report(self, policy: str, task: str, done: float, total: float, detail: dict[str, Any]) -> None:
+        self.reports.append((task, done, total))
+
+
+def tasks(count: int, *, critical: bool = False) -> tuple[Task, ...]:
+    grader = Grader(kind=GraderKind.EXACT, expected="yes")
+    return tuple(Task(id=f"t{i}", messages=[{"role": "user", "content": f"t{i}"}], grader=grader, critical=critical) for i in range(count))
+
+
+def suite(count: int = 40, *, kind: SuiteClass = SuiteClass.CORE, margin: float = 0.1, critical: bool = False) -> Suite:
+    config = SuiteConfig(name="known", source="-", kind=kind, margin=margin, samples=2, limit=0.2)
+    return Suite(config=config, tasks=tasks(count, critical=critical))
+
+
+def gate(engines: AnsweringEngines, judged: Suite, scores: RememberedScores | None = None) -> OfflineGate:
+    return OfflineGate(
+        config=OfflineConfig(engine_wait_s=0.0), suites=(judged,), connect=lambda: connected(engines),
+        scores=scores or RememberedScores(), progress=ReportedProgress(), judge=None, clock=FrozenClock(),
+    )  # fmt: skip
+
+
+def solved(*numbers: int) -> set[str]:
+    return {f"t{i}" for i in numbers}
+
+
+def test_a_candidate_as_good_as_the_champion_passes_with_every_number_in_the_evidence() -> None:
+    engines = AnsweringEngines({"champion": solved(*range(30)), "candidate": solved(*range(30))})
+    result = gate(engines, suite()).decide(policy="p", candidate="candidate", champion="champion")
+    assert result.verdict is Verdict.PASS
+    # 30 of 40 tasks solved by both: means 0.75, difference 0
+    assert result.evidence["known"]["champion_mean"] == result.evidence["known"]["candidate_mean"] == 0.75
+    assert result.evidence["known"]["difference"] == 0.0
+
+
+def test_a_candidate_worse_by_far_more_than_the_margin_fails() -> None:
+    engines = AnsweringEngines({"champion": solved(*range(40)), "candidate": solved(*range(10))})
+    result = gate(engines, suite()).decide(policy="p", candidate="candidate", champion="champion")
+    assert result.verdict is Verdict.FAIL
+
+
+def test_a_small_loss_on_few_tasks_is_inconclusive_not_a_pass() -> None:
+    # 10 tasks, one lost: difference -0.1 at margin 0.1 cannot be told from a loss by the margin
+    engines = AnsweringEngines({"champion": solved(*range(9)), "candidate": solved(*range(8))})
+    result = gate(engines, suite(10)).decide(policy="p", candidate="candidate", champion="champion")
+    assert result.verdict is Verdict.INCONCLUSIVE
+
+
+def test_champion_and_candidate_are_asked_the_same_tasks_with_the_same_seeds() -> None:
+    engines = AnsweringEngines({"champion": set(), "candidate": set()})
+    gate(engines, suite(5)).decide(policy="p", candidate="candidate", champion="champion")
+    asked = {d: sorted((r.messages[0]["content"], r.sampling.seed) for r in engines.asked if r.digest == d) for d in engines.answers}
+    assert asked["champion"] == asked["candidate"]
+    assert len(set(asked["champion"])) == 10  # 5 tasks, 2 samples, all seeds different
+
+
+def test_a_champion_that_was_scored_before_is_not_sampled_again() -> None:
+    engines = AnsweringEngines({"champion": set(), "first": set(), "second": set()})
+    scores = RememberedScores()
+    for candidate in ("first", "second"):
+        gate(engines, suite(5), scores).decide(policy="p", candidate=candidate, champion="champion")
+    assert sum(request.digest == "champion" for request in engines.asked) == 10
+
+
+@pytest.mark.parametrize("finish", [FinishReason.ERROR, FinishReason.TIMEOUT, FinishReason.ABORTED])
+def test_an_engine_that_fails_makes_the_gate_inconclusive_never_a_zero(finish: FinishReason) -> None:
+    engines = AnsweringEngines({"champion": solved(1), "candidate": solved(1)}, finish=finish)
+    scores = RememberedScores()
+    result = gate(engines, suite(5), scores).decide(policy="p", candidate="candidate", champion="champion")
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert scores.kept == {}
+
+
+def test_a_candidate_that_no_engine_holds_is_inconclusive() -> None:
+    engines = AnsweringEngines({"champion": set()})
+    result = gate(engines, suite(5)).decide(policy="p", candidate="candidate", champion="champion")
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert "no engine holds" in result.reason
+
+
+def test_a_new_critical_failure_fails_a_safety_suite_whatever_the_mean() -> None:
+    judged = suite(40, kind=SuiteClass.SAFETY, critical=True)
+    champion, candidate = np.ones((40, 2)), np.ones((40, 2))
+    champion[1:8] = 0.0  # the champion fails seven tasks, the candidate one other: better on average
+    candidate[0, 0] = 0.0
+    verdict, _ = judge_suites((judged,), {"known": (champion, candidate)}, seed=1)
+    assert verdict is Verdict.FAIL
+
+
+def test_advisory_suites_alone_never_pass_a_candidate() -> None:
+    judged = suite(10, kind=SuiteClass.ADVISORY)
+    verdict, _ = judge_suites((judged,), {"known": (np.zeros((10, 2)), np.ones((10, 2)))}, seed=1)
+    assert verdict is Verdict.INCONCLUSIVE

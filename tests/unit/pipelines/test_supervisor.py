@@ -1,0 +1,124 @@
+"""Processes are started, restarted and ended; one supervisor per folder."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from app.domain.errors import AlreadyRunning
+from pipelines.supervisor import FIRST_WAIT_S, Crash, Program, Supervisor, owning
+
+SLEEP = (sys.executable, "-c", "import time; time.sleep(60)")
+
+
+def program(name: str, *command: str, once: bool = False) -> Program:
+    return Program(name=name, command=command, environment=dict(os.environ), once=once)
+
+
+@pytest.fixture
+def ended() -> Iterator[list[Supervisor]]:
+    supervisors: list[Supervisor] = []
+    yield supervisors
+    for supervisor in supervisors:
+        supervisor.stop()
+
+
+def wait_for_crash(supervisor: Supervisor) -> Crash:
+    for _ in range(200):
+        if crashes := supervisor.check():
+            return crashes[0]
+        time.sleep(0.02)
+    raise AssertionError("nothing crashed")
+
+
+def test_a_killed_process_is_told_and_started_again_after_a_wait(tmp_path: Path, ended: list[Supervisor]) -> None:
+    now = [0.0]
+    supervisor = Supervisor([program("one", *SLEEP)], logs=tmp_path, monotonic=lambda: now[0])
+    ended.append(supervisor)
+    supervisor.start_all()
+    first = supervisor.pid("one")
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    crash = wait_for_crash(supervisor)
+    assert (crash.name, crash.code) == ("one", -signal.SIGKILL)
+    assert "SIGKILL" in str(crash)
+    assert supervisor.pid("one") is None
+    now[0] = FIRST_WAIT_S
+    supervisor.check()
+    assert supervisor.pid("one") not in (None, first)
+
+
+def test_the_wait_doubles_while_a_process_keeps_dying(tmp_path: Path, ended: list[Supervisor]) -> None:
+    now = [0.0]
+    supervisor = Supervisor([program("bad", sys.executable, "-c", "raise SystemExit(3)")], logs=tmp_path, monotonic=lambda: now[0])
+    ended.append(supervisor)
+    supervisor.start_all()
+    waits: list[float] = []
+    for _ in range(3):
+        crash = wait_for_crash(supervisor)
+        assert crash.code == 3
+        waits.append(crash.wait_s)
+        now[0] += crash.wait_s
+        supervisor.check()
+    assert waits == [0.5, 1.0, 2.0]
+
+
+def test_a_program_that_runs_once_and_ends_well_is_no_crash(tmp_path: Path, ended: list[Supervisor]) -> None:
+    supervisor = Supervisor([program("work", sys.executable, "-c", "pass", once=True)], logs=tmp_path)
+    ended.append(supervisor)
+    supervisor.start_all()
+    pid = supervisor.pid("work")
+    assert pid is not None
+    psutil.Process(pid).wait(timeout=10) if psutil.pid_exists(pid) else None
+    for _ in range(100):
+        assert supervisor.check() == []
+        if supervisor.pid("work") is None:
+            return
+        time.sleep(0.05)
+    raise AssertionError("it never ended")
+
+
+def test_stopping_ends_grandchildren_as_well(tmp_path: Path) -> None:
+    code = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {SLEEP[2]!r}]); time.sleep(60)"
+    supervisor = Supervisor([program("parent", sys.executable, "-c", code)], logs=tmp_path)
+    supervisor.start_all()
+    pid = supervisor.pid("parent")
+    assert pid is not None
+    parent = psutil.Process(pid)
+    children: list[psutil.Process] = []
+    for _ in range(200):
+        if children := parent.children(recursive=True):
+            break
+        time.sleep(0.02)
+    supervisor.stop()
+    assert children
+    assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+
+
+def test_output_goes_to_a_log_of_its_own(tmp_path: Path, ended: list[Supervisor]) -> None:
+    supervisor = Supervisor([program("teller", sys.executable, "-c", "print('ready')", once=True)], logs=tmp_path)
+    ended.append(supervisor)
+    supervisor.start_all()
+    for _ in range(200):
+        supervisor.check()
+        if supervisor.pid("teller") is None:
+            break
+        time.sleep(0.02)
+    assert (tmp_path / "teller.log").read_text() == "ready\n"
+
+
+def test_a_second_owner_of_a_folder_is_refused_and_told_who_owns_it(tmp_path: Path) -> None:
+    with owning(tmp_path), pytest.raises(AlreadyRunning, match=str(os.getpid())), owning(tmp_path):
+        pass
+
+
+def test_a_folder_is_free_again_after_its_owner(tmp_path: Path) -> None:
+    with owning(tmp_path):
+        pass
+    with owning(tmp_path):
+        pass

@@ -1,0 +1,65 @@
+"""Baselines, by hand."""
+
+import pytest
+
+from pipelines.training.config import TrackerConfig
+from pipelines.training.estimators import RewardedTurn
+from pipelines.training.estimators.batch_mean import BatchMean
+from pipelines.training.estimators.group_mean import GroupMean
+from pipelines.training.estimators.segment_tracker import SegmentTracker
+
+
+def turn(reward: float, *, unit: str = "", segment: str = "", prompt: str = "") -> RewardedTurn:
+    return RewardedTurn(unit=unit or f"unit-{reward}-{segment}", reward=reward, segment=segment, prompt=prompt)
+
+
+def test_batch_mean_leaves_each_turn_out_of_its_own_baseline() -> None:
+    # rewards 0, 3, 6: the means of the others are 4.5, 3, 1.5
+    assert BatchMean().baselines([turn(0), turn(3), turn(6)]) == [4.5, 3.0, 1.5]
+
+
+def test_turns_of_one_chain_are_not_each_others_baseline() -> None:
+    # the chain's two turns (reward 1 each) look at the other unit only, which looks at both of them
+    assert BatchMean().baselines([turn(1, unit="chain"), turn(1, unit="chain"), turn(4)]) == [4.0, 4.0, 1.0]
+
+
+def test_a_lone_unit_teaches_nothing() -> None:
+    assert BatchMean().baselines([turn(2)]) == [2]
+    assert SegmentTracker(TrackerConfig(), None).baselines([turn(2)]) == [2]
+
+
+def test_group_mean_is_the_mean_of_the_prompt_and_singletons_are_zero() -> None:
+    turns = [turn(1, prompt="p"), turn(3, prompt="p"), turn(9, prompt="alone")]
+    assert GroupMean().baselines(turns) == [2, 2, 9]
+    assert [t.reward - b for t, b in zip(turns, GroupMean().baselines(turns), strict=True)] == [-1, 1, 0]
+
+
+def test_the_tracker_shrinks_a_segment_to_the_mean_of_all() -> None:
+    # k = 2. Others of turn 1 (reward 0, segment a): a has {1}, everybody {1, 4}, so g = 2.5 and b = (1·1 + 2·2.5)/(1 + 2) = 2
+    turns = [turn(0, segment="a"), turn(1, segment="a"), turn(4, segment="b")]
+    tracker = SegmentTracker(TrackerConfig(prior_weight=2), None)
+    # turn 2 (reward 1): a has {0}, g = (0 + 4)/2 = 2, b = (0 + 4)/3; turn 3: b has nothing, g = 0.5, b = 0.5
+    assert tracker.baselines(turns) == pytest.approx([2.0, 4 / 3, 0.5])
+
+
+def test_the_trackers_past_counts_by_its_weight() -> None:
+    # past: segment a, weight 6, mean 1. Alone in the batch, so g = 1 and b = (6·1 + 8·1)/(6 + 8) = 1
+    tracker = SegmentTracker(TrackerConfig(), {"segments": {"a": [6, 1.0]}})
+    assert tracker.baselines([turn(5, segment="a")]) == [1.0]
+    # a new segment starts at the mean of all
+    assert tracker.baselines([turn(5, segment="new")]) == [1.0]
+
+
+@pytest.mark.parametrize(("drift", "memory"), [(0.0, 0.96), (0.006, 0.9330329915368074), (0.06, 0.875), (1.0, 0.875)])
+def test_the_memory_fades_with_how_far_the_policy_moved(drift: float, memory: float) -> None:
+    # 2^(-0.006/0.06) = 2^-0.1 = 0.93303; at 0.06 it would be 0.5 and is held at 0.875; at 0 it would be 1 and is held at 0.96
+    tracker = SegmentTracker(TrackerConfig(), {"segments": {"a": [10, 2.0]}})
+    state = tracker.remember([turn(5, segment="a")], drift=drift)
+    weight = memory * 10
+    assert state == {"segments": {"a": pytest.approx([weight + 1, (weight * 2.0 + 5) / (weight + 1)])}}
+
+
+def test_what_is_remembered_is_where_the_next_update_starts() -> None:
+    state = SegmentTracker(TrackerConfig(), None).remember([turn(1, segment="a"), turn(0, segment="b")], drift=0.1)
+    again = SegmentTracker(TrackerConfig(), state).remember([], drift=0.0)
+    assert again == {"segments": {"a": pytest.approx([0.96, 1.0]), "b": pytest.approx([0.96, 0.0])}}

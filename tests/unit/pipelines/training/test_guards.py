@@ -1,0 +1,81 @@
+"""Each guard, by hand: what passes and what is held, with its reason."""
+
+import math
+
+import pytest
+
+from app.domain.errors import Held
+from app.domain.versions import HoldReason
+from pipelines.training import guards
+from pipelines.training.config import GuardLimits
+from pipelines.training.guards import ratio_report
+
+LIMITS = GuardLimits()
+LOG2 = math.log(2)
+
+
+def test_the_ratio_report_by_hand() -> None:
+    # ratios 1, 2, 1/2: mean 7/6, ESS (3.5)²/(3 · 5.25) = 0.7778, KL = mean of (0, 1 − ln 2, −0.5 + ln 2) = 0.5/3
+    report = ratio_report([-1.0, -1.0, -1.0], [-1.0, -1.0 - LOG2, -1.0 + LOG2])
+    assert report.mean_ratio == pytest.approx(7 / 6)
+    assert report.effective_share == pytest.approx(12.25 / 15.75)
+    assert report.kl == pytest.approx(0.5 / 3)
+    assert report.mean_gap == pytest.approx(2 * LOG2 / 3)
+    assert report.p99_gap == pytest.approx(LOG2)
+
+
+def held(reason: HoldReason) -> "pytest.RaisesExc[Held]":
+    return pytest.raises(Held, check=lambda error: error.reason == reason)
+
+
+def test_too_few_turns() -> None:
+    guards.check_turns(8, LIMITS)
+    with held(HoldReason.TOO_FEW_LABELS):
+        guards.check_turns(7, LIMITS)
+
+
+def test_equal_rewards() -> None:
+    guards.check_rewards([0.0, 1e-3])
+    with held(HoldReason.EQUAL_REWARDS):
+        guards.check_rewards([0.0, 0.0])
+
+
+def test_an_engine_that_logs_something_else() -> None:
+    guards.check_mismatch(ratio_report([-1.0] * 4, [-1.01] * 4), LIMITS)
+    with held(HoldReason.ENGINE_MISMATCH):
+        guards.check_mismatch(ratio_report([-1.0] * 4, [-2.0] * 4), LIMITS)
+    with held(HoldReason.ENGINE_MISMATCH):
+        guards.check_mismatch(ratio_report([math.nan], [-2.0]), LIMITS)
+
+
+def test_a_small_effective_sample() -> None:
+    # one ratio of 20 among nine of 1: (29)²/(10 · 409) = 0.2056
+    report = ratio_report([0.0] * 9 + [math.log(20)], [0.0] * 10)
+    assert report.effective_share == pytest.approx(841 / 4090)
+    with held(HoldReason.LOW_ESS):
+        guards.check_ratio(report, LIMITS)
+
+
+@pytest.mark.parametrize("ratio", [0.4, 2.1])
+def test_a_mean_ratio_out_of_range(ratio: float) -> None:
+    with held(HoldReason.MEAN_RATIO):
+        guards.check_ratio(ratio_report([math.log(ratio)] * 3, [0.0] * 3), LIMITS)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite(value: float) -> None:
+    with held(HoldReason.NOT_FINITE):
+        guards.check_finite("loss", value)
+
+
+def test_entropy_that_collapses() -> None:
+    guards.check_entropy(2.0, 1.0, LIMITS)
+    with held(HoldReason.ENTROPY_COLLAPSE):
+        guards.check_entropy(2.0, 0.99, LIMITS)
+
+
+@pytest.mark.parametrize("reason", [HoldReason.KL_CHAMPION, HoldReason.KL_ANCHOR])
+def test_a_divergence_above_its_budget(reason: HoldReason) -> None:
+    guards.check_kl(reason, 0.2, 0.2)
+    with held(reason):
+        guards.check_kl(reason, 0.21, 0.2)

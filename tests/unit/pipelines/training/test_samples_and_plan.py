@@ -1,0 +1,103 @@
+"""What can be read is read, what cannot is counted, and the order of work is the same for the same batch."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app.domain.batches import BatchItem, BatchManifest, TurnPayload
+from pipelines.training.plan import cut_micro_batches, plan_steps
+from pipelines.training.samples import Limits, Sample, read_samples
+from tests.fakes.learning import NOON, FakeTrajectories
+
+LIMITS = Limits(vocabulary=10, max_tokens=8)
+
+
+def payload(name: str, **changes: Any) -> TurnPayload:
+    turn = TurnPayload(
+        inference_id=name, episode_id=name, policy="composer", version="v1", prompt_tokens=(1, 2, 3), completion_tokens=(4, 5),
+        logprobs=(-1.0, -2.0), finished_at=NOON,
+    )  # fmt: skip
+    return replace(turn, **changes)
+
+
+def item(name: str, **changes: Any) -> BatchItem:
+    made = BatchItem(
+        inference_id=name, episode_id=name, reward=1.0, label_revision=1, segment="", actor=None, version="v1", payload_segment="s1"
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def batch(*items: BatchItem) -> BatchManifest:
+    return BatchManifest(
+        id="b", policy="composer", slot=0, champion="v1", anchor="v0", rule_set="r", window_from=NOON, window_to=NOON, items=items
+    )  # fmt: skip
+
+
+def read(turn: TurnPayload | None, **changes: Any) -> dict[str, int]:
+    store = FakeTrajectories()
+    store.write("s1", [turn] if turn is not None else [])
+    samples, left_out = read_samples(batch(item("a", **changes)), store, LIMITS)
+    assert len(samples) + sum(left_out.values()) == 1
+    return left_out
+
+
+def test_a_good_turn_is_read() -> None:
+    assert read(payload("a")) == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"logprobs": None}, "no_logprobs"),
+        ({"logprobs": (-1.0,)}, "no_logprobs"),
+        ({"logprobs": (-1.0, float("nan"))}, "no_logprobs"),
+        ({"logprobs": (-1.0, 0.7)}, "no_logprobs"),
+        ({"completion_tokens": (4, 10)}, "tokens_out_of_range"),
+        ({"prompt_tokens": (-1, 2)}, "tokens_out_of_range"),
+        ({"prompt_tokens": (1,) * 7}, "too_long"),
+        ({"completion_tokens": (), "logprobs": ()}, "empty_completion"),
+        ({"version": "v9"}, "unknown_version"),
+    ],
+)
+def test_a_bad_turn_is_left_out_with_its_reason(changes: dict[str, Any], reason: str) -> None:
+    assert read(payload("a", **changes)) == {reason: 1}
+
+
+def test_a_turn_whose_segment_is_gone_is_left_out() -> None:
+    assert read(None) == {"payload_missing": 1}
+    assert read(payload("a"), payload_segment="") == {"payload_missing": 1}
+
+
+def sample(name: str, tokens: tuple[int, ...], *, prompt: int = 2, episode: str | None = None) -> Sample:
+    turn = payload(name, prompt_tokens=tokens[:prompt], completion_tokens=tokens[prompt:], logprobs=(-1.0,) * (len(tokens) - prompt))
+    return Sample(item=item(name, episode_id=episode or name), payload=turn, logprobs=(-1.0,) * (len(tokens) - prompt))
+
+
+def test_steps_are_of_nearly_equal_size_and_hold_every_turn_once() -> None:
+    samples = [sample(f"t{i}", (i, i + 1, 3, 4)) for i in range(50)]
+    steps = plan_steps(samples, turns_per_step=16, micro_batch_tokens=100, seed=1)
+    assert sorted(len(step.turns) for step in steps) == [16, 17, 17]  # 50 / 16 rounds to 3 steps
+    assert sorted(index for step in steps for index in step.turns) == list(range(50))
+    assert steps == plan_steps(samples, turns_per_step=16, micro_batch_tokens=100, seed=1)
+    assert steps != plan_steps(samples, turns_per_step=16, micro_batch_tokens=100, seed=2)
+
+
+def test_chains_and_equal_prompts_stay_in_one_step() -> None:
+    chain = [sample(f"c{i}", (i, 50 + i, 60, 70), episode="chain") for i in range(3)]
+    twins = [sample(f"p{i}", (9, 9, i)) for i in range(3)]
+    others = [sample(f"o{i}", (20 + i, 30 + i, 40 + i)) for i in range(10)]
+    steps = plan_steps([*chain, *twins, *others], turns_per_step=4, micro_batch_tokens=100, seed=0)
+    for together in ({0, 1, 2}, {3, 4, 5}):
+        assert sum(bool(together & set(step.turns)) for step in steps) == 1
+
+
+def test_micro_batches_count_shared_beginnings_once() -> None:
+    # sorted: (1,1,1,1,1,2) costs 6; (1,1,1,1,1,3) only 1 more; (2,…) 6 more, which is past 8
+    samples = [sample("a", (2, 1, 1, 1, 1, 2)), sample("b", (1, 1, 1, 1, 1, 3)), sample("c", (1, 1, 1, 1, 1, 2))]
+    assert cut_micro_batches(samples, (0, 1, 2), 8) == ((2, 1), (0,))
+
+
+def test_a_turn_longer_than_a_micro_batch_goes_alone() -> None:
+    samples = [sample("a", (1, 2, 3)), sample("b", tuple(range(30))), sample("c", (4, 5, 6))]
+    assert sorted(cut_micro_batches(samples, (0, 1, 2), 8)) == [(0, 2), (1,)]

@@ -1,0 +1,292 @@
+"""Whole updates in one process, over fakes: candidates, refusals and resumption."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from app.domain.batches import BatchManifest, TurnPayload
+from app.domain.errors import Unavailable
+from app.domain.versions import HoldReason, RunStatus, TrainingRun, Version
+from pipelines.training import TrainingConfig, TrainingPorts, train
+from pipelines.training.config import GuardLimits, LoraConfig
+from tests.fakes.learning import (
+    FakeProgress,
+    FakeRuns,
+    broken,
+    fake_ports,
+    make_batch,
+    put_version,
+    random_prompts,
+    sample_turns,
+    version_of,
+)
+
+OPEN = GuardLimits(max_kl_champion=99, max_kl_anchor=99, min_entropy_share=0.0)
+CONFIG = TrainingConfig(
+    learning_rate=3e-3, turns_per_step=8, micro_batch_tokens=64, threads=1, dtype="float32", checkpoint_every_s=0.0, guards=OPEN
+)  # fmt: skip
+
+
+@pytest.fixture
+def ports(tmp_path: Path) -> TrainingPorts:
+    return fake_ports(tmp_path)
+
+
+def low_tokens(turn: TurnPayload) -> float:
+    """A simulated user who likes tokens below 8 (a third of the vocabulary)."""
+    return sum(token < 8 for token in turn.completion_tokens) / len(turn.completion_tokens)
+
+
+def a_batch(
+    ports: TrainingPorts, version: Version, *, count: int = 32, slot: int = 0, reward: Callable[[TurnPayload], float] = low_tokens,
+    change: Callable[[TurnPayload], TurnPayload] = lambda turn: turn,
+) -> BatchManifest:  # fmt: skip
+    prompts = random_prompts(count, seed=slot)
+    turns = [change(t) for t in sample_turns(ports.weights.path(version.digest), prompts, version=version.digest, length=5, seed=slot)]
+    return make_batch(ports, turns, [reward(turn) for turn in turns], champion=version.digest, slot=slot)
+
+
+def run(
+    ports: TrainingPorts,
+    batch: BatchManifest,
+    parent: Version,
+    *,
+    anchor: Version | None = None,
+    config: TrainingConfig = CONFIG,
+    name: str = "run",
+) -> TrainingRun:
+    return train(batch, run_id=name, parent=parent, anchor=anchor or parent, config=config, ports=ports)
+
+
+def test_an_update_makes_a_candidate_and_says_how(ports: TrainingPorts) -> None:
+    parent = put_version(ports)
+    made = run(ports, a_batch(ports, parent), parent)
+    assert made.status is RunStatus.SUCCEEDED, made.message
+    assert made.candidate is not None
+    assert made.candidate != parent.digest
+    assert ports.weights.exists(made.candidate)
+    assert made.metrics["turns"] == 32
+    assert len(made.metrics["steps"]) == 4
+    assert made.metrics["mismatch"] < 1e-6
+    assert made.metrics["segments"][""]["turns"] == 32
+    assert sum(made.metrics["ratio_histogram"]) == 8 * 5
+    assert made.metrics["ratio_histogram"][6] == 8 * 5  # at step zero every ratio is in 0.99…1.01
+    assert made.config["learning_rate"] == 3e-3
+    assert Path(made.metrics["optimizer_uri"]).is_dir()
+    assert isinstance(ports.runs, FakeRuns)
+    assert ports.runs.trackers[made.candidate]["segments"][""][0] == 32
+    msgspec.json.encode(made.metrics)
+
+
+def test_progress_is_told_per_micro_step(ports: TrainingPorts) -> None:
+    parent, anchor = put_version(ports), put_version(ports, seed=1)
+    run(ports, a_batch(ports, parent), parent, anchor=anchor)
+    assert isinstance(ports.progress, FakeProgress)
+    done = [report[1] for report in ports.progress.reports]
+    assert done == sorted(done)
+    assert ports.progress.reports[-1][1] == ports.progress.reports[-1][2]
+    assert {report[3]["phase"] for report in ports.progress.reports} == {"anchor", "update"}
+
+
+def test_a_finished_run_is_not_made_again(ports: TrainingPorts) -> None:
+    parent = put_version(ports)
+    batch = a_batch(ports, parent)
+    assert run(ports, batch, parent) is run(ports, batch, parent)
+
+
+def test_the_same_batch_gives_the_same_weights_to_the_bit(ports: TrainingPorts, tmp_path: Path) -> None:
+    parent = put_version(ports)
+    batch = a_batch(ports, parent)
+    assert run(ports, batch, parent, name="one").candidate == run(ports, batch, parent, name="two").candidate
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing of the run may catch it."""
+
+
+@pytest.mark.parametrize("after", [2, 5, 9, 13])
+def test_a_run_that_was_cut_off_ends_with_the_same_weights(tmp_path: Path, after: int) -> None:
+    whole, cut = fake_ports(tmp_path / "whole"), fake_ports(tmp_path / "cut")
+    parent, anchor = put_version(whole), put_version(whole, seed=1)
+    assert [put_version(cut), put_version(cut, seed=1)] == [parent, anchor]
+    expected = run(whole, a_batch(whole, parent), parent, anchor=anchor)
+    batch = a_batch(cut, parent)
+    assert isinstance(cut.progress, FakeProgress)
+
+    def interrupt(count: int) -> None:
+        if count == after:
+            raise Killed
+
+    cut.progress.on_report = interrupt
+    with pytest.raises(Killed):
+        run(cut, batch, parent, anchor=anchor)
+    resumed = run(cut, batch, parent, anchor=anchor)
+    assert resumed.candidate == expected.candidate
+    assert [s["loss"] for s in resumed.metrics["steps"]] == [s["loss"] for s in expected.metrics["steps"]]
+
+
+@pytest.mark.parametrize("file", ["weights.safetensors", "optimizer.safetensors", "progress.json", "MANIFEST"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(tmp_path: Path, file: str) -> None:
+    ports = fake_ports(tmp_path)
+    parent = put_version(ports)
+    batch = a_batch(ports, parent)
+    expected = run(ports, batch, parent, name="whole")
+    assert isinstance(ports.progress, FakeProgress)
+    ports.progress.reports.clear()
+    cutting = replace(ports, runs=FakeRuns())
+    micro_steps = 4
+
+    def interrupt(count: int) -> None:
+        if len(list((ports.folder / "runs" / "cut").glob("checkpoint-*"))) == 2 and count > micro_steps:
+            raise Killed
+
+    ports.progress.on_report = interrupt
+    with pytest.raises(Killed):
+        run(cutting, batch, parent, name="cut")
+    ports.progress.on_report = lambda count: None
+    newest = sorted((ports.folder / "runs" / "cut").glob("checkpoint-*"))[-1]
+    content = bytearray((newest / file).read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    (newest / file).write_bytes(content)
+    resumed = run(cutting, batch, parent, name="cut")
+    assert resumed.metrics["damaged_checkpoints"] == [str(newest / file)]
+    assert resumed.metrics["resumed_from_step"] == 1
+    assert resumed.candidate == expected.candidate
+
+
+def test_the_optimizer_follows_the_lineage(ports: TrainingPorts) -> None:
+    parent = put_version(ports)
+    first = run(ports, a_batch(ports, parent), parent, name="one")
+    assert first.candidate is not None
+    child = version_of(first.candidate, parent=parent.digest, step=1, optimizer_uri=first.metrics["optimizer_uri"])
+    batch = a_batch(ports, child, slot=1)
+    inherited = run(ports, batch, child, name="two")
+    anew = run(ports, batch, replace(child, optimizer_uri=None), name="three")
+    assert inherited.metrics["optimizer"] == "inherited"
+    assert inherited.metrics["mismatch"] < 1e-3  # master weights are fp32, served ones bf16: close, not equal
+    assert anew.metrics["optimizer"] == "new"
+    assert inherited.candidate != anew.candidate
+
+
+def test_a_damaged_optimizer_is_named_and_left_behind(ports: TrainingPorts) -> None:
+    parent = put_version(ports)
+    first = run(ports, a_batch(ports, parent), parent, name="one")
+    assert first.candidate is not None
+    uri = first.metrics["optimizer_uri"]
+    (Path(uri) / "optimizer.safetensors").write_bytes(b"rotten")
+    child = version_of(first.candidate, parent=parent.digest, step=1, optimizer_uri=uri)
+    second = run(ports, a_batch(ports, child, slot=1), child, name="two")
+    assert second.metrics["damaged_checkpoints"] == [f"{uri}/optimizer.safetensors"]
+    assert second.metrics["optimizer"] == "new"
+
+
+def test_bad_turns_are_counted_and_the_rest_is_learned_from(ports: TrainingPorts) -> None:
+    parent = put_version(ports)
+
+    def spoil(turn: TurnPayload) -> TurnPayload:
+        number = int(turn.inference_id[-4:])
+        changes: dict[int, dict[str, Any]] = {
+            0: {"logprobs": None},
+            1: {"completion_tokens": (1, 2, 3, 4, 99)},
+            2: {"prompt_tokens": (1,) * 200},
+        }
+        return broken(turn, **changes.get(number, {}))
+
+    made = run(ports, a_batch(ports, parent, change=spoil), parent)
+    assert made.metrics["left_out"] == {"no_logprobs": 1, "tokens_out_of_range": 1, "too_long": 1}
+    assert made.metrics["turns"] == 29
+
+
+def assert_held(made: TrainingRun, ports: TrainingPorts, reason: HoldReason) -> None:
+    assert (made.status, made.hold_reason, made.candidate) == (RunStatus.HELD, reason, None), made.message
+    assert ports.runs.get(made.id) == made
+
+
+def test_equal_rewards_hold(ports: TrainingPorts) -> None:
+    parent = put_version(ports)
+    assert_held(run(ports, a_batch(ports, parent, reward=lambda turn: 0.5), parent), ports, HoldReason.EQUAL_REWARDS)
+
+
+def test_too_few_readable_turns_hold(ports: TrainingPorts) -> None:
+    parent = put_version(ports)
+    made = run(ports, a_batch(ports, parent, count=10, change=lambda t: broken(t, logprobs=None)), parent)
+    assert_held(made, ports, HoldReason.TOO_FEW_LABELS)
+    assert made.metrics["left_out"] == {"no_logprobs": 10}
+
+
+@pytest.mark.parametrize("logged", [-0.01, -9.0])
+def test_log_probabilities_of_another_model_hold(ports: TrainingPorts, logged: float) -> None:
+    parent = put_version(ports)
+    made = run(ports, a_batch(ports, parent, change=lambda t: broken(t, logprobs=(logged,) * 5)), parent)
+    assert_held(made, ports, HoldReason.ENGINE_MISMATCH)
+
+
+def test_data_too_far_off_policy_hold(ports: TrainingPorts) -> None:
+    parent = put_version(ports)
+    stale = broken_guards(max_mismatch=99.0, min_mean_ratio=0.0, max_mean_ratio=1e9)
+    made = run(ports, a_batch(ports, parent, change=lambda t: broken(t, logprobs=(-0.1, -8.0, -0.1, -0.1, -0.1))), parent, config=stale)
+    assert_held(made, ports, HoldReason.LOW_ESS)
+
+
+def broken_guards(**limits: float) -> TrainingConfig:
+    return msgspec.structs.replace(CONFIG, guards=msgspec.structs.replace(OPEN, **limits))
+
+
+def test_a_learning_rate_that_blows_up_is_held(ports: TrainingPorts) -> None:
+    parent = put_version(ports)
+    config = msgspec.structs.replace(CONFIG, learning_rate=1e30)
+    made = run(ports, a_batch(ports, parent), parent, config=config)
+    assert made.status is RunStatus.HELD
+    assert made.hold_reason in {HoldReason.NOT_FINITE, HoldReason.LOW_ESS, HoldReason.MEAN_RATIO}
+
+
+def test_collapse_and_kl_budgets_hold(ports: TrainingPorts) -> None:
+    parent, anchor = put_version(ports), put_version(ports, seed=1)
+    batch = a_batch(ports, parent)
+    held = {
+        HoldReason.ENTROPY_COLLAPSE: run(ports, batch, parent, config=broken_guards(min_entropy_share=2.0), name="e"),
+        HoldReason.KL_CHAMPION: run(ports, batch, parent, config=broken_guards(max_kl_champion=1e-9), name="c"),
+        HoldReason.KL_ANCHOR: run(ports, batch, parent, anchor=anchor, config=broken_guards(max_kl_anchor=1e-9), name="a"),
+    }
+    for reason, made in held.items():
+        assert_held(made, ports, reason)
+    without_penalty = msgspec.structs.replace(broken_guards(max_kl_anchor=1e-9), kl_beta=0.0)
+    assert_held(run(ports, batch, parent, anchor=anchor, config=without_penalty, name="b"), ports, HoldReason.KL_ANCHOR)
+
+
+def test_an_update_too_small_for_bf16_is_held(ports: TrainingPorts) -> None:
+    parent = put_version(ports)
+    made = run(ports, a_batch(ports, parent), parent, config=msgspec.structs.replace(CONFIG, learning_rate=1e-12))
+    assert_held(made, ports, HoldReason.EQUAL_REWARDS)
+
+
+def test_a_lost_worker_fails_the_attempt_and_the_next_one_succeeds(ports: TrainingPorts) -> None:
+    parent = put_version(ports)
+    batch = a_batch(ports, parent)
+    assert isinstance(ports.progress, FakeProgress)
+
+    def lose(count: int) -> None:
+        if count == 7:
+            raise Unavailable("a training worker was lost")
+
+    ports.progress.on_report = lose
+    with pytest.raises(Unavailable):
+        run(ports, batch, parent)
+    failed = ports.runs.get("run")
+    assert failed is not None
+    assert failed.status is RunStatus.FAILED
+    assert run(ports, batch, parent).status is RunStatus.SUCCEEDED
+
+
+def test_adapters_learn_and_are_merged(ports: TrainingPorts) -> None:
+    parent = put_version(ports)
+    config = msgspec.structs.replace(CONFIG, lora=LoraConfig(rank=4), learning_rate=2e-3)
+    made = run(ports, a_batch(ports, parent), parent, config=config)
+    assert made.status is RunStatus.SUCCEEDED, made.message
+    assert made.candidate is not None
+    again = sample_turns(ports.weights.path(made.candidate), random_prompts(2), version=made.candidate, length=2)
+    assert len(again) == 2
