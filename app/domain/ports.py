@@ -17,7 +17,7 @@ from app.domain.batches import BatchManifest, LabelledTurn, TurnPayload
 from app.domain.cycles import Cycle, CycleStatus
 from app.domain.events import CloudEvent, Observation
 from app.domain.releases import Route
-from app.domain.serving import GenerateRequest, GenerationChunk
+from app.domain.serving import GenerateRequest, GenerationChunk, ScoreRequest
 from app.domain.training import AdamParams, Datum, ForwardBackward, LossSpec, StepOutcome
 from app.domain.versions import TrainingRun, Version
 
@@ -70,6 +70,14 @@ class Engines(Protocol):
 
     async def count_tokens(self, request: GenerateRequest) -> int:
         """Length of the prompt as the engine would feed it (chat template included). Raises as `generate` does."""
+        ...
+
+    async def score(self, request: ScoreRequest) -> list[float]:
+        """Natural log-probability [T] of each completion token given all before it, under the distribution that sampling with this
+        temperature and top-p draws from (-inf where top-p excludes it). Feeds the off-policy gate; live answers go first.
+
+        Raises as `generate` does; `BadRequest` also where this kind of engine cannot score such a distribution.
+        """
         ...
 
 

@@ -19,6 +19,20 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     record_experts: bool = False
 
 
+class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Tokens that were sampled some time: how likely would one pinned version have sampled them?"""
+
+    policy: str
+    digest: str
+    """Weights to score with; an engine that does not hold them refuses."""
+    prompt_tokens: list[int]
+    """[P], as they were fed."""
+    completion_tokens: list[int]
+    """[T], as they were sampled."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
 class GenerationChunk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A few sampled tokens; the last chunk of a generation, and only it, has a `finish_reason`."""
 

@@ -25,6 +25,7 @@ from app.domain.errors import BadRequest
 from app.domain.turns import FinishReason, SamplingParams
 from app.policy.distribution import draw, nucleus_logprobs
 from app.policy.experts import ExpertRecorder
+from app.policy.forward import token_logprobs
 from app.policy.keyvalues import KeyValues
 from app.policy.model import Policy
 from app.policy.prompt_cache import PromptCache
@@ -129,6 +130,25 @@ class Decoder:
         if not self.busy:
             self._cache.release()
         return rows
+
+    @torch.inference_mode()
+    def score(self, prompt: Sequence[int], completion: Sequence[int], *, temperature: float, top_p: float) -> list[float]:
+        """Log-probability [T] of each completion token, in one forward pass beside the cache. Raises `BadRequest` for what could not have
+        been sampled here."""
+        _check(SamplingParams(temperature=temperature, top_p=top_p))
+        total, known = len(prompt) + len(completion), self.policy.model.config.get_text_config().vocab_size
+        if not prompt or not completion or total > self.policy.context:
+            raise BadRequest(
+                f"{len(prompt)} prompt and {len(completion)} completion tokens cannot be scored: give at least one of each, and "
+                f"{self.policy.context} in all at most", param="completion_tokens", code="context_length_exceeded",
+            )  # fmt: skip
+        if not all(0 <= token < known for token in (*prompt, *completion)):
+            raise BadRequest(
+                f"a token id is outside the model's vocabulary of {known}: these tokens are another model's", param="prompt_tokens"
+            )
+        logprobs = token_logprobs(self.policy.model, prompt, completion, temperature=temperature, top_p=top_p)
+        self._recorder.take()  # the routes of this pass belong to no answer
+        return logprobs.tolist()
 
     def close(self) -> None:
         """Detach from the model and drop the cache."""

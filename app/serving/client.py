@@ -4,6 +4,7 @@ Before the first token a refusal moves the request to the next engine; after it 
 """
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -13,8 +14,9 @@ import httpx
 import msgspec
 
 from app.domain.errors import BadRequest, Overloaded, RatchetError, Unavailable
-from app.domain.serving import GenerateRequest, GenerationChunk
+from app.domain.serving import GenerateRequest, GenerationChunk, ScoreRequest
 from app.domain.turns import FinishReason
+from app.serving.refusals import require_one_healthy, worst
 
 FORGET_S = 2.0
 """How long the client remembers which engines hold a version before it asks again."""
@@ -73,21 +75,21 @@ class HttpEngines:
 
     async def ping(self) -> None:
         """Raise `Unavailable` when no engine answers."""
-        for url in self._urls:
-            try:
-                if (await self._client.get(f"{url}/health", timeout=2.0)).status_code == 200:
-                    return
-            except httpx.HTTPError:
-                continue
-        raise Unavailable(f"no engine answers at {', '.join(self._urls) or 'any address'}: start one with `ratchet engine`")
+        await require_one_healthy(self._client, self._urls, kind="engine", cure="start one with `ratchet engine`")
 
     async def count_tokens(self, request: GenerateRequest) -> int:
         """Length of the prompt as the engine would feed it."""
         async with self._open("/count", request) as response:
             return int(msgspec.json.decode(await response.aread())["prompt_tokens"])
 
+    async def score(self, request: ScoreRequest) -> list[float]:
+        """Log-probability of each completion token."""
+        async with self._open("/score", request) as response:
+            scored = msgspec.json.decode(await response.aread(), type=_Scored)
+        return [-math.inf if value is None else value for value in scored.logprobs]
+
     @asynccontextmanager
-    async def _open(self, path: str, request: GenerateRequest) -> AsyncIterator[httpx.Response]:
+    async def _open(self, path: str, request: GenerateRequest | ScoreRequest) -> AsyncIterator[httpx.Response]:
         """The first engine's answer that is not a refusal. Raises what the engines said when all refused."""
         body = msgspec.json.encode(request)
         refusals: list[RatchetError] = []
@@ -110,7 +112,7 @@ class HttpEngines:
                 await response.aclose()
             if isinstance(refusals[-1], BadRequest):
                 break
-        raise _worst(refusals, request.digest)
+        raise worst(refusals, otherwise=f"no engine holds the weights {request.digest[:12]}")
 
     async def _candidates(self, digest: str) -> list[str]:
         """Engines to try: those said to hold the version, beginning with another one each time; else all."""
@@ -142,11 +144,7 @@ async def _refusal(response: httpx.Response) -> RatchetError:
     return Unavailable(message)
 
 
-def _worst(refusals: list[RatchetError], digest: str) -> RatchetError:
-    """What to tell the caller: their own mistake first, then that all who could are full, then that nobody can."""
-    for kind in (BadRequest, Overloaded):
-        for refusal in refusals:
-            if isinstance(refusal, kind):
-                return refusal
-    said = "; ".join(dict.fromkeys(str(refusal) for refusal in refusals)) or "none is configured: set RATCHET_ENGINES"
-    return Unavailable(f"no engine holds the weights {digest[:12]} ({said})")
+class _Scored(msgspec.Struct):
+    """The engine's answer to `/score`."""
+
+    logprobs: list[float | None]

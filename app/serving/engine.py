@@ -4,6 +4,7 @@
 |--------------------|-----------------------------------------------------------------------------------------------|
 | `POST /generate`   | `GenerateRequest` → one `GenerationChunk` per line of JSON, as they are sampled                 |
 | `POST /count`      | `GenerateRequest` → `{"prompt_tokens": n}`                                                      |
+| `POST /score`      | `ScoreRequest` → `{"logprobs": [T]}`; live answers go first                                     |
 | `GET /versions`    | what is held, by digest                                                                        |
 | `GET /health`      | `{"status": "ok", …}`                                                                          |
 
@@ -11,18 +12,22 @@ Refusals are `{"error": {"message", "param", "code"}}`: 400 (the request), 404 (
 Loopback by default and without keys: the gateway is the door, this is behind it.
 """
 
+import asyncio
+import math
 from collections.abc import AsyncIterator
+from typing import TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 
 from app.domain.errors import BadRequest, NotFound, Overloaded, RatchetError
-from app.domain.serving import GenerateRequest, GenerationChunk
+from app.domain.serving import GenerateRequest, GenerationChunk, ScoreRequest
 from app.serving.residency import Residency
 from app.serving.worker import Job, Worker
 
 MAX_BODY_BYTES = 8 << 20
+Asked = TypeVar("Asked", GenerateRequest, ScoreRequest)
 
 
 def create_engine(worker: Worker, residency: Residency) -> FastAPI:
@@ -35,7 +40,7 @@ def create_engine(worker: Worker, residency: Residency) -> FastAPI:
 
     @app.post("/generate")
     async def generate(request: Request) -> Response:
-        job = worker.submit(await _read(request))
+        job = worker.submit(await _read(request, GenerateRequest))
         # the first update decides the status: a refusal found on the worker's side must not come as a broken stream
         first = await job.updates.get()
         if isinstance(first, Exception):
@@ -44,9 +49,15 @@ def create_engine(worker: Worker, residency: Residency) -> FastAPI:
 
     @app.post("/count")
     async def count(request: Request) -> Response:
-        asked = await _read(request)
+        asked = await _read(request, GenerateRequest)
         prompt = worker.policy(asked.digest).chat.prompt(asked.messages, tools=asked.tools)
         return _json({"prompt_tokens": len(prompt)})
+
+    @app.post("/score")
+    async def score(request: Request) -> Response:
+        logprobs = await asyncio.wrap_future(worker.score(await _read(request, ScoreRequest)))
+        # JSON has no -inf: a token that top-p excludes
+        return _json({"logprobs": [value if math.isfinite(value) else None for value in logprobs]})
 
     @app.get("/versions")
     async def versions() -> Response:
@@ -60,14 +71,14 @@ def create_engine(worker: Worker, residency: Residency) -> FastAPI:
     return app
 
 
-async def _read(request: Request) -> GenerateRequest:
+async def _read(request: Request, expected: type[Asked]) -> Asked:
     body = await request.body()
     if len(body) > MAX_BODY_BYTES:
         raise BadRequest(f"the request has {len(body)} bytes and {MAX_BODY_BYTES} are taken: shorten the conversation", param="messages")
     try:
-        return msgspec.json.decode(body, type=GenerateRequest)
+        return msgspec.json.decode(body, type=expected)
     except msgspec.DecodeError as error:
-        raise BadRequest(f"this is not a GenerateRequest: {error}") from error
+        raise BadRequest(f"this is not a {expected.__name__}: {error}") from error
 
 
 async def _lines(worker: Worker, job: Job, first: GenerationChunk) -> AsyncIterator[bytes]:

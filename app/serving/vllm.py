@@ -6,6 +6,7 @@ of it against a real vLLM, which needs a GPU. The fields and endpoints are those
 - `return_token_ids` on `/v1/chat/completions` (vLLM PR 22587): `prompt_token_ids` on the first chunk, `choices[].token_ids` per chunk;
 - `logprobs` are of the distribution actually sampled only with `--logprobs-mode processed_logprobs`: start the server with it;
 - adapters: `POST /v1/load_lora_adapter`, `/v1/unload_lora_adapter`, with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True;
+- scoring: `prompt_logprobs` on `/v1/completions`, `choices[].prompt_logprobs` per prompt token, which are of the unprocessed model;
 - weights: `/pause`, `/start_weight_update`, `/update_weights`, `/finish_weight_update`, `/resume`, with VLLM_SERVER_DEV_MODE=1.
 
 A version is a model name: the base is served with `--served-model-name DIGEST`, an adapter is loaded under its digest. Do not give the
@@ -24,8 +25,9 @@ import msgspec
 
 from app.domain.errors import BadRequest, Overloaded, RatchetError, Refused, Unavailable
 from app.domain.ports import EngineLedger, EngineState, WeightStore
-from app.domain.serving import GenerateRequest, GenerationChunk
+from app.domain.serving import GenerateRequest, GenerationChunk, ScoreRequest
 from app.domain.turns import FinishReason
+from app.serving.refusals import require_one_healthy, worst
 
 log = logging.getLogger(__name__)
 
@@ -51,13 +53,7 @@ class VllmEngines:
 
     async def ping(self) -> None:
         """Raise `Unavailable` when no server answers."""
-        for url in self._urls:
-            try:
-                if (await self._client.get(f"{url}/health", timeout=2.0)).status_code == 200:
-                    return
-            except httpx.HTTPError:
-                continue
-        raise Unavailable(f"no vLLM server answers at {', '.join(self._urls) or 'any address'}: start one, or correct RATCHET_ENGINES")
+        await require_one_healthy(self._client, self._urls, kind="vLLM server", cure="start one, or correct RATCHET_ENGINES")
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerationChunk]:
         """Sample one completion. Raises `Unavailable`, `Overloaded`, `BadRequest`, all before the first chunk only."""
@@ -84,17 +80,37 @@ class VllmEngines:
     async def count_tokens(self, request: GenerateRequest) -> int:
         """Length of the prompt as the server would feed it (`POST /tokenize`)."""
         body = {"model": request.digest, "messages": request.messages, "tools": request.tools, "add_generation_prompt": True}
+        return int((await self._ask("/tokenize", body, digest=request.digest))["count"])
+
+    async def score(self, request: ScoreRequest) -> list[float]:
+        """Log-probability of each completion token, from `prompt_logprobs` of `/v1/completions`.
+
+        vLLM gives those of the model itself, before temperature and top-p, so anything but 1 and 1 is refused with `BadRequest`.
+        """
+        if (request.temperature, request.top_p) != (1.0, 1.0):
+            raise BadRequest("vLLM scores given tokens at temperature 1 and top_p 1 only: such turns cannot be judged off policy")
+        tokens = [*request.prompt_tokens, *request.completion_tokens]
+        body = {"model": request.digest, "prompt": tokens, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+        answer = await self._ask("/v1/completions", body, digest=request.digest)
+        places: list[dict[str, Any] | None] = answer["choices"][0].get("prompt_logprobs") or []
+        if len(places) != len(tokens):
+            raise BadRequest(f"vLLM gave {len(places)} prompt log-probabilities for {len(tokens)} tokens: it cannot score here")
+        scored = list(zip(places, tokens, strict=True))[len(request.prompt_tokens) :]
+        return [float((place or {})[str(token)]["logprob"]) for place, token in scored]
+
+    async def _ask(self, path: str, body: dict[str, Any], *, digest: str) -> dict[str, Any]:
+        """The first willing server's answer."""
         refusals: list[RatchetError] = []
         for url in self._in_turn():
             try:
-                response = await self._client.post(f"{url}/tokenize", json=body, headers=self._headers)
+                response = await self._client.post(url + path, json=body, headers=self._headers)
             except httpx.HTTPError as error:
                 refusals.append(_gone(url, error))
                 continue
             if response.status_code == 200:
-                return int(response.json()["count"])
+                return response.json()
             refusals.append(_refusal(response.status_code, response.content, response.headers))
-        raise _worst(refusals, request.digest)
+        raise _worst(refusals, digest)
 
     async def _first_willing(self, request: GenerateRequest) -> httpx.Response:
         refusals: list[RatchetError] = []
@@ -157,6 +173,10 @@ async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
             yield msgspec.json.decode(data, type=dict[str, Any])
 
 
+def _worst(refusals: list[RatchetError], digest: str) -> RatchetError:
+    return worst(refusals, otherwise=f"no vLLM server holds the weights {digest[:12]}")
+
+
 def _gone(url: str, error: Exception) -> Unavailable:
     return Unavailable(f"vLLM at {url} does not answer ({type(error).__name__}): start it, or correct RATCHET_ENGINES")
 
@@ -172,15 +192,6 @@ def _refusal(status: int, content: bytes, headers: Mapping[str, str]) -> Ratchet
     if status in (400, 422):
         return BadRequest(message, code="context_length_exceeded" if "context length" in message else "invalid_request")
     return Unavailable(message)
-
-
-def _worst(refusals: list[RatchetError], digest: str) -> RatchetError:
-    for kind in (BadRequest, Overloaded):
-        for refusal in refusals:
-            if isinstance(refusal, kind):
-                return refusal
-    said = "; ".join(dict.fromkeys(map(str, refusals))) or "none is configured: set RATCHET_ENGINES"
-    return Unavailable(f"no vLLM server holds the weights {digest[:12]} ({said})")
 
 
 class VllmControl:

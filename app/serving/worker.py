@@ -1,11 +1,11 @@
 """The thread that samples: one decoder per resident version, a step of each in turn, so that a batch never mixes weights.
 
-    submit ─▶ commands ─▶ ┌ take commands ─▶ one step of every busy decoder ─▶ deliver tokens ┐ ─▶ Job.updates (asyncio)
-                          └──────────────────────────── for ever ─────────────────────────────┘
+    submit ─▶ commands ─▶ ┌ take commands ─▶ one step of every busy decoder ─▶ deliver tokens ─▶ score one ┐ ─▶ Job.updates (asyncio)
+                          └────────────────────────────────── for ever ────────────────────────────────────┘
 
-| waits for                          | unblocked by                         |
-|------------------------------------|--------------------------------------|
-| a command, when no decoder is busy | submit, cancel, add, drop, close     |
+| waits for                                             | unblocked by                            |
+|-------------------------------------------------------|-----------------------------------------|
+| a command, when no decoder is busy and none to score  | submit, score, cancel, add, drop, close |
 
 Everything that touches a decoder happens on this thread; other threads only leave commands.
 """
@@ -15,12 +15,14 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.domain.errors import BadRequest, NotFound, Overloaded
-from app.domain.serving import GenerateRequest, GenerationChunk
+from app.domain.errors import BadRequest, NotFound, Overloaded, RatchetError, Unavailable
+from app.domain.serving import GenerateRequest, GenerationChunk, ScoreRequest
 from app.domain.turns import FinishReason
 from app.policy.model import Policy
 from app.policy.sampling import Decoder, Generation
@@ -67,6 +69,8 @@ class Worker:
         self._decoders: dict[str, Decoder] = {}
         self._leaving: set[str] = set()
         self._jobs: list[Job] = []
+        self._asked: deque[tuple[ScoreRequest, Future[list[float]]]] = deque()
+        """Completions to score, one between two steps, so that answers being written wait for one forward pass at most."""
         self._load = 0
         self._counting = threading.Lock()
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -145,6 +149,15 @@ class Worker:
         self._commands.put(lambda: self._begin(job, prompt))
         return job
 
+    def score(self, request: ScoreRequest) -> "Future[list[float]]":
+        """Log-probabilities of given tokens, as soon as there is time. Raises `NotFound` (not held) and `Overloaded`."""
+        self.policy(request.digest)
+        if len(self._asked) >= self.limits.waiting:
+            raise Overloaded(f"the engine has {len(self._asked)} completions to score: ask for fewer at a time", retry_after_s=1.0)
+        answer: Future[list[float]] = Future()
+        self._commands.put(lambda: self._asked.append((request, answer)))
+        return answer
+
     def cancel(self, job: Job, reason: FinishReason = FinishReason.ABORTED) -> None:
         """End a request from outside; harmless when it is done."""
         self._commands.put(lambda: self._cancel(job, reason))
@@ -185,10 +198,29 @@ class Worker:
                 elif digest in self._leaving:
                     self._free(digest)
             self._deliver(self._news())
+            if self._asked:
+                self._score(*self._asked.popleft())
+
+    def _score(self, request: ScoreRequest, answer: "Future[list[float]]") -> None:
+        """Answer one request to score; it costs nobody else anything when it breaks."""
+        if not answer.set_running_or_notify_cancel():
+            return
+        decoder = self._decoders.get(request.digest)
+        try:
+            if decoder is None:
+                raise NotFound(f"this engine does not hold the weights {request.digest[:12]} any more")
+            scored = decoder.score(request.prompt_tokens, request.completion_tokens, temperature=request.temperature, top_p=request.top_p)
+        except RatchetError as error:
+            answer.set_exception(error)
+        except Exception as error:
+            log.exception("scoring failed digest=%s", request.digest)
+            answer.set_exception(Unavailable(f"scoring failed: {error}"))
+        else:
+            answer.set_result(scored)
 
     def _take(self) -> list[Callable[[], None] | None]:
         """All commands there are; waits for one when there is nothing to sample."""
-        idle = not any(decoder.busy for decoder in self._decoders.values())
+        idle = not self._asked and not any(decoder.busy for decoder in self._decoders.values())
         commands: list[Callable[[], None] | None] = []
         try:
             # a second at most: a version may be leaving, and is freed between commands

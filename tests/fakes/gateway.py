@@ -15,13 +15,13 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from app.domain.access import ApiKey, Scope, hash_secret, key_text, new_secret
-from app.domain.errors import RatchetError, Unavailable, UnknownPolicy
+from app.domain.errors import BadRequest, RatchetError, Unavailable, UnknownPolicy
 from app.domain.events import CloudEvent, Observation
 from app.domain.ids import uuid7
 from app.domain.policies import PolicyConfig
 from app.domain.ports import EpisodeState
 from app.domain.releases import Pointer, Route
-from app.domain.serving import GenerateRequest, GenerationChunk
+from app.domain.serving import GenerateRequest, GenerationChunk, ScoreRequest
 from app.domain.turns import FinishReason
 from app.main import Collaborators
 from tests.fakes.inbox import MemoryInbox
@@ -59,6 +59,11 @@ class ScriptedEngines:
 
     async def count_tokens(self, request: GenerateRequest) -> int:
         return count_words(request.messages)
+
+    async def score(self, request: ScoreRequest) -> list[float]:
+        if not request.completion_tokens or len(request.prompt_tokens) + len(request.completion_tokens) > self.context_tokens:
+            raise BadRequest("these tokens cannot be scored", param="completion_tokens")
+        return [-0.1 if token == 2 else -0.5 for token in request.completion_tokens]
 
 
 def count_words(messages: Sequence[Mapping[str, Any]]) -> int:

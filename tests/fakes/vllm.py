@@ -24,6 +24,7 @@ class FakeVllm:
         self.app.get("/v1/models")(self._list)
         self.app.get("/health")(self._control)
         self.app.post("/v1/chat/completions")(self._chat)
+        self.app.post("/v1/completions")(self._complete)
         self.app.post("/tokenize")(self._tokenize)
         self.app.post("/v1/load_lora_adapter")(self._load)
         self.app.post("/v1/unload_lora_adapter")(self._unload)
@@ -59,6 +60,16 @@ class FakeVllm:
     async def _tokenize(self, request: Request) -> dict[str, Any]:
         self.bodies.append(await request.json())
         return {"count": 5, "tokens": [1, 2, 3, 4, 5], "max_model_len": 100}
+
+    async def _complete(self, request: Request) -> Response:
+        """`prompt_logprobs`: none for the first token, then each token's own, keyed by its id as text."""
+        body = await request.json()
+        self.bodies.append(body)
+        if body["model"] not in self.models:
+            return JSONResponse({"error": {"message": f"The model `{body['model']}` does not exist."}}, 404)
+        known = {11: -0.5, 12: -1.5, 2: -0.25}
+        places = [{str(t): {"logprob": known.get(t, -9.0), "rank": 1, "decoded_token": "?"}} for t in body["prompt"][1:]]
+        return JSONResponse({"choices": [{"index": 0, "text": "a", "finish_reason": "length", "prompt_logprobs": [None, *places]}]})
 
     async def _chat(self, request: Request) -> Response:
         body = await request.json()
