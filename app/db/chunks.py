@@ -1,8 +1,14 @@
-"""Long IN lists in pieces: databases bound the number of parameters, and a few sizes keep the compiled statements cached."""
+"""Membership in long lists: one statement and one parameter however long the list is, or the list in pieces.
 
-from collections.abc import Iterable, Iterator
+A thousand placeholders cost more to render and bind than the lookups behind them, and databases bound their number.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import msgspec
+from sqlalchemy import ARRAY, ColumnElement, Connection, String, any_, bindparam, cast, func, select, tuple_
 
 T = TypeVar("T")
 
@@ -14,3 +20,26 @@ def chunked(items: Iterable[T], size: int = IN_LIST) -> Iterator[list[T]]:
     iterator = iter(items)
     while chunk := list(islice(iterator, size)):
         yield chunk
+
+
+def one_of(connection: Connection, column: ColumnElement[Any], values: Collection[str] | Collection[int]) -> ColumnElement[bool]:
+    """Whether the column is one of these texts or integers."""
+    if connection.dialect.name == "sqlite":
+        return column.in_(select(func.json_each(_json(list(values))).table_valued("value").c.value))
+    return column == any_(bindparam(None, list(values), ARRAY(column.type)))
+
+
+def pair_of(
+    connection: Connection, columns: tuple[ColumnElement[str], ColumnElement[str]], pairs: Sequence[tuple[str, str]]
+) -> ColumnElement[bool]:
+    """Whether the two text columns are one of these pairs."""
+    if connection.dialect.name == "sqlite":
+        given = func.json_each(_json(pairs)).table_valued("value").c.value
+        return tuple_(*columns).in_(select(func.json_extract(given, "$[0]"), func.json_extract(given, "$[1]")))
+    parts = [cast(bindparam(None, [pair[n] for pair in pairs], ARRAY(String)), ARRAY(String)) for n in (0, 1)]
+    given = func.unnest(*parts).table_valued("a", "b").render_derived()
+    return tuple_(*columns).in_(select(given.c.a, given.c.b))
+
+
+def _json(values: object) -> str:
+    return msgspec.json.encode(values).decode()

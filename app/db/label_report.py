@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, select
 
 from app.db.counters import read_counts
-from app.db.labels import facts_of, observations_of
+from app.db.labels import FACTS, facts_of, observations_of
 from app.db.tables import labels, turns
 from app.domain.label_reports import LabelReport, TermReport
 from app.domain.rewards import DueTurn
@@ -32,7 +32,7 @@ def label_report(connection: Connection, policy: str) -> LabelReport:
 def labelled_turns(connection: Connection, policy: str, *, limit: int) -> Iterator[Labelled]:
     """The newest labelled turns of a policy that were not erased, newest first."""
     query = (
-        select(turns, labels.c.reward, labels.c.revision)
+        select(*FACTS, labels.c.reward, labels.c.revision)
         .join(labels, (labels.c.inference_id == turns.c.inference_id) & labels.c.current)
         .where(turns.c.policy == policy, turns.c.erased_at.is_(None))
         .order_by(turns.c.finished_at.desc(), turns.c.inference_id)

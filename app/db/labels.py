@@ -1,13 +1,14 @@
 """Labels in SQL: due turns with their observations, and the current label of each turn."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Engine, Row, exists, func, insert, or_, select, update
+from sqlalchemy import Column, Connection, Engine, Row, exists, func, insert, literal, select, update
 
+from app.db.chunks import one_of
 from app.db.engine import reading, writing
 from app.db.outbox import OutboxEvent, enqueue
 from app.db.tables import batch_items, labels, observations, turns
@@ -17,6 +18,19 @@ from app.domain.turns import FinishReason, ToolCall
 
 LABEL_EVENT = "ratchet.label.v1"
 """Type of the records on `ratchet.labels`: a `Label` with its breakdown."""
+
+
+FACTS = (
+    turns.c.inference_id, turns.c.episode_id, turns.c.policy, turns.c.version, turns.c.kind, turns.c.source, turns.c.started_at,
+    turns.c.finished_at, turns.c.labelled_at, turns.c.actor, turns.c.segment, turns.c.finish_reason, turns.c.train_consent,
+    turns.c.has_logprobs, turns.c.prompt_tokens, turns.c.completion_tokens, turns.c.tool_calls, turns.c.time_to_first_token_s,
+    turns.c.completion, turns.c.tags, turns.c.erased_at,
+)  # fmt: skip
+"""The columns that labelling looks at, in the order of `facts_of`."""
+_OBSERVATION = (
+    observations.c.id, observations.c.policy, observations.c.inference_id, observations.c.episode_id, observations.c.name,
+    observations.c.value, observations.c.occurred_at, observations.c.source, observations.c.actor, observations.c.tags,
+)  # fmt: skip
 
 
 class SqlLabels:
@@ -29,15 +43,16 @@ class SqlLabels:
 
     def due(self, policy: str, *, now: datetime, limit: int) -> list[DueTurn]:
         """Turns whose wait is over and that have no label, and turns marked for another one, oldest first."""
-        waited = (turns.c.labelled_at.is_(None)) & (turns.c.label_due_at <= now)
-        query = (
-            select(turns).where(turns.c.policy == policy, or_(waited, turns.c.needs_relabel)).order_by(turns.c.label_due_at).limit(limit)
-        )
+        mine = select(*FACTS, turns.c.evidence).where(turns.c.policy == policy)
+        waited = mine.where(turns.c.labelled_at.is_(None), turns.c.label_due_at <= now).order_by(turns.c.label_due_at)
         with reading(self._engine) as connection:
-            found = connection.execute(query).all()
+            found = list(connection.execute(waited.limit(limit)))
+            if len(found) < limit:
+                marked = mine.where(turns.c.needs_relabel, turns.c.labelled_at.is_not(None)).order_by(turns.c.inference_id)
+                found += connection.execute(marked.limit(limit - len(found)))
             self._read = {row.inference_id: row.evidence for row in found}
             observed = observations_of(connection, found)
-            revisions = _revisions(connection, found)
+            revisions = _revisions(connection, [row.inference_id for row in found if row.labelled_at is not None])
         return [
             DueTurn(facts=facts_of(row), observations=observed[row.inference_id], revision=revisions.get(row.inference_id, 0))
             for row in found
@@ -49,82 +64,95 @@ class SqlLabels:
         A turn about which something new became known since it was read stays due: its label would be stale.
         """
         with writing(self._engine) as connection:
-            ids = self._unchanged(connection, [label.inference_id for label in made])
-            used = set(connection.execute(select(batch_items.c.inference_id).where(batch_items.c.inference_id.in_(ids))).scalars())
-            finished = dict(
-                connection.execute(select(turns.c.inference_id, turns.c.finished_at).where(turns.c.inference_id.in_(ids))).all()
-            )  # type: ignore[arg-type]
-            fresh = [
-                label for label in made if label.inference_id in ids and label.inference_id not in used and label.inference_id in finished
-            ]
-            fresh_ids = [label.inference_id for label in fresh]
-            connection.execute(update(labels).where(labels.c.inference_id.in_(fresh_ids), labels.c.current).values(current=False))
+            finished = self._unchanged(connection, [label.inference_id for label in made])
+            used = _batched(connection, [label.inference_id for label in made if label.revision > 1])
+            fresh = [label for label in made if label.inference_id in finished and label.inference_id not in used]
             if fresh:
+                _retire(connection, [label.inference_id for label in fresh if label.revision > 1])
                 connection.execute(insert(labels), [_row(label, finished[label.inference_id]) for label in fresh])
                 enqueue(connection, [_event(label) for label in fresh], now=now)
-            connection.execute(update(turns).where(turns.c.inference_id.in_(ids)).values(needs_relabel=False))
-            unlabelled = turns.c.inference_id.in_(ids) & turns.c.labelled_at.is_(None)
-            connection.execute(update(turns).where(unlabelled).values(labelled_at=now))
+            labelled = {"needs_relabel": False, "labelled_at": func.coalesce(turns.c.labelled_at, literal(now, turns.c.labelled_at.type))}
+            connection.execute(update(turns).where(one_of(connection, turns.c.inference_id, finished)).values(labelled))
 
-    def _unchanged(self, connection: Connection, ids: Sequence[str]) -> set[str]:
-        """The turns about which nothing new became known since `due` read them, locked until the transaction ends."""
-        locked = select(turns.c.inference_id, turns.c.evidence).where(turns.c.inference_id.in_(ids)).order_by(turns.c.inference_id)
-        rows = connection.execute(locked.with_for_update()).all()
-        return {row.inference_id for row in rows if row.evidence == self._read.get(row.inference_id, row.evidence)}
+    def _unchanged(self, connection: Connection, ids: Sequence[str]) -> dict[str, datetime]:
+        """When the turns ended about which nothing new became known since `due` read them, locked until the transaction ends."""
+        locked = (
+            select(turns.c.inference_id, turns.c.evidence, turns.c.finished_at)
+            .where(one_of(connection, turns.c.inference_id, ids))
+            .order_by(turns.c.inference_id)
+        )
+        rows = connection.execute(locked.with_for_update())
+        return {id_: finished for id_, evidence, finished in rows if evidence == self._read.get(id_, evidence)}
 
 
-def observations_of(connection: Connection, found: Sequence[Row[Any]]) -> dict[str, tuple[Observation, ...]]:
+def _batched(connection: Connection, ids: Collection[str]) -> set[str]:
+    """Those that are in a batch."""
+    if not ids:
+        return set()
+    return set(connection.execute(select(batch_items.c.inference_id).where(one_of(connection, batch_items.c.inference_id, ids))).scalars())
+
+
+def _retire(connection: Connection, ids: Sequence[str]) -> None:
+    """Their labels are not the current ones any more."""
+    if ids:
+        connection.execute(update(labels).where(one_of(connection, labels.c.inference_id, ids), labels.c.current).values(current=False))
+
+
+def observations_of(connection: Connection, found: Sequence[Row[*tuple[Any, ...]]]) -> dict[str, tuple[Observation, ...]]:
     """Joined, not retracted observations of the turns and of their episodes, by inference id, in order of occurrence."""
-    ids = [row.inference_id for row in found]
-    episodes = {row.episode_id for row in found}
-    about = or_(observations.c.inference_id.in_(ids), observations.c.episode_id.in_(episodes))
-    in_time = observations.c.status == "joined"
+    by_turn = _observed(connection, observations.c.inference_id, {row.inference_id for row in found})
+    by_episode = _observed(connection, observations.c.episode_id, {row.episode_id for row in found})
+    return {row.inference_id: _in_order(by_turn.get(row.inference_id, ()), by_episode.get(row.episode_id, ())) for row in found}
+
+
+def _observed(connection: Connection, about: Column[Any], ids: Collection[str]) -> dict[str, list[Observation]]:
+    """By id, in order of occurrence."""
+    usable = (observations.c.status == "joined") & observations.c.retracted_at.is_(None)
     query = (
-        select(observations)
-        .where(about, in_time, observations.c.retracted_at.is_(None))
-        .order_by(observations.c.occurred_at, observations.c.id)
+        select(about, *_OBSERVATION).where(one_of(connection, about, ids), usable).order_by(observations.c.occurred_at, observations.c.id)
     )
-    by_turn: dict[str, list[Observation]] = defaultdict(list)
-    by_episode: dict[str, list[Observation]] = defaultdict(list)
-    for row in connection.execute(query):
-        observation = _observation(row)
-        (by_turn[row.inference_id] if row.inference_id else by_episode[row.episode_id]).append(observation)
-    return {
-        row.inference_id: tuple(sorted(by_turn[row.inference_id] + by_episode[row.episode_id], key=lambda o: (o.occurred_at, o.id)))
-        for row in found
-    }
+    found: dict[str, list[Observation]] = defaultdict(list)
+    for key, id_, policy, inference_id, episode_id, name, value, occurred_at, source, actor, tags in connection.execute(query):
+        observation = Observation(
+            id=id_, policy=policy, inference_id=inference_id, episode_id=episode_id, name=name, value=value, occurred_at=occurred_at,
+            source=source, actor=actor, tags=tags,
+        )  # fmt: skip
+        found[key].append(observation)
+    return found
 
 
-def _revisions(connection: Connection, found: Sequence[Row[Any]]) -> dict[str, int]:
-    query = select(labels.c.inference_id, labels.c.revision).where(
-        labels.c.inference_id.in_([r.inference_id for r in found]), labels.c.current
-    )
+def _in_order(one: Sequence[Observation], other: Sequence[Observation]) -> tuple[Observation, ...]:
+    if not one or not other:
+        return (*one, *other)
+    return tuple(sorted((*one, *other), key=lambda o: (o.occurred_at, o.id)))
+
+
+def _revisions(connection: Connection, ids: Sequence[str]) -> dict[str, int]:
+    if not ids:
+        return {}
+    query = select(labels.c.inference_id, labels.c.revision).where(one_of(connection, labels.c.inference_id, ids), labels.c.current)
     return {row.inference_id: row.revision for row in connection.execute(query)}
 
 
-def _observation(row: Row[Any]) -> Observation:
-    return Observation(
-        id=row.id, policy=row.policy, inference_id=row.inference_id, episode_id=row.episode_id, name=row.name, value=row.value,
-        occurred_at=row.occurred_at, source=row.source, actor=row.actor, tags=row.tags,
-    )  # fmt: skip
-
-
-def facts_of(row: Row[Any]) -> TurnFacts:
-    """What terms look at, from a row of turns."""
+def facts_of(row: Row[*tuple[Any, ...]]) -> TurnFacts:
+    """What terms look at, from a row that begins with `FACTS`."""
+    (
+        inference_id, episode_id, policy, version, kind, source, started_at, finished_at, _, actor, segment, finish_reason, train_consent,
+        has_logprobs, prompt_tokens, completion_tokens, tool_calls, time_to_first_token_s, completion, tags, erased_at, *_,
+    ) = row  # fmt: skip
     return TurnFacts(
-        inference_id=row.inference_id, episode_id=row.episode_id, policy=row.policy, version=row.version, kind=row.kind, source=row.source,
-        started_at=row.started_at, finished_at=row.finished_at, actor=row.actor, segment=row.segment,
-        finish_reason=FinishReason(row.finish_reason), train_consent=row.train_consent, has_logprobs=row.has_logprobs,
-        prompt_tokens=row.prompt_tokens, completion_tokens=row.completion_tokens,
-        tool_calls=tuple(msgspec.convert(row.tool_calls, list[ToolCall])), time_to_first_token_s=row.time_to_first_token_s,
-        completion=row.completion, tags=row.tags, erased=row.erased_at is not None,
+        inference_id=inference_id, episode_id=episode_id, policy=policy, version=version, kind=kind, source=source, started_at=started_at,
+        finished_at=finished_at, actor=actor, segment=segment, finish_reason=FinishReason(finish_reason), train_consent=train_consent,
+        has_logprobs=has_logprobs, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens,
+        tool_calls=msgspec.convert(tool_calls, tuple[ToolCall, ...]), time_to_first_token_s=time_to_first_token_s, completion=completion,
+        tags=tags, erased=erased_at is not None,
     )  # fmt: skip
 
 
 def _row(label: Label, finished_at: datetime) -> dict[str, Any]:
     return {
         "inference_id": label.inference_id, "revision": label.revision, "current": True, "policy": label.policy, "version": label.version,
-        "reward": label.reward, "terms": msgspec.to_builtins(label.terms), "rule_set": label.rule_set,
+        "reward": label.reward, "terms": label.terms, "rule_set": label.rule_set,
         "exclusion": label.exclusion.value if label.exclusion else None, "segment": label.segment, "actor": label.actor,
         "held_out": label.held_out, "finished_at": finished_at, "labelled_at": label.labelled_at,
     }  # fmt: skip

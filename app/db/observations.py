@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, bindparam, select, update
 
-from app.db.chunks import chunked
+from app.db.chunks import one_of, pair_of
 from app.db.engine import insert_or_ignore
 from app.db.tables import observations, retractions
 from app.db.turns import TurnRef, turns_by_episode, turns_by_id
@@ -107,8 +107,8 @@ def _note(joined: Joined, status: str, known: Sequence[TurnRef], policy: str | N
 def join_waiting(connection: Connection, inference_ids: Sequence[str], episode_ids: Sequence[str], *, rules: JoinRules) -> Joined:
     """Look again at observations that waited for turns which are known now."""
     joined = Joined()
-    waiting = [row for ids in chunked(sorted(set(inference_ids))) for row in _waiting(connection, observations.c.inference_id.in_(ids))]
-    waiting += [row for ids in chunked(sorted(set(episode_ids))) for row in _waiting(connection, observations.c.episode_id.in_(ids))]
+    waiting = _waiting(connection, one_of(connection, observations.c.inference_id, set(inference_ids)))
+    waiting += _waiting(connection, one_of(connection, observations.c.episode_id, set(episode_ids)))
     if not waiting:
         return joined
     targets = Targets(connection, ((row.inference_id, row.episode_id) for row in waiting))
@@ -128,7 +128,7 @@ def join_waiting(connection: Connection, inference_ids: Sequence[str], episode_i
     return joined
 
 
-def _waiting(connection: Connection, condition: Any) -> list[Any]:  # noqa: ANN401 - a column expression
+def _waiting(connection: Connection, condition: ColumnElement[bool]) -> list[Any]:
     o = observations.c
     statement = select(o.source, o.id, o.policy, o.inference_id, o.episode_id, o.received_at, o.status)
     return list(connection.execute(statement.where(condition, o.status.in_((PARKED, ORPHAN, LATE)))))
@@ -176,9 +176,7 @@ def apply_retractions(connection: Connection, taken_back: Sequence[Retraction]) 
 
 
 def _mark_retracted(connection: Connection, first: Mapping[tuple[str, str], datetime], joined: Joined) -> None:
-    found: list[Any] = []
-    for identities in chunked(sorted(first)):
-        found += connection.execute(_identified(identities)).all()
+    found = connection.execute(_identified(connection, sorted(first))).all()
     earlier = [row for row in found if row.retracted_at is None or first[row.source, row.id] < row.retracted_at]
     if earlier:
         changes = [{"b_source": row.source, "b_id": row.id, "b_at": first[row.source, row.id]} for row in earlier]
@@ -191,15 +189,13 @@ def _mark_retracted(connection: Connection, first: Mapping[tuple[str, str], date
             joined.counts[row.policy or "", "retracted"] += 1
 
 
-def _identified(identities: Sequence[tuple[str, str]]) -> Any:  # noqa: ANN401 - a select of six columns
+def _identified(connection: Connection, identities: Sequence[tuple[str, str]]) -> Any:  # noqa: ANN401 - a select of six columns
     o = observations.c
-    return select(o.source, o.id, o.policy, o.inference_id, o.episode_id, o.retracted_at).where(tuple_(o.source, o.id).in_(identities))
+    wanted = select(o.source, o.id, o.policy, o.inference_id, o.episode_id, o.retracted_at)
+    return wanted.where(pair_of(connection, (o.source, o.id), identities))
 
 
 def _retracted(connection: Connection, identities: Sequence[tuple[str, str]]) -> dict[tuple[str, str], datetime]:
     r = retractions.c
-    found: dict[tuple[str, str], datetime] = {}
-    for chunk in chunked(identities):
-        statement = select(r.source, r.observation_id, r.occurred_at).where(tuple_(r.source, r.observation_id).in_(chunk))
-        found |= {(row.source, row.observation_id): row.occurred_at for row in connection.execute(statement)}
-    return found
+    known = select(r.source, r.observation_id, r.occurred_at).where(pair_of(connection, (r.source, r.observation_id), identities))
+    return {(row.source, row.observation_id): row.occurred_at for row in connection.execute(known)}

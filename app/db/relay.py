@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Executable, func, select, tuple_, update
+from sqlalchemy import Connection, Engine, Executable, func, select, update
 
 from app.db import leases
-from app.db.chunks import chunked
+from app.db.chunks import one_of, pair_of
 from app.db.counters import add_counts
 from app.db.engine import reading, writing
 from app.db.streams import offsets
@@ -73,8 +73,7 @@ class SqlRelayTerm:
         with reading(self._inbox) as connection:
             leases.require(connection, self.lease)
         with writing(self._state) as connection:
-            for chunk in chunked(seqs):
-                connection.execute(update(outbox).where(outbox.c.seq.in_(chunk)).values(sent_at=now))
+            connection.execute(update(outbox).where(one_of(connection, outbox.c.seq, seqs)).values(sent_at=now))
 
     def confirm_applied(self, *, relayed_before: datetime, limit: int, now: datetime) -> list[OutgoingEvent]:
         """Take what was applied off the list; returns what was relayed before that moment and is not applied."""
@@ -87,9 +86,8 @@ class SqlRelayTerm:
         self._update_inbox([row.seq for row in rows if (row.source, row.event_id) in applied], {"applied_at": now})
         missing = [row.seq for row in rows if (row.source, row.event_id) not in applied]
         with reading(self._inbox) as connection:
-            return [
-                _from_inbox(row) for seqs in chunked(missing) for row in connection.execute(select(*_INBOX).where(inbox.c.seq.in_(seqs)))
-            ]
+            wanted = select(*_INBOX).where(one_of(connection, inbox.c.seq, missing)).order_by(inbox.c.seq)
+            return [_from_inbox(row) for row in connection.execute(wanted)] if missing else []
 
     def send_again(self, seqs: Sequence[int]) -> None:
         """Put these back among the unsent, one round older."""
@@ -137,8 +135,7 @@ class SqlRelayTerm:
             return
         with writing(self._inbox) as connection:
             leases.require(connection, self.lease)
-            for chunk in chunked(seqs):
-                connection.execute(update(inbox).where(inbox.c.seq.in_(chunk)).values(dict(values)))
+            connection.execute(update(inbox).where(one_of(connection, inbox.c.seq, seqs)).values(dict(values)))
 
 
 _INBOX = (
@@ -171,11 +168,8 @@ def _from_outbox(row: Any) -> OutgoingEvent:  # noqa: ANN401 - a row of the outb
 
 def _applied(connection: Connection, identities: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:
     a = applied_events.c
-    found: set[tuple[str, str]] = set()
-    for chunk in chunked(identities):
-        statement = select(a.source, a.event_id).where(tuple_(a.source, a.event_id).in_(chunk))
-        found.update((row.source, row.event_id) for row in connection.execute(statement))
-    return found
+    known = select(a.source, a.event_id).where(pair_of(connection, (a.source, a.event_id), identities))
+    return {(row.source, row.event_id) for row in connection.execute(known)}
 
 
 def inbox_metrics(connection: Connection, *, now: datetime) -> dict[str, float]:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, exc, func, select, tuple_
+from sqlalchemy import Connection, Engine, exc, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from app.db import dead_letters, erasures
-from app.db.chunks import chunked
+from app.db.chunks import pair_of
 from app.db.counters import add_counts, read_counts
 from app.db.engine import insert_or_ignore, reading, writing
 from app.db.exposures import insert_exposures
@@ -153,12 +153,12 @@ def _deduplicate(
 
 
 def _stored_hashes(connection: Connection, events: Sequence[AppliedEvent]) -> dict[tuple[str, str], bytes | None]:
+    if not events:
+        return {}
     a = applied_events.c
-    found: dict[tuple[str, str], bytes | None] = {}
-    for chunk in chunked((event.source, event.id) for event in events):
-        statement = select(a.source, a.event_id, a.payload_hash).where(tuple_(a.source, a.event_id).in_(chunk))
-        found |= {(row.source, row.event_id): row.payload_hash for row in connection.execute(statement)}
-    return found
+    known = pair_of(connection, (a.source, a.event_id), [(event.source, event.id) for event in events])
+    rows = connection.execute(select(a.source, a.event_id, a.payload_hash).where(known))
+    return {(row.source, row.event_id): row.payload_hash for row in rows}
 
 
 # --- offsets ------------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import ColumnElement, Connection, case, exists, select, true, update
 
-from app.db.chunks import chunked
+from app.db.chunks import one_of
 from app.db.engine import insert_or_ignore
 from app.db.tables import batch_items, segments, turns
 from app.domain.batches import TurnPayload
@@ -77,23 +77,21 @@ def record_segment(connection: Connection, name: str, inference_ids: Sequence[st
     """Say where the tokens of these turns lie."""
     row = {"name": name, "rows": len(inference_ids), "bytes": size_bytes, "created_at": now}
     connection.execute(insert_or_ignore(connection, segments), row)
-    for ids in chunked(inference_ids):
-        connection.execute(update(turns).where(turns.c.inference_id.in_(ids)).values(payload_segment=name))
+    connection.execute(update(turns).where(one_of(connection, turns.c.inference_id, inference_ids)).values(payload_segment=name))
 
 
 def turns_by_id(connection: Connection, inference_ids: Iterable[str]) -> dict[str, TurnRef]:
     """Known turns by id, locked against a labeller that reads their observations at this moment (PostgreSQL)."""
-    return {
-        ref.inference_id: ref for ids in chunked(sorted(set(inference_ids))) for ref in _refs(connection, turns.c.inference_id.in_(ids))
-    }
+    ids = set(inference_ids)
+    return {ref.inference_id: ref for ref in _refs(connection, one_of(connection, turns.c.inference_id, ids))} if ids else {}
 
 
 def turns_by_episode(connection: Connection, episode_ids: Iterable[str]) -> dict[str, list[TurnRef]]:
     """Known turns by episode, locked like those of `turns_by_id`."""
+    ids = set(episode_ids)
     found: dict[str, list[TurnRef]] = {}
-    for ids in chunked(sorted(set(episode_ids))):
-        for ref in _refs(connection, turns.c.episode_id.in_(ids)):
-            found.setdefault(ref.episode_id, []).append(ref)
+    for ref in _refs(connection, one_of(connection, turns.c.episode_id, ids)) if ids else ():
+        found.setdefault(ref.episode_id, []).append(ref)
     return found
 
 
@@ -120,6 +118,6 @@ def note_evidence(connection: Connection, inference_ids: Iterable[str]) -> None:
     """
     batched = exists().where(batch_items.c.inference_id == turns.c.inference_id)
     ask = case((turns.c.labelled_at.is_not(None) & ~batched, true()), else_=turns.c.needs_relabel)
-    for ids in chunked(sorted(set(inference_ids))):
-        changed = {"evidence": turns.c.evidence + 1, "needs_relabel": ask}
-        connection.execute(update(turns).where(turns.c.inference_id.in_(ids)).values(changed))
+    changed = {"evidence": turns.c.evidence + 1, "needs_relabel": ask}
+    if ids := set(inference_ids):
+        connection.execute(update(turns).where(one_of(connection, turns.c.inference_id, ids)).values(changed))

@@ -1,10 +1,11 @@
 """Labels: the reward of a turn with its breakdown, or an exclusion with its reason. Every served turn gets exactly one of both."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Protocol
+
+import msgspec
 
 from app.domain.events import Observation
 from app.domain.turns import FinishReason, ToolCall
@@ -50,8 +51,7 @@ class Exclusion(StrEnum):
     """Eligible, but the batch was full."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TurnFacts:
+class TurnFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What is known of a served turn without its tokens: what terms look at. Read from the turns table."""
 
     inference_id: str
@@ -76,8 +76,7 @@ class TurnFacts:
     erased: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class TermScore:
+class TermScore(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one term said about one turn."""
 
     name: str
@@ -88,11 +87,10 @@ class TermScore:
     """Why the term abstained, in a word (`no_observation`, `uncertain`, …)."""
     evidence: tuple[str, ...] = ()
     """Ids of the observations used."""
-    detail: dict[str, Any] = field(default_factory=dict[str, Any])
+    detail: dict[str, Any] = {}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Label:
+class Label(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The reward of one turn under one version of one rule set."""
 
     inference_id: str
@@ -116,8 +114,7 @@ class Label:
     """Drawn once, by a hash of the actor (else the episode): kept for evaluation, never trained on."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DueTurn:
+class DueTurn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A turn to label, with everything that was observed of it and of its episode, in order of occurrence."""
 
     facts: TurnFacts
