@@ -8,6 +8,7 @@ its address in KARAPACE_REST (a topic `ingest` at the embedded broker's, acks=al
 """
 
 import argparse
+import gc
 import json
 import os
 import resource
@@ -45,11 +46,12 @@ from app.trajectories.segments import ParquetSegments
 from pipelines.ingestion.config import IngestionConfig, RelayConfig
 from pipelines.ingestion.ingest import Ingest
 from pipelines.ingestion.relay import Relay, Term
+from pipelines.labelling.config import LabellingConfig
 from pipelines.labelling.labeller import label_due
 from pipelines.labelling.rule_set import default_toml, parse_rule_set
 from tests.bench.faulty_world import environment
 from tests.broker import free_port, running_broker
-from tests.fakes.served import at, event_of, observation, turn
+from tests.fakes.served import START, at, event_of, observation, turn
 from tests.killable_postgres import KillablePostgres
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -175,6 +177,7 @@ def streams(events: int, url: str | None) -> dict[str, float]:
         term = Term(relay=relay, term=office)
         relay.sink.check_topics()
         relay.sink.send([])
+        gc.freeze()  # as the processes do when they are ready
         sent_per_s = _rate(lambda: _until(term.send_inbox, events), events)
         source = KafkaSource(
             broker.cluster, SqlEpochs(engine), SqlMembership(engine, group=GROUP), group=GROUP,
@@ -195,10 +198,10 @@ def streams(events: int, url: str | None) -> dict[str, float]:
 
 
 def _about(number: int) -> list[Any]:
-    """A turn and three ratings of it."""
-    id_ = uuid7()
-    effects = [turn(id_, finished=-86_400, actor=f"actor-{number % 999}"), *(observation(uuid7(), of=id_, value=0.5) for _ in range(3))]
-    return [event_of(effect) for effect in effects]
+    """A turn that ended ten minutes ago and three ratings of it, all in time."""
+    id_, ended_s = uuid7(), (utc_now() - START).total_seconds() - 600
+    said = [observation(uuid7(), of=id_, value=0.5, occurred=ended_s + second) for second in (5, 10, 15)]
+    return [event_of(effect) for effect in (turn(id_, finished=ended_s, actor=f"actor-{number % 999}"), *said)]
 
 
 def _until(step: Any, wanted: int, timeout_s: float = 120.0) -> int:
@@ -223,7 +226,7 @@ def _applied(engine: Engine) -> int:
 def _labels_per_s(engine: Engine) -> float:
     rule_set, book, labelled = parse_rule_set(default_toml()), SqlLabels(engine), 0
     before = time.process_time()
-    while made := label_due(book, policy="composer", config=POLICY, rule_set=rule_set, now=utc_now(), limit=500):
+    while made := label_due(book, policy="composer", config=POLICY, rule_set=rule_set, now=utc_now(), limit=LabellingConfig().batch_turns):
         labelled += made
     return labelled / (time.process_time() - before)
 
