@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from app.db.suite_sources import WellEnded
     from app.db.versions import SqlVersions
     from app.db.webhooks import SqlWebhookBook
+    from app.domain.batches import RewardedTurn
     from app.domain.decisions import Decision
     from app.domain.label_reports import LabelReport
     from app.domain.rewards import DueTurn
@@ -467,6 +468,20 @@ def well_ended_turns(settings: Settings, policy: str, *, limit: int) -> "list[We
 
     with reading(open_state(settings)) as connection:
         return well_ended_turns(connection, policy, limit=limit)
+
+
+def rewarded_turns(settings: Settings) -> "Callable[[str, str, int], list[RewardedTurn]]":
+    """The newest turns of a policy's version that no update may learn from, with their rewards."""
+    from app.db.engine import reading
+    from app.db.rewarded_turns import rewarded_turns
+
+    engine = open_state(settings)
+
+    def newest(policy: str, version: str, count: int) -> "list[RewardedTurn]":
+        with reading(engine) as connection:
+            return rewarded_turns(connection, policy, version, newest=count)
+
+    return newest
 
 
 def digest_of_version(settings: Settings, name: str) -> str:

@@ -95,6 +95,16 @@ class TurnPayload:
     completion: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RewardedTurn:
+    """A labelled turn that no update may learn from: what off-policy evaluation judges a candidate on."""
+
+    inference_id: str
+    segment: str
+    """Parquet segment with the turn's tokens."""
+    reward: float
+
+
 def batch_id(*, policy: str, champion: str, rule_set: str, items: tuple[BatchItem, ...]) -> str:
     """SHA-256 (first 32 hex digits) over everything that decides what is learned; independent of when it is cut."""
     rows = [[i.inference_id, i.label_revision, i.reward] for i in sorted(items, key=lambda i: i.inference_id)]

@@ -17,6 +17,7 @@ from pipelines.evaluation.config import terms_of
 from pipelines.evaluation.health import judge_health
 from pipelines.evaluation.judge_model import open_judge
 from pipelines.evaluation.licence import judge_licence
+from pipelines.evaluation.off_policy_gate import OffPolicyGate
 from pipelines.evaluation.offline import OfflineGate
 from pipelines.evaluation.offline_config import OfflineConfig
 from pipelines.evaluation.suites import load_suite
@@ -54,7 +55,7 @@ def loop_world(settings: Settings, config: LoopConfig, policies: dict[str, Polic
     ports = CyclePorts(
         cycles=wiring.cycle_book(settings), batches=batches, versions=wiring.version_book(settings), weights=weights,
         releases=wiring.release_desk(settings, terms=terms_of(config.gates)), registry=wiring.registry(settings), training=training,
-        progress=progress, judges=_judges(settings, config, policies), clock=utc_now,
+        progress=progress, judges=judges_of(settings, config, policies), clock=utc_now,
     )  # fmt: skip
 
     blocking = MOVING | {ReleaseState.READY} if config.schedule.ready_blocks else MOVING
@@ -92,8 +93,13 @@ def offline_gate(settings: Settings, config: OfflineConfig) -> OfflineGate:
     )  # fmt: skip
 
 
-def _judges(settings: Settings, config: LoopConfig, policies: dict[str, PolicyConfig]) -> dict[GateName, Judge]:
+def judges_of(settings: Settings, config: LoopConfig, policies: dict[str, PolicyConfig]) -> dict[GateName, Judge]:
+    """Every offline gate of a cycle, in the order in which they are asked."""
     offline = offline_gate(settings, config.offline)
+    off_policy = OffPolicyGate(
+        config=config.gates, connect=lambda: connected(settings), turns=wiring.rewarded_turns(settings),
+        trajectories=wiring.trajectories(settings), clock=utc_now,
+    )  # fmt: skip
 
     def ask_health(case: Case) -> GateResult:
         return judge_health(case.run, config=config.gates, now=utc_now())
@@ -101,7 +107,13 @@ def _judges(settings: Settings, config: LoopConfig, policies: dict[str, PolicyCo
     def ask_offline(case: Case) -> GateResult:
         return offline.decide(policy=case.candidate.policy, candidate=case.candidate.digest, champion=case.champion.digest)
 
+    def ask_off_policy(case: Case) -> GateResult:
+        return off_policy.decide(policy=case.candidate.policy, candidate=case.candidate.digest, champion=case.champion.digest)
+
     def ask_licence(case: Case) -> GateResult:
         return judge_licence(case.candidate, policies[case.candidate.policy].deployment, now=utc_now())
 
-    return {GateName.TRAINING_HEALTH: ask_health, GateName.OFFLINE: ask_offline, GateName.LICENCE: ask_licence}
+    return {
+        GateName.TRAINING_HEALTH: ask_health, GateName.OFFLINE: ask_offline, GateName.OFF_POLICY: ask_off_policy,
+        GateName.LICENCE: ask_licence,
+    }  # fmt: skip

@@ -138,6 +138,15 @@ class OffPolicyGateConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     low: float = -1.0
     high: float = 1.0
     """Range of the reward; values are cut off there."""
+    turns: int = 4000
+    """The newest turns of the champion that are scored at most; below 1,000 no estimate is ever informative."""
+    replays: int = 16
+    """Of them, the oldest ones are scored by the champion too: the check that the engine that scores is the one that sampled."""
+    prompt_tokens_max: int = 4096
+    """Turns with a longer prompt are left out: the prompt is not the policy's doing, the completion is, so its length never decides."""
+    concurrency: int = 8
+    budget_s: float = 300.0
+    """What is not scored by then is left out."""
 
 
 def _default_metrics() -> tuple[MetricConfig, ...]:

@@ -175,8 +175,10 @@ def mean_lower_bound(values: FloatArray, *, floor: float, alpha: float) -> float
 def _why_unsupported(responses: LoggedResponses) -> str | None:
     if not responses.is_fully_supported:
         return "sampling cut the support; log full-support turns or share the truncation set"
+    if not len(responses.reward):
+        return "there is no turn to judge it on; hold people out (policies.NAME.held_out_share)"
     logs = np.concatenate([responses.log_candidate, responses.log_logged])
-    if not len(logs) or not np.all(np.isfinite(logs)):
+    if not np.all(np.isfinite(logs)):
         return "log-probabilities are missing; serve with log-probabilities on"
     if not np.all((responses.reward >= 0.0) & (responses.reward <= 1.0)):
         return "rewards are missing or outside [0, 1]; rescale the reward"

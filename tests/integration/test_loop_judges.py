@@ -1,0 +1,42 @@
+"""The gates that a cycle really asks, plugged in as in the loop process."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from app import wiring
+from app.db.engine import open_engine
+from app.domain.gates import GateName, Verdict
+from app.domain.versions import Version, VersionKind
+from app.settings import from_environment
+from app.trajectories.segments import ParquetSegments
+from pipelines.commands.loop_ports import judges_of
+from pipelines.config import loop_config
+from pipelines.cycle import Case
+from tests.integration.batching.rows import NOON, add_turn
+from tests.ports.test_trajectory_store_port import payload
+
+
+def test_the_off_policy_gate_is_asked_in_every_cycle_and_without_an_engine_it_says_unsupported(sqlite_url: str, tmp_path: Path) -> None:
+    settings = from_environment(
+        {"RATCHET_DATA": str(tmp_path), "RATCHET_DATABASE_URL": sqlite_url, "RATCHET_ENGINES": "http://127.0.0.1:9"}
+    )
+    judges = judges_of(settings, loop_config({}), {})
+    assert list(judges) == [GateName.TRAINING_HEALTH, GateName.OFFLINE, GateName.OFF_POLICY, GateName.LICENCE]
+
+    ParquetSegments(settings.segments).write("segment-1", [payload("held-out", version="champion")])
+    engine = open_engine(sqlite_url)
+    add_turn(engine, "held-out", held_out=True, reward=0.5)
+    engine.dispose()
+    assert [t.inference_id for t in wiring.rewarded_turns(settings)("composer", "champion", 10)] == ["held-out"]
+
+    champion = Version(
+        digest="champion", policy="composer", name="v1", kind=VersionKind.BASE, parent=None, step=0, run_id=None, created_at=NOON,
+        base_model="tiny", licence="Apache-2.0",
+    )  # fmt: skip
+    nothing = cast("Any", None)  # this gate looks at the versions only
+    case = Case(candidate=replace(champion, digest="candidate"), champion=champion, run=nothing, batch=nothing, release=nothing)
+    result = judges[GateName.OFF_POLICY](case)
+    assert (result.gate, result.digest, result.verdict) == (GateName.OFF_POLICY, "candidate", Verdict.INCONCLUSIVE)
+    assert result.evidence["status"] == "unsupported"
+    assert "ratchet engine" in result.reason
