@@ -16,7 +16,7 @@ endif
 BIN := .venv/bin
 SETUP = @$(if $(PYTHON),$(PYTHON),$(error Ratchet needs Python 3.11 and found none on the path: install it, or name it with make PYTHON=/path/to/python3.11)) infra/setup.py
 
-.PHONY: help setup venv model data demo up test test-demo check clean lock
+.PHONY: help setup venv model data demo up test check clean lock
 
 help: ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,19 +29,15 @@ up: ## the whole deployment without the simulated product
 	$(SETUP) venv model
 	@$(BIN)/ratchet up $(ARGS)
 
-# What starts whole deployments comes last and one at a time: a loop that learns against the clock shares no cores.
+# What starts whole deployments comes last and one at a time: a loop that learns against the clock shares no cores. The demo is one of them.
 test: ## all tests (ARGS="-k words" for some)
 	$(SETUP) venv model data
 ifeq ($(strip $(ARGS)),)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not e2e"
-	@$(BIN)/python -m pytest -m "e2e and not demo"
+	@$(BIN)/python -m pytest -m e2e
 else
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 endif
-
-test-demo: ## the whole demo as a test, on an otherwise idle machine (it learns against the clock)
-	$(SETUP) venv model
-	@$(BIN)/python -m pytest -m demo
 
 check: ## ruff, pyright, import contracts
 	$(SETUP) venv

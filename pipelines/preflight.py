@@ -1,9 +1,14 @@
 """What is checked before anything is started: each finding is one sentence that names the cure, and nothing is left half-started."""
 
+import fcntl
+import os
 import shutil
 import socket
+import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from app.domain.errors import BadConfig
 from app.domain.policies import PolicyConfig
@@ -53,12 +58,38 @@ def is_free(host: str, port: int) -> bool:
     return True
 
 
-def choose_port(host: str, wanted: int, *, insisted: bool, taken: frozenset[int] = frozenset()) -> int:
-    """The wanted port, or a free one when it is taken; with `insisted` (a person named it) a taken one is refused."""
-    if wanted not in taken and is_free(host, wanted):
-        return wanted
+@dataclass(frozen=True)
+class ClaimedPort:
+    """A port nothing listens on yet, kept for this process: another deployment that starts in the same second chooses another one."""
+
+    number: int
+    claim: IO[str]
+    """The lock, held until the file is closed or the process ends."""
+
+
+def choose_port(host: str, wanted: int, *, insisted: bool) -> ClaimedPort:
+    """The wanted port, or a free one when it is taken (or 0); with `insisted` (a person named it) a taken one is refused."""
+    if wanted and (chosen := _claimed(host, wanted)):
+        return chosen
     if insisted:
         raise BadConfig(f"port {wanted} on {host} is in use: end what listens there, or choose another with --port")
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        listener.bind((host, 0))
-        return int(listener.getsockname()[1])
+    while True:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+            listener.bind((host, 0))
+            free = int(listener.getsockname()[1])
+        if chosen := _claimed(host, free):
+            return chosen
+
+
+def _claimed(host: str, port: int) -> ClaimedPort | None:
+    """The port, unless something listens there or another deployment of this user has chosen it."""
+    claim = (Path(tempfile.gettempdir()) / f"ratchet-{os.getuid()}-port-{port}.lock").open("w")
+    try:
+        fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        claim.close()
+        return None
+    if is_free(host, port):
+        return ClaimedPort(port, claim)
+    claim.close()
+    return None

@@ -75,7 +75,7 @@ class SqlOperations:
         said = (observations.c.inference_id == labels.c.inference_id) & (observations.c.name == ObservationName.TASK_SUCCESS)
         succeeded = said & observations.c.retracted_at.is_(None)
         query = (
-            select(labels, turns.c.arm, observations.c.value.label("success"))
+            select(labels, turns.c.arm, turns.c.completion_tokens, observations.c.value.label("success"))
             .join(turns, turns.c.inference_id == labels.c.inference_id)
             .outerjoin(observations, succeeded)
             .where(labels.c.policy == policy, labels.c.current)
@@ -130,7 +130,8 @@ def _label_row(row: Row[Any]) -> LabelRow:
     return LabelRow(
         version=row.version, segment=row.segment, tier=segment.get("tier", ""), reward=row.reward, exclusion=row.exclusion,
         persistence=persistence.get("detail", {}).get("survival"), follow_up=follow_up.get("value"),
-        success=None if row.success is None else float(row.success), finished_at=row.finished_at, arm=row.arm,
+        success=None if row.success is None else float(row.success), tokens=row.completion_tokens,
+        finished_at=row.finished_at, arm=row.arm,
     )  # fmt: skip
 
 

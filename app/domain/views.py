@@ -71,6 +71,8 @@ class LabelRow:
     """Satisfaction of the user's next message, -1 … 1; None where there was none or it was unclear."""
     success: float | None
     """The gold signal `task_success`, 0 … 1."""
+    tokens: int | None
+    """Length of the answer; None where the engine did not count."""
     finished_at: datetime
     arm: str
 

@@ -15,7 +15,7 @@ from app.settings import Settings, from_environment, read_toml
 from pipelines.bootstrap import bootstrap
 from pipelines.config import loop_config
 from pipelines.evaluation.config import terms_of
-from pipelines.preflight import choose_port, require_policies, require_space, require_writable
+from pipelines.preflight import ClaimedPort, choose_port, require_policies, require_space, require_writable
 from pipelines.supervisor import Program
 
 QUICKSTART = Path(__file__).parent / "quickstart.toml"
@@ -42,6 +42,8 @@ class Deployment:
     environment: Mapping[str, str]
     """Of every process."""
     engine_port: int
+    ports: tuple[ClaimedPort, ...] = ()
+    """Kept from other deployments for as long as this one exists."""
 
     @property
     def url(self) -> str:
@@ -77,10 +79,10 @@ def plan(*, data: Path | None, config: Path | None, port: int | None) -> Deploym
     host = given.get("RATCHET_HOST") or "127.0.0.1"
     named = port or (int(given["RATCHET_PORT"]) if given.get("RATCHET_PORT", "").isdigit() else None)
     main = choose_port(host, named or MAIN_PORT, insisted=named is not None)
-    engine = choose_port("127.0.0.1", ENGINE_PORT, insisted=False, taken=frozenset({main}))
-    given["RATCHET_PORT"] = str(main)
-    given["RATCHET_ENGINES"] = given.get("RATCHET_ENGINES") or f"http://127.0.0.1:{engine}"
-    return Deployment(settings=from_environment(given), environment=given, engine_port=engine)
+    engine = choose_port("127.0.0.1", ENGINE_PORT, insisted=False)
+    given["RATCHET_PORT"] = str(main.number)
+    given["RATCHET_ENGINES"] = given.get("RATCHET_ENGINES") or f"http://127.0.0.1:{engine.number}"
+    return Deployment(settings=from_environment(given), environment=given, engine_port=engine.number, ports=(main, engine))
 
 
 def check(deployment: Deployment) -> None:

@@ -47,6 +47,10 @@ class Outcome:
     persistence: Difference | None = None
     """Last champion minus first, on held-out people and prompts."""
     dissatisfied: Difference | None = None
+    lengths: Difference | None = None
+    """Tokens an answer, same people."""
+    anchor_budget_used: list[float] = field(default_factory=list[float])
+    """Per promoted version: share of the allowed divergence from the anchor."""
     harm: Harm | None = None
     stages_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict[str, list[float]](list))
     answers: int = 0
@@ -82,8 +86,9 @@ class Outcome:
         return {
             "model": self.model, "seed": self.seed, "wall_s": round(self.wall_s, 1), "promoted": self.promoted,
             "first": self.first, "last": self.last, "persistence": _difference(self.persistence),
-            "dissatisfied": _difference(self.dissatisfied), "harm": None if self.harm is None else vars(self.harm),
-            "answers": self.answers, "events": self.events,
+            "dissatisfied": _difference(self.dissatisfied), "lengths": _difference(self.lengths),
+            "anchor_budget_used": [round(share, 4) for share in self.anchor_budget_used],
+            "harm": None if self.harm is None else vars(self.harm), "answers": self.answers, "events": self.events,
             "stages_s": {name: [round(s, 2) for s in values] for name, values in self.stages_s.items()}, "failures": self.failures,
         }  # fmt: skip
 
@@ -105,6 +110,11 @@ class Outcome:
             rows += _compared("edit persistence, held-out people", self.persistence, self.first, self.last)
         if self.dissatisfied is not None:
             rows += _compared("dissatisfied follow-ups", self.dissatisfied, self.first, self.last)
+        if self.lengths is not None:
+            rows.append(("tokens an answer", f"{self.lengths.first.mean:.0f} → {self.lengths.second.mean:.0f}"))
+        if self.anchor_budget_used:
+            used = ", ".join(f"{share:.0%}" for share in self.anchor_budget_used)
+            rows.append(("divergence from the anchor", f"{used} of what is allowed"))
         if self.harm is not None:
             rows.append(("planted candidate", f"{self.harm.version} was {self.harm.state}: {self.harm.reason or ''}"))
             rows.append(("served badly", f"{self.harm.requests} requests of {self.harm.people} people"))

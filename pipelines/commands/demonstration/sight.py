@@ -41,6 +41,10 @@ class Sight:
         """Edit persistence of each answer that a version gave to held-out people."""
         return [r.persistence for r in self.labels if r.version == digest and r.tier == PANEL and r.persistence is not None]
 
+    def panel_lengths(self, digest: str) -> list[float]:
+        """Tokens of each answer that a version gave to held-out people."""
+        return [float(r.tokens) for r in self.labels if r.version == digest and r.tier == PANEL and r.tokens is not None]
+
     def panel_dissatisfied(self, digest: str) -> list[float]:
         """Per readable follow-up of held-out people: 1 for a dissatisfied one."""
         return [float(r.follow_up < 0) for r in self.labels if r.version == digest and r.tier == PANEL and r.follow_up is not None]

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from app.domain.cycles import CycleStatus
+from app.domain.gates import GateName
 from app.domain.ids import utc_now
 from app.domain.releases import IN_FLIGHT, Release, ReleaseState
 from app.domain.views import Operations, difference
@@ -108,6 +109,8 @@ class Story:
         sight = self._look()
         self.outcome.persistence = difference(sight.panel(first), sight.panel(last))
         self.outcome.dissatisfied = difference(sight.panel_dissatisfied(first), sight.panel_dissatisfied(last))
+        self.outcome.lengths = difference(sight.panel_lengths(first), sight.panel_lengths(last))
+        self.outcome.anchor_budget_used = self._anchor_budget_used(sight)
         return last
 
     def _harm(self, champion: str) -> None:
@@ -132,6 +135,14 @@ class Story:
             version=release.version_name, state=release.state.value, reason=release.reason, requests=exposed.requests,
             people=exposed.people, detect_s=(decided - began).total_seconds(), roll_back_s=max(0.0, (last - decided).total_seconds()),
         )  # fmt: skip
+
+    def _anchor_budget_used(self, sight: Sight) -> list[float]:
+        """Of each promoted version, oldest first: the share of its budget of divergence from the anchor, as the health gate recorded it."""
+        assert self.operations is not None
+        promoted = {version.digest for version in sight.champions}
+        made = [release for release in reversed(sight.releases) if release.digest in promoted]
+        health = [gate for release in made for gate in self.operations.gates(release.id) if gate.gate == GateName.TRAINING_HEALTH]
+        return [float(gate.evidence["anchor_budget_used"]) for gate in health]
 
     # --- steps
 

@@ -12,7 +12,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 def label(version: str, seconds: float, persistence: float | None) -> LabelRow:
     return LabelRow(
         version=version, segment="", tier="", reward=0.0, exclusion=None, persistence=persistence, follow_up=None, success=None,
-        finished_at=START + timedelta(seconds=seconds), arm="champion",
+        tokens=None, finished_at=START + timedelta(seconds=seconds), arm="champion",
     )  # fmt: skip
 
 
