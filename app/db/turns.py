@@ -68,6 +68,7 @@ def payload_of(turn: TurnServed) -> TurnPayload:
         prompt_tokens=tuple(turn.prompt_tokens), completion_tokens=tuple(turn.completion_tokens),
         logprobs=None if turn.logprobs is None else tuple(turn.logprobs),
         routed_experts=None if experts is None else tuple(tuple(tuple(layer) for layer in token) for token in experts),
+        kept_log_mass=None if turn.kept_log_mass is None else tuple(turn.kept_log_mass),
         temperature=turn.sampling.temperature, top_p=turn.sampling.top_p, finished_at=turn.finished_at,
         messages=tuple(turn.messages), completion=turn.completion,
     )  # fmt: skip

@@ -88,6 +88,8 @@ class TurnPayload:
     """[T], natural logarithm, of the sampled distribution."""
     routed_experts: tuple[tuple[tuple[int, ...], ...], ...] | None = None
     """[T, L, K]"""
+    kept_log_mass: tuple[float, ...] | None = None
+    """[T] log of the probability mass that top-p kept; None for top_p = 1 or where it is not known."""
     temperature: float = 1.0
     top_p: float = 1.0
     finished_at: datetime

@@ -29,6 +29,8 @@ class Exclusion(StrEnum):
     NO_CONSENT = "no_consent"
     ERASED = "erased"
     NO_LOGPROBS = "no_logprobs"
+    NO_RATIO = "no_ratio"
+    """Drawn at temperature 0, or with a top-p whose kept mass is not known: no importance ratio can be formed."""
     IMPORTED = "imported"
     STALE_VERSION = "stale_version"
     UNKNOWN_VERSION = "unknown_version"

@@ -46,5 +46,7 @@ class GenerationChunk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """On the last chunk: the prompt as the engine fed it."""
     routed_experts: list[list[list[int]]] | None = None
     """On the last chunk, where asked for and the model has experts: [T, L, K]."""
+    kept_log_mass: list[float] | None = None
+    """On the last chunk, where top_p < 1 and the engine says it: [T], log of the probability mass that top-p kept."""
     message: str | None = None
     """On the last chunk, with finish_reason `error`: what went wrong."""

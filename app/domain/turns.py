@@ -96,6 +96,8 @@ class TurnServed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     logprobs: list[float] | None
     routed_experts: list[list[list[int]]] | None = None
     """Expert ids [T, L, K] for mixture-of-experts models."""
+    kept_log_mass: list[float] | None = None
+    """[T] log of the probability mass that top-p kept; None for top_p = 1, or where the engine does not say (then never trained on)."""
     sampling: SamplingParams
     finish_reason: FinishReason
     tool_calls: list[ToolCall] = []

@@ -44,6 +44,8 @@ class Generation:
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     """Natural logarithm, of the distribution the token was drawn from."""
+    kept_log_mass: list[float] = field(default_factory=list[float])
+    """[T] log of the probability mass that top-p kept when each token was drawn; empty for top_p = 1."""
     experts: list[list[list[int]]] = field(default_factory=list[list[list[int]]])
     """[T, L, K]: entry t is the routing of the forward pass that predicted token t (at the position before it)."""
     text: str = ""
@@ -246,8 +248,12 @@ class Decoder:
             logprobs = nucleus_logprobs(logits, temperature=temperature, top_p=top_p)
             uniform = torch.tensor([rows[index].random.random() for index in members], dtype=torch.float64, device=logits.device)
             tokens = draw(logprobs, uniform)
-            drawn = logprobs.gather(1, tokens[:, None])[:, 0].tolist()
-            for index, token, logprob in zip(members, tokens.tolist(), drawn, strict=True):
+            drawn_N = logprobs.gather(1, tokens[:, None])[:, 0]
+            if top_p < 1:
+                whole_N = nucleus_logprobs(logits, temperature=temperature, top_p=1.0).gather(1, tokens[:, None])[:, 0]
+                for index, kept in zip(members, (whole_N - drawn_N).tolist(), strict=True):
+                    rows[index].kept_log_mass.append(kept)
+            for index, token, logprob in zip(members, tokens.tolist(), drawn_N.tolist(), strict=True):
                 self._append(rows[index], token, logprob, experts[index])
 
     def _append(self, row: Generation, token: int, logprob: float, experts: Tensor | None) -> None:

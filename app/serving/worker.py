@@ -306,5 +306,6 @@ def _last(job: Job, reason: FinishReason, *, message: str | None = None) -> Gene
     assert generation is not None
     experts = generation.experts if generation.record_experts else None
     return GenerationChunk(
-        **_fresh(job), finish_reason=reason, prompt_tokens=generation.prompt, routed_experts=experts, message=message
+        **_fresh(job), finish_reason=reason, prompt_tokens=generation.prompt, routed_experts=experts,
+        kept_log_mass=generation.kept_log_mass or None, message=message,
     )  # fmt: skip

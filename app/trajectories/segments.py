@@ -28,6 +28,7 @@ SCHEMA = pa.schema(
         ("completion_tokens", pa.list_(pa.int32())),
         ("logprobs", pa.list_(pa.float64())),
         ("routed_experts", pa.list_(pa.list_(pa.list_(pa.int16())))),
+        ("kept_log_mass", pa.list_(pa.float64())),
         ("temperature", pa.float64()),
         ("top_p", pa.float64()),
         ("finished_at", pa.timestamp("us", tz="UTC")),
@@ -148,7 +149,8 @@ def _row(payload: TurnPayload) -> dict[str, Any]:
     return {
         "inference_id": payload.inference_id, "episode_id": payload.episode_id, "policy": payload.policy, "version": payload.version,
         "prompt_tokens": payload.prompt_tokens, "completion_tokens": payload.completion_tokens, "logprobs": payload.logprobs,
-        "routed_experts": payload.routed_experts, "temperature": payload.temperature, "top_p": payload.top_p,
+        "routed_experts": payload.routed_experts, "kept_log_mass": payload.kept_log_mass, "temperature": payload.temperature,
+        "top_p": payload.top_p,
         "finished_at": payload.finished_at, "messages": msgspec.json.encode(payload.messages).decode(), "completion": payload.completion,
     }  # fmt: skip
 
@@ -160,6 +162,7 @@ def _payload(row: dict[str, Any]) -> TurnPayload:
         prompt_tokens=tuple(row["prompt_tokens"]), completion_tokens=tuple(row["completion_tokens"]),
         logprobs=None if row["logprobs"] is None else tuple(row["logprobs"]),
         routed_experts=None if experts is None else tuple(tuple(tuple(layer) for layer in token) for token in experts),
+        kept_log_mass=None if row["kept_log_mass"] is None else tuple(row["kept_log_mass"]),
         temperature=row["temperature"], top_p=row["top_p"], finished_at=row["finished_at"],
         messages=tuple(msgspec.json.decode(row["messages"])), completion=row["completion"],
     )  # fmt: skip

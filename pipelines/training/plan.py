@@ -36,6 +36,13 @@ def plan_steps(samples: Sequence[Sample], *, turns_per_step: int, micro_batch_to
 
 
 def cut_micro_batches(samples: Sequence[Sample], turns: Sequence[int], micro_batch_tokens: int) -> tuple[tuple[int, ...], ...]:
+    """Turns with a record of their experts and turns without one go apart: a pass replays for all of its turns or for none."""
+    plain = [turn for turn in turns if samples[turn].payload.routed_experts is None]
+    recorded = [turn for turn in turns if samples[turn].payload.routed_experts is not None]
+    return _cut(samples, plain, micro_batch_tokens) + _cut(samples, recorded, micro_batch_tokens)
+
+
+def _cut(samples: Sequence[Sample], turns: Sequence[int], micro_batch_tokens: int) -> tuple[tuple[int, ...], ...]:
     """Neighbours by their tokens share the most, so cut the sorted turns where the new tokens reach the limit; a longer turn goes alone."""
     micro_batches: list[tuple[int, ...]] = []
     current: list[int] = []

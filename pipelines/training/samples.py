@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from app.domain.batches import BatchItem, BatchManifest, TurnPayload
 from app.domain.ports import TrajectoryStore
 from app.domain.rewards import Exclusion
+from app.policy.distribution import GREEDY_BELOW
 from pipelines.training.estimators import RewardedTurn
 
 
@@ -68,6 +69,8 @@ def _unusable(item: BatchItem, payload: TurnPayload | None, limits: Limits) -> E
         return Exclusion.EMPTY_COMPLETION
     if not _honest(payload):
         return Exclusion.NO_LOGPROBS
+    if payload.temperature < GREEDY_BELOW or (payload.top_p < 1 and not _says_kept_mass(payload)):
+        return Exclusion.NO_RATIO
     if len(payload.prompt_tokens) + len(payload.completion_tokens) > limits.max_tokens:
         return Exclusion.TOO_LONG
     if not all(0 <= token < limits.vocabulary for token in payload.prompt_tokens + payload.completion_tokens):
@@ -81,3 +84,13 @@ def _honest(payload: TurnPayload) -> bool:
     if logprobs is None or len(logprobs) != len(payload.completion_tokens):
         return False
     return all(math.isfinite(logprob) and logprob <= 1e-3 for logprob in logprobs)
+
+
+def _says_kept_mass(payload: TurnPayload) -> bool:
+    """One finite log mass per sampled token, none of them above zero (rounding aside)."""
+    masses = payload.kept_log_mass
+    return (
+        masses is not None
+        and len(masses) == len(payload.completion_tokens)
+        and all(math.isfinite(mass) and mass <= 1e-3 for mass in masses)
+    )

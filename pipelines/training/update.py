@@ -229,7 +229,8 @@ class Update:
         payload = sample.payload
         return Datum(
             tokens=sample.tokens, first_scored=len(payload.prompt_tokens), logprobs=sample.logprobs, advantages=advantage,
-            temperature=payload.temperature, routes=payload.routed_experts if self.config.router_replay.enabled else None,
+            temperature=payload.temperature, kept_log_mass=payload.kept_log_mass or (),
+            routes=payload.routed_experts if self.config.router_replay.enabled else None,
         )  # fmt: skip
 
     def _tell(self, what: str, found: ForwardBackward) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
+import numpy
 import torch
 from datasets import Dataset  # type: ignore[import-not-found]
-from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]
 
@@ -32,8 +32,10 @@ class Stopwatch(TrainerCallback):
     def on_pre_optimizer_step(self, *_: Any, **given: Any) -> None:
         if not self.seconds:
             paused = time.perf_counter()
-            found = {n: p.grad.detach().float().clone() for n, p in given["model"].named_parameters() if p.grad is not None}
-            save_file(found, self.gradients)
+            self.gradients.mkdir()
+            for name, parameter in given["model"].named_parameters():
+                if parameter.grad is not None:
+                    numpy.save(self.gradients / f"{name}.npy", parameter.grad.numpy())
             self.started += time.perf_counter() - paused
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
@@ -70,13 +72,15 @@ def main() -> None:
     def reward(completions: list[str], logged_reward: list[float], **_: Any) -> list[float]:
         return logged_reward
 
+    per_pass = min(len(rows), 8)  # TRL's default
     config = GRPOConfig(
-        output_dir=str(arguments.out.parent / "trl"), per_device_train_batch_size=len(rows), num_generations=2, max_steps=arguments.steps,
+        output_dir=str(arguments.out.parent / "outputs"), per_device_train_batch_size=per_pass, num_generations=2,
+        gradient_accumulation_steps=len(rows) // per_pass, max_steps=arguments.steps,
         learning_rate=1e-6, beta=0.0, loss_type="dr_grpo", scale_rewards="none", bf16=arguments.dtype == "bfloat16", report_to=[],
         logging_steps=1000, save_strategy="no", max_completion_length=max(len(row["completion"]) for row in rows), shuffle_dataset=False,
         use_cpu=True, max_grad_norm=1e9, mask_truncated_completions=False, disable_tqdm=True,
     )  # fmt: skip
-    watch = Stopwatch(arguments.out.with_suffix(".safetensors"))
+    watch = Stopwatch(arguments.out.with_suffix(""))
     trainer = GRPOTrainer(
         model=model, reward_funcs=reward, args=config, train_dataset=Dataset.from_dict({"prompt": names}), processing_class=tokenizer,
         rollout_func=rollout, callbacks=[watch],

@@ -26,6 +26,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> TrajectoryStore:
 RICH = payload(
     "rich",
     routed_experts=[[[1, 2], [3, 4]], [[5, 6], [7, 8]]],
+    kept_log_mass=[-0.25, 0.0],
     messages=[{"role": "user", "content": [{"type": "text", "text": "grüße 🙂"}]}, {"role": "tool", "x": None}],
     completion="naïve\n",
 )

@@ -40,6 +40,7 @@ class Recording:
     token_logprobs: list[float] = field(default_factory=list[float])
     prompt_tokens: list[int] | None = None
     routed_experts: list[list[list[int]]] | None = None
+    kept_log_mass: list[float] | None = None
     finish_reason: FinishReason | None = None
     message: str | None = None
     first_token_s: float | None = None
@@ -55,6 +56,7 @@ class Recording:
         if chunk.finish_reason is not None:
             self.prompt_tokens = chunk.prompt_tokens
             self.routed_experts = chunk.routed_experts
+            self.kept_log_mass = chunk.kept_log_mass
             self.finish(chunk.finish_reason, chunk.message)
 
     def finish(self, reason: FinishReason, message: str | None = None) -> None:
@@ -89,6 +91,7 @@ class Recording:
             completion_tokens=self.tokens,
             logprobs=self.token_logprobs if self.prompt_tokens and len(self.tokens) == len(self.token_logprobs) else None,
             routed_experts=self.routed_experts,
+            kept_log_mass=self.kept_log_mass,
             sampling=self.request.sampling,
             finish_reason=self.finish_reason,
             tool_calls=list(self.parsed.calls) if self.parsed else [],
@@ -115,7 +118,7 @@ def redact(turn: TurnServed, redactor: Redactor) -> TurnServed:
         return turn
     return msgspec.structs.replace(
         turn, messages=messages, completion=completion, tool_calls=calls, prompt_tokens=[], completion_tokens=[], logprobs=None,
-        routed_experts=None, tags={**turn.tags, "redacted": "true"},
+        routed_experts=None, kept_log_mass=None, tags={**turn.tags, "redacted": "true"},
     )  # fmt: skip
 
 

@@ -38,6 +38,17 @@ def test_logged_logprobs_are_those_of_the_sampled_distribution(policy: Policy, t
         assert torch.allclose(torch.tensor(generation.logprobs), scored(policy, generation), atol=2e-5)
 
 
+def test_what_top_p_kept_is_logged_so_that_both_log_probabilities_are_known(policy: Policy) -> None:
+    drawn = sample(policy, prompts(policy), SamplingParams(max_tokens=12, temperature=1.2, top_p=0.7, seed=7), max_rows=4)
+    for generation in drawn:
+        with torch.no_grad():
+            whole = token_logprobs(policy.model, generation.prompt, generation.tokens, temperature=1.2)
+        assert torch.allclose(torch.tensor(generation.logprobs) + torch.tensor(generation.kept_log_mass), whole, atol=2e-5)
+    assert min(mass for generation in drawn for mass in generation.kept_log_mass) < -0.05
+    assert max(mass for generation in drawn for mass in generation.kept_log_mass) <= 1e-6
+    assert not sample(policy, prompts(policy)[:1], SamplingParams(max_tokens=2, seed=7))[0].kept_log_mass
+
+
 def test_bfloat16_sampling_agrees_with_a_float32_forward_pass(tiny_model: Path, policy: Policy) -> None:
     """The engine/trainer mismatch: mean |Δ log-probability| well below the guard's 0.1."""
     engine = load_policy(tiny_model, dtype=torch.bfloat16)

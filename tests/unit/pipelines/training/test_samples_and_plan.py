@@ -44,6 +44,7 @@ def read(turn: TurnPayload | None, **changes: Any) -> dict[str, int]:
 
 def test_a_good_turn_is_read() -> None:
     assert read(payload("a")) == {}
+    assert read(payload("a", top_p=0.9, kept_log_mass=(-0.1, 0.0))) == {}
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,11 @@ def test_a_good_turn_is_read() -> None:
         ({"prompt_tokens": (1,) * 7}, "too_long"),
         ({"completion_tokens": (), "logprobs": ()}, "empty_completion"),
         ({"version": "v9"}, "unknown_version"),
+        ({"temperature": 0.0}, "no_ratio"),
+        ({"top_p": 0.9}, "no_ratio"),
+        ({"top_p": 0.9, "kept_log_mass": (-0.1,)}, "no_ratio"),
+        ({"top_p": 0.9, "kept_log_mass": (-0.1, float("nan"))}, "no_ratio"),
+        ({"top_p": 0.9, "kept_log_mass": (-0.1, 0.5)}, "no_ratio"),
     ],
 )
 def test_a_bad_turn_is_left_out_with_its_reason(changes: dict[str, Any], reason: str) -> None:
@@ -96,6 +102,12 @@ def test_micro_batches_count_shared_beginnings_once() -> None:
     # sorted: (1,1,1,1,1,2) costs 6; (1,1,1,1,1,3) only 1 more; (2,…) 6 more, which is past 8
     samples = [sample("a", (2, 1, 1, 1, 1, 2)), sample("b", (1, 1, 1, 1, 1, 3)), sample("c", (1, 1, 1, 1, 1, 2))]
     assert cut_micro_batches(samples, (0, 1, 2), 8) == ((2, 1), (0,))
+
+
+def test_turns_with_and_without_recorded_experts_go_apart() -> None:
+    plain = sample("plain", (1, 2, 3, 4))
+    recorded = replace(plain, payload=replace(plain.payload, routed_experts=(((0, 1),), ((1, 0),))))
+    assert cut_micro_batches([recorded, plain, recorded], [0, 1, 2], 100) == ((1,), (0, 2))
 
 
 def test_a_turn_longer_than_a_micro_batch_goes_alone() -> None:

@@ -3,11 +3,16 @@
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from app.domain.training import LossName, LossSpec
+from app.domain.training import Datum, LossName, LossSpec
+from app.domain.turns import SamplingParams
+from app.policy.model import load_policy
+from app.policy.sampling import sample
 from pipelines.training.advantage import advantages
 from pipelines.training.config import TrackerConfig
 from pipelines.training.corrections import token_weights
@@ -15,7 +20,9 @@ from pipelines.training.estimators import Estimator, RewardedTurn
 from pipelines.training.estimators.batch_mean import BatchMean
 from pipelines.training.estimators.group_mean import GroupMean
 from pipelines.training.estimators.segment_tracker import SegmentTracker
+from pipelines.training.guards import ratio_report
 from pipelines.training.loss import token_loss
+from pipelines.training.trainer import LocalTrainer, TrainerSetup
 
 LOG = math.log
 
@@ -201,3 +208,22 @@ def test_k1_as_a_loss_term_pulls_nowhere() -> None:
     joint = (first[:, None] + second).exp().detach()
     expected = (joint[..., None] * (of_first[:, None] + of_second)).sum((0, 1))
     assert expected.abs().max() < 1e-12
+
+
+def test_turns_drawn_with_top_p_have_ratio_one_under_their_own_weights(tiny_model: Path, tmp_path: Path) -> None:
+    policy = load_policy(tiny_model, dtype=torch.float32)
+    prompts = [policy.chat.prompt([{"role": "user", "content": f"def f{number}(x):"}]) for number in range(6)]
+    drawn = sample(policy, prompts, SamplingParams(max_tokens=10, temperature=1.3, top_p=0.6, seed=2))
+    data = [
+        Datum(
+            tokens=(*g.prompt, *g.tokens), first_scored=len(g.prompt), logprobs=tuple(g.logprobs), temperature=1.3,
+            kept_log_mass=tuple(g.kept_log_mass),
+        )
+        for g in drawn
+    ]  # fmt: skip
+    logged = [logprob for datum in data for logprob in datum.logprobs]
+    trainer = LocalTrainer(TrainerSetup(snapshot=tiny_model, scratch=tmp_path, dtype="float32", threads=1))
+    corrected = ratio_report([p for row in trainer.forward(data).logprobs for p in row], logged)
+    blind = ratio_report([p for row in trainer.forward([replace(d, kept_log_mass=()) for d in data]).logprobs for p in row], logged)
+    assert corrected.mean_gap < 1e-5
+    assert blind.mean_ratio < 0.9  # what the same turns look like where the mass that top-p kept was not logged
