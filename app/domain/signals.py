@@ -28,6 +28,7 @@ from app.domain.policies import Level, SignalConfig, SignalType
 T = TypeVar("T")
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+EditName = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Rating = Annotated[float, msgspec.Meta(ge=-1, le=1)]
 
 
@@ -55,6 +56,9 @@ class MeasuredPersistence(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     """None where the edit inserted into nothing, so that there is nothing to revert to."""
     length: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """Characters inserted: the weight of this edit among several of one turn; None weighs all alike."""
+    edit: EditName | None = None
+    """Which edit of the turn. A second measurement of the same edit at the same horizon corrects the first; without a name it is about
+    another edit."""
     ended: bool = False
     """Observation stopped here (file closed, session over): later horizons are censored, not zero."""
 
@@ -73,6 +77,8 @@ class RawEdit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Character offset of the edit in `before`; with it `before` and `after` are whole files and the region is carried through by us."""
     replaced: Annotated[int, msgspec.Meta(ge=0)] = 0
     """With `start`: how many characters of `before` the edit replaced."""
+    edit: EditName | None = None
+    """Which edit of the turn; without a name, edits with the same texts are the same."""
     ended: bool = False
     """Observation stopped here: later horizons are censored, not zero."""
 

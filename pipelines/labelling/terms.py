@@ -1,7 +1,9 @@
 """The built-in terms: each answers one question about a turn, or abstains with a reason."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -12,7 +14,7 @@ from app.domain.signals import Latency, MeasuredPersistence, ObservationName, Ra
 from app.domain.turns import FinishReason, ToolVerdict
 from pipelines.labelling.aggregate import aggregate
 from pipelines.labelling.follow_up.term import FollowUp
-from pipelines.labelling.persistence import similarity, survival
+from pipelines.labelling.persistence import Look, no_revert, similarity, survival
 from pipelines.labelling.regions import region_now
 
 ABSENT = "no_observation"
@@ -24,7 +26,7 @@ def of_name(observations: Sequence[Observation], *names: ObservationName) -> lis
 
 
 class EditPersistence:
-    """[0, 1] plus `shift`: mean survival of the model's text over the observed horizons, edits weighted by their length."""
+    """[0, 1] plus `shift`: mean over the observed horizons of what survived of the turn's edits, each weighted by its length."""
 
     name = "edit_persistence"
 
@@ -32,34 +34,51 @@ class EditPersistence:
         self._shift = shift
 
     def score(self, turn: TurnFacts, observations: Sequence[Observation], *, weight: float) -> TermScore:
-        """Survival of the edit; abstains where none was reported."""
+        """Survival of the edits; abstains where none was reported."""
         mine = of_name(observations, ObservationName.EDIT_PERSISTENCE)
         if not mine:
             return TermScore(name=self.name, value=None, weight=weight, abstained=ABSENT)
-        measured: dict[float, float] = {}
-        ended: list[float] = []
-        for observation in mine:
-            horizon, value, stopped = _measure(observation.value)
-            measured[horizon] = value
-            ended += [horizon] if stopped else []
-        value = survival(measured, ended_at=min(ended) if ended else None)
-        detail = {"survival": value, "horizons": {f"{h:g}": v for h, v in sorted(measured.items())}}
+        looks = _looks(mine)
+        curve = survival(looks)
+        value = sum(curve.values()) / len(curve)
+        detail = {"survival": value, "horizons": {f"{h:g}": v for h, v in curve.items()}, "edits": len({look.edit for look in looks})}
         return TermScore(name=self.name, value=value + self._shift, weight=weight, evidence=tuple(o.id for o in mine), detail=detail)
 
 
-def _measure(value: Any) -> tuple[float, float, bool]:  # noqa: ANN401 - a JSON value, checked at the door
-    if "inserted" in value:
-        raw = msgspec.convert(value, RawEdit)
-        return raw.horizon_s, similarity(_region(raw), raw.inserted), raw.ended
+def _looks(observations: Sequence[Observation]) -> list[Look]:
+    """What was reported about edits. Of measurements without a name, those at one horizon are about the first, the second … edit."""
+    unnamed: Counter[float] = Counter()
+    looks: list[Look] = []
+    for observation in observations:
+        look = _measured(observation.value) if "inserted" in observation.value else _given(observation.value)
+        if not look.edit:
+            unnamed[look.horizon_s] += 1
+            look = replace(look, edit=f"unnamed {unnamed[look.horizon_s]}")
+        looks.append(look)
+    return looks
+
+
+def _given(value: Any) -> Look:  # noqa: ANN401 - a JSON value, checked at the door
     given = msgspec.convert(value, MeasuredPersistence)
-    return given.horizon_s, given.four_gram, given.ended
+    return Look(
+        edit=given.edit or "", horizon_s=given.horizon_s, four_gram=given.four_gram, no_revert=given.no_revert, length=given.length,
+        ended=given.ended,
+    )  # fmt: skip
 
 
-def _region(raw: RawEdit) -> str:
-    """What stands now where the edit was made."""
+def _measured(value: Any) -> Look:  # noqa: ANN401 - a JSON value, checked at the door
+    """Measure an edit reported as texts; one without a name is known by what it replaced with what, and where."""
+    raw = msgspec.convert(value, RawEdit)
     if raw.start is None:
-        return raw.after
-    return region_now(before=raw.before, start=raw.start, replaced=raw.replaced, inserted=raw.inserted, after=raw.after)
+        replaced, now = raw.before, raw.after
+    else:
+        replaced = raw.before[raw.start : raw.start + raw.replaced]
+        now = region_now(before=raw.before, start=raw.start, replaced=raw.replaced, inserted=raw.inserted, after=raw.after)
+    return Look(
+        edit=raw.edit or f"{raw.start}:{replaced}>{raw.inserted}", horizon_s=raw.horizon_s, four_gram=similarity(now, raw.inserted),
+        no_revert=no_revert(before=replaced, ai=raw.inserted, now=now) if replaced else None,
+        length=max(len(raw.inserted), len(replaced)), ended=raw.ended,
+    )  # fmt: skip
 
 
 class Rating:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -17,7 +18,9 @@ from app.domain.access import Scope
 from app.domain.events import EventType, Observation
 from app.domain.turns import TurnServed
 from app.main import create_app
-from pipelines.commands.collect import Spool, watch
+from pipelines.commands.collect import watch
+from pipelines.commands.collecting.door import open_door
+from pipelines.commands.collecting.spool import Spool
 from pipelines.commands.importer import importer
 from pipelines.labelling.terms import EditPersistence
 from tests.fakes.gateway import MemoryKeys, collaborators, events_of, policy_config, serving
@@ -110,6 +113,61 @@ def test_a_horizon_that_passed_unwatched_is_left_out_and_junk_is_set_aside(url: 
     watch_until_idle(spool, url, 1600)
     assert [o.value["horizon_s"] for o in collected(inbox)] == [600]
     assert sorted(path.name for path in folder.iterdir()) == ["escape.rejected", "junk.rejected"]
+
+
+def test_an_editor_registers_an_edit_over_http_and_says_when_nobody_looks_any_more(url: str, inbox: MemoryInbox, tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool", tmp_path, (0, 600))
+    (tmp_path / "a.py").write_text(BEFORE.replace("    pass\n", INSERTED))
+    with open_door(spool, 0) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}") as editor:
+        taken = editor.post("/edits", content=edit())
+        assert taken.status_code == 202
+        registered = next((tmp_path / "spool").glob("*.json"))
+        os.utime(registered, (1000, 1000))
+        watch_until_idle(spool, url, 1000)
+        assert editor.delete(f"/edits/{taken.json()['edit']}").status_code == 204
+        watch_until_idle(spool, url, 1045.3)
+        assert editor.delete(f"/edits/{taken.json()['edit']}").status_code == 404
+    assert [(o.value["horizon_s"], o.value["ended"]) for o in collected(inbox)] == [(0, False), (45.3, True)]
+    assert list((tmp_path / "spool").iterdir()) == []
+
+
+def test_the_door_for_editors_refuses_web_pages_and_paths_that_leave_the_folder(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool", tmp_path, (10,))
+    with open_door(spool, 0) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+        assert client.post("/edits", content=edit(), headers={"origin": "https://evil.example"}).status_code == 403
+        assert client.post("/edits", content=edit(), headers={"host": "evil.example"}).status_code == 403
+        assert client.post("/edits", content=edit(path="../../etc/passwd")).status_code == 422
+        assert client.post("/edits", content="{}").status_code == 422
+        assert client.post("/elsewhere", content=edit()).status_code == 404
+        assert client.delete("/edits/..%2f..%2fetc").status_code == 404
+    assert list((tmp_path / "spool").iterdir()) == []
+
+
+def test_an_edit_is_followed_to_where_git_moved_its_file_and_no_further_than_its_branch(
+    url: str, inbox: MemoryInbox, tmp_path: Path
+) -> None:
+    def git(*arguments: str) -> None:
+        identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "init.defaultBranch=main"]
+        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    git("init")
+    (tmp_path / "a.py").write_text(BEFORE.replace("    pass\n", INSERTED))
+    (tmp_path / "other.py").write_text("print('something else')\n")
+    git("add", ".")
+    git("commit", "-m", "first")
+    spooled = tmp_path / ".ratchet" / "edit.json"
+    spool = Spool(spooled.parent, tmp_path, (10, 60, 600))
+    spooled.write_text(edit())
+    os.utime(spooled, (1000, 1000))
+    watch_until_idle(spool, url, 1000)
+    git("mv", "a.py", "b.py")
+    watch_until_idle(spool, url, 1010)
+    (tmp_path / "b.py").rename(tmp_path / "c.py")  # without telling git
+    watch_until_idle(spool, url, 1060)
+    git("switch", "-c", "elsewhere")
+    watch_until_idle(spool, url, 1600)
+    assert [(o.value["horizon_s"], o.value["after"]) for o in collected(inbox)] == [(10, INSERTED), (60, INSERTED)]
+    assert not spooled.exists()
 
 
 def wheel(folder: Path) -> Path:

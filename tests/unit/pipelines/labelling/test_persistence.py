@@ -1,12 +1,13 @@
 """Edit persistence: the two measures, the survival curve, and regions carried through later edits."""
 
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.labelling.persistence import no_revert, similarity, survival
+from pipelines.labelling.persistence import Look, no_revert, similarity, survival
 from pipelines.labelling.regions import carry, region_now
 from pipelines.labelling.terms import EditPersistence
 from tests.fakes.labelling import facts, observed
@@ -38,9 +39,48 @@ def test_a_full_revert_leaves_nothing_and_an_untouched_edit_everything(before: s
     assert -1e-9 <= no_revert(before=before, ai=ai, now=now) <= 1.0
 
 
-def test_the_survival_is_the_mean_over_observed_horizons_and_later_ones_are_censored() -> None:
-    assert survival({30: 1.0, 120: 0.5, 600: 0.0}, ended_at=None) == 0.5
-    assert survival({30: 1.0, 120: 0.5, 600: 0.0}, ended_at=120) == 0.75
+def look(edit: str, horizon_s: float, four_gram: float, *, no_revert: float | None = None, length: int | None = None, **more: bool) -> Look:
+    return Look(edit=edit, horizon_s=horizon_s, four_gram=four_gram, no_revert=no_revert, length=length, **more)
+
+
+def test_an_edit_whose_observation_ended_is_censored_from_then_on() -> None:
+    assert survival([look("a", 30, 1.0), look("a", 120, 0.5), look("a", 600, 0.0)]) == {30: 1.0, 120: 0.5, 600: 0.0}
+    assert survival([look("a", 30, 1.0), look("a", 120, 0.5, ended=True), look("a", 600, 0.0)]) == {30: 1.0, 120: 0.5}
+    both = [look("a", 30, 1.0, ended=True), look("b", 30, 0.0), look("b", 600, 0.25)]
+    assert survival(both) == {30: 0.5, 600: 0.25}
+
+
+def test_edits_of_one_turn_are_weighted_by_their_length_and_alike_where_a_length_is_unknown() -> None:
+    # (90 · 1 + 10 · 0) / 100
+    assert survival([look("a", 30, 1.0, length=90), look("b", 30, 0.0, length=10)]) == {30: 0.9}
+    assert survival([look("a", 30, 1.0, length=90), look("b", 30, 0.0)]) == {30: 0.5}
+    assert survival([look("a", 30, 1.0, length=0), look("b", 30, 0.0, length=0)]) == {30: 0.5}
+
+
+def test_what_was_taken_back_did_not_survive_however_like_the_text_is() -> None:
+    assert survival([look("a", 30, 0.98, no_revert=0.0)]) == {30: 0.0}
+    assert survival([look("a", 30, 0.1, no_revert=1.0)]) == {30: 0.1}  # nor what the user rewrote, though nothing was reverted
+
+
+def test_the_term_sees_a_small_edit_in_a_large_range_reverted() -> None:
+    before, ai = "value = compute(1)\n" * 40, "value = compute(1)\n" * 39 + "value = compute(2)\n"
+    value = {"horizon_s": 30, "before": before, "inserted": ai, "after": before}
+    score = EditPersistence().score(facts(), [observed("edit_persistence", value)], weight=1.0)
+    assert similarity(before, ai) > 0.98
+    assert score.value == pytest.approx(0.0)
+
+
+def test_edits_of_one_turn_do_not_overwrite_each_other_and_a_correction_does() -> None:
+    def score(*values: dict[str, Any]) -> float | None:
+        said = [observed("edit_persistence", {"horizon_s": 30} | value, id_=f"o{n}", second=n) for n, value in enumerate(values)]
+        return EditPersistence().score(facts(), said, weight=1.0).value
+
+    assert score({"four_gram": 1.0}, {"four_gram": 0.0}) == 0.5
+    assert score({"four_gram": 1.0, "edit": "a"}, {"four_gram": 0.0, "edit": "b"}) == 0.5
+    assert score({"four_gram": 1.0, "edit": "a"}, {"four_gram": 0.0, "edit": "a"}) == 0.0
+    long, short = {"before": "", "inserted": "a" * 30, "after": "a" * 30}, {"before": "", "inserted": "bbbbbbbbbb", "after": "cccc"}
+    assert score(long, short) == 0.75  # 30 of 40 characters
+    assert score(long, long | {"after": ""}) == 0.0
 
 
 @given(LINES, LINES, LINES, LINES, LINES)
