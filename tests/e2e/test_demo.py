@@ -33,6 +33,5 @@ def test_the_demo_promotes_twice_shows_the_gain_catches_the_harm_and_ends_well(t
     assert summary["persistence"]["low"] > 0
     assert summary["harm"]["state"] in ("ABORTED", "REJECTED", "ROLLED_BACK")
     assert summary["harm"]["requests"] > 0
-    assert summary["lengths"]["second"]["mean"] > 0.5 * summary["lengths"]["first"]["mean"]
     assert len(summary["anchor_budget_used"]) >= 2
     assert all(share < 1 for share in summary["anchor_budget_used"])

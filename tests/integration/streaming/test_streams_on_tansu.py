@@ -35,6 +35,8 @@ from tests.broker import Broker, running_broker
 from tests.fakes.served import event_of, observation, turn
 
 GROUP = "ratchet-ingest"
+FOREVER_S = 100 * 365 * 86_400.0
+"""The turns of the fakes ended on one day for ever, and the observations arrive today: none may be too late."""
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # kafka-python leaves sockets of failed connections to the collector
 
 
@@ -50,7 +52,7 @@ class Line:
 
     def store(self) -> SqlEffects:
         return SqlEffects(
-            self.engine, rules=lambda: JoinRules(policies={}), write_segment=self.segments.write_sized,
+            self.engine, rules=lambda: JoinRules(policies={}, lateness_s=FOREVER_S), write_segment=self.segments.write_sized,
             erase_from_segment=self.segments.erase,
         )  # fmt: skip
 
