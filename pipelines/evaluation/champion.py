@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.domain.gates import CanaryAction
+from pipelines.evaluation import hacking
 from pipelines.evaluation.config import GatesConfig, Good, MetricClass, MetricConfig
 from pipelines.evaluation.decide import Decision, require_right_signs
 from pipelines.evaluation.evidence import Evidence, hash_of
@@ -46,7 +47,7 @@ class Fall:
 
 
 def decide_champion(config: GatesConfig, evidence: Evidence) -> Decision:
-    """ABORT (roll back) or CONTINUE."""
+    """ABORT (roll back), HOLD (freeze promotions: the cause is not this version, or is no harm that can be shown yet) or CONTINUE."""
     require_right_signs()
     evidence_hash = hash_of(evidence)
     family: FamilyEvidence | None = None
@@ -58,7 +59,8 @@ def decide_champion(config: GatesConfig, evidence: Evidence) -> Decision:
             family, falls, effects = _compared(config, evidence)
         except ValueError as error:
             unusable = str(error)
-    action, cause, reason = _judge(config, evidence, family, falls)
+    monitored = hacking.monitored(config.health, evidence)
+    action, cause, reason = _judge(config, evidence, family, falls, hacking.suspicions(monitored))
     numbers: dict[str, Any] = {
         "units": evidence.units,
         "harm": None if family is None else {"log_e": family.log_e, "peak_log_e": family.peak_log_e, "cause": family.cause},
@@ -68,6 +70,7 @@ def decide_champion(config: GatesConfig, evidence: Evidence) -> Decision:
         "burnt": burnt(config, evidence),
         "both_arms_burn": both_arms_burn(config, evidence),
         "unusable": unusable,
+        "monitors": hacking.numbers(monitored),
     }
     return Decision(action=action, cause=cause, reason=reason, numbers=numbers, config_hash=config.hash, evidence_hash=evidence_hash)
 
@@ -103,7 +106,9 @@ def _fall(config: GatesConfig, evidence: Evidence, metric: MetricConfig, *, of: 
     return Fall(metric=metric.name, detection=detection, log_threshold=detector.log_threshold)
 
 
-def _judge(config: GatesConfig, evidence: Evidence, family: FamilyEvidence | None, falls: Sequence[Fall]) -> tuple[CanaryAction, str, str]:
+def _judge(
+    config: GatesConfig, evidence: Evidence, family: FamilyEvidence | None, falls: Sequence[Fall], suspicions: Sequence[str]
+) -> tuple[CanaryAction, str, str]:
     if evidence.hard:
         return CanaryAction.ABORT, "hard", "; ".join(evidence.hard)
     exceeded = burnt(config, evidence)
@@ -117,4 +122,6 @@ def _judge(config: GatesConfig, evidence: Evidence, family: FamilyEvidence | Non
     fallen = [fall for fall in falls if fall.found]
     if fallen:
         return CanaryAction.ABORT, "fall", f"{fallen[0].metric} fell after {fallen[0].detection.alarmed_at} units"
+    if suspicions:
+        return CanaryAction.HOLD, "monitors", suspicions[0]
     return CanaryAction.CONTINUE, "watched", "no sign of harm"

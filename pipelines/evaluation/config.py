@@ -127,6 +127,8 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     on_policy_min: float = 0.5
     """Share of the batch sampled by the champion itself."""
     length_z_max: float = 3.0
+    perplexity_rise_max: float = 0.05
+    """By how much of itself the held-out perplexity of any domain may rise in continued pretraining."""
 
 
 class OffPolicyGateConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

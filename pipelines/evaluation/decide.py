@@ -2,7 +2,7 @@
 
     1. hard reason, or an absolute limit burnt     ABORT
     2. harm (family e-process, or group-sequential) ABORT
-    3. data in doubt                               HOLD, after two hours ABORT
+    3. data in doubt, or the reward being gamed    HOLD, after two hours ABORT
     4. deadline over, or N_max reached in vain     INCONCLUSIVE      (unless 6 holds)
     5. stage not done                              CONTINUE
     6. stage done: not the last                    RAMP
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from app.domain.gates import CanaryAction, Verdict
+from pipelines.evaluation import hacking
 from pipelines.evaluation.config import GatesConfig
 from pipelines.evaluation.doubts import doubts
 from pipelines.evaluation.evidence import Evidence, hash_of
@@ -77,7 +78,8 @@ class _Case:
         self._config = config
         self._evidence = evidence
         self._burnt = burnt(config, evidence)
-        self._doubts = doubts(config, evidence)
+        self._monitored = hacking.monitored(config.health, evidence)
+        self._doubts = [*doubts(config, evidence), *hacking.suspicions(self._monitored)]
         self._harm: Harm | None = None
         self._required: list[Required] = []
         self._gap = False
@@ -153,7 +155,8 @@ class _Case:
             "required": [r.numbers() for r in self._required],
             "doubts": self._doubts,
             "burnt": self._burnt,
-            "alarms": ["proxy_gold_gap"] if self._gap else [],
+            "alarms": [*(["proxy_gold_gap"] if self._gap else []), *hacking.alerts(self._monitored)],
+            "monitors": hacking.numbers(self._monitored),
             "left_out": {"duplicates": evidence.duplicates, "swapped": evidence.swapped, "late": evidence.late},
             "missing": {name: count for lane in evidence.lanes for name, count in lane.missing.items() if count},
         }

@@ -11,7 +11,7 @@ depends on how it went. Whatever is left out is counted.
 import hashlib
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -19,9 +19,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from app.domain.sessions import Era, Session
+from app.domain.sessions import Session
 from pipelines.evaluation.config import GatesConfig, Good, MetricClass, MetricConfig
+from pipelines.evaluation.drawings import Draw, Drawing
 from pipelines.evaluation.measures import counted_missing, measured
+from pipelines.evaluation.profiles import ArmProfile, with_session
 from pipelines.evaluation.references import Reference
 
 SLO_UNITS = 500
@@ -112,6 +114,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Declared units per required metric."""
     declared_share: float
     slos: tuple[SloCount, ...]
+    profiles: tuple[ArmProfile, ...] = ()
+    """Treated and control, for the reward-hack monitors."""
     hard: tuple[str, ...]
     """Reasons to stop that need no statistics, such as weights that no engine can load."""
 
@@ -146,53 +150,6 @@ def unpacked(payload: bytes) -> Evidence:
 def micros(at: datetime) -> int:
     """Microseconds since the epoch."""
     return (at - EPOCH) // MICROS
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Draw:
-    """What unit a session belongs to and how likely its arm was; `problem` where that cannot be."""
-
-    key: tuple[str, ...]
-    treated: bool
-    probability: float
-    stratum: int
-
-
-Drawing = Callable[[Session], Draw | None]
-"""None for a session whose arm and version contradict each other."""
-
-
-def canary_drawing(*, digest: str, champion: str) -> Drawing:
-    """Units of a canary: person and stage."""
-
-    def draw(session: Session) -> Draw | None:
-        treated = session.arm == "candidate"
-        if session.digest != (digest if treated else champion) or session.arm not in ("candidate", "champion"):
-            return None
-        probability = session.probability if treated else round(1.0 - session.probability, 12)
-        stage = int(session.stage.removeprefix("canary-"))
-        return Draw(key=(session.actor, session.stage), treated=treated, probability=probability, stratum=stage)
-
-    return draw
-
-
-def era_drawing(era: Era) -> Drawing:
-    """Units of a holdback: person, era, and the share a canary took meanwhile. Treated is the champion.
-
-    Among those who get champion or reference, the champion's probability is (1-h)(1-s) / ((1-h)(1-s) + h), with h the holdback and s the
-    share of a canary that ran at the time.
-    """
-
-    def draw(session: Session) -> Draw | None:
-        treated = session.arm == "champion"
-        if session.digest != (era.champion if treated else era.reference):
-            return None
-        rest = (1.0 - session.holdback) * (1.0 - session.share)
-        probability = rest / (rest + session.holdback)
-        stratum = era.generation * 1000 + round(session.share * 100)
-        return Draw(key=(session.actor, str(stratum)), treated=treated, probability=probability, stratum=stratum)
-
-    return draw
 
 
 @dataclass(kw_only=True, slots=True)
@@ -238,6 +195,8 @@ class UnitBook:
             for slo in config.slos
         ]
         self._slos = {(i, treated): deque[bool](maxlen=SLO_UNITS) for i in range(len(config.slos)) for treated in (True, False)}
+        self._profiles = {treated: ArmProfile(arm=arm) for treated, arm in ((True, "treated"), (False, "control"))}
+        self._ceiling = next((m.high for m in config.metrics if m.source == "reward"), 1.0)
         self._swapped: set[str] = set()
         self._late: set[tuple[str, ...]] = set()
 
@@ -292,6 +251,8 @@ class UnitBook:
                 self._count(lane, unit, sessions)
                 if lane is self._lanes[0] and sessions:
                     self._count_slos(unit, sessions[0])
+                if lane is self._lanes[-1]:
+                    self._profile(unit.draw.treated, sessions)
 
     def _complete(self, unit: _Unit, lane: _LaneBook, now: datetime) -> list[Session] | None:
         """The unit's sessions in the lane's window, once nothing can be added to them; None before."""
@@ -320,6 +281,10 @@ class UnitBook:
             values = [counted_missing(metric) if value is None else value for value in found]
             lane.values.setdefault(metric.name, []).append(sum(values) / len(values) if values else counted_missing(metric))
 
+    def _profile(self, treated: bool, sessions: Sequence[Session]) -> None:
+        for session in sessions:
+            self._profiles[treated] = with_session(self._profiles[treated], session, ceiling=self._ceiling)
+
     def _count_slos(self, unit: _Unit, first: Session) -> None:
         for i, metric in enumerate(self._slo_metrics):
             value = measured(metric, first, {})
@@ -337,6 +302,10 @@ class UnitBook:
             )
             for i, slo in enumerate(self._config.slos) for treated in (True, False)
         )  # fmt: skip
+
+    def profiles(self) -> tuple[ArmProfile, ...]:
+        """Treated, then control."""
+        return (self._profiles[True], self._profiles[False])
 
     def lanes(self) -> tuple[Lane, ...]:
         """The closed units per window."""

@@ -10,7 +10,8 @@ from app.domain.releases import Pointer
 from app.domain.sessions import Era
 from pipelines.evaluation.champion import anchor_guard
 from pipelines.evaluation.config import GatesConfig, MetricClass, MetricConfig
-from pipelines.evaluation.evidence import UnitBook, era_drawing
+from pipelines.evaluation.drawings import era_drawing
+from pipelines.evaluation.evidence import UnitBook
 from pipelines.evaluation.harm import units_of
 from pipelines.evaluation.references import Reference, references_of
 from pipelines.evaluation.statistics.confidence import Interval, betting_interval

@@ -17,7 +17,8 @@ from app.domain.sessions import Era, Session
 from app.domain.terms import Terms
 from pipelines.evaluation.config import GatesConfig
 from pipelines.evaluation.doubts import STICKY
-from pipelines.evaluation.evidence import Drawing, Evidence, UnitBook, canary_drawing, era_drawing, micros
+from pipelines.evaluation.drawings import Drawing, canary_drawing, era_drawing
+from pipelines.evaluation.evidence import Evidence, UnitBook, micros
 from pipelines.evaluation.references import Reference, references_of
 from pipelines.evaluation.statistics import power
 
@@ -168,5 +169,6 @@ def _evidence(
         stage=stage, stage_since=micros(stage_since), since=micros(min(since, stage_since)), lanes=units.lanes(), assigned=units.assigned(),
         duplicates=units.duplicates, swapped=units.swapped, late=units.late, lag_s=lag_s,
         last_unit_at=None if last is None else micros(last), held_since=None if held_since is None else micros(held_since),
-        found_earlier=found_earlier, references=plan.references, n_max=plan.n_max, declared_share=plan.share, slos=units.slos(), hard=hard,
+        found_earlier=found_earlier, references=plan.references, n_max=plan.n_max, declared_share=plan.share, slos=units.slos(),
+        profiles=units.profiles(), hard=hard,
     )  # fmt: skip

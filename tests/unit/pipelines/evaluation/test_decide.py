@@ -11,7 +11,8 @@ from app.domain.gates import CanaryAction, Verdict
 from app.domain.sessions import Session
 from pipelines.evaluation.config import MetricConfig
 from pipelines.evaluation.decide import decide
-from pipelines.evaluation.evidence import Evidence, Lane, UnitBook, canary_drawing, hash_of, micros, packed, unpacked
+from pipelines.evaluation.drawings import canary_drawing
+from pipelines.evaluation.evidence import Evidence, Lane, UnitBook, hash_of, micros, packed, unpacked
 from pipelines.evaluation.references import references_of
 from tests.fakes.sessions import AT, people, session
 from tests.fakes.watching import small_gates

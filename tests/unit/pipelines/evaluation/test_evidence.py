@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from app.domain.sessions import Era, Session
-from pipelines.evaluation.evidence import UnitBook, canary_drawing, era_drawing
+from pipelines.evaluation.drawings import canary_drawing, era_drawing
+from pipelines.evaluation.evidence import UnitBook
 from pipelines.evaluation.references import references_of
 from tests.fakes.sessions import AT, people, session
 from tests.fakes.watching import small_gates
