@@ -19,6 +19,7 @@ from app.domain.terms import Terms
 from app.settings import LOOPBACK, Settings, policies, read_toml
 
 if TYPE_CHECKING:
+    from app.db.backlog import SqlBacklog
     from app.db.batches import SqlBatchStore
     from app.db.console import SqlOperations
     from app.db.cycles import SqlCycles
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from app.domain.decisions import Decision
     from app.domain.label_reports import LabelReport
     from app.domain.rewards import DueTurn
+    from app.domain.versions import PastRun
     from app.messaging.cluster import Cluster
     from app.messaging.consumer import KafkaSource
     from app.messaging.direct import DirectInbox
@@ -205,6 +207,13 @@ def label_book(settings: Settings) -> "SqlLabels":
     from app.db.labels import SqlLabels
 
     return SqlLabels(open_state(settings))
+
+
+def backlog(settings: Settings) -> "SqlBacklog":
+    """How far everything accepted is applied."""
+    from app.db.backlog import SqlBacklog
+
+    return SqlBacklog(open_inbox(settings), open_state(settings))
 
 
 def rule_book(settings: Settings, default: str) -> "SqlRules":
@@ -482,6 +491,20 @@ def rewarded_turns(settings: Settings) -> "Callable[[str, str, int], list[Reward
             return rewarded_turns(connection, policy, version, newest=count)
 
     return newest
+
+
+def run_history(settings: Settings) -> "Callable[[str, str], list[PastRun]]":
+    """The runs behind a champion's line, oldest first."""
+    from app.db.engine import reading
+    from app.db.run_history import run_history
+
+    engine = open_state(settings)
+
+    def of_line(policy: str, champion: str) -> "list[PastRun]":
+        with reading(engine) as connection:
+            return run_history(connection, policy, champion)
+
+    return of_line
 
 
 def digest_of_version(settings: Settings, name: str) -> str:

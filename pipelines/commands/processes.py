@@ -102,7 +102,7 @@ def label() -> None:
     settings, stop = begin("label")
     policies = wiring.load_policies(settings)
     config = loop_config(read_toml(settings.config)).labelling
-    book = wiring.label_book(settings)
+    book, backlog = wiring.label_book(settings), wiring.backlog(settings)
     rules = wiring.rule_book(settings, starting_toml(config.rule_set))
     read = None
     if config.judge_url is not None:
@@ -112,10 +112,12 @@ def label() -> None:
     gc.freeze()  # the garbage collector need not look at the imported code again: a sixth of the labeller's time
     log.info("label ready policies=%s", ",".join(policies))
     while not stop.is_set():
-        labelled = 0
+        labelled, complete_until = 0, backlog.complete_until(now=utc_now())
         for name, policy in policies.items():
             rule_set = parse_rule_set(rules.active(name), read=read)
-            labelled += label_due(book, policy=name, config=policy, rule_set=rule_set, now=utc_now(), limit=config.batch_turns)
+            labelled += label_due(
+                book, policy=name, config=policy, rule_set=rule_set, now=utc_now(), limit=config.batch_turns, complete_until=complete_until
+            )
         if labelled:
             log.info("turns labelled count=%d", labelled)
         else:

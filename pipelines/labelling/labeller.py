@@ -5,6 +5,9 @@
  turns to re-label (a late observation, not in a batch yet) ─────────────────────────────────────────────▶ next revision
 ```
 
+Time is the wall clock, so that labels come although nothing else does; but while accepted events wait to be applied, it stands still at the
+moment when the oldest of them was accepted: lag delays labels, it never makes them blind.
+
 Every turn gets a label whether or not anything came. The reward is the weighted sum of the terms that spoke; a turn about which no
 term but the costs spoke gets the rule set's default reward plus those costs, and is excluded from training unless the rule set
 says otherwise.
@@ -37,9 +40,22 @@ class LabelBook(Protocol):
         ...
 
 
-def label_due(book: LabelBook, *, policy: str, config: PolicyConfig, rule_set: RuleSet, now: datetime, limit: int) -> int:
-    """Label one batch of due turns; returns how many."""
-    due = book.due(policy, now=now, limit=limit)
+def label_due(
+    book: LabelBook,
+    *,
+    policy: str,
+    config: PolicyConfig,
+    rule_set: RuleSet,
+    now: datetime,
+    limit: int,
+    complete_until: datetime | None = None,
+) -> int:
+    """Label one batch of due turns; returns how many.
+
+    Everything accepted before `complete_until` (`now` where it is not given) is applied: what is due later waits, so that a label never
+    misses what had been said in time and was merely on its way.
+    """
+    due = book.due(policy, now=min(now, complete_until or now), limit=limit)
     if due:
         book.write([label(turn, config=config, rule_set=rule_set, now=now) for turn in due], now=now)
     return len(due)
