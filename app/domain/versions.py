@@ -83,6 +83,18 @@ class TrainingRun:
     finished_at: datetime | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class PastRun:
+    """The run behind an earlier version of a champion's line, and how its canary ended; what G0 compares a new run with."""
+
+    candidate: str
+    anchor: str
+    """Anchor that its KL was measured to."""
+    metrics: dict[str, Any]
+    canary: dict[str, Any] | None
+    """Evidence of the passing canary; None where it had none."""
+
+
 def version_name(*, base: str, kind: VersionKind, created_at: datetime, step: int) -> str:
     """Name of a version: `smollm2-135m-rl-1121-s7` from base, kind, month and day, and step."""
     return f"{base}-{kind.value}-{created_at:%m%d}-s{step}"

@@ -12,14 +12,24 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from app.domain.batches import BatchManifest
 from app.domain.gates import GateName, GateResult, Verdict, content_hash
-from app.domain.versions import RunStatus, TrainingRun
-from pipelines.evaluation.config import GatesConfig, HealthConfig
+from app.domain.rewards import Exclusion
+from app.domain.versions import PastRun, RunStatus, TrainingRun
+from pipelines.evaluation.config import GatesConfig, HealthConfig, MetricClass
+from pipelines.evaluation.statistics import monitors
+from pipelines.evaluation.statistics.monitors import Finding, Level
 
 BUDGET_SHARE = 0.8
 """How far to the fitted peak of the gold metric the anchor's budget reaches."""
 LEAST_VERSIONS = 6
 """Versions with a known gold metric that the peak is fitted on."""
+DECIDING = frozenset({"variance_collapse", "length_drift"})
+"""Monitors whose alert fails; exclusion rates and the on-policy share are told to people, the live gate acts on them."""
+FAULTY = frozenset({Exclusion.TOO_LONG, Exclusion.EMPTY_COMPLETION, Exclusion.TOKENS_OUT_OF_RANGE})
+"""Exclusions that a policy could cause by how it answers, unlike those of consent, age or sampling."""
+SILENT = frozenset({Exclusion.NO_SIGNAL})
+"""Nobody reacted, or could."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +62,18 @@ class Limit:
 
 
 def judge_health(
-    run: TrainingRun, *, config: GatesConfig, now: datetime, overoptimisation: Sequence[tuple[float, float]] = ()
+    run: TrainingRun, *, config: GatesConfig, now: datetime, batch: BatchManifest | None = None, history: Sequence[PastRun] = ()
 ) -> GateResult:
-    """Judge the run behind a candidate. `overoptimisation`: (KL to the anchor, gold metric) of earlier versions, to fit the budget on."""
-    limits = _limits(run.metrics, config.health, overoptimisation)
-    verdict, reason = _verdict(run, limits)
+    """Judge the run behind a candidate; `history` is the champion's line of runs, oldest first, its own last."""
+    limits = _limits(run.metrics, config.health, _overoptimisation(config, batch, history))
+    monitored = _monitored(run, config.health, batch, history)
+    verdict, reason = _verdict(run, limits, [finding for finding in monitored if finding.monitor in DECIDING])
+    warnings = [str(x) for x in limits if x.warns and not x.fails]
+    warnings += [f"monitor {f.monitor} is at {f.value:.3g}, the limit is {f.limit:.3g}" for f in monitored if f.level is not Level.OK]
     evidence = {
         "run": run.id, "status": run.status, "figures": {limit.name: _plain(limit.value) for limit in limits},
-        "limits": {limit.name: limit.limit for limit in limits}, "warnings": [str(x) for x in limits if x.warns and not x.fails],
+        "limits": {limit.name: limit.limit for limit in limits}, "warnings": warnings,
+        "monitors": [{"monitor": f.monitor, "level": f.level.value, "value": _plain(f.value), "limit": f.limit} for f in monitored],
         "anchor_budget_used": _budget_used(limits), "left_out": run.metrics.get("left_out", {}),
     }  # fmt: skip
     return GateResult(
@@ -103,7 +117,56 @@ def _limits(metrics: Mapping[str, Any], config: HealthConfig, history: Sequence[
     ]  # fmt: skip
 
 
-def _verdict(run: TrainingRun, limits: Sequence[Limit]) -> tuple[Verdict, str]:
+def _overoptimisation(config: GatesConfig, batch: BatchManifest | None, history: Sequence[PastRun]) -> list[tuple[float, float]]:
+    """(KL per response to the anchor, gold metric in its canary) of the versions since the anchor that this run is measured to."""
+    gold = next(metric.name for metric in config.required if metric.kind is MetricClass.GOLD)
+    points: list[tuple[float, float]] = []
+    for past in history:
+        kl = _times(_figure(past.metrics, "kl_anchor"), _figure(past.metrics, "length_mean"))
+        harm: Mapping[str, Any] = (past.canary or {}).get("harm") or {}
+        effects: Mapping[str, Mapping[str, float]] = harm.get("effects") or {}
+        if batch is not None and past.anchor == batch.anchor and kl is not None and gold in effects:
+            points.append((kl, effects[gold]["treated"]))
+    return points
+
+
+def _monitored(run: TrainingRun, config: HealthConfig, batch: BatchManifest | None, history: Sequence[PastRun]) -> list[Finding]:
+    """The reward-hack monitors over the batch, against the batch that the champion was made from; none for the first one."""
+    found: list[Finding] = []
+    if batch is not None and batch.items:
+        share = sum(item.version == batch.champion for item in batch.items) / len(batch.items)
+        level = Level.OK if share >= config.on_policy_min else Level.WARN
+        found.append(Finding(monitor="on_policy_share", level=level, value=share, limit=config.on_policy_min))
+    if not history or history[-1].candidate != run.parent:
+        return found
+    ours, theirs = run.metrics, history[-1].metrics
+    spread, before = _figure(ours, "reward_std"), _figure(theirs, "reward_std")
+    if spread is not None and before is not None and before > 0.0:
+        found.append(monitors.variance_collapse(spread, before, limit=config.reward_std_ratio_min))
+    length, mean, std = _figure(ours, "length_mean"), _figure(theirs, "length_mean"), _figure(theirs, "length_std")
+    if length is not None and mean is not None and std is not None:
+        drift = monitors.length_drift(length, reference_mean=mean, reference_std=max(std, 1.0), limit=config.length_z_max)
+        found.append(drift)
+    rates = (_rate("exclusion_rate", FAULTY, ours, theirs), _rate("coverage", SILENT, ours, theirs))
+    return [*found, *(rate for rate in rates if rate is not None)]
+
+
+def _rate(name: str, reasons: frozenset[Exclusion], ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Finding | None:
+    """Shift of the share of labelled turns that were left out for these reasons; dropping what one would fail is the oldest hack."""
+    (count, total), (reference_count, reference_total) = _left_out(ours, reasons), _left_out(theirs, reasons)
+    if min(total, reference_total) == 0:
+        return None
+    return monitors.rate_shift(name, count=count, total=total, reference_count=reference_count, reference_total=reference_total)
+
+
+def _left_out(metrics: Mapping[str, Any], reasons: frozenset[Exclusion]) -> tuple[int, int]:
+    """(turns left out for these reasons, those and the turns learned from)."""
+    left_out: Mapping[str, int] = metrics.get("batch_left_out") or {}
+    count = sum(int(n) for reason, n in left_out.items() if reason in reasons)
+    return count, count + int(_figure(metrics, "turns") or 0)
+
+
+def _verdict(run: TrainingRun, limits: Sequence[Limit], monitored: Sequence[Finding]) -> tuple[Verdict, str]:
     if run.status is not RunStatus.SUCCEEDED or run.candidate is None:
         return Verdict.FAIL, f"run {run.id} is {run.status}: it made no candidate"
     infinite = [limit for limit in limits if limit.value is not None and not limit.is_known]
@@ -111,8 +174,9 @@ def _verdict(run: TrainingRun, limits: Sequence[Limit]) -> tuple[Verdict, str]:
     unknown = [limit for limit in limits if limit.value is None]
     if infinite:
         return Verdict.FAIL, f"{', '.join(limit.name for limit in infinite)}: not a finite number"
-    if failed:
-        return Verdict.FAIL, "; ".join(str(limit) for limit in failed)
+    alerts = [f"monitor {f.monitor} is at {f.value:.3g}, the limit is {f.limit:.3g}" for f in monitored if f.level is Level.ALERT]
+    if failed or alerts:
+        return Verdict.FAIL, "; ".join([*(str(limit) for limit in failed), *alerts])
     if unknown:
         return Verdict.INCONCLUSIVE, f"{', '.join(limit.name for limit in unknown)}: not measured by the run"
     warned = [str(limit) for limit in limits if limit.warns]

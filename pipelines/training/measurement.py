@@ -76,6 +76,7 @@ def turn_metrics(samples: Sequence[Sample], baselines: Sequence[float]) -> dict[
         "advantage_mean": mean(above),
         "advantage_std": statistics.pstdev(above),
         "length_mean": mean([float(n) for n in lengths]),
+        "length_std": statistics.pstdev(lengths),
         "length_max": max(lengths),
         "prompt_length_mean": mean([float(len(s.payload.prompt_tokens)) for s in samples]),
         "segments": {

@@ -1,13 +1,15 @@
 """G0: hard limits fail, half of them warns, and what was not measured never passes."""
 
 import math
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from app.domain.gates import Verdict, canonical_json
-from app.domain.versions import RunStatus, TrainingRun
+from app.domain.batches import BatchItem, BatchManifest
+from app.domain.gates import GateResult, Verdict, canonical_json
+from app.domain.versions import PastRun, RunStatus, TrainingRun
 from pipelines.evaluation.config import GatesConfig
 from pipelines.evaluation.health import anchor_budget, judge_health
 
@@ -86,3 +88,79 @@ def test_a_gold_metric_that_only_rises_gives_no_budget() -> None:
 
 def test_too_few_versions_give_no_budget() -> None:
     assert anchor_budget([(1.0, 0.1)] * 5) is None
+
+
+def _past(candidate: str, metrics: dict[str, Any], *, anchor: str = "v0", gold: float | None = None) -> PastRun:
+    canary = None if gold is None else {"harm": {"effects": {"task_success": {"treated": gold}}}}
+    return PastRun(candidate=candidate, anchor=anchor, metrics={**SOUND, **metrics}, canary=canary)
+
+
+def _batch(*versions: str) -> BatchManifest:
+    items = tuple(
+        BatchItem(inference_id=f"t{i}", episode_id="e", reward=0.0, label_revision=1, segment="", actor=None, version=version)
+        for i, version in enumerate(versions)
+    )
+    return BatchManifest(
+        id="b", policy="tab", slot=0, champion="v1", anchor="v0", rule_set="r", window_from=NOW, window_to=NOW, items=items
+    )  # fmt: skip
+
+
+def _compared(changes: dict[str, Any], *, before: dict[str, Any], batch: BatchManifest | None = None) -> GateResult:
+    run = TrainingRun(
+        id="run", policy="tab", batch_id="b", parent="v1", status=RunStatus.SUCCEEDED, candidate="v2", metrics={**SOUND, **changes},
+        started_at=NOW,
+    )  # fmt: skip
+    return judge_health(run, config=GatesConfig(), now=NOW, batch=batch, history=[_past("v1", before)])
+
+
+def test_a_reward_that_stopped_varying_since_the_champions_batch_fails() -> None:
+    # 0.06 passes the absolute limit of 0.05, and is 4 % of what it was
+    result = _compared({"reward_std": 0.06}, before={"reward_std": 1.5})
+    assert result.verdict is Verdict.FAIL
+    assert "variance_collapse is at 0.04" in result.reason
+
+
+def test_answers_that_grew_by_more_than_three_deviations_fail() -> None:
+    result = _compared({"length_mean": 200.0}, before={"length_mean": 50.0, "length_std": 40.0})
+    assert result.verdict is Verdict.FAIL
+    assert "length_drift is at 3.75" in result.reason
+    assert _compared({"length_mean": 200.0}, before={"length_mean": 180.0, "length_std": 40.0}).verdict is Verdict.PASS
+
+
+def test_exclusions_coverage_and_foreign_turns_are_told_and_fail_nothing() -> None:
+    ours = {"batch_left_out": {"empty_completion": 60, "no_signal": 200, "actor_cap": 500}, "turns": 940}
+    before = {"batch_left_out": {"empty_completion": 1, "no_signal": 20}, "turns": 980, "length_std": 40.0}
+    result = _compared(ours, before=before, batch=_batch("v1", "v0", "v0"))
+    assert result.verdict is Verdict.PASS
+    levels = {found["monitor"]: found["level"] for found in result.evidence["monitors"]}
+    assert levels == {
+        "on_policy_share": "warn", "variance_collapse": "ok", "length_drift": "ok", "exclusion_rate": "alert", "coverage": "alert",
+    }  # fmt: skip
+    assert sum("monitor" in warning for warning in result.evidence["warnings"]) == 3
+
+
+def test_the_run_is_compared_with_its_own_parents_only() -> None:
+    result = _compared({"reward_std": 0.06}, before={"reward_std": 1.5})
+    assert result.verdict is Verdict.FAIL
+    stranger = TrainingRun(
+        id="run", policy="tab", batch_id="b", parent="v9", status=RunStatus.SUCCEEDED, candidate="v2",
+        metrics={**SOUND, "reward_std": 0.06}, started_at=NOW,
+    )  # fmt: skip
+    assert judge_health(stranger, config=GatesConfig(), now=NOW, history=[_past("v1", {"reward_std": 1.5})]).verdict is Verdict.PASS
+
+
+def test_the_anchor_budget_comes_from_the_line_of_versions_since_the_anchor() -> None:
+    # gold = d (0.6 - 0.3 log d): budget (0.8 e)^2 = 4.729 nat per response; this run is at 0.03 x 200 = 6
+    line = [
+        _past(f"v{n}", {"kl_anchor": d * d / 200.0}, gold=d * (0.6 - 0.3 * math.log(d)))
+        for n, d in enumerate((0.5, 1.0, 1.5, 2.0, 3.0, 4.0))
+    ]
+    run = TrainingRun(
+        id="run", policy="tab", batch_id="b", parent="v9", status=RunStatus.SUCCEEDED, candidate="v2", metrics={**SOUND, "kl_anchor": 0.03},
+        started_at=NOW,
+    )  # fmt: skip
+    fitted = judge_health(run, config=GatesConfig(), now=NOW, batch=_batch("v1"), history=line)
+    assert fitted.evidence["limits"]["response_kl_anchor"] == pytest.approx(4.729, abs=1e-3)
+    assert fitted.verdict is Verdict.FAIL
+    renewed = judge_health(run, config=GatesConfig(), now=NOW, batch=replace(_batch("v1"), anchor="v5"), history=line)
+    assert (renewed.evidence["limits"]["response_kl_anchor"], renewed.verdict) == (10.0, Verdict.PASS)
