@@ -103,7 +103,7 @@ def label() -> None:
     policies = wiring.load_policies(settings)
     config = loop_config(read_toml(settings.config)).labelling
     book, backlog = wiring.label_book(settings), wiring.backlog(settings)
-    rules = wiring.rule_book(settings, starting_toml(config.rule_set))
+    rules = wiring.rule_book(settings, starting_toml(config.rule_set, config=settings.config))
     read = None
     if config.judge_url is not None:
         from pipelines.labelling.follow_up.judge_model import JudgeModel
@@ -205,7 +205,7 @@ def watch() -> None:
         evidence=wiring.evidence_book(settings), progress=wiring.progress_log(settings), clock=utc_now,
     )  # fmt: skip
     policies = wiring.load_policies(settings)
-    rules = wiring.rule_book(settings, starting_toml(config.labelling.rule_set))
+    rules = wiring.rule_book(settings, starting_toml(config.labelling.rule_set, config=settings.config))
     for name in policies:
         check(gates, rewarded=frozenset(term.name for term, _ in parse_rule_set(rules.active(name)).terms))
     end_within(stop)

@@ -92,7 +92,7 @@ def activate(file: Path, policy: str, by: str) -> None:
 def _in_force(settings: Settings, policy: str) -> str:
     wiring.require_policy(wiring.load_policies(settings), policy)
     labelling = loop_config(read_toml(settings.config)).labelling
-    return wiring.rule_book(settings, starting_toml(labelling.rule_set)).active(policy)
+    return wiring.rule_book(settings, starting_toml(labelling.rule_set, config=settings.config)).active(policy)
 
 
 def _text(settings: Settings, name: str) -> str:

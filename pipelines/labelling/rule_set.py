@@ -53,12 +53,16 @@ def default_toml() -> str:
     return resources.files("pipelines.labelling").joinpath("default_rules.toml").read_text()
 
 
-def starting_toml(file: str | None) -> str:
-    """The rule set that policies start with: the configured file, else the default one. Raises `BadConfig` where it cannot be read."""
+def starting_toml(file: str | None, *, config: Path | None) -> str:
+    """The rule set that policies start with: the configured file, else the default one. Raises `BadConfig` where it cannot be read.
+
+    A relative path is looked for beside the configuration file that names it.
+    """
     if file is None:
         return default_toml()
+    folder = config.parent if config is not None else Path.cwd()
     try:
-        return Path(file).read_text()
+        return (folder / file).read_text()
     except OSError as error:
         raise BadConfig(f"[labelling] rule_set: {error}; correct the path, or leave it out for the default rule set") from error
 

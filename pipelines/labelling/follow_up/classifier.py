@@ -3,6 +3,7 @@
 Its coefficients are in `model.json`, written by `python -m pipelines.labelling.follow_up.train`.
 """
 
+import hashlib
 import math
 from dataclasses import dataclass
 from enum import StrEnum
@@ -45,6 +46,8 @@ class Judgement:
     """Calibrated probabilities per mood."""
 
     probabilities: dict[Mood, float]
+    by: str
+    """Who read it, down to the version: it goes into the label's breakdown."""
 
     @property
     def mood(self) -> Mood:
@@ -63,9 +66,19 @@ class Judgement:
 @cache
 def model() -> Model:
     """The shipped model. Its features must be the ones computed here: both change together, by training again."""
-    shipped = msgspec.json.decode(resources.files("pipelines.labelling.follow_up").joinpath("model.json").read_bytes(), type=Model)
+    shipped = msgspec.json.decode(_shipped(), type=Model)
     assert shipped.features == NAMES, "model.json was trained on other features: run python -m pipelines.labelling.follow_up.train"
     return shipped
+
+
+@cache
+def version() -> str:
+    """Of the shipped model: a digest of its coefficients."""
+    return f"classifier:{hashlib.sha256(_shipped()).hexdigest()[:12]}"
+
+
+def _shipped() -> bytes:
+    return resources.files("pipelines.labelling.follow_up").joinpath("model.json").read_bytes()
 
 
 def judge(text: str, *, request: str = "", answer: str = "") -> Judgement:
@@ -75,4 +88,4 @@ def judge(text: str, *, request: str = "", answer: str = "") -> Judgement:
     scores = [b + sum(w * v for w, v in zip(row, values, strict=True) if v) for row, b in zip(shipped.weights, shipped.biases, strict=True)]
     top = max(scores)
     odds = [math.exp(score - top) for score in scores]
-    return Judgement(probabilities={mood: odd / sum(odds) for mood, odd in zip(shipped.classes, odds, strict=True)})
+    return Judgement(probabilities={mood: odd / sum(odds) for mood, odd in zip(shipped.classes, odds, strict=True)}, by=version())

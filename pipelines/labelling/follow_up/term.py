@@ -36,7 +36,7 @@ class FollowUp:
             detail = {"error": str(error)[:200]}
             return TermScore(name=self.name, value=None, weight=weight, abstained="unread", evidence=evidence, detail=detail)
         values = [value for j in read if (value := j.satisfaction(confident=self._confident)) is not None]
-        detail = {"moods": [j.mood.value for j in read]}
+        detail = {"moods": [j.mood.value for j in read], "by": sorted({j.by for j in read})}
         if not values:
             return TermScore(name=self.name, value=None, weight=weight, abstained="uncertain", evidence=evidence, detail=detail)
         return TermScore(name=self.name, value=aggregate(values, self._aggregation), weight=weight, evidence=evidence, detail=detail)

@@ -12,7 +12,7 @@ import pytest
 
 from app.domain.errors import BadConfig
 from app.domain.rewards import TermScore
-from pipelines.labelling.follow_up.judge_model import JudgeModel
+from pipelines.labelling.follow_up.judge_model import INSTRUCTION_VERSION, JudgeModel
 from pipelines.labelling.rule_set import default_toml, parse_rule_set, starting_toml
 from tests.fakes.labelling import facts, observed
 
@@ -65,6 +65,7 @@ def test_the_judge_is_asked_and_its_word_counts_instead_of_the_classifiers() -> 
     score = scored('{"dissatisfied": 0.9, "satisfied": 0.0, "refinement": 0.1}', seen)
     assert score.value == pytest.approx(-0.9)  # the classifier reads praise
     assert score.detail["moods"] == ["dissatisfied"]
+    assert score.detail["by"] == [f"judge:judge-1/judge/{INSTRUCTION_VERSION}"]
     assert (seen[0]["model"], seen[0]["temperature"], seen[0]["key"]) == ("judge-1", 0.0, "Bearer secret")
     assert json.loads(seen[0]["messages"][1]["content"])["user"] == PRAISE.value
 
@@ -84,7 +85,7 @@ def test_a_judge_that_is_away_stops_no_label() -> None:
 def test_the_configured_file_is_what_policies_start_with(tmp_path: Path) -> None:
     file = tmp_path / "rules.toml"
     file.write_text('name = "mine"\n[[terms]]\nname = "rating"\nweight = 1.0\n')
-    assert parse_rule_set(starting_toml(str(file))).config.name == "mine"
-    assert starting_toml(None) == default_toml()
+    assert parse_rule_set(starting_toml("rules.toml", config=tmp_path / "ratchet.toml")).config.name == "mine"
+    assert starting_toml(None, config=None) == default_toml()
     with pytest.raises(BadConfig, match="correct the path"):
-        starting_toml(str(tmp_path / "none.toml"))
+        starting_toml(str(tmp_path / "none.toml"), config=None)
