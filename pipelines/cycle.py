@@ -3,8 +3,11 @@
 ```
  labels ──▶ cut the batch ──▶ update ──▶ candidate ──▶ judge ──▶ queue for the canary ──▶ (watch: canary, approval, promotion)
               │                 │                        │
-              └─ HELD: too few  └─ HELD: a guard         └─ REJECTED or INCONCLUSIVE: the champion stays
+              └─ HELD: too few  └─ HELD: a guard    ▲    └─ REJECTED or INCONCLUSIVE: the champion stays
+                            `ratchet pretrain` ─────┘
 ```
+
+A version that `ratchet pretrain` made goes first: the slot judges it and trains nothing.
 
 Every step is durable and idempotent: its outcome is stored under the slot's fencing token before the next one starts, so a
 replica that takes the slot over after a kill goes on from there. What each step waits for:
@@ -40,6 +43,9 @@ from pipelines.training import TrainingPorts, train
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+PRETRAINER = "system:pretrain"
+"""Who opens the release of a version that `ratchet pretrain` made."""
+
 
 class ReleaseDoor(Protocol):
     """What the cycle may do to releases: open one, put verdicts on it, queue or stop it. Promotion is not among them."""
@@ -60,7 +66,6 @@ class Case:
     candidate: Version
     champion: Version
     run: TrainingRun
-    batch: BatchManifest
     release: Release
 
 
@@ -81,6 +86,8 @@ class CyclePorts:
     progress: ProgressLog
     judges: dict[GateName, Judge]
     """Every offline gate, in the order in which they are asked; all are asked, whatever the others say."""
+    pretrained: Callable[[str], Release | None]
+    """The release of a pretrained version that waits for the offline gates, if the policy has one."""
     clock: Clock
 
 
@@ -88,11 +95,9 @@ def run_cycle(cycle: Cycle, *, policy: PolicyConfig, config: LoopConfig, ports: 
     """Make one candidate from one slot's labels and put it before the gates; ends in a status and a reason, never silently."""
     turn = _Turn(cycle=cycle, policy=policy, config=config, ports=ports)
     try:
-        batch = turn.step("batch", turn.cut)
-        run = turn.step("train", lambda: turn.update(batch))
-        candidate = turn.step("register", lambda: turn.register(run))
+        candidate, run = turn.pretrained() or turn.learned()
         release = turn.step("open", lambda: turn.open(candidate))
-        verdicts = turn.step("judge", lambda: turn.judge(release, candidate, run, batch))
+        verdicts = turn.step("judge", lambda: turn.judge(release, candidate, run))
         reason = turn.step("queue", lambda: turn.queue_or_stop(release, verdicts))
         turn.finish(CycleStatus.DONE, reason)
     except Held as held:
@@ -127,6 +132,23 @@ class _Turn:
         cycle = self._cycle
         self._ports.cycles.finish(cycle, status=status, reason=reason, now=self._ports.clock())
         log.info("cycle ended policy=%s slot=%d status=%s reason=%s", cycle.policy, cycle.slot, status, reason)
+
+    def pretrained(self) -> tuple[Version, TrainingRun] | None:
+        """The pretrained version that waits, with the run that made it; a slot that has begun to learn finishes that first."""
+        waiting = self._ports.pretrained(self._cycle.policy)
+        if waiting is None or self._cycle.batch_id is not None:
+            return None
+        version = self._ports.versions.find(waiting.policy, waiting.digest)
+        run = self._ports.training.runs.get(version.run_id or "")
+        assert run is not None, f"version {version.name} was pretrained and has no run"
+        self._project(version, run)
+        return version, run
+
+    def learned(self) -> tuple[Version, TrainingRun]:
+        """A new candidate from the slot's labels."""
+        batch = self.step("batch", self.cut)
+        run = self.step("train", lambda: self.update(batch))
+        return self.step("register", lambda: self.register(run)), run
 
     def cut(self) -> BatchManifest:
         """The slot's batch; the same one after a resume. Raises `Held` when there is too little to learn from."""
@@ -166,13 +188,14 @@ class _Turn:
 
     def open(self, candidate: Version) -> Release:
         """Open the candidate's release, or find the one an earlier attempt opened."""
-        release = self._ports.releases.open(candidate, initiator="system:loop")
+        opener = PRETRAINER if candidate.kind is VersionKind.PRETRAIN else "system:loop"
+        release = self._ports.releases.open(candidate, initiator=opener)
         return self._ports.releases.start_offline(release.id) if release.state is ReleaseState.TRAINED else release
 
-    def judge(self, release: Release, candidate: Version, run: TrainingRun, batch: BatchManifest) -> list[GateResult]:
+    def judge(self, release: Release, candidate: Version, run: TrainingRun) -> list[GateResult]:
         """Ask every offline gate that has not answered yet, and record each answer."""
-        champion = self._ports.versions.find(batch.policy, batch.champion)
-        case = Case(candidate=candidate, champion=champion, run=run, batch=batch, release=release)
+        champion = self._ports.versions.find(release.policy, run.parent)
+        case = Case(candidate=candidate, champion=champion, run=run, release=release)
         recorded = self._ports.releases.recorded(release.id)
         for gate, ask in self._ports.judges.items():
             if gate not in recorded:

@@ -9,10 +9,11 @@ from app.domain.gates import GateName, GateResult
 from app.domain.ids import utc_now
 from app.domain.policies import PolicyConfig
 from app.domain.ports import Engines
-from app.domain.releases import ReleaseState
+from app.domain.releases import Release, ReleaseState
+from app.domain.versions import VersionKind
 from app.settings import Settings
 from pipelines.config import LoopConfig
-from pipelines.cycle import Case, CyclePorts, Judge
+from pipelines.cycle import PRETRAINER, Case, CyclePorts, Judge
 from pipelines.evaluation.config import terms_of
 from pipelines.evaluation.health import judge_health
 from pipelines.evaluation.judge_model import open_judge
@@ -20,7 +21,9 @@ from pipelines.evaluation.licence import judge_licence
 from pipelines.evaluation.off_policy_gate import OffPolicyGate
 from pipelines.evaluation.offline import OfflineGate
 from pipelines.evaluation.offline_config import OfflineConfig
+from pipelines.evaluation.pretraining_health import judge_pretraining
 from pipelines.evaluation.suites import load_suite
+from pipelines.projection import Releases
 from pipelines.training import TrainingPorts
 from pipelines.training.ray_actors import RayTrainers
 
@@ -55,26 +58,35 @@ def loop_world(settings: Settings, config: LoopConfig, policies: dict[str, Polic
     ports = CyclePorts(
         cycles=wiring.cycle_book(settings), batches=batches, versions=wiring.version_book(settings), weights=weights,
         releases=wiring.release_desk(settings, terms=terms_of(config.gates)), registry=wiring.registry(settings), training=training,
-        progress=progress, judges=judges_of(settings, config, policies), clock=utc_now,
+        progress=progress, judges=judges_of(settings, config, policies), pretrained=lambda policy: pretrained_release(ledger, policy),
+        clock=utc_now,
     )  # fmt: skip
 
     blocking = MOVING | {ReleaseState.READY} if config.schedule.ready_blocks else MOVING
 
     def blocked(policy: str) -> str | None:
-        moving = ledger.list(policy=policy, states=blocking)
+        waiting = pretrained_release(ledger, policy)
+        moving = [release for release in ledger.list(policy=policy, states=blocking) if waiting is None or release.id != waiting.id]
         return f"release {moving[0].version_name} is in {moving[0].state}" if moving else None
 
     count = wiring.trainable_labels(settings)
 
     def thin(policy: str) -> str | None:
         eligible = count(policy)
-        return None if eligible >= config.batching.min_turns else f"{eligible} of {config.batching.min_turns} labels"
+        enough = eligible >= config.batching.min_turns or pretrained_release(ledger, policy) is not None
+        return None if enough else f"{eligible} of {config.batching.min_turns} labels"
 
     def warm() -> None:
         how = config.training
         trainers.warm(workers=how.workers, threads=how.threads, timeout_s=how.attempt_timeout_s)
 
     return LoopWorld(ports=ports, blocked=blocked, thin=thin, warm=warm)
+
+
+def pretrained_release(ledger: Releases, policy: str) -> Release | None:
+    """The oldest release that `ratchet pretrain` opened and no slot has brought through the offline gates yet."""
+    waiting = ledger.list(policy=policy, states={ReleaseState.TRAINED, ReleaseState.OFFLINE})
+    return next((release for release in reversed(waiting) if release.initiator == PRETRAINER), None)
 
 
 @asynccontextmanager
@@ -95,14 +107,17 @@ def offline_gate(settings: Settings, config: OfflineConfig) -> OfflineGate:
 
 def judges_of(settings: Settings, config: LoopConfig, policies: dict[str, PolicyConfig]) -> dict[GateName, Judge]:
     """Every offline gate of a cycle, in the order in which they are asked."""
-    offline = offline_gate(settings, config.offline)
+    offline, history = offline_gate(settings, config.offline), wiring.run_history(settings)
     off_policy = OffPolicyGate(
         config=config.gates, connect=lambda: connected(settings), turns=wiring.rewarded_turns(settings),
         trajectories=wiring.trajectories(settings), clock=utc_now,
     )  # fmt: skip
 
     def ask_health(case: Case) -> GateResult:
-        return judge_health(case.run, config=config.gates, now=utc_now())
+        if case.candidate.kind is VersionKind.PRETRAIN:
+            return judge_pretraining(case.run, config=config.gates, now=utc_now())
+        line = history(case.champion.policy, case.champion.digest)
+        return judge_health(case.run, config=config.gates, now=utc_now(), batch=case.batch, history=line)
 
     def ask_offline(case: Case) -> GateResult:
         return offline.decide(policy=case.candidate.policy, candidate=case.candidate.digest, champion=case.champion.digest)

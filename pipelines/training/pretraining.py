@@ -68,6 +68,11 @@ class Corpus:
     held_out: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict[str, tuple[tuple[int, ...], ...]])
     """Per domain."""
 
+    @property
+    def id(self) -> str:
+        """SHA-256 (first 32 hex digits) of the sequences: what a batch's id is to an RL run."""
+        return hashlib.sha256(repr((self.training, sorted(self.held_out.items()))).encode()).hexdigest()[:32]
+
 
 class Tokenizer:
     """What pretraining needs of one."""

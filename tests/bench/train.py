@@ -180,7 +180,7 @@ def main() -> None:
         return
     prepare_trl()
     shape = (
-        {"prompts": 3, "prompt_tokens": 128, "completion_tokens": 96}
+        {"prompts": 4, "prompt_tokens": 192, "completion_tokens": 192}
         if arguments.quick
         else {"prompts": 12, "prompt_tokens": 256, "completion_tokens": 256}
     )

@@ -3,7 +3,7 @@
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -88,6 +88,19 @@ class FakeRuns:
 
     def term_shares(self, batch_id: str) -> dict[str, float]:
         return {}
+
+
+class FakeRegistry:
+    """Remembers what was registered."""
+
+    def __init__(self) -> None:
+        self.versions: list[Version] = []
+
+    def register(self, version: Version, *, folder: Path, run: TrainingRun | None, card: str) -> None:
+        self.versions.append(version)
+
+    def reconcile(self, policy: str, wanted: Mapping[str, str]) -> list[str]:
+        return []
 
 
 class FakeProgress:

@@ -35,7 +35,7 @@ def test_the_off_policy_gate_is_asked_in_every_cycle_and_without_an_engine_it_sa
         base_model="tiny", licence="Apache-2.0",
     )  # fmt: skip
     nothing = cast("Any", None)  # this gate looks at the versions only
-    case = Case(candidate=replace(champion, digest="candidate"), champion=champion, run=nothing, batch=nothing, release=nothing)
+    case = Case(candidate=replace(champion, digest="candidate"), champion=champion, run=nothing, release=nothing)
     result = judges[GateName.OFF_POLICY](case)
     assert (result.gate, result.digest, result.verdict) == (GateName.OFF_POLICY, "candidate", Verdict.INCONCLUSIVE)
     assert result.evidence["status"] == "unsupported"
