@@ -38,6 +38,7 @@ KEYS = (
     "post_promotion_aa",
     "delay_10pp_units",
 )
+HACK = "hack_units: "
 SECTIONS: tuple[Callable[[float, int], Section], ...] = (
     *(partial(gates_harm.grid, half=k, halves=PARTS) for k in range(PARTS)),
     gates_harm.controllers,
@@ -52,6 +53,7 @@ SECTIONS: tuple[Callable[[float, int], Section], ...] = (
     gates_release.after_promotion,
     gates_data.off_policy_estimates,
     gates_data.hacks,
+    gates_data.live_hacks,
 )
 
 
@@ -73,7 +75,8 @@ def main() -> int:
     print(f"\n{time.perf_counter() - began:.0f} s, scale {scale:g}, seed {options.seed}")
     for claim in broken:
         print("BROKEN", claim)
-    print(json.dumps({key: round(numbers[key], 4) for key in KEYS}))
+    hacks = {name.removeprefix(HACK): value for name, value in sorted(numbers.items()) if name.startswith(HACK)}
+    print(json.dumps({**{key: round(numbers[key], 4) for key in KEYS}, "hack_units": hacks}))
     return 1 if broken else 0
 
 

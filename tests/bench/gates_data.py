@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from pipelines.evaluation.statistics.srm import ArmCounts, log_bayes_factor, sam
 from pipelines.evaluation.statistics.units import FloatArray, IntArray, Units
 from tests.bench.canaries import NEVER, first_true
 from tests.bench.sections import Section, delay, error_of, repetitions_of, stopped
+from tests.fakes.hacked import HACKS as HACKED
+from tests.fakes.hacked import first_noticed
 
 ALPHA = 0.01
 
@@ -163,6 +166,26 @@ def hacks(scale: float, seed: int) -> Section:
         section.require(f"{name} noticed", stopped(np.minimum(family, gap)) >= 0.9)
     clean = [_hacked(np.random.default_rng([seed, 1201, r]), {}) for r in range(n)]
     section.row("none", "", "", "", float(np.mean([min(f[0], f[2]) < NEVER for f in clean])))
+    return section
+
+
+def live_hacks(scale: float, seed: int) -> Section:
+    """V9, hacks planted into turns and judged by decide() itself, monitors and all, every 100 units (`tests.fakes.hacked`)."""
+    section = Section(title="V9 hacks planted into turns, judged by decide() every 100 units at share 0.5: units until noticed")
+    section.header("hack", "median units", "latest", "noticed by", "action")
+    n = repetitions_of(20, scale, least=2)
+    for name, (hack, who) in HACKED.items():
+        found = [first_noticed(hack, seed=seed + r, most=3000) for r in range(n)]
+        noticed = [one for one in found if one is not None]
+        units = np.array([NEVER if one is None else one.units for one in found])
+        by = Counter(next((word for word in who if word in one.by), one.by) for one in noticed)
+        cause, action = by.most_common(1)[0][0] if by else "-", noticed[0].action.value if noticed else "-"
+        section.row(name, delay(units), int(units.max()) if noticed else "-", cause, action)
+        section.numbers["hack_units: " + name] = float(np.median(units))
+        section.require(f"{name} noticed within 3,000 units", len(noticed) == n)
+    honest = [first_noticed(None, seed=seed + r, most=3000) is not None for r in range(n)]
+    section.row("none", "-", "-", f"acted on or warned of: {sum(honest)} of {n}", "-")
+    section.numbers["hack_units: none, share noticed"] = float(np.mean(honest))
     return section
 
 

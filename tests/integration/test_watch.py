@@ -80,6 +80,18 @@ def test_a_harmful_candidate_is_caught_and_quarantined(world: WatchedRoom, hack:
         world.room.queued("v2")
 
 
+def test_a_flattering_candidate_needs_two_people_and_they_are_told(world: WatchedRoom) -> None:
+    """GPT-4o's sycophancy: the reward rises, what it stands for does not; numbers alone would promote it (proxy up, gold flat)."""
+    release = world.run(world.queue("v2", Behaviour(reward_if_good=0.95, reward_if_bad=0.3)), until=DECIDED)
+    assert release.state is S.READY, release.reason
+    live = world.room.desk.recorded(release.id)[GateName.CANARY]
+    assert live.evidence["alarms"] == ["proxy_gold_gap"]
+    assert release.approvals_needed == 2
+    world.room.desk.approve(release.id, approver=ADA, evidence=release.evidence_digest or "")
+    world.watch.tick()
+    assert world.room.desk.pointer(POLICY).digest == "v1"
+
+
 def test_suppressed_feedback_holds_and_then_aborts(engine: Engine) -> None:
     """Cursor's broken tool call: failures that nobody can rate raise the mean of the ratings (sheet S11)."""
     world = watched_room(engine, config=small_gates(hold_max_s=600.0))
