@@ -26,9 +26,11 @@ from pipelines.supervisor import Supervisor, owning
 @click.option("--data", type=click.Path(path_type=Path), default=None, help="Data folder; a fresh temporary one where none is named.")
 @click.option("--port", type=click.IntRange(1, 65535), default=None, help="Port of the API and the console; 8400 or a free one.")
 @click.option("--minutes", type=click.FloatRange(min=0.5), default=None, help="End after this long at the latest.")
+@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Write the last view to this file (SVG).")
 @click.option("--json", "as_json", is_flag=True, help="End with one line of JSON on standard output.")
 def demo(  # one parameter per option
-    model: str, slot: str | None, stay: bool, seed: int, data: Path | None, port: int | None, minutes: float | None, as_json: bool
+    model: str, slot: str | None, stay: bool, seed: int, data: Path | None, port: int | None, minutes: float | None,
+    picture: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Watch a language model learn from what people do with its answers, and a bad version being taken back."""
     began = time.monotonic()
@@ -42,13 +44,15 @@ def demo(  # one parameter per option
         prepare(deployment)
         outcome = Outcome(model=model, seed=seed)
         budget_s = minutes * 60 if minutes is not None else profile.budget_s
-        _perform(deployment, profile, outcome, deadline=began + budget_s, began=began, stay=stay)
+        _perform(deployment, profile, outcome, deadline=began + budget_s, began=began, stay=stay, picture=picture)
     if as_json:
         click.echo(json.dumps(outcome.as_json()))
     raise SystemExit(1 if outcome.failures else 0)
 
 
-def _perform(deployment: Deployment, profile: Profile, outcome: Outcome, *, deadline: float, began: float, stay: bool) -> None:
+def _perform(
+    deployment: Deployment, profile: Profile, outcome: Outcome, *, deadline: float, began: float, stay: bool, picture: Path | None
+) -> None:
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda _number, _frame: ended.set())
@@ -65,6 +69,8 @@ def _perform(deployment: Deployment, profile: Profile, outcome: Outcome, *, dead
             _told(story, deployment, outcome)
         _sum_up(story, outcome, began)
         screen.console.print(outcome.table())
+        if picture is not None and (sight := story.last_sight()) is not None:
+            screen.save(sight, picture)
         if stay and not ended.is_set():
             screen.console.print(f"Everything keeps running: {deployment.url}/console. Ctrl-C ends it.")
             _stay(supervisor, screen, ended)

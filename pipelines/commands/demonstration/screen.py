@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.layout import Layout
@@ -23,6 +25,7 @@ FRESH_S = 15.0
 """A progress row older than this belongs to finished work."""
 WAY = ("TRAINED", "OFFLINE", "QUEUED", "CANARY", "READY", "APPROVED", "PROMOTING", "CHAMPION")
 LONGEST_DETAIL = 40
+PICTURE_COLUMNS, PICTURE_LINES = 150, 42
 COUNTS = frozenset({"holdback"})
 GOOD = frozenset({ReleaseState.CHAMPION, ReleaseState.SUPERSEDED})
 
@@ -74,10 +77,16 @@ class Screen:
         """Show a new look at the deployment."""
         self._rate.append((time.monotonic(), sight.accepted_events))
         if self._live is not None:
-            self._live.update(self._picture(sight))
+            self._live.update(self._picture(sight, lines=min(self.console.height - 1, 44)))
         elif time.monotonic() - self._told_at >= PLAIN_EVERY_S:
             self._told_at = time.monotonic()
             self.console.print(f"{_clock(self.elapsed_s)}  … {self._line(sight)}", highlight=False, markup=False, soft_wrap=True)
+
+    def save(self, sight: Sight, path: Path) -> None:
+        """Write the view as a picture (SVG)."""
+        paper = Console(file=StringIO(), record=True, width=PICTURE_COLUMNS, height=PICTURE_LINES, force_terminal=True)
+        paper.print(self._picture(sight, lines=PICTURE_LINES))
+        paper.save_svg(str(path), title="make demo")
 
     @property
     def events_per_s(self) -> float:
@@ -101,13 +110,13 @@ class Screen:
         ]
         return " · ".join(part for part in parts if part)
 
-    def _picture(self, sight: Sight) -> RenderableType:
+    def _picture(self, sight: Sight, *, lines: int) -> RenderableType:
         layout = Layout()
         layout.split_column(
             Layout(self._head(), size=3), Layout(self._bars(sight), size=6), Layout(_versions(sight), size=8),
             Layout(_releases(sight, self.shares), size=8), Layout(self._log(), name="log"),
         )  # fmt: skip
-        return Panel(layout, title=self.title, height=min(self.console.height - 1, 44))
+        return Panel(layout, title=self.title, height=lines)
 
     def _head(self) -> RenderableType:
         line = Text.assemble((_clock(self.elapsed_s), "bold"), "  ", (self.phase, "bold cyan"), f"   {self.events_per_s:.0f} events/s")

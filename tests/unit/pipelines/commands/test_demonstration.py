@@ -1,9 +1,12 @@
 """The demo's words, verdict and configuration."""
 
 from datetime import UTC, datetime
+from io import StringIO
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 
 from app.domain.cycles import Cycle, CycleStatus
 from app.domain.errors import BadConfig
@@ -14,6 +17,7 @@ from app.settings import policies, read_toml
 from pipelines.commands.demonstration.narrator import Narrator
 from pipelines.commands.demonstration.outcome import Harm, Outcome
 from pipelines.commands.demonstration.profiles import PROFILES, seconds, write_config
+from pipelines.commands.demonstration.screen import Screen
 from pipelines.commands.demonstration.sight import Sight
 from pipelines.config import loop_config
 from pipelines.evaluation.config import GatesConfig, check
@@ -71,6 +75,15 @@ def test_a_held_cycle_is_told_with_its_reason() -> None:
     assert list(Narrator().tell(sight(cycles=(cycle(CycleStatus.HELD, "elected", "too few labels"),)), SHARES)) == [
         "the cycle was held: too few labels"
     ]
+
+
+def test_the_view_can_be_kept_as_a_picture(tmp_path: Path) -> None:
+    screen = Screen(title="Ratchet", url="http://127.0.0.1:8400", console=Console(file=StringIO()))
+    screen.say("a slot began")
+    screen.save(sight(releases=(release(ReleaseState.CANARY, stage=1),)), tmp_path / "view.svg")
+    shown = " ".join("".join(ElementTree.parse(tmp_path / "view.svg").getroot().itertext()).split())
+    assert "CANARY" in shown
+    assert "a slot began" in shown.replace("\xa0", " ")
 
 
 def complete() -> Outcome:
