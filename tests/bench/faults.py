@@ -1,12 +1,14 @@
 """Fault injection: telemetry and labels while every process is killed and paused. `make bench-faults` (`ARGS=--quick` within 55 s)
 
-1. Real processes (api, broker, relay, two ingests, label; SQLite, in the full run PostgreSQL as well) are killed with SIGKILL or paused,
-   one after the other, while clients post a story with 20 % repetitions, reordering and early feedback.
+1. Real processes (api, broker, two relays, two ingests, label; SQLite, in the full run PostgreSQL as well) are killed with SIGKILL or
+   paused past their timeouts, one after the other; connections to the api and to the broker are cut, stall, crawl and lose answers to
+   requests that arrived; the databases are locked; the broker comes back empty. Meanwhile clients post a story with 20 % repetitions,
+   reordering and early feedback.
 2. The labels must be byte for byte those of a run without faults; nothing may be lost or doubled.
 3. The eight planted bugs must be caught, and the control without an inbox must lose events.
 
-Ends with {"events", "kills", "lost", "duplicated", "labels_differ", "applied_p99_s", …}; exit code 1 when a bound is broken. Every run
-prints its seed; `--seed` repeats it.
+Ends with {"events", "kills", "pauses", "wires", "locks", "lost", "duplicated", "labels_differ", "applied_p99_s", …}; exit code 1 when a
+bound is broken. Every run prints its seed; `--seed` repeats it.
 """
 
 import argparse
@@ -30,7 +32,9 @@ from app.db.migrate import upgrade
 from app.domain.ids import utc_now
 from app.trajectories.segments import ParquetSegments
 from tests.bench.faulty_checks import applied_p99_s, differences, duplicated, fault_free_labels, label_lines, lost, settled
+from tests.bench.faulty_locks import Lock
 from tests.bench.faulty_story import make_story, utc
+from tests.bench.faulty_wire import Wire
 from tests.bench.faulty_world import World, environment, tell
 from tests.bench.planted_bugs import hunt
 from tests.broker import free_port, running_broker
@@ -54,7 +58,7 @@ class Result:
     drain_s: float
 
 
-def run(*, events: int, per_s: float, kill_every_s: float, pause_s: float, seed: int, database: str) -> Result:
+def run(*, events: int, per_s: float, kill_every_s: float, pause_s: float, lock_s: float, seed: int, database: str) -> Result:
     """One story told to one deployment under torment."""
     with tempfile.TemporaryDirectory(prefix="ratchet-faults-") as name, _database(database) as (url, postgres):
         folder = Path(name)
@@ -62,15 +66,26 @@ def run(*, events: int, per_s: float, kill_every_s: float, pause_s: float, seed:
         for target in {variables.get("RATCHET_DATABASE_URL") or f"sqlite:///{folder}/{file}.db" for file in ("ratchet", "inbox")}:
             upgrade(target)
         story = make_story(events, seed=seed, now=utc(utc_now()))
-        world = World(folder=folder, api_port=int(variables["RATCHET_PORT"]), environment=variables)
+        api_front, broker_front, broker_port = free_port(), free_port(), free_port()
+        world = World(folder=folder, api_port=api_front, environment=variables)
+        wires = {
+            "wire:api": Wire(port=api_front, to=int(variables["RATCHET_PORT"])), "wire:broker": Wire(port=broker_front, to=broker_port),
+        }  # fmt: skip
+        locks = {
+            f"lock:{table}": Lock(url or f"sqlite:///{folder}/{file}.db", table=table, seconds=lock_s)
+            for table, file in (("inbox", "inbox"), ("turns", "ratchet"))
+        }
+        world.servers |= {**wires, **locks}
         if postgres is not None:
             world.servers["postgres"] = postgres
-        world.start(broker_port=free_port())
+        world.start(broker_port=broker_port, broker_front=broker_front)
         over = threading.Event()
         tormentor = world.torment(period_s=kill_every_s, seed=seed, until=over, longest_pause_s=pause_s)
         tell(world, story.told, clients=2, per_s=per_s)
         over.set()
         tormentor.join()
+        for lock in locks.values():
+            lock.close()
         engine = open_engine(url or f"sqlite:///{folder}/ratchet.db")
         door = open_engine(url or f"sqlite:///{folder}/inbox.db")
         ended = time.monotonic()
@@ -78,6 +93,8 @@ def run(*, events: int, per_s: float, kill_every_s: float, pause_s: float, seed:
             time.sleep(0.5)
         drain_s = time.monotonic() - ended
         world.stop()
+        for wire in wires.values():
+            wire.close()
         labels = label_lines(engine)
         result = Result(
             database=database, events=len(story.told), kills=world.kills, lost=len(lost(engine, story)),
@@ -137,8 +154,8 @@ def main() -> int:
 def _told(events: int, database: str, quick: bool, seed: int) -> Result:
     print(f"# {database}: {events} events, seed {seed}", flush=True)
     result = run(
-        events=events, per_s=400 if quick else 800, kill_every_s=1.5 if quick else 2.5, pause_s=2.0 if quick else 14.0, seed=seed,
-        database=database,
+        events=events, per_s=400 if quick else 800, kill_every_s=1.0 if quick else 2.0, pause_s=2.0 if quick else 14.0,
+        lock_s=1.0 if quick else 5.0, seed=seed, database=database,
     )  # fmt: skip
     print(f"#   {result}", flush=True)
     return result
@@ -158,7 +175,7 @@ def _report(results: list[Result], bugs: dict[str, tuple[Counter[str], Counter[s
     caught = sum(bool(broken) and not sound for sound, broken in bugs.values())
     print(f"# control without an inbox: {control_lost} acknowledged events lost", flush=True)
     summary = {
-        "events": sum(result.events for result in results), "kills": sum(result.kills.total() for result in results),
+        "events": sum(result.events for result in results), **_faults(results),
         "lost": sum(result.lost for result in results), "duplicated": sum(result.duplicated for result in results),
         "labels_differ": sum(result.labels_differ for result in results),
         "applied_p99_s": round(max(result.applied_p99_s for result in results), 2),
@@ -167,6 +184,15 @@ def _report(results: list[Result], bugs: dict[str, tuple[Counter[str], Counter[s
     print(json.dumps(summary))
     sound = summary["lost"] == summary["duplicated"] == summary["labels_differ"] == 0
     return 0 if sound and caught == len(bugs) and control_lost > 0 else 1
+
+
+def _faults(results: list[Result]) -> dict[str, int]:
+    """SIGKILLs, pauses, faults on the wire, and locks."""
+    kinds: Counter[str] = Counter()
+    for result in results:
+        for name, count in result.kills.items():
+            kinds[name.partition(":")[0] if ":" in name else "kill"] += count
+    return {f"{kind}s": kinds[kind] for kind in ("kill", "pause", "wire", "lock")}
 
 
 if __name__ == "__main__":

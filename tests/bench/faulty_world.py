@@ -16,6 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from app.messaging.broker import broker_command
+from app.messaging.cluster import announce
+
 ROOT = Path(__file__).resolve().parents[2]
 RESTART_AFTER_S = 0.3
 BATCH = 50
@@ -69,12 +72,15 @@ class World:
     _stop: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def start(self, *, broker_port: int) -> None:
-        """Start everything and the supervisor."""
+    def start(self, *, broker_port: int, broker_front: int) -> None:
+        """Start everything and the supervisor; the broker says that it is to be found at `broker_front`, where a wire leads to it."""
         ratchet = [sys.executable, "-m", "pipelines"]
+        broker = broker_command(broker_port)
+        broker[broker.index("--advertised-listener-url") + 1] = f"tcp://127.0.0.1:{broker_front}"
+        announce(self.folder / "broker.json", broker_front)
         commands = {
-            "broker": [*ratchet, "broker", "--port", str(broker_port)], "api": [sys.executable, "-m", "app.main"],
-            "relay": [*ratchet, "relay"], "ingest-1": [*ratchet, "ingest"], "ingest-2": [*ratchet, "ingest"], "label": [*ratchet, "label"],
+            "broker": broker, "api": [sys.executable, "-m", "app.main"], "relay-1": [*ratchet, "relay"], "relay-2": [*ratchet, "relay"],
+            "ingest-1": [*ratchet, "ingest"], "ingest-2": [*ratchet, "ingest"], "label": [*ratchet, "label"],
         }  # fmt: skip
         self._programs = {name: Program(name, command) for name, command in commands.items()}
         for program in self._programs.values():
@@ -115,7 +121,10 @@ class World:
         threading.Timer(seconds, lambda: process.poll() is None and process.send_signal(signal.SIGCONT)).start()
 
     def torment(self, *, period_s: float, seed: int, until: threading.Event, longest_pause_s: float) -> threading.Thread:
-        """Kill somebody every `period_s` (half to one and a half times), in every fourth case pause them instead."""
+        """Kill somebody every `period_s` (half to one and a half times), in every fourth case pause them instead.
+
+        Wires and locks have their turn like processes: their faults are other ones.
+        """
         chance = random.Random(seed)
         names = [*self._programs, *self.servers]
 
@@ -185,6 +194,6 @@ def environment(folder: Path, *, port: int, database_url: str | None = None) -> 
     variables = {
         **{name: value for name, value in os.environ.items() if not name.startswith("RATCHET_")},
         "RATCHET_DATA": str(folder), "RATCHET_CONFIG": str(folder / "faults.toml"), "RATCHET_PORT": str(port), "OMP_NUM_THREADS": "1",
-        "RATCHET_LOG_LEVEL": "INFO",
+        "RATCHET_LOG_LEVEL": "INFO", "RUST_LOG": "error",
     }  # fmt: skip
     return variables if database_url is None else {**variables, "RATCHET_DATABASE_URL": database_url}

@@ -261,11 +261,6 @@ def _fill(engine: Engine, count: int) -> None:
     engine.dispose()
 
 
-def _something(kind: str) -> str:
-    """A value of a column's type."""
-    return "'x'" if "CHAR" in kind or "TEXT" in kind else "1"
-
-
 def memory_of(url: str) -> None:
     """In a process of its own: ingest and label a while, then print the peak of resident memory in MB."""
     from app.domain.streams import EffectBatch
