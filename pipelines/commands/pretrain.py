@@ -52,7 +52,7 @@ def pretrain(policy: str, corpus: Path, steps: int, learning_rate: float, sequen
         table.add_row(domain, f"{before:.3f}", f"{figures['perplexity_after'][domain]:.3f}")
     console = Console()
     console.print(table)
-    console.print(f"{version.name} ({version.digest[:12]}) is judged by the loop's next slot: `ratchet release list {policy}`")
+    console.print(f"{version.name} ({version.digest[:12]}) is judged by the loop's next slot: `ratchet release list --policy {policy}`")
 
 
 def continue_from_live(
@@ -85,7 +85,7 @@ def continue_from_live(
     )  # fmt: skip
     version = Version(
         digest=digest, policy=policy, name=f"{name}-{digest[:6]}", kind=VersionKind.PRETRAIN, parent=parent.digest, step=parent.step + 1,
-        run_id=run.id, created_at=now, base_model=parent.base_model, licence=parent.licence, tags={"corpus": str(corpus)},
+        run_id=run.id, created_at=now, base_model=parent.base_model, licence=parent.licence, tags={"corpus": str(corpus), "code": wiring.code_version()},
     )  # fmt: skip
     wiring.run_store(settings).put(run)
     versions.add(version)

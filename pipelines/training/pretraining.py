@@ -83,8 +83,10 @@ class Tokenizer:
 
 
 def read_folder(folder: Path) -> Iterator[Document]:
-    """Every text file below the folder, sorted; files that are not UTF-8 are passed over. Raises `BadInput` where there is none."""
-    files = sorted(path for path in folder.rglob("*") if path.suffix in TEXT_SUFFIXES and path.is_file())
+    """Every text file below the folder, in an order drawn by a hash of the names, so that the first so many are a sample of all domains;
+    files that are not UTF-8 are passed over. Raises `BadInput` where there is none."""
+    files = [path for path in folder.rglob("*") if path.suffix in TEXT_SUFFIXES and path.is_file()]
+    files.sort(key=lambda path: hashlib.sha256(str(path.relative_to(folder)).encode()).digest())
     if not files:
         raise BadInput(f"{folder} holds no text ({', '.join(sorted(TEXT_SUFFIXES))}): give a folder with some, or a Parquet file")
     for path in files:
@@ -97,16 +99,14 @@ def read_folder(folder: Path) -> Iterator[Document]:
 
 
 def tokenise(documents: Iterable[Document], tokenizer: Tokenizer, config: PretrainingConfig) -> Corpus:
-    """Cut the documents into sequences; stops reading once there is enough for all steps."""
+    """Cut the documents into sequences; what is beyond the need of all steps, or of a domain's perplexity, is not tokenised."""
     wanted = config.steps * config.sequences_per_step * 4  # a choice of sequences, so that a step mixes domains
     training: list[int] = []
     held_out: defaultdict[str, list[int]] = defaultdict(list)
     for document in documents:
-        tokens = [*tokenizer.encode(document.text), tokenizer.end_token]
-        if document.held_out:
-            held_out[document.domain] += tokens
-        elif len(training) < wanted * config.sequence_tokens:
-            training += tokens
+        pool, needed = (held_out[document.domain], config.held_out_sequences) if document.held_out else (training, wanted)
+        if len(pool) < needed * config.sequence_tokens:
+            pool += [*tokenizer.encode(document.text), tokenizer.end_token]
     sequences = _cut(training, config.sequence_tokens)
     if not sequences:
         raise BadInput(f"the corpus has {len(training)} tokens, less than one sequence of {config.sequence_tokens}: give more text")
