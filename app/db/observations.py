@@ -5,6 +5,8 @@ The status of an observation is a function of when it was received and which tur
     no turn known            → parked, and `orphan` when lateness has passed since it was received
     received ≤ due + lateness → joined      (due: of its turn, or the latest of its episode's turns)
     received later           → late
+
+History (an observation and turns from `import:` sources) is received long after everything: there the moment at which it occurred decides.
 """
 
 from collections import Counter
@@ -19,7 +21,7 @@ from app.db.chunks import one_of, pair_of
 from app.db.engine import insert_or_ignore
 from app.db.tables import observations, retractions
 from app.db.turns import TurnRef, turns_by_episode, turns_by_id
-from app.domain.events import Observation, Retraction
+from app.domain.events import Observation, Retraction, is_imported
 from app.domain.streams import AppliedEvent, JoinRules
 
 JOINED, PARKED, LATE, ORPHAN = "joined", "parked", "late", "orphan"
@@ -55,12 +57,13 @@ class Targets:
         return self._episodes.get(episode_id or "", [])
 
 
-def status_of(received_at: datetime, known: Sequence[TurnRef], rules: JoinRules) -> str:
+def status_of(source: str, occurred_at: datetime, received_at: datetime, known: Sequence[TurnRef], rules: JoinRules) -> str:
     """Joined, parked or late; see the top of this file."""
     if not known:
         return PARKED
+    is_history = is_imported(source) and all(ref.imported for ref in known)
     last = max(known, key=lambda ref: ref.label_due_at)
-    return JOINED if received_at <= last.label_due_at + rules.lateness(last.policy) else LATE
+    return JOINED if (occurred_at if is_history else received_at) <= last.label_due_at + rules.lateness(last.policy) else LATE
 
 
 def insert_observations(connection: Connection, events: Sequence[tuple[AppliedEvent, Observation]], *, rules: JoinRules) -> Joined:
@@ -77,7 +80,7 @@ def insert_observations(connection: Connection, events: Sequence[tuple[AppliedEv
         if known and all(ref.erased_at is not None for ref in known):
             joined.counts[policy or "", "erased"] += 1
             continue
-        status = status_of(event.received_at, known, rules)
+        status = status_of(observation.source, observation.occurred_at, event.received_at, known, rules)
         row = _row(event, observation, policy, status, taken_back.get((observation.source, observation.id)))
         rows.setdefault((observation.source, observation.id), row)
         _note(joined, status, known, policy)
@@ -115,7 +118,7 @@ def join_waiting(connection: Connection, inference_ids: Sequence[str], episode_i
     changes: list[dict[str, Any]] = []
     for row in waiting:
         known = targets.of(row.inference_id, row.episode_id)
-        status = status_of(row.received_at, known, rules)
+        status = status_of(row.source, row.occurred_at, row.received_at, known, rules)
         if status == row.status or not known:
             continue
         policy = row.policy or known[0].policy
@@ -130,7 +133,7 @@ def join_waiting(connection: Connection, inference_ids: Sequence[str], episode_i
 
 def _waiting(connection: Connection, condition: ColumnElement[bool]) -> list[Any]:
     o = observations.c
-    statement = select(o.source, o.id, o.policy, o.inference_id, o.episode_id, o.received_at, o.status)
+    statement = select(o.source, o.id, o.policy, o.inference_id, o.episode_id, o.occurred_at, o.received_at, o.status)
     return list(connection.execute(statement.where(condition, o.status.in_((PARKED, ORPHAN, LATE)))))
 
 

@@ -12,6 +12,7 @@ from app.db.chunks import one_of
 from app.db.engine import insert_or_ignore
 from app.db.tables import batch_items, segments, turns
 from app.domain.batches import TurnPayload
+from app.domain.events import is_imported
 from app.domain.rewards import segment_key
 from app.domain.streams import JoinRules
 from app.domain.turns import TurnServed
@@ -27,6 +28,8 @@ class TurnRef:
     label_due_at: datetime
     labelled_at: datetime | None
     erased_at: datetime | None
+    imported: bool
+    """History, told long after it happened."""
 
 
 def insert_turns(connection: Connection, served: Sequence[TurnServed], *, rules: JoinRules, erased: Mapping[str, datetime]) -> set[str]:
@@ -96,7 +99,15 @@ def turns_by_episode(connection: Connection, episode_ids: Iterable[str]) -> dict
     return found
 
 
-_REF = (turns.c.inference_id, turns.c.episode_id, turns.c.policy, turns.c.label_due_at, turns.c.labelled_at, turns.c.erased_at)
+_REF = (
+    turns.c.inference_id,
+    turns.c.episode_id,
+    turns.c.policy,
+    turns.c.label_due_at,
+    turns.c.labelled_at,
+    turns.c.erased_at,
+    turns.c.source,
+)
 
 
 def _refs(connection: Connection, condition: ColumnElement[bool]) -> Iterable[TurnRef]:
@@ -107,7 +118,7 @@ def _refs(connection: Connection, condition: ColumnElement[bool]) -> Iterable[Tu
 def _ref(row: Any) -> TurnRef:  # noqa: ANN401 - a row of `_REF`
     return TurnRef(
         inference_id=row.inference_id, episode_id=row.episode_id, policy=row.policy, label_due_at=row.label_due_at,
-        labelled_at=row.labelled_at, erased_at=row.erased_at,
+        labelled_at=row.labelled_at, erased_at=row.erased_at, imported=is_imported(row.source),
     )  # fmt: skip
 
 

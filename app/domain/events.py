@@ -50,6 +50,15 @@ def payload_hash(event: CloudEvent) -> bytes:
     return hashlib.blake2b(event.type.encode() + b"\x1f" + event.data, digest_size=16).digest()
 
 
+IMPORTED = "import:"
+"""Sources that begin so tell history: what happened long before it is received."""
+
+
+def is_imported(source: str) -> bool:
+    """Whether this source tells history."""
+    return source.startswith(IMPORTED)
+
+
 class Observation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Something that happened to a turn or an episode afterwards.
 

@@ -19,6 +19,7 @@ from datetime import datetime
 from typing import Protocol
 
 from app.domain.assignment import unit_interval
+from app.domain.events import is_imported
 from app.domain.policies import PolicyConfig
 from app.domain.rewards import DueTurn, Exclusion, Label, TermScore, TurnFacts
 from app.domain.turns import FinishReason
@@ -84,7 +85,7 @@ def is_held_out(facts: TurnFacts, config: PolicyConfig) -> bool:
 def _exclusion(facts: TurnFacts, *, is_signal: bool, rule_set: RuleSet) -> Exclusion | None:
     reasons: list[tuple[Exclusion, bool]] = [
         (Exclusion.ERASED, facts.erased),
-        (Exclusion.IMPORTED, facts.source.startswith("import:")),
+        (Exclusion.IMPORTED, is_imported(facts.source)),
         (Exclusion.NO_CONSENT, not facts.train_consent),
         (Exclusion.ENGINE_FAULT, facts.finish_reason is FinishReason.ERROR),
         (Exclusion.EMPTY_COMPLETION, facts.completion_tokens == 0),

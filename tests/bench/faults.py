@@ -142,7 +142,7 @@ def main() -> int:
     parser.add_argument("--events", type=int)
     parser.add_argument("--database", choices=["sqlite", "postgres", "both"])
     options = parser.parse_args()
-    events = options.events or (4_000 if options.quick else 100_000)
+    events = options.events or (9_000 if options.quick else 100_000)
     databases = {"both": ["sqlite", "postgres"], None: ["sqlite"] if options.quick else ["sqlite", "postgres"]}.get(
         options.database, [options.database]
     )
@@ -154,7 +154,7 @@ def main() -> int:
 def _told(events: int, database: str, quick: bool, seed: int) -> Result:
     print(f"# {database}: {events} events, seed {seed}", flush=True)
     result = run(
-        events=events, per_s=400 if quick else 800, kill_every_s=1.0 if quick else 2.0, pause_s=2.0 if quick else 14.0,
+        events=events, per_s=400 if quick else 800, kill_every_s=0.8 if quick else 2.0, pause_s=2.0 if quick else 14.0,
         lock_s=1.0 if quick else 5.0, seed=seed, database=database,
     )  # fmt: skip
     print(f"#   {result}", flush=True)

@@ -14,7 +14,9 @@ REPEATED = 0.2
 FINISHED = timedelta(hours=1)
 """How long ago the turns ended: due at once, so that most labels are made before their observations come, and corrected after."""
 LONG_AGO = timedelta(days=60)
-"""How long ago some turns ended: whatever comes about them is late."""
+"""How long ago some turns ended."""
+TOO_LATE = timedelta(days=50)
+"""When something occurred about those: later than lateness allows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +55,14 @@ def make_story(events: int, *, seed: int, now: datetime) -> Story:
 
 
 def _one_turn(name: str, chance: random.Random, now: datetime) -> list[dict[str, Any]]:
-    finished = now - (LONG_AGO if chance.random() < 0.05 else FINISHED)
+    is_old = chance.random() < 0.05
+    finished = now - (LONG_AGO if is_old else FINISHED)
     episode = f"episode-{name}"
     events = [_event(f"turn-{name}", "ratchet.turn.v1", _turn(f"turn-{name}", episode, finished, chance))]
     for position in range(chance.choice((0, 1, 2, 3))):
         said = f"said-{name}-{position}"
         about = {"inference_id": f"turn-{name}"} if chance.random() < 0.7 else {"episode_id": episode}
-        moment = finished + timedelta(seconds=chance.uniform(1, 600))
+        moment = finished + timedelta(seconds=chance.uniform(1, 600)) + (TOO_LATE if is_old else timedelta())
         what = {"name": "rating", "value": round(chance.uniform(-1, 1), 3)} if chance.random() < 0.8 else {"name": "undo", "value": True}
         events.append(_event(said, "ratchet.observation.v1", what | about | {"occurred_at": moment.isoformat()}))
         if chance.random() < 0.1:

@@ -93,14 +93,15 @@ def _api(folder: Path) -> Iterator[tuple[psutil.Process, int, str]]:
     with (folder / "api.log").open("wb") as log:
         process = subprocess.Popen([sys.executable, "-m", "app.main"], cwd=ROOT, env=variables, stdout=log, stderr=log)
     try:
-        _wait_for(f"http://127.0.0.1:{settings.port}/status", folder / "api.log")
+        wait_for(f"http://127.0.0.1:{settings.port}/status", folder / "api.log")
         yield psutil.Process(process.pid), settings.port, key
     finally:
         process.terminate()
         process.wait(10)
 
 
-def _wait_for(url: str, log: Path, timeout_s: float = 60.0) -> None:
+def wait_for(url: str, log: Path, timeout_s: float = 60.0) -> None:
+    """Until somebody answers there."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         try:
@@ -309,7 +310,7 @@ def mlflow_assessments(seconds: float) -> float:
         with (Path(name) / "log").open("wb") as log:
             server = subprocess.Popen(command, cwd=name, stdout=log, stderr=log, start_new_session=True)
         try:
-            _wait_for(f"http://127.0.0.1:{port}/health", Path(name) / "log", timeout_s=120)
+            wait_for(f"http://127.0.0.1:{port}/health", Path(name) / "log", timeout_s=120)
             done = subprocess.run(
                 [sys.executable, "-c", _MLFLOW_CLIENT, str(port), str(seconds)], capture_output=True, text=True, check=True
             )

@@ -316,3 +316,12 @@ def label_of(id_: str) -> Label:
         inference_id=id_, policy="composer", version="v1", reward=0.0, terms=(), rule_set="r", revision=1, exclusion=None,
         labelled_at=at(100), segment="", actor=None, held_out=False,
     )  # fmt: skip
+
+
+def test_history_is_joined_by_when_it_occurred_and_nothing_else_is(bench: Bench) -> None:
+    year = 365 * 86_400
+    bench.apply(turn("old", source="import:chats"), turn("real"), received=year)
+    said = [("in time", "import:chats", "old", 30), ("too late", "import:chats", "old", 90_000), ("claims", "import:chats", "real", 30)]
+    said.append(("live", "api", "old", 30))
+    bench.apply(*(observation(id_, of=of, source=source, occurred=at_s) for id_, source, of, at_s in said), received=year)
+    assert bench.statuses() == {"in time": "joined", "too late": "late", "claims": "late", "live": "late"}
