@@ -1,13 +1,17 @@
 """Cycles of sampling, rewarding and updating, all real but people, Ray and database: for learning tests and benchmarks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
 
 from app.domain.batches import TurnPayload
 from app.domain.versions import Version
+from app.policy.model import load_model
 from pipelines.training import TrainingConfig, TrainingPorts, train
 from pipelines.training.config import GuardLimits
-from tests.fakes.learning import make_batch, put_version, random_prompts, sample_turns, version_of
+from tests.fakes.learning import NOON, make_batch, put_version, random_prompts, version_of
 
 LIKED = 8
 """Tokens below this please the simulated user: a third of the 24 there are, so a random policy starts near 1/3 and the optimum is 1."""
@@ -53,7 +57,7 @@ def iterate(
         source = versions[max(0, len(versions) - 1 - lag)]
         number = 1000 * seed + cycle
         prompts = [prompt for prompt in random_prompts(turns // repeat, seed=number) for _ in range(repeat)]
-        sampled = sample_turns(ports.weights.path(source.digest), prompts, version=source.digest, length=5, seed=number)
+        sampled = answers(ports.weights.path(source.digest), prompts, version=source.digest, seed=number)
         batch = make_batch(ports, sampled, [reward(turn) for turn in sampled], champion=source.digest, slot=number)
         parent = versions[-1]
         made = train(batch, run_id=f"{ports.folder.name}-{number}", parent=parent, anchor=parent, config=config, ports=ports)
@@ -66,7 +70,26 @@ def iterate(
     return curve
 
 
+@torch.no_grad()
+def answers(folder: Path, prompts: Sequence[tuple[int, ...]], *, version: str, seed: int, length: int = 5) -> list[TurnPayload]:
+    """One answer per prompt with its true log-probabilities; the prompts are equally long, so all are sampled together."""
+    model = load_model(folder, dtype=torch.float32).eval()
+    generator = torch.Generator().manual_seed(seed)
+    tokens, logprobs = torch.tensor(prompts), torch.empty(len(prompts), 0)
+    for _ in range(length):
+        likely = model(tokens).logits[:, -1].float().log_softmax(-1)
+        drawn = torch.multinomial(likely.exp(), 1, generator=generator)
+        tokens, logprobs = torch.cat([tokens, drawn], dim=1), torch.cat([logprobs, likely.gather(1, drawn)], dim=1)
+    return [
+        TurnPayload(
+            inference_id=f"turn-{seed}-{number:04d}", episode_id=f"episode-{seed}-{number:04d}", policy="composer", version=version,
+            prompt_tokens=prompt, completion_tokens=tuple(row[len(prompt) :]), logprobs=tuple(logged), finished_at=NOON,
+        )
+        for number, (prompt, row, logged) in enumerate(zip(prompts, tokens.tolist(), logprobs.tolist(), strict=True))
+    ]  # fmt: skip
+
+
 def satisfaction(ports: TrainingPorts, version: Version, *, seed: int, turns: int = 64) -> float:
     """Mean liking of fresh answers to prompts not used for training."""
-    found = sample_turns(ports.weights.path(version.digest), random_prompts(turns, seed=seed), version=version.digest, length=5, seed=seed)
+    found = answers(ports.weights.path(version.digest), random_prompts(turns, seed=seed), version=version.digest, seed=seed)
     return sum(liking(turn) for turn in found) / turns

@@ -1,0 +1,138 @@
+"""An episode longer than the context window, all the way: served by a real sampler, summarised by itself, labelled, batched, trained on."""
+
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from sqlalchemy import Engine
+from starlette.testclient import TestClient
+
+from app.db.batches import SqlBatchStore
+from app.db.engine import open_engine
+from app.db.labels import SqlLabels
+from app.db.streams import SqlEffects
+from app.domain.batches import BatchManifest
+from app.domain.events import EventType, Observation
+from app.domain.policies import PolicyConfig, SummaryConfig
+from app.domain.serving import GenerateRequest, GenerationChunk
+from app.domain.streams import EffectBatch, JoinRules
+from app.domain.turns import TurnServed
+from app.domain.versions import RunStatus
+from app.main import create_app
+from app.policy.model import Policy, load_policy
+from app.policy.sampling import sample
+from pipelines.batching import BatchingConfig, cut_batch
+from pipelines.labelling.labeller import label_due
+from pipelines.labelling.rule_set import parse_rule_set
+from pipelines.training import TrainingConfig, train
+from tests.fakes.gateway import CHAMPION, ScriptedEngines, collaborators, events_of, policy_config
+from tests.fakes.inbox import MemoryInbox
+from tests.fakes.learning import FakeWeights, fake_ports, version_of
+from tests.fakes.served import applied
+from tests.fakes.streaming import MemorySegments
+from tests.integration.labelling.test_label_book import ONLY_RATING
+
+WINDOW = 160
+CONFIG = policy_config(
+    max_context_tokens=WINDOW, max_tokens=16, held_out_share=0.0,
+    summary=SummaryConfig(trigger_tokens=110, max_tokens=16, instruction="Summarise."),
+)  # fmt: skip
+RULES = JoinRules(policies={}, label_wait_s=60, lateness_s=600)
+TRAINING = TrainingConfig(learning_rate=1e-3, turns_per_step=16, threads=1, dtype="float32", kl_beta=0.0)
+ASKED = "def f(x):\n    return x\n"
+
+
+class TinyEngine(ScriptedEngines):
+    """The tiny model with a window that really ends: a longer prompt is refused by the sampler."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.policy = replace(policy, context=WINDOW)
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerationChunk]:
+        prompt = self.policy.chat.prompt(request.messages)
+        (made,) = sample(self.policy, [prompt], request.sampling)
+        yield GenerationChunk(
+            text=made.text, tokens=made.tokens, logprobs=made.logprobs, finish_reason=made.finish_reason, prompt_tokens=prompt
+        )  # fmt: skip
+
+    async def count_tokens(self, request: GenerateRequest) -> int:
+        return len(self.policy.chat.prompt(request.messages))
+
+
+@pytest.fixture
+def engine(sqlite_url: str) -> Iterator[Engine]:
+    opened = open_engine(sqlite_url)
+    yield opened
+    opened.dispose()
+
+
+def talk(client: TestClient, episode: str, exchanges: int) -> list[dict[str, Any]]:
+    """A client that sends everything it knows every time; returns the conversation."""
+    history: list[dict[str, Any]] = []
+    for _ in range(exchanges):
+        history.append({"role": "user", "content": ASKED})
+        body = {"model": "composer", "messages": history, "tensorzero::episode_id": episode}
+        response = client.post("/v1/chat/completions", json=body)
+        assert response.status_code == 200, response.text
+        history.append({"role": "assistant", "content": response.json()["choices"][0]["message"]["content"]})
+    return history
+
+
+def labelled(engine: Engine, turns: list[TurnServed], segments: MemorySegments, ratings: dict[str, float]) -> None:
+    """Ingest the turns and one rating of the last answer of each episode, and label everything when it is due."""
+    last = {turn.episode_id: turn for turn in turns if turn.kind == "answer"}
+    said = [
+        Observation(
+            id=f"rating-of-{episode}", inference_id=last[episode].inference_id, name="rating", value=value, source="api",
+            occurred_at=last[episode].finished_at + timedelta(seconds=1),
+        )
+        for episode, value in ratings.items()
+    ]  # fmt: skip
+    store = SqlEffects(engine, rules=lambda: RULES, write_segment=segments.write_sized, erase_from_segment=segments.erase)
+    effects = [applied(effect, offset=place) for place, effect in enumerate([*turns, *said])]
+    end = max(turn.finished_at for turn in turns) + timedelta(seconds=2)
+    store.apply(EffectBatch(events=tuple(effects)), now=end)
+    config = PolicyConfig(model="m", base_name="b", base_model="B", held_out_share=0.0)
+    rules = parse_rule_set(ONLY_RATING)
+    due = label_due(SqlLabels(engine), policy="composer", config=config, rule_set=rules, now=end + timedelta(seconds=90), limit=1000)
+    assert due == len(turns)
+
+
+def cut(engine: Engine, turns: list[TurnServed]) -> BatchManifest:
+    now = max(turn.finished_at for turn in turns) + timedelta(minutes=5)
+    config = BatchingConfig(min_turns=8, max_turns_per_actor=1000)
+    return cut_batch(SqlBatchStore(engine), policy="composer", slot=0, champion=CHAMPION, anchor=CHAMPION, config=config, now=now)
+
+
+def test_a_long_episode_is_served_labelled_and_trained_on(engine: Engine, tiny_model: Path, tmp_path: Path) -> None:
+    inbox, segments = MemoryInbox(), MemorySegments()
+    served_by = TinyEngine(load_policy(tiny_model, dtype=torch.float32))
+    client = TestClient(create_app(collaborators(inbox=inbox, engines=served_by, policies={"composer": CONFIG})))
+    histories = [talk(client, episode, 14) for episode in ("pleased", "annoyed")]
+    turns = [msgspec.json.decode(event.data, type=TurnServed) for event in events_of(inbox, EventType.TURN)]
+    summaries = [turn for turn in turns if turn.kind == "summary"]
+    assert {turn.episode_id for turn in summaries} == {"pleased", "annoyed"}
+    assert min(len(served_by.policy.chat.prompt(history)) for history in histories) > 1.5 * WINDOW, "no model could see all of it at once"
+    assert all(len(turn.prompt_tokens) + len(turn.completion_tokens) <= WINDOW for turn in turns)
+
+    labelled(engine, turns, segments, {"pleased": 1.0, "annoyed": -1.0})
+    batch = cut(engine, turns)
+    paid = {item.inference_id: item.reward for item in batch.items}
+    assert paid == {turn.inference_id: 1.0 if turn.episode_id == "pleased" else -1.0 for turn in turns}, "the chain's end pays all of it"
+
+    ports = replace(fake_ports(tmp_path), trajectories=segments)
+    assert isinstance(ports.weights, FakeWeights)
+    shutil.copytree(tiny_model, ports.weights.folder / CHAMPION)
+    parent = version_of(CHAMPION)
+    run = train(batch, run_id="run", parent=parent, anchor=parent, config=TRAINING, ports=ports)
+    assert run.status is RunStatus.SUCCEEDED, run.message
+    assert run.metrics["turns"] == len(turns)
+    assert run.metrics["left_out"] == {}
+    assert run.metrics["mismatch"] < 1e-6, "summaries and answers alike are scored exactly as they were sampled"
