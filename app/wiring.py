@@ -3,10 +3,13 @@
 Nothing happens at import. Every process calls the few functions it needs; tests call them with settings of their own.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +63,15 @@ if TYPE_CHECKING:
     from app.serving.client import HttpEngines
     from app.serving.vllm import VllmEngines
     from app.trajectories.segments import ParquetSegments
+
+
+@cache
+def code_version() -> str:
+    """What is running, as versions record it: the package's version and the beginning of a SHA-256 over its source files."""
+    root, source = Path(__file__).parents[1], hashlib.sha256()
+    for file in sorted(path for room in ("app", "pipelines") for path in (root / room).rglob("*.py")):
+        source.update(file.relative_to(root).as_posix().encode() + b"\x1f" + file.read_bytes())
+    return f"ratchet {metadata.version('ratchet')} sha256:{source.hexdigest()[:16]}"
 
 
 def upgrade_schema(settings: Settings) -> None:

@@ -89,6 +89,8 @@ class CyclePorts:
     pretrained: Callable[[str], Release | None]
     """The release of a pretrained version that waits for the offline gates, if the policy has one."""
     clock: Clock
+    code: str = ""
+    """What is running, for the versions it makes."""
 
 
 def run_cycle(cycle: Cycle, *, policy: PolicyConfig, config: LoopConfig, ports: CyclePorts) -> None:
@@ -180,7 +182,7 @@ class _Turn:
         version = Version(
             digest=run.candidate, policy=run.policy, name=self._free_name(name, run.candidate), kind=VersionKind.RL, parent=run.parent,
             step=step, run_id=run.id, created_at=created, base_model=parent.base_model, licence=parent.licence,
-            optimizer_uri=run.metrics.get("optimizer_uri"), tags={"batch": run.batch_id},
+            optimizer_uri=run.metrics.get("optimizer_uri"), tags={"batch": run.batch_id, "code": self._ports.code},
         )  # fmt: skip
         self._ports.versions.add(version)
         self._project(version, run)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from app.domain.errors import RatchetError
+from app.domain.gates import content_hash
 from app.domain.ports import RunStore, VersionBook, VersionRegistry, WeightStore
 from app.domain.releases import Pointer, Release, ReleaseState
 from app.domain.versions import TrainingRun, Version
@@ -65,11 +66,18 @@ class Projection:
 
 
 def model_card(version: Version, run: TrainingRun | None) -> str:
-    """The description MLflow shows: where the version comes from and what it was trained on."""
-    lines = [f"# {version.name}", f"base model {version.base_model}, licence {version.licence}", f"digest {version.digest}"]
+    """The description MLflow shows: the base and its licence, and everything that this version was made of and with."""
+    facts = {
+        "digest": version.digest, "kind": version.kind.value, "base model": version.base_model, "licence of the base": version.licence,
+        "parent": version.parent, **{key: value for key, value in version.tags.items() if key != "batch"},
+    }  # fmt: skip
     if run is not None:
-        lines += [f"parent {version.parent}", f"training run {run.id} on batch {run.batch_id}"]
-    return "\n\n".join(lines)
+        facts |= {"training run": run.id, "batch" if "corpus" not in version.tags else "corpus, as read": run.batch_id}
+        facts |= {"reward rule set": run.metrics.get("rule_set"), "turns": run.metrics.get("turns"), "config": content_hash(run.config)}
+    rows = [f"| {name} | {value} |" for name, value in facts.items() if value not in (None, "")]
+    return "\n".join(
+        [f"# {version.name}", "", "| | |", "|---|---|", *rows, "", f"Ask `ratchet lineage {version.name}` for the whole chain."]
+    )
 
 
 def project_once(policies: Iterable[str], projection: Projection) -> None:

@@ -21,7 +21,8 @@ def version_of_name(connection: Connection, name: str) -> Version:
 
 
 def chain_of(connection: Connection, version: Version) -> list[dict[str, Any]]:
-    """The version and its ancestors, newest first, each with its run's configuration, batch, rule set and number of people and turns."""
+    """The version and its ancestors, newest first, back to the base: each with its run's configuration, the code that ran (in `tags`), and
+    what it learned from: a batch with its rule set, people and turns, or a corpus (in `tags`)."""
     return [_link(connection, link) for link in lineage(connection, version.policy, version.digest)]
 
 
@@ -31,13 +32,16 @@ def _link(connection: Connection, version: Version) -> dict[str, Any]:
         "base_model": version.base_model, "licence": version.licence, "tags": version.tags,
     }  # fmt: skip
     run = connection.execute(select(training_runs).where(training_runs.c.id == version.run_id)).first() if version.run_id else None
-    batch = connection.execute(select(batches).where(batches.c.id == run.batch_id)).first() if run else None
-    if run is None or batch is None:
+    if run is None:
         return link
+    link |= {"run": run.id, "config": run.config}
+    batch = connection.execute(select(batches).where(batches.c.id == run.batch_id)).first()
+    if batch is None:
+        return link  # pretrained: the corpus is in its tags
     items = select(func.count(), func.count(func.distinct(batch_items.c.actor))).where(batch_items.c.batch_id == batch.id)
     trained, people = connection.execute(items).one()
     return link | {
-        "run": run.id, "config": run.config, "batch": batch.id, "rule_set": batch.rule_set, "turns": trained, "people": people,
+        "batch": batch.id, "rule_set": batch.rule_set, "turns": trained, "people": people,
         "window": [batch.window_from.isoformat(), batch.window_to.isoformat()], "left_out": batch.left_out,
     }  # fmt: skip
 

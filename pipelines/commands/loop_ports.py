@@ -59,7 +59,7 @@ def loop_world(settings: Settings, config: LoopConfig, policies: dict[str, Polic
         cycles=wiring.cycle_book(settings), batches=batches, versions=wiring.version_book(settings), weights=weights,
         releases=wiring.release_desk(settings, terms=terms_of(config.gates)), registry=wiring.registry(settings), training=training,
         progress=progress, judges=judges_of(settings, config, policies), pretrained=lambda policy: pretrained_release(ledger, policy),
-        clock=utc_now,
+        clock=utc_now, code=wiring.code_version(),
     )  # fmt: skip
 
     blocking = MOVING | {ReleaseState.READY} if config.schedule.ready_blocks else MOVING
@@ -117,7 +117,7 @@ def judges_of(settings: Settings, config: LoopConfig, policies: dict[str, Policy
         if case.candidate.kind is VersionKind.PRETRAIN:
             return judge_pretraining(case.run, config=config.gates, now=utc_now())
         line = history(case.champion.policy, case.champion.digest)
-        return judge_health(case.run, config=config.gates, now=utc_now(), batch=case.batch, history=line)
+        return judge_health(case.run, config=config.gates, now=utc_now(), history=line)
 
     def ask_offline(case: Case) -> GateResult:
         return offline.decide(policy=case.candidate.policy, candidate=case.candidate.digest, champion=case.champion.digest)

@@ -85,7 +85,8 @@ def continue_from_live(
     )  # fmt: skip
     version = Version(
         digest=digest, policy=policy, name=f"{name}-{digest[:6]}", kind=VersionKind.PRETRAIN, parent=parent.digest, step=parent.step + 1,
-        run_id=run.id, created_at=now, base_model=parent.base_model, licence=parent.licence, tags={"corpus": str(corpus), "code": wiring.code_version()},
+        run_id=run.id, created_at=now, base_model=parent.base_model, licence=parent.licence,
+        tags={"corpus": str(corpus), "code": wiring.code_version()},
     )  # fmt: skip
     wiring.run_store(settings).put(run)
     versions.add(version)

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from app.domain.batches import BatchManifest
 from app.domain.gates import GateName, GateResult, Verdict, content_hash
 from app.domain.rewards import Exclusion
 from app.domain.versions import PastRun, RunStatus, TrainingRun
@@ -61,12 +60,10 @@ class Limit:
         return f"{self.name} is {shown}, the limit is {self.limit:.3g}"
 
 
-def judge_health(
-    run: TrainingRun, *, config: GatesConfig, now: datetime, batch: BatchManifest | None = None, history: Sequence[PastRun] = ()
-) -> GateResult:
+def judge_health(run: TrainingRun, *, config: GatesConfig, now: datetime, history: Sequence[PastRun] = ()) -> GateResult:
     """Judge the run behind a candidate; `history` is the champion's line of runs, oldest first, its own last."""
-    limits = _limits(run.metrics, config.health, _overoptimisation(config, batch, history))
-    monitored = _monitored(run, config.health, batch, history)
+    limits = _limits(run.metrics, config.health, _overoptimisation(config, run, history))
+    monitored = _monitored(run, config.health, history)
     verdict, reason = _verdict(run, limits, [finding for finding in monitored if finding.monitor in DECIDING])
     warnings = [str(x) for x in limits if x.warns and not x.fails]
     warnings += [f"monitor {f.monitor} is at {f.value:.3g}, the limit is {f.limit:.3g}" for f in monitored if f.level is not Level.OK]
@@ -117,7 +114,7 @@ def _limits(metrics: Mapping[str, Any], config: HealthConfig, history: Sequence[
     ]  # fmt: skip
 
 
-def _overoptimisation(config: GatesConfig, batch: BatchManifest | None, history: Sequence[PastRun]) -> list[tuple[float, float]]:
+def _overoptimisation(config: GatesConfig, run: TrainingRun, history: Sequence[PastRun]) -> list[tuple[float, float]]:
     """(KL per response to the anchor, gold metric in its canary) of the versions since the anchor that this run is measured to."""
     gold = next(metric.name for metric in config.required if metric.kind is MetricClass.GOLD)
     points: list[tuple[float, float]] = []
@@ -125,16 +122,16 @@ def _overoptimisation(config: GatesConfig, batch: BatchManifest | None, history:
         kl = _times(_figure(past.metrics, "kl_anchor"), _figure(past.metrics, "length_mean"))
         harm: Mapping[str, Any] = (past.canary or {}).get("harm") or {}
         effects: Mapping[str, Mapping[str, float]] = harm.get("effects") or {}
-        if batch is not None and past.anchor == batch.anchor and kl is not None and gold in effects:
+        if past.anchor == run.metrics.get("anchor") and kl is not None and gold in effects:
             points.append((kl, effects[gold]["treated"]))
     return points
 
 
-def _monitored(run: TrainingRun, config: HealthConfig, batch: BatchManifest | None, history: Sequence[PastRun]) -> list[Finding]:
+def _monitored(run: TrainingRun, config: HealthConfig, history: Sequence[PastRun]) -> list[Finding]:
     """The reward-hack monitors over the batch, against the batch that the champion was made from; none for the first one."""
     found: list[Finding] = []
-    if batch is not None and batch.items:
-        share = sum(item.version == batch.champion for item in batch.items) / len(batch.items)
+    share = _figure(run.metrics, "on_policy_share")
+    if share is not None:
         level = Level.OK if share >= config.on_policy_min else Level.WARN
         found.append(Finding(monitor="on_policy_share", level=level, value=share, limit=config.on_policy_min))
     if not history or history[-1].candidate != run.parent:

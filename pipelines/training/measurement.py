@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from app.domain.batches import BatchManifest
 from pipelines.training.guards import RatioReport
 from pipelines.training.samples import Sample
 
@@ -56,6 +57,14 @@ def kl_to_reference(sampler: Sequence[float], new: Sequence[float], reference: S
     """
     weighted = [min(math.exp(min(n - s, 50.0)), cap) * (n - r) for s, n, r in zip(sampler, new, reference, strict=True)]
     return mean(weighted)
+
+
+def batch_metrics(batch: BatchManifest) -> dict[str, Any]:
+    """What the batch is: its rule set, the anchor, what it left out, and the share of its turns that the champion itself sampled."""
+    return {
+        "rule_set": batch.rule_set, "anchor": batch.anchor, "batch_left_out": batch.left_out,
+        "on_policy_share": mean([float(item.version == batch.champion) for item in batch.items]),
+    }  # fmt: skip
 
 
 def turn_metrics(samples: Sequence[Sample], baselines: Sequence[float]) -> dict[str, Any]:

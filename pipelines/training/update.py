@@ -23,7 +23,15 @@ from pipelines.training.estimators.batch_mean import BatchMean
 from pipelines.training.estimators.group_mean import GroupMean
 from pipelines.training.estimators.segment_tracker import SegmentTracker
 from pipelines.training.guards import ratio_report
-from pipelines.training.measurement import kl_from_sampler, kl_to_reference, mean, ratio_histogram, step_metrics, turn_metrics
+from pipelines.training.measurement import (
+    batch_metrics,
+    kl_from_sampler,
+    kl_to_reference,
+    mean,
+    ratio_histogram,
+    step_metrics,
+    turn_metrics,
+)
 from pipelines.training.plan import Step, cut_micro_batches, plan_steps
 from pipelines.training.ports import TrainingPorts
 from pipelines.training.samples import Limits, Sample, read_samples
@@ -97,7 +105,7 @@ class Update:
     def _read(self) -> Estimator:
         """Turns, baselines and the metrics that need no model."""
         self.samples, left_out = read_samples(self.batch, self.ports.trajectories, self._limits())
-        self.metrics |= {"left_out": left_out, "batch_left_out": self.batch.left_out}
+        self.metrics |= {"left_out": left_out, **batch_metrics(self.batch)}
         guards.check_turns(len(self.samples), self.config.guards)
         estimator = self._estimator()
         turns = [sample.rewarded() for sample in self.samples]

@@ -7,13 +7,13 @@ from typing import Any, cast
 from app import wiring
 from app.db.engine import open_engine
 from app.domain.gates import GateName, Verdict
-from app.domain.versions import Version, VersionKind
+from app.domain.versions import RunStatus, TrainingRun, Version, VersionKind
 from app.settings import from_environment
 from app.trajectories.segments import ParquetSegments
 from pipelines.commands.loop_ports import judges_of
 from pipelines.config import loop_config
 from pipelines.cycle import Case
-from tests.integration.batching.rows import NOON, add_turn
+from tests.integration.batching.rows import NOON, add_turn, add_version
 from tests.ports.test_trajectory_store_port import payload
 
 
@@ -27,6 +27,7 @@ def test_the_off_policy_gate_is_asked_in_every_cycle_and_without_an_engine_it_sa
     ParquetSegments(settings.segments).write("segment-1", [payload("held-out", version="champion")])
     engine = open_engine(sqlite_url)
     add_turn(engine, "held-out", held_out=True, reward=0.5)
+    add_version(engine, "champion")
     engine.dispose()
     assert [t.inference_id for t in wiring.rewarded_turns(settings)("composer", "champion", 10)] == ["held-out"]
 
@@ -34,8 +35,11 @@ def test_the_off_policy_gate_is_asked_in_every_cycle_and_without_an_engine_it_sa
         digest="champion", policy="composer", name="v1", kind=VersionKind.BASE, parent=None, step=0, run_id=None, created_at=NOON,
         base_model="tiny", licence="Apache-2.0",
     )  # fmt: skip
-    nothing = cast("Any", None)  # this gate looks at the versions only
-    case = Case(candidate=replace(champion, digest="candidate"), champion=champion, run=nothing, release=nothing)
+    run = TrainingRun(
+        id="run", policy="composer", batch_id="b", parent="champion", status=RunStatus.SUCCEEDED, candidate="candidate", started_at=NOON
+    )
+    case = Case(candidate=replace(champion, digest="candidate"), champion=champion, run=run, release=cast("Any", None))
+    assert judges[GateName.TRAINING_HEALTH](case).verdict is Verdict.INCONCLUSIVE, "nothing was measured"
     result = judges[GateName.OFF_POLICY](case)
     assert (result.gate, result.digest, result.verdict) == (GateName.OFF_POLICY, "candidate", Verdict.INCONCLUSIVE)
     assert result.evidence["status"] == "unsupported"

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from app.domain.batches import BatchItem, BatchManifest
 from app.domain.gates import GateResult, Verdict, canonical_json
 from app.domain.versions import PastRun, RunStatus, TrainingRun
 from pipelines.evaluation.config import GatesConfig
@@ -95,22 +94,12 @@ def _past(candidate: str, metrics: dict[str, Any], *, anchor: str = "v0", gold: 
     return PastRun(candidate=candidate, anchor=anchor, metrics={**SOUND, **metrics}, canary=canary)
 
 
-def _batch(*versions: str) -> BatchManifest:
-    items = tuple(
-        BatchItem(inference_id=f"t{i}", episode_id="e", reward=0.0, label_revision=1, segment="", actor=None, version=version)
-        for i, version in enumerate(versions)
-    )
-    return BatchManifest(
-        id="b", policy="tab", slot=0, champion="v1", anchor="v0", rule_set="r", window_from=NOW, window_to=NOW, items=items
-    )  # fmt: skip
-
-
-def _compared(changes: dict[str, Any], *, before: dict[str, Any], batch: BatchManifest | None = None) -> GateResult:
+def _compared(changes: dict[str, Any], *, before: dict[str, Any]) -> GateResult:
     run = TrainingRun(
         id="run", policy="tab", batch_id="b", parent="v1", status=RunStatus.SUCCEEDED, candidate="v2", metrics={**SOUND, **changes},
         started_at=NOW,
     )  # fmt: skip
-    return judge_health(run, config=GatesConfig(), now=NOW, batch=batch, history=[_past("v1", before)])
+    return judge_health(run, config=GatesConfig(), now=NOW, history=[_past("v1", before)])
 
 
 def test_a_reward_that_stopped_varying_since_the_champions_batch_fails() -> None:
@@ -128,9 +117,9 @@ def test_answers_that_grew_by_more_than_three_deviations_fail() -> None:
 
 
 def test_exclusions_coverage_and_foreign_turns_are_told_and_fail_nothing() -> None:
-    ours = {"batch_left_out": {"empty_completion": 60, "no_signal": 200, "actor_cap": 500}, "turns": 940}
+    ours = {"batch_left_out": {"empty_completion": 60, "no_signal": 200, "actor_cap": 500}, "turns": 940, "on_policy_share": 1 / 3}
     before = {"batch_left_out": {"empty_completion": 1, "no_signal": 20}, "turns": 980, "length_std": 40.0}
-    result = _compared(ours, before=before, batch=_batch("v1", "v0", "v0"))
+    result = _compared(ours, before=before)
     assert result.verdict is Verdict.PASS
     levels = {found["monitor"]: found["level"] for found in result.evidence["monitors"]}
     assert levels == {
@@ -156,11 +145,11 @@ def test_the_anchor_budget_comes_from_the_line_of_versions_since_the_anchor() ->
         for n, d in enumerate((0.5, 1.0, 1.5, 2.0, 3.0, 4.0))
     ]
     run = TrainingRun(
-        id="run", policy="tab", batch_id="b", parent="v9", status=RunStatus.SUCCEEDED, candidate="v2", metrics={**SOUND, "kl_anchor": 0.03},
-        started_at=NOW,
+        id="run", policy="tab", batch_id="b", parent="v9", status=RunStatus.SUCCEEDED, candidate="v2",
+        metrics={**SOUND, "kl_anchor": 0.03, "anchor": "v0"}, started_at=NOW,
     )  # fmt: skip
-    fitted = judge_health(run, config=GatesConfig(), now=NOW, batch=_batch("v1"), history=line)
+    fitted = judge_health(run, config=GatesConfig(), now=NOW, history=line)
     assert fitted.evidence["limits"]["response_kl_anchor"] == pytest.approx(4.729, abs=1e-3)
     assert fitted.verdict is Verdict.FAIL
-    renewed = judge_health(run, config=GatesConfig(), now=NOW, batch=replace(_batch("v1"), anchor="v5"), history=line)
+    renewed = judge_health(replace(run, metrics={**run.metrics, "anchor": "v5"}), config=GatesConfig(), now=NOW, history=line)
     assert (renewed.evidence["limits"]["response_kl_anchor"], renewed.verdict) == (10.0, Verdict.PASS)
