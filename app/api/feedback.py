@@ -1,4 +1,4 @@
-"""`POST /feedback` in TensorZero's shape, field for field, and `DELETE /feedback/{id}`.
+"""`POST /feedback` in TensorZero's shape, field for field, `PATCH` (LangSmith's) and `DELETE /feedback/{id}`.
 
 Feedback may come before its inference is known: it is accepted and parked. LangSmith's client posts to the same path; its body
 has `key` and `run_id` where TensorZero's has `metric_name`.
@@ -61,6 +61,12 @@ def router(counter: Counter) -> APIRouter:
             if langsmith.is_feedback(raw):
                 return await langsmith.post(raw, counter, caller)
             return await _tensorzero(raw, request, counter.door, caller)
+
+    @made.patch("/feedback/{feedback_id}", openapi_extra=openapi.body(langsmith.LangSmithUpdate))
+    async def patch(request: Request, feedback_id: str) -> Response:
+        """Correct feedback that came through LangSmith's client; TensorZero's is corrected by sending it again under its own id."""
+        async with counter.body(request, max_bytes=counter.intake.limits.event_bytes) as (caller, raw):
+            return await langsmith.patch(openapi.path_id(feedback_id), raw, counter, caller)
 
     @made.delete("/feedback/{feedback_id}")
     async def delete(request: Request, feedback_id: str) -> Response:

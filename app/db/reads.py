@@ -123,7 +123,7 @@ class SqlReads:
         )
         with _reading(self._inbox) as connection:
             payload = connection.execute(waiting).scalar_one_or_none()
-        if payload is not None:
+        if payload:  # what was applied long ago is empty here
             return msgspec.json.decode(payload, type=Observation)
         columns = [observations.c[name] for name in Observation.__struct_fields__]
         query = select(*columns).where(observations.c.source == source, observations.c.id == observation_id)

@@ -5,7 +5,7 @@ becomes a revision with an id of its own (`<id>#2`, `<id>#3`, …), and the revi
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -20,6 +20,7 @@ from app.api.drafts import Draft, RetractionDraft, source_of
 from app.api.intake import Intake
 from app.domain.access import Scope
 from app.domain.errors import BadRequest
+from app.domain.events import Observation
 
 MAX_REVISIONS = 32
 
@@ -52,19 +53,36 @@ class Counter:
     async def put(self, signal: Signal, caller: Caller) -> None:
         """Accept a score, or its correction. Raises `BadRequest` and stores nothing where any part of it is wrong."""
         for draft in self.check(signal, caller):
-            await self._put(draft, caller)
+            await self._put(draft, caller, first=1)
+
+    async def replace(self, signal: Signal, caller: Caller) -> None:
+        """Accept a correction that is one whatever it says: back to an earlier value is no repetition of that. Raises as `put` does."""
+        for draft in self.check(signal, caller):
+            assert draft.id is not None
+            seen = await self._seen(signal.source, draft.id, ("",), caller)
+            newest = max((n for n in range(1, MAX_REVISIONS + 1) if _revision(draft.id, n) in seen), default=1)
+            await self._put(draft, caller, first=newest)
 
     async def take_back(self, source: str, score_id: str, caller: Caller) -> None:
         """Retract a score with all its parts and revisions; before it arrived, its first revision."""
-        candidates = [_revision(score_id + suffix, number) for suffix in SUFFIXES for number in range(1, MAX_REVISIONS + 1)]
-        known = await asyncio.to_thread(self.door.ledger.seen, source_of(source, caller), candidates)
-        for observation_id in sorted(known) or [score_id]:
+        for observation_id in await self._seen(source, score_id, SUFFIXES, caller) or [score_id]:
             await self.door.retract(RetractionDraft(observation_id=observation_id, source=source), caller)
 
-    async def _put(self, draft: Draft, caller: Caller) -> None:
-        """Find the first revision that is free or says the same."""
+    async def find(self, source: str, score_id: str, caller: Caller) -> Observation | None:
+        """A part of a score that was accepted under this id: its value where it has one, else its comment or correction."""
+        for suffix in SUFFIXES:
+            for observation_id in await self._seen(source, score_id, (suffix,), caller):
+                return await asyncio.to_thread(self.door.ledger.observation, source_of(source, caller), observation_id)
+        return None
+
+    async def _seen(self, source: str, score_id: str, suffixes: Sequence[str], caller: Caller) -> list[str]:
+        candidates = [_revision(score_id + suffix, number) for suffix in suffixes for number in range(1, MAX_REVISIONS + 1)]
+        return sorted(await asyncio.to_thread(self.door.ledger.seen, source_of(source, caller), candidates))
+
+    async def _put(self, draft: Draft, caller: Caller, *, first: int) -> None:
+        """Find the first revision that is free or says the same, from the `first` on."""
         assert draft.id is not None
-        for number in range(1, MAX_REVISIONS + 1):
+        for number in range(first, MAX_REVISIONS + 1):
             answer = await self.door.observe(msgspec.structs.replace(draft, id=_revision(draft.id, number)), caller)
             if answer.status == "accepted" and number > 1:
                 await self.door.retract(RetractionDraft(observation_id=_revision(draft.id, number - 1), source=draft.source), caller)

@@ -1,4 +1,5 @@
-"""LangSmith's feedback (client 0.14.17): `GET /info`, `POST /feedback` told from TensorZero's by its body, `DELETE /feedback/{id}`.
+"""LangSmith's feedback (client 0.14.17): `GET /info`, `POST /feedback` told from TensorZero's by its body, `PATCH` and
+`DELETE /feedback/{id}`.
 
 `run_id` is the inference id. `comment` and `correction` become a comment and a demonstration of the same turn.
 """
@@ -12,8 +13,11 @@ from app.api.access import Caller
 from app.api.dialects.counter import Counter
 from app.api.dialects.naming import Signal, inference_of
 from app.api.drafts import AwareTime, EventId, Label, TargetId, decode
+from app.domain.errors import BadRequest, NotFound
+from app.domain.signals import ObservationName
 
 SOURCE = "sdk:langsmith"
+TEXTS = frozenset({ObservationName.COMMENT, ObservationName.DEMONSTRATION})
 
 
 class LangSmithFeedback(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,12 +44,22 @@ class LangSmithFeedback(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     error: bool | None = None
 
 
+class LangSmithUpdate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the client's `update_feedback` sends: the parts that change."""
+
+    score: float | bool | None = None
+    value: Any = None
+    comment: str | None = None
+    correction: Any = None
+
+
 class _Shape(msgspec.Struct):
     metric_name: Any = None
     key: Any = None
 
 
 _body = msgspec.json.Decoder(LangSmithFeedback)
+_update = msgspec.json.Decoder(LangSmithUpdate)
 _shape = msgspec.json.Decoder(_Shape)
 
 
@@ -73,6 +87,25 @@ async def post(raw: bytes, counter: Counter, caller: Caller) -> Response:
         occurred_at=body.modified_at or body.created_at, source=SOURCE,
     )  # fmt: skip
     await counter.put(signal, caller)
+    return Response(raw, 200, media_type="application/json")
+
+
+async def patch(feedback_id: str, raw: bytes, counter: Counter, caller: Caller) -> Response:
+    """Correct feedback: the update does not repeat what it is about, so that is looked up. Raises `NotFound`, `BadRequest`."""
+    body: LangSmithUpdate = decode(_update, raw)
+    known = await counter.find(SOURCE, feedback_id, caller)
+    if known is None:
+        raise NotFound(f"no feedback was accepted under the id {feedback_id!r}: create it first")
+    value = body.score if body.score is not None else body.value
+    if value is not None and known.name in TEXTS:
+        raise BadRequest(
+            f"{feedback_id} came without a score, so its name is not known: send the score under an id of its own", param="score"
+        )
+    signal = Signal(
+        id=feedback_id, key=known.name, value=value, inference_id=known.inference_id, episode_id=known.episode_id, comment=body.comment,
+        demonstration=_text_of(body.correction), occurred_at=None, source=SOURCE,
+    )  # fmt: skip
+    await counter.replace(signal, caller)
     return Response(raw, 200, media_type="application/json")
 
 

@@ -138,8 +138,25 @@ def test_langsmith_feedback_shares_the_path_with_tensorzero(url: str, inbox: Mem
     created = client.create_feedback(run, "user_score", score=1, comment="thanks", session_id=session, feedback_id=uuid7())
     assert said(inbox) == [(run, "rating", True), (run, "comment", "thanks")]
     assert observed(inbox)[0].id == str(created.id)
+    client.update_feedback(created.id, score=0, comment="on second thoughts, no")
+    assert said(inbox) == [(run, "rating", False), (run, "comment", "on second thoughts, no")]
+    client.update_feedback(created.id, score=1)
+    assert sorted(said(inbox)) == [(run, "comment", "on second thoughts, no"), (run, "rating", True)]
     client.delete_feedback(created.id)
     assert observed(inbox) == []
+
+
+def test_langsmith_updates_nothing_that_was_never_said(url: str, inbox: MemoryInbox) -> None:
+    from langsmith import Client
+    from langsmith.utils import LangSmithNotFoundError
+
+    client = Client(api_url=url, api_key="k", auto_batch_tracing=False)
+    with pytest.raises(LangSmithNotFoundError):
+        client.update_feedback(uuid7(), score=1)
+    only_words = client.create_feedback(uuid7(), "user_score", comment="hm", feedback_id=uuid7(), session_id=uuid7())
+    with pytest.raises(Exception, match="its name is not known"):
+        client.update_feedback(only_words.id, score=1)
+    assert len(observed(inbox)) == 1
 
 
 # --- mlflow ---------------------------------------------------------------------------------------------------------------
