@@ -1,0 +1,71 @@
+"""`ingest=direct` against a real broker: accepted means acknowledged and applied once; a broker that is away is an error, not a silence."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+from sqlalchemy import func, select
+
+from app.db.engine import open_engine, reading
+from app.db.epochs import SqlEpochs
+from app.db.members import SqlMembership
+from app.db.relay import has_backlog
+from app.db.streams import SqlEffects, read_offsets
+from app.db.tables import inbox, observations, turns
+from app.domain.errors import Unavailable
+from app.domain.ports import Receipt
+from app.domain.streams import JoinRules
+from app.messaging.cluster import Cluster
+from app.messaging.consumer import KafkaSource
+from app.messaging.direct import DirectInbox
+from app.messaging.producer import KafkaSink
+from pipelines.ingestion.config import IngestionConfig
+from pipelines.ingestion.ingest import Ingest
+from tests.broker import Broker, running_broker
+from tests.fakes.served import event_of, observation, turn
+from tests.fakes.streaming import MemorySegments
+
+GROUP = "ratchet-ingest"
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # kafka-python leaves sockets of failed connections to the collector
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    with running_broker(tmp_path) as running:
+        yield running
+
+
+def test_what_the_brokers_acknowledged_is_applied_once_and_a_broker_that_is_away_is_an_error(
+    broker: Broker, sqlite_url: str, tmp_path: Path
+) -> None:
+    engine = open_engine(sqlite_url)
+    cluster = Cluster(bootstrap=broker.cluster.servers(), address_file=tmp_path / "none.json")  # as a real one: idempotent, no epochs
+    sink = KafkaSink(cluster, SqlEpochs(engine))
+    sink.check_topics()
+    door = DirectInbox(sink)
+    said = [event_of(turn("a")), *(event_of(observation(f"o{number}", of="a")) for number in range(20))]
+    assert set(anyio.run(door.append, said)) == {Receipt.ACCEPTED}
+    assert set(anyio.run(door.append, said[:5])) == {Receipt.ACCEPTED}  # a repeat: nobody knows it here, ingestion does
+
+    segments = MemorySegments()
+    source = KafkaSource(
+        cluster, SqlEpochs(engine), SqlMembership(engine, group=GROUP), group=GROUP, applied=lambda: read_offsets(engine, GROUP),
+        backlog=lambda: has_backlog(engine),
+    )  # fmt: skip
+    store = SqlEffects(engine, rules=lambda: JoinRules(policies={}), write_segment=segments.write_sized, erase_from_segment=segments.erase)
+    member = Ingest(source=source, store=store, config=IngestionConfig())
+    applied = 0
+    for _ in range(60):
+        applied += member.step()
+    assert applied == len(said)
+    with reading(engine) as connection:
+        counts = [connection.execute(select(func.count()).select_from(table)).scalar_one() for table in (turns, observations, inbox)]
+    assert counts == [1, 20, 0]
+
+    broker.kill()
+    with pytest.raises(Unavailable):
+        anyio.run(door.append, [event_of(observation("lost", of="a"))])
+    door.close()
+    source.close()
+    engine.dispose()
