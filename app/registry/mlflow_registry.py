@@ -23,6 +23,8 @@ from app.domain.versions import TrainingRun, Version
 ALIASES = ("champion", "canary", "candidate", "previous", "anchor")
 PARAM_LIMIT = 6000
 """MLflow refuses longer parameter values."""
+METRICS_LIMIT = 1000
+"""MLflow refuses more at once."""
 UNFIT = re.compile(r"[^\w\-. /]")
 """What MLflow refuses in the names of metrics and parameters, such as the `=` and `,` of a segment."""
 
@@ -83,9 +85,11 @@ class MlflowRegistry:
         run_id = created.info.run_id
         tags = {"digest": version.digest, "parent": version.parent or "", "kind": version.kind.value, "base_model": version.base_model}
         tags |= {"licence": version.licence, **version.tags}
+        metrics = _metrics(run.metrics if run else {}, _millis(finished))
+        for start in range(0, len(metrics), METRICS_LIMIT):
+            self.client.log_batch(run_id, metrics=metrics[start : start + METRICS_LIMIT])
         self.client.log_batch(
             run_id,
-            metrics=_metrics(run.metrics if run else {}, _millis(finished)),
             params=_params(run.config if run else {}),
             tags=[RunTag(key, value) for key, value in tags.items()],
         )
@@ -104,18 +108,19 @@ def _millis(moment: datetime) -> int:
     return int(moment.timestamp() * 1000)
 
 
-def _metrics(tree: Mapping[str, Any], at: int, prefix: str = "") -> list[Metric]:
-    """Numbers of a nested dict as `a.b.c` metrics; lists of numbers become one metric with steps. What is not finite is left out:
-    MLflow stores it as a huge number."""
+def _metrics(tree: Mapping[str, Any], at: int, prefix: str = "", step: int = 0) -> list[Metric]:
+    """Numbers of a nested dict as `a.b.c` metrics; lists, of numbers or of dicts of them, become metrics with steps. What is not finite
+    is left out: MLflow stores it as a huge number."""
     found: list[Metric] = []
     for key, value in tree.items():
         name = UNFIT.sub("_", f"{prefix}{key}")
         if isinstance(value, Mapping):
-            found += _metrics(value, at, f"{name}.")
+            found += _metrics(value, at, f"{name}.", step)
         elif isinstance(value, bool | int | float) and math.isfinite(value):
-            found.append(Metric(name, float(value), at, 0))
+            found.append(Metric(name, float(value), at, step))
         elif isinstance(value, list):
-            found += [Metric(name, float(v), at, i) for i, v in enumerate(value) if isinstance(v, int | float) and math.isfinite(v)]
+            for place, entry in enumerate(value):
+                found += _metrics(entry, at, f"{name}.", place) if isinstance(entry, Mapping) else _metrics({name: entry}, at, "", place)
     return found
 
 

@@ -27,7 +27,8 @@ def run(number: int, policy: str) -> TrainingRun:
     return TrainingRun(
         id=f"run-{number}", policy=policy, batch_id="b", parent="p", status=RunStatus.SUCCEEDED, started_at=NOW, finished_at=NOW,
         metrics={
-            "loss": [0.5, 0.25], "kl": {"anchor": 0.1}, "segments": {"task=a,tier=b": 2}, "broken": float("nan"), "word": "x",
+            "loss": [0.5, 0.25], "steps": [{"entropy": 2.0, "tokens": 7}, {"entropy": 1.5, "tokens": 9}], "many": [1.0] * 1500,
+            "kl": {"anchor": 0.1}, "segments": {"task=a,tier=b": 2}, "broken": float("nan"), "word": "x",
         }, config={"lr": 1e-5, "adam": {"beta": 0.9}},
     )  # fmt: skip
 
@@ -40,7 +41,10 @@ def test_a_version_is_registered_once_with_its_run_metrics_and_card(registry: Ml
     assert len(found) == 1
     assert found[0].description == "# card"
     stored = client.get_run(str(found[0].run_id))
-    assert stored.data.metrics == {"loss": 0.25, "kl.anchor": 0.1, "segments.task_a_tier_b": 2.0}  # the last of the series, and no NaN
+    assert stored.data.metrics == {  # the last of each series, and no NaN
+        "loss": 0.25, "steps.entropy": 1.5, "steps.tokens": 9.0, "many": 1.0, "kl.anchor": 0.1, "segments.task_a_tier_b": 2.0,
+    }  # fmt: skip
+    assert [m.value for m in client.get_metric_history(str(found[0].run_id), "steps.entropy")] == [2.0, 1.5]
     assert [m.value for m in client.get_metric_history(str(found[0].run_id), "loss")] == [0.5, 0.25]
     assert stored.data.params["adam.beta"] == "0.9"
 

@@ -109,6 +109,15 @@ def test_records_of_the_wrong_shape_are_refused(folder: Path, tmp_path: Path) ->
         trainer(folder, tmp_path).forward(half)
 
 
+def test_a_record_that_is_used_twice_is_an_error(folder: Path, tmp_path: Path) -> None:
+    replaying = trainer(folder, tmp_path)
+    data = turns(folder, torch.float32)
+    (_, first), *_others = routers(replaying.model)
+    first.register_forward_hook(replaying.replay._hook(0))
+    with pytest.raises(RuntimeError, match="expert records the forward pass used"):
+        replaying.forward(data)
+
+
 def test_a_record_that_no_layer_used_is_an_error(folder: Path, tmp_path: Path) -> None:
     replaying = trainer(folder, tmp_path)
     data = turns(folder, torch.float32)
