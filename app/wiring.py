@@ -505,6 +505,16 @@ def rewarded_turns(settings: Settings) -> "Callable[[str, str, int], list[Reward
     return newest
 
 
+def learned_answers(settings: Settings, policy: str, *, batch: str | None = None, newest: int = 5000) -> list[str]:
+    """Texts that versions of a policy were trained on: the answers of one batch, or of the newest batches."""
+    from app.db.engine import reading
+    from app.db.learned_turns import learned_turns
+
+    with reading(open_state(settings)) as connection:
+        found = learned_turns(connection, policy, batch=batch, newest=newest)
+    return [payload.completion for payload in trajectories(settings).read(found).values()]
+
+
 def run_history(settings: Settings) -> "Callable[[str, str], list[PastRun]]":
     """The runs behind a champion's line, oldest first."""
     from app.db.engine import reading

@@ -23,6 +23,8 @@ class GateName(StrEnum):
 
     TRAINING_HEALTH = "g0_training_health"
     OFFLINE = "g1_offline"
+    SEALED = "g1_sealed"
+    """The suites' sealed split, the champion against the anchor: asked only before the anchor moves."""
     OFF_POLICY = "g2_off_policy"
     CANARY = "g3_canary"
     HOLDBACK = "g5_holdback"

@@ -25,6 +25,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     """Hash of `gates`."""
     gates: dict[str, Any] = {}
     """The resolved `pipelines.evaluation.config.GatesConfig`, from which live decisions are made again by `explain`."""
+    sealed: bool = False
+    """The anchor moves only to a version that passed the suites' sealed split."""
     forced: str | None = None
     """Why the offline gates were skipped by hand; such a release is marked so everywhere and needs two people."""
     plan: dict[str, Any] = {}

@@ -159,11 +159,22 @@ def renew_anchor(tx: ReleaseTransaction, *, actor: str, reason: str) -> Pointer:
         raise Refused(f"nothing is deployed for {tx.policy}: bootstrap it first")
     if pointer.anchor == pointer.digest:
         return pointer
+    _require_sealed(tx, pointer)
     after = replace(pointer, generation=pointer.generation + 1, anchor=pointer.digest, changed_at=tx.now)
     if after.reference == after.digest:
         after = replace(after, holdback=0.0, holdback_digest=None)
     tx.swap(after, expected=pointer.generation, action="anchor", actor=actor, reason=reason)
     return after
+
+
+def _require_sealed(tx: ReleaseTransaction, pointer: Pointer) -> None:
+    """Where the terms ask for it, an explicit pass of the sealed split by exactly these weights (invariant I1)."""
+    if pointer.release_id is None or not terms_of(tx.release(pointer.release_id)).sealed:
+        return
+    result = tx.results(pointer.release_id).get(GateName.SEALED)
+    if result is None or result.digest != pointer.digest or result.verdict is not Verdict.PASS:
+        said = "was not read for it" if result is None else f"says {result.verdict}: {result.reason}"
+        raise Refused(f"the anchor stays: the suites' sealed split {said}; run `ratchet suite sealed {tx.policy}`")
 
 
 def unfreeze(tx: ReleaseTransaction, *, actor: str) -> bool:

@@ -96,18 +96,24 @@ async def connected(settings: Settings) -> AsyncGenerator[Engines]:
         yield engines
 
 
-def offline_gate(settings: Settings, config: OfflineConfig) -> OfflineGate:
-    """The configured suites over the engines; paths of suites are relative to the configuration file."""
+WEEK_S = 604_800
+
+
+def offline_gate(settings: Settings, config: OfflineConfig, *, sealed: bool = False) -> OfflineGate:
+    """This week's open tasks of the configured suites over the engines, or their sealed split; paths are relative to the configuration."""
     folder = settings.config.parent if settings.config else settings.data
+    week, chosen = int(utc_now().timestamp()) // WEEK_S, [s for s in config.suites if s.sealed_share > 0.0 or not sealed]
     return OfflineGate(
-        config=config, suites=tuple(load_suite(suite, folder=folder) for suite in config.suites), connect=lambda: connected(settings),
-        scores=wiring.score_book(settings), progress=wiring.progress_log(settings), judge=open_judge(config), clock=utc_now,
+        config=config, suites=tuple(load_suite(suite, folder=folder, week=week, sealed=sealed) for suite in chosen),
+        connect=lambda: connected(settings), scores=wiring.score_book(settings), progress=wiring.progress_log(settings),
+        judge=open_judge(config), clock=utc_now, gate=GateName.SEALED if sealed else GateName.OFFLINE,
     )  # fmt: skip
 
 
 def judges_of(settings: Settings, config: LoopConfig, policies: dict[str, PolicyConfig]) -> dict[GateName, Judge]:
     """Every offline gate of a cycle, in the order in which they are asked."""
-    offline, history = offline_gate(settings, config.offline), wiring.run_history(settings)
+    offline_gate(settings, config.offline)  # a suite that cannot be read is refused now, not in five hours
+    history = wiring.run_history(settings)
     off_policy = OffPolicyGate(
         config=config.gates, connect=lambda: connected(settings), turns=wiring.rewarded_turns(settings),
         trajectories=wiring.trajectories(settings), clock=utc_now,
@@ -120,7 +126,9 @@ def judges_of(settings: Settings, config: LoopConfig, policies: dict[str, Policy
         return judge_health(case.run, config=config.gates, now=utc_now(), history=line)
 
     def ask_offline(case: Case) -> GateResult:
-        return offline.decide(policy=case.candidate.policy, candidate=case.candidate.digest, champion=case.champion.digest)
+        offline, policy = offline_gate(settings, config.offline), case.candidate.policy
+        learned = wiring.learned_answers(settings, policy, batch=case.run.batch_id)
+        return offline.decide(policy=policy, candidate=case.candidate.digest, champion=case.champion.digest, learned=learned)
 
     def ask_off_policy(case: Case) -> GateResult:
         return off_policy.decide(policy=case.candidate.policy, candidate=case.candidate.digest, champion=case.champion.digest)

@@ -12,6 +12,7 @@ from app.domain.errors import Refused
 from app.settings import from_environment, read_toml
 from pipelines.commands.loop_ports import offline_gate
 from pipelines.config import loop_config
+from pipelines.evaluation.contamination import contaminated
 from pipelines.evaluation.product_suite import SourceTurn, cut_product_suite
 from pipelines.evaluation.sandbox import Sandbox
 from pipelines.evaluation.suites import load_suite
@@ -48,7 +49,8 @@ def list_suites() -> None:
 @click.argument("policy")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="JSONL file to write; look at it before you use it.")
 @click.option("--most", default=300, show_default=True, help="Tasks at most.")
-def build(policy: str, out: Path, most: int) -> None:
+@click.option("--judged", is_flag=True, help="Let the judge model score quality (offline.judge_url), not only whether code parses.")
+def build(policy: str, out: Path, most: int, judged: bool) -> None:
     """Cut a product suite for POLICY from episodes of held-out people, one task per dimension."""
     settings = from_environment()
     wiring.require_policy(wiring.load_policies(settings), policy)
@@ -59,7 +61,7 @@ def build(policy: str, out: Path, most: int) -> None:
         for t in well_ended
         if t.inference_id in payloads
     ]
-    tasks = cut_product_suite(turns, most=most)
+    tasks = cut_product_suite(turns, most=most, judged=judged)
     if not tasks:
         raise Refused(
             f"no turn of a held-out person of {policy} ended with a text to compare with: wait for demonstrations or edit reports, "
@@ -82,3 +84,39 @@ def run(policy: str, candidate: str, champion: str) -> None:
     digests = [wiring.digest_of_version(settings, name) for name in (candidate, champion)]
     result = gate.decide(policy=policy, candidate=digests[0], champion=digests[1])
     click.echo(f"{result.verdict.value}: {result.reason}")
+
+
+@suite.command()
+@click.argument("policy")
+def sealed(policy: str) -> None:
+    """Read the sealed split: the champion of POLICY against its anchor. The anchor moves on a pass, recorded with the release."""
+    settings = from_environment()
+    config = loop_config(read_toml(settings.config))
+    gate = offline_gate(settings, config.offline, sealed=True)
+    if not gate.suites:
+        raise Refused("no suite has a sealed split: set sealed_share of one in [[offline.suites]]")
+    desk = wiring.release_desk(settings)
+    pointer = desk.pointer(policy)
+    if pointer.release_id is None or pointer.digest == pointer.anchor:
+        raise Refused(f"the champion of {policy} is its anchor: there is nothing to compare it with")
+    result = gate.decide(policy=policy, candidate=pointer.digest, champion=pointer.anchor, learned=wiring.learned_answers(settings, policy))
+    desk.record(pointer.release_id, result)
+    click.echo(f"{result.verdict.value}: {result.reason}")
+
+
+@suite.command()
+@click.argument("policy")
+@click.option("--newest", default=5000, show_default=True, help="Turns that were trained on, the newest first.")
+def probe(policy: str, newest: int) -> None:
+    """Look for the suites' solutions in what versions of POLICY were trained on; exit code 2 where some are there."""
+    settings = from_environment()
+    config = loop_config(read_toml(settings.config)).offline
+    gates = [offline_gate(settings, config), offline_gate(settings, config, sealed=True)]
+    tasks = [task for gate in gates for suite in gate.suites for task in suite.tasks]
+    learned = wiring.learned_answers(settings, policy, newest=newest)
+    found = contaminated(tasks, learned)
+    for task, words in found.items():
+        click.echo(f"{task}: … {words} …")
+    if found:
+        raise Refused(f"{len(found)} of {len(tasks)} tasks have their solution in what was learned: take them out of the suites")
+    click.echo(f"none of {len(tasks)} tasks has its solution in {len(learned)} answers that were trained on")

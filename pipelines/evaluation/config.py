@@ -212,6 +212,8 @@ class GatesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     anchor_share: float = 0.03
     anchor_margin: float = 0.02
     anchor_run_length_slots: int = 1000
+    anchor_needs_sealed: bool = False
+    """The anchor moves only after its new version passed the suites' sealed split (`ratchet suite sealed`); set with `sealed_share`."""
     post_margin: float = 0.01
     run_length_units: int = 1_000_000
     units_per_look: int = 200
@@ -256,6 +258,7 @@ def terms_of(config: GatesConfig) -> Terms:
         stages=tuple(stage.share for stage in config.stages), holdback=config.holdback_first, approvals=config.approval.n,
         approval_ttl_s=config.approval.ttl_s, high_tier=config.approval.high_tier, edited_by=config.approval.edited_by,
         breaker_rollbacks=config.breaker_rollbacks, breaker_window_s=config.breaker_window_s, config_hash=config.hash, gates=gates,
+        sealed=config.anchor_needs_sealed,
     )  # fmt: skip
 
 

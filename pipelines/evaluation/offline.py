@@ -12,7 +12,7 @@ gate inconclusive; it never scores zero by accident.
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,6 +26,7 @@ from app.domain.gates import GateName, GateResult, Verdict, content_hash
 from app.domain.ports import Clock, Engines, ProgressLog
 from app.domain.serving import GenerateRequest
 from app.domain.turns import FinishReason, SamplingParams
+from pipelines.evaluation.contamination import contaminated
 from pipelines.evaluation.graders import JudgeModel, grade
 from pipelines.evaluation.offline_config import OfflineConfig, SuiteClass
 from pipelines.evaluation.sandbox import Sandbox
@@ -56,16 +57,24 @@ class OfflineGate:
     progress: ProgressLog
     judge: JudgeModel | None
     clock: Clock
+    gate: GateName = GateName.OFFLINE
 
-    def decide(self, *, policy: str, candidate: str, champion: str) -> GateResult:
-        """Judge a candidate (digest) against the champion (digest). Never raises what an operator could act on: it is inconclusive."""
+    def decide(self, *, policy: str, candidate: str, champion: str, learned: Iterable[str] = ()) -> GateResult:
+        """Judge a candidate (digest) against the champion (digest). Never raises what an operator could act on: it is inconclusive.
+
+        Tasks whose solution is in `learned` (the texts that the candidate was trained on) count for neither.
+        """
         try:
             scores = {s.config.name: (self._scores(policy, s, champion), self._scores(policy, s, candidate)) for s in self.suites}
         except (RatchetError, ValueError) as error:
             return self._result(candidate, Verdict.INCONCLUSIVE, f"the suites could not be run: {error}", {})
-        evidence = {s.config.name: _suite_evidence(s, *scores[s.config.name], seed=self.config.seed) for s in self.suites}
+        known = contaminated([task for suite in self.suites for task in suite.tasks], learned)
+        suites = tuple(clean for suite in self.suites if (clean := _without(suite, known)).tasks)
+        scores = {s.config.name: _rows(s, known, scores[s.config.name]) for s in self.suites}
+        evidence = {s.config.name: _suite_evidence(s, *scores[s.config.name], seed=self.config.seed) for s in suites}
         evidence["sandbox"] = Sandbox.from_config(self.config).describe()
-        verdict, reason = judge_suites(self.suites, scores, seed=self.config.seed)
+        evidence["contaminated"] = known
+        verdict, reason = judge_suites(suites, scores, seed=self.config.seed)
         return self._result(candidate, verdict, reason, evidence)
 
     def _scores(self, policy: str, suite: Suite, digest: str) -> Scores:
@@ -114,7 +123,7 @@ class OfflineGate:
 
     def _result(self, digest: str, verdict: Verdict, reason: str, evidence: dict[str, Any]) -> GateResult:
         return GateResult(
-            gate=GateName.OFFLINE, digest=digest, verdict=verdict, reason=reason, evidence=evidence,
+            gate=self.gate, digest=digest, verdict=verdict, reason=reason, evidence=evidence,
             config_hash=content_hash([self.config, [s.hash for s in self.suites]]), evidence_hash=content_hash(evidence),
             decided_at=self.clock(),
         )  # fmt: skip
@@ -128,6 +137,16 @@ async def _collect(engines: Engines, request: GenerateRequest) -> str:
     if finish not in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS):
         raise Unavailable(f"the engine ended an answer with {finish}")
     return text
+
+
+def _without(suite: Suite, known: Mapping[str, str]) -> Suite:
+    """The suite without tasks whose solution is known."""
+    return Suite(config=suite.config, tasks=tuple(task for task in suite.tasks if task.id not in known))
+
+
+def _rows(suite: Suite, known: Mapping[str, str], scores: tuple[Scores, Scores]) -> tuple[Scores, Scores]:
+    kept = np.array([task.id not in known for task in suite.tasks])
+    return scores[0][kept], scores[1][kept]
 
 
 def judge_suites(suites: tuple[Suite, ...], scores: Mapping[str, tuple[Scores, Scores]], *, seed: int) -> tuple[Verdict, str]:

