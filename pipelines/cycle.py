@@ -43,6 +43,7 @@ from pipelines.training import TrainingPorts, train
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+LOOP = "system:loop"
 PRETRAINER = "system:pretrain"
 """Who opens the release of a version that `ratchet pretrain` made."""
 
@@ -190,7 +191,7 @@ class _Turn:
 
     def open(self, candidate: Version) -> Release:
         """Open the candidate's release, or find the one an earlier attempt opened."""
-        opener = PRETRAINER if candidate.kind is VersionKind.PRETRAIN else "system:loop"
+        opener = PRETRAINER if candidate.kind is VersionKind.PRETRAIN else LOOP
         release = self._ports.releases.open(candidate, initiator=opener)
         return self._ports.releases.start_offline(release.id) if release.state is ReleaseState.TRAINED else release
 

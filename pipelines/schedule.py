@@ -4,6 +4,7 @@
  APScheduler tick (30 s, every replica)          database
  ─────────────────────────────────────          ───────────────────────────────────────────────
  an expired lease?            ── take over ──▶  token + 1, attempt + 1, resume at the last durable step
+ no cycle runs?               ── close ──────▶  releases that a cycle opened and died on: ABORTED
  this slot already decided?   ◀─ yes: rest ───  one row per (policy, slot)
  slots nobody decided?        ── record ─────▶  SKIPPED "missed: …"
  blocked or thin, patience left? rest           (a cycle or a release under way; too few labels yet)
@@ -45,6 +46,8 @@ class Ticker:
     book: CycleBook
     config: ScheduleConfig
     clock: Clock
+    close_orphans: Callable[[str], None]
+    """Ends releases whose cycle is over and that no offline gate will be asked about any more: they would block every slot to come."""
     blocked: Callable[[str], str | None]
     """Why no cycle may start now (a release is in flight), as a sentence, or None."""
     thin: Callable[[str], str | None]
@@ -60,6 +63,8 @@ class Ticker:
         if cycle is not None:
             log.warning("cycle taken over policy=%s slot=%d attempt=%d step=%s", self.policy, cycle.slot, cycle.attempt, cycle.step)
         else:
+            if self.book.running(self.policy) is None:
+                self.close_orphans(self.policy)
             cycle = self._elect(now, lease)
         if cycle is not None:
             self._run_under_lease(cycle)

@@ -13,7 +13,7 @@ from app.domain.releases import Release, ReleaseState
 from app.domain.versions import VersionKind
 from app.settings import Settings
 from pipelines.config import LoopConfig
-from pipelines.cycle import PRETRAINER, Case, CyclePorts, Judge
+from pipelines.cycle import LOOP, PRETRAINER, Case, CyclePorts, Judge
 from pipelines.evaluation.config import terms_of
 from pipelines.evaluation.health import judge_health
 from pipelines.evaluation.judge_model import open_judge
@@ -38,6 +38,7 @@ class LoopWorld:
     """What the loop process needs."""
 
     ports: CyclePorts
+    close_orphans: Callable[[str], None]
     blocked: Callable[[str], str | None]
     thin: Callable[[str], str | None]
     warm: Callable[[], None]
@@ -62,6 +63,12 @@ def loop_world(settings: Settings, config: LoopConfig, policies: dict[str, Polic
         clock=utc_now, code=wiring.code_version(),
     )  # fmt: skip
 
+    def close_orphans(policy: str) -> None:
+        for release in ledger.list(policy=policy, states={ReleaseState.TRAINED, ReleaseState.OFFLINE}):
+            if release.initiator == LOOP:
+                reason = "its cycle ended before every offline gate had answered"
+                ports.releases.stop(release.id, to=ReleaseState.ABORTED, reason=reason)
+
     blocking = MOVING | {ReleaseState.READY} if config.schedule.ready_blocks else MOVING
 
     def blocked(policy: str) -> str | None:
@@ -80,7 +87,7 @@ def loop_world(settings: Settings, config: LoopConfig, policies: dict[str, Polic
         how = config.training
         trainers.warm(workers=how.workers, threads=how.threads, timeout_s=how.attempt_timeout_s)
 
-    return LoopWorld(ports=ports, blocked=blocked, thin=thin, warm=warm)
+    return LoopWorld(ports=ports, close_orphans=close_orphans, blocked=blocked, thin=thin, warm=warm)
 
 
 def pretrained_release(ledger: Releases, policy: str) -> Release | None:

@@ -139,8 +139,9 @@ def loop() -> None:
     world = loop_world(settings, config, policies)
     tickers = [
         Ticker(
-            policy=name, owner=owner(), book=world.ports.cycles, config=config.schedule, clock=utc_now, blocked=world.blocked,
-            thin=world.thin, run=lambda cycle, policy=policy: run_cycle(cycle, policy=policy, config=config, ports=world.ports),
+            policy=name, owner=owner(), book=world.ports.cycles, config=config.schedule, clock=utc_now, close_orphans=world.close_orphans,
+            blocked=world.blocked, thin=world.thin,
+            run=lambda cycle, policy=policy: run_cycle(cycle, policy=policy, config=config, ports=world.ports),
         )
         for name, policy in policies.items()
     ]  # fmt: skip

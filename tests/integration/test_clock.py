@@ -54,7 +54,7 @@ def nothing(_policy: str) -> None:
 
 
 def ticker(book: SqlCycles, clock: FrozenClock, run: object, *, owner: str = "a", config: ScheduleConfig = CONFIG, **why: object) -> Ticker:
-    asked = {"blocked": nothing, "thin": nothing, **why}
+    asked = {"close_orphans": nothing, "blocked": nothing, "thin": nothing, **why}
     return Ticker(policy="composer", owner=owner, book=book, config=config, clock=clock, run=run, **asked)  # type: ignore[arg-type]
 
 
@@ -109,6 +109,21 @@ def test_a_slot_that_dies_twice_is_recorded_as_failed(book: SqlCycles) -> None:
     failed = book.recent("composer")[0]
     assert failed.status is CycleStatus.FAILED
     assert "step train on attempt 2" in (failed.reason or "")
+
+
+def test_releases_of_a_dead_cycle_are_closed_once_no_cycle_runs(book: SqlCycles) -> None:
+    clock = FrozenClock()
+    asked: list[str] = []
+    dying = ticker(book, clock, Dies(book, "judge"), close_orphans=asked.append)
+    dying.tick()
+    dying.tick()  # the lease holds: the cycle may still be judging
+    assert asked == ["composer"]  # only before it began
+    clock.advance(CONFIG.lease_s + 1)
+    dying.tick()
+    assert asked == ["composer"]  # taken over: the second attempt judges
+    clock.advance(CONFIG.lease_s + 1)
+    dying.tick()  # failed for good
+    assert asked == ["composer", "composer"]
 
 
 def test_a_replica_that_wakes_up_after_its_lease_changes_nothing(book: SqlCycles) -> None:
