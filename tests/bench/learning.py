@@ -7,6 +7,7 @@ data for each correction; final liking over label noise. Medians over seeds. `--
 import argparse
 import gc
 import json
+import logging
 import random
 import statistics
 import tempfile
@@ -65,6 +66,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     quick = parser.parse_args().quick
     torch.set_num_threads(1)
+    logging.disable(logging.WARNING)  # a run that is held because the optimum is reached
     gc.freeze()  # an update collects garbage, and would look through everything that was imported
     cycles, seeds = (32, 1) if quick else (40, 5)
     estimators = {name: run(with_(estimator=name), cycles=cycles, seeds=seeds) for name in ("segment_tracker", "batch_mean")}

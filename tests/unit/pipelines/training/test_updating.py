@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from safetensors.torch import load_file, save_file
 
 from app.domain.batches import BatchManifest, TurnPayload
 from app.domain.errors import Unavailable
@@ -230,6 +231,23 @@ def test_data_too_far_off_policy_hold(ports: TrainingPorts) -> None:
     stale = broken_guards(max_mismatch=99.0, min_mean_ratio=0.0, max_mean_ratio=1e9)
     made = run(ports, a_batch(ports, parent, change=lambda t: broken(t, logprobs=(-0.1, -8.0, -0.1, -0.1, -0.1))), parent, config=stale)
     assert_held(made, ports, HoldReason.LOW_ESS)
+
+
+def test_logged_probabilities_that_are_all_too_low_hold(ports: TrainingPorts) -> None:
+    parent = put_version(ports)
+    # every ratio is e^1.2 = 3.3: no token stands out, so the effective sample is whole and only their mean says that something is wrong
+    batch = a_batch(ports, parent, change=lambda t: broken(t, logprobs=tuple(p - 1.2 for p in t.logprobs or ())))
+    assert_held(run(ports, batch, parent, config=broken_guards(max_mismatch=99.0)), ports, HoldReason.MEAN_RATIO)
+
+
+def test_weights_that_are_no_numbers_hold(ports: TrainingPorts) -> None:
+    parent = put_version(ports)
+    batch = a_batch(ports, parent)
+    file = ports.weights.path(parent.digest) / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.norm.weight"][0] = float("nan")
+    save_file(tensors, file)
+    assert_held(run(ports, batch, parent), ports, HoldReason.NOT_FINITE)
 
 
 def broken_guards(**limits: float) -> TrainingConfig:
