@@ -5,6 +5,7 @@ on the anchor, and one detector runs over every era in which they did.
 """
 
 from datetime import datetime, timedelta
+from itertools import takewhile
 
 from app.domain.releases import Pointer
 from app.domain.sessions import Era
@@ -21,7 +22,8 @@ from pipelines.evaluation.subjects import EvidenceBook
 
 ASK_EVERY = timedelta(seconds=30)
 """The guard is about days, and reads more than the other questions."""
-LOOK_BACK = timedelta(days=14)
+LATE = timedelta(hours=1)
+"""An era that ended longer ago than this, and its windows, brings no more sessions."""
 
 
 class AnchorWatch:
@@ -35,6 +37,7 @@ class AnchorWatch:
         self._proxy = next((m for m in config.required if m.kind is MetricClass.PROXY), None)
         self._references = references_of(config, [])
         self._books: dict[int, UnitBook] = {}
+        self._complete: set[int] = set()
         self._asked_at: datetime | None = None
         self._anchor: str | None = None
         self._gap = False
@@ -44,8 +47,12 @@ class AnchorWatch:
         if self._asked_at is not None and now - self._asked_at < ASK_EVERY:
             return None
         self._asked_at = now
-        eras = self._eras(pointer, now)
+        eras = self._eras(pointer)
         for era in eras:
+            if era.generation in self._complete:
+                continue
+            if era.until is not None and now - era.until > LATE + timedelta(seconds=self._config.window_s):
+                self._complete.add(era.generation)  # read once more, and then never again
             book = self._books.setdefault(era.generation, UnitBook(self._config, era_drawing(era), self._references))
             book.update(self._book.era_sessions(self._policy, era, since=book.resume_at), now=now)
         self._gap = self._gap_found()
@@ -59,19 +66,21 @@ class AnchorWatch:
         newest = sorted(self._books.items())[-VERSIONS_RUNNING:]
         return self._proxy is not None and gap_alarm([self._lift(str(generation), book, self._proxy) for generation, book in newest])
 
-    def _eras(self, pointer: Pointer, now: datetime) -> list[Era]:
-        """Eras since the anchor was set in which the holdback was on it, oldest first."""
+    def _eras(self, pointer: Pointer) -> list[Era]:
+        """Eras since the anchor was last renewed in which the holdback was on it, oldest first, however long ago that was: the guard is
+        about steps that are each too small to be seen."""
         if self._anchor != pointer.anchor:
-            self._anchor, self._books = pointer.anchor, {}
-        found = [era for era in self._book.eras(self._policy) if era.since >= now - LOOK_BACK]
-        return [e for e in found if e.holdback > 0.0 and e.anchor == pointer.anchor == e.reference and e.champion != e.anchor]
+            self._anchor, self._books, self._complete = pointer.anchor, {}, set()
+        since_renewal = list(takewhile(lambda era: era.anchor == pointer.anchor, reversed(self._book.eras(self._policy))))
+        return [e for e in reversed(since_renewal) if e.holdback > 0.0 and e.reference == e.anchor != e.champion]
 
     def _judge(self, eras: list[Era], now: datetime) -> str | None:
         if not eras:
             return None
         reference = self._references[self._gold.name]
         slot = timedelta(seconds=self._config.holdback_s)
-        per_slot = self._book.units_in(self._policy, window=slot, since=now - LOOK_BACK, now=now)
+        traffic = timedelta(days=self._config.traffic_days)
+        per_slot = self._book.units_in(self._policy, window=slot, since=now - traffic, now=now)
         units = [self._units(self._books[era.generation], self._gold, reference) for era in eras]
         fall = anchor_guard(self._config, units, units_per_slot=per_slot, variance=reference.variance)
         if not fall.found:
