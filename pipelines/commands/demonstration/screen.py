@@ -25,7 +25,7 @@ FRESH_S = 15.0
 """A progress row older than this belongs to finished work."""
 WAY = ("TRAINED", "OFFLINE", "QUEUED", "CANARY", "READY", "APPROVED", "PROMOTING", "CHAMPION")
 LONGEST_DETAIL = 40
-PICTURE_COLUMNS, PICTURE_LINES = 150, 42
+PICTURE_COLUMNS, PICTURE_LINES = 150, 38
 COUNTS = frozenset({"holdback"})
 GOOD = frozenset({ReleaseState.CHAMPION, ReleaseState.SUPERSEDED})
 
