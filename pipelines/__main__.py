@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "collect": ("pipelines.commands.collect:collect", "Watch a working tree and report how edits persist."),
     "suite": ("pipelines.commands.suite:suite", "Build, list and run offline evaluation suites."),
     "lineage": ("pipelines.commands.lineage:lineage", "Say what a version was trained on, or which versions saw a person."),
+    "webhooks": ("pipelines.commands.webhooks:webhooks", "Add, list, test, rotate and remove receivers of release events."),
     "audit": ("pipelines.commands.audit:audit", "Show and verify the audit chain."),
     "pretrain": ("pipelines.commands.pretrain:pretrain", "Continue pretraining a base model on a corpus."),
 }

@@ -11,6 +11,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -19,6 +20,8 @@ import httpx
 from standardwebhooks.webhooks import Webhook as Signer
 
 from app.domain.errors import BadRequest, RatchetError
+from app.domain.gates import canonical_json
+from app.domain.ids import uuid7
 from app.domain.ports import Clock
 
 log = logging.getLogger("ratchet.webhooks")
@@ -102,6 +105,16 @@ def headers_of(delivery: Waiting, *, at: datetime) -> dict[str, str]:
     }
 
 
+@dataclass(frozen=True, kw_only=True)
+class _TestEvent:
+    """An event that nothing caused."""
+
+    webhook: Receiver
+    event_id: str
+    payload: bytes
+    attempts: int = 0
+
+
 class Courier:
     """Delivers what is due. `client` must not follow redirects: they would lead past `check_url`."""
 
@@ -118,6 +131,12 @@ class Courier:
     def deliver_due(self) -> int:
         """Attempt everything whose time has come; returns how many arrived."""
         return sum(self._attempt(delivery) for delivery in self._book.due(now=self._clock()))
+
+    def send_test(self, receiver: Receiver) -> tuple[str, bool]:
+        """Send `webhook.test` once, signed like any event and recorded nowhere; returns the answer, and whether it was taken."""
+        now = self._clock()
+        event = {"type": "webhook.test", "timestamp": now.isoformat(), "data": {"webhook": receiver.id}}
+        return self._post(_TestEvent(webhook=receiver, event_id=uuid7(), payload=canonical_json(event)))
 
     def run(self, stop: threading.Event, *, interval_s: float = 1.0) -> None:
         """Deliver until `stop` is set; whatever waits is still there after a restart."""
