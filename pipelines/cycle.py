@@ -141,6 +141,10 @@ class _Turn:
         waiting = self._ports.pretrained(self._cycle.policy)
         if waiting is None or self._cycle.batch_id is not None:
             return None
+        if waiting.champion_digest != self._pointer.digest:
+            reason = "the champion it continues from was replaced while it waited: run `ratchet pretrain` again"
+            self._ports.releases.stop(waiting.id, to=ReleaseState.ABORTED, reason=reason)
+            return None
         version = self._ports.versions.find(waiting.policy, waiting.digest)
         run = self._ports.training.runs.get(version.run_id or "")
         assert run is not None, f"version {version.name} was pretrained and has no run"

@@ -108,6 +108,29 @@ def test_a_pretrained_version_that_fails_the_suite_is_rejected_and_the_slot_afte
     assert wiring.cycle_book(settings).find("composer", 18_000).status is CycleStatus.HELD  # nobody used the product: too few labels
 
 
+def test_a_pretrained_version_of_a_champion_that_is_gone_is_aborted_and_the_slot_goes_on(settings: Settings, tmp_path: Path) -> None:
+    waiting = pretrained(settings, tmp_path)
+    desk, book = wiring.release_desk(settings), wiring.version_book(settings)
+    newer = replace(book.find("composer", waiting.champion_digest), digest="e" * 64, name="newer", kind=VersionKind.RL)
+    book.add(newer)
+    release = desk.open(newer, initiator="user:ada")
+    desk.start_offline(release.id)
+    for gate in (GateName.TRAINING_HEALTH, GateName.OFFLINE):
+        desk.record(release.id, answer(gate, newer.digest))
+    desk.start_canary(desk.queue(release.id).id)
+    desk.mark_ready(release.id, answer(GateName.CANARY, newer.digest))
+    evidence = desk.find(release.id).evidence_digest
+    assert evidence is not None
+    desk.approve(release.id, approver="user:bob", evidence=evidence)
+    desk.begin_promotion(release.id)
+    desk.promote(release.id)
+    assert run_slot(settings) == []
+    aborted = desk.find(waiting.id)
+    assert aborted.state is ReleaseState.ABORTED
+    assert "run `ratchet pretrain` again" in (aborted.reason or "")
+    assert wiring.cycle_book(settings).find("composer", 0).status is CycleStatus.HELD
+
+
 def test_forgetting_a_domain_fails_the_health_gate(settings: Settings, tmp_path: Path) -> None:
     waiting = pretrained(settings, tmp_path)
     runs = wiring.run_store(settings)
