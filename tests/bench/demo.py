@@ -1,6 +1,6 @@
 """`make bench-demo`: the whole demo with the real model, once per population of people, and what it gained over all of them.
 
-Each run prints its own table. Required: every run ends with exit code 0, the median gain in edit persistence is at least 30 % of what it was,
+Each run prints its own table. Required: every run ends with exit code 0, the median gain in edit persistence is 30 % or more,
 answers do not collapse in length, and the divergence from the anchor stays within its budget.
 """
 
