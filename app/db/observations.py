@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, bindparam, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, exists, select, update
 
 from app.db.chunks import one_of, pair_of
 from app.db.engine import insert_or_ignore
-from app.db.tables import observations, retractions
+from app.db.tables import observations, retractions, turns
 from app.db.turns import TurnRef, turns_by_episode, turns_by_id
 from app.domain.events import Observation, Retraction, is_imported
 from app.domain.streams import AppliedEvent, JoinRules
@@ -86,6 +86,7 @@ def insert_observations(connection: Connection, events: Sequence[tuple[AppliedEv
         _note(joined, status, known, policy)
     if rows:
         connection.execute(insert_or_ignore(connection, observations), list(rows.values()))
+        _match(connection, [identity for identity in rows if identity in taken_back])
     return joined
 
 
@@ -144,6 +145,25 @@ def _change_status(connection: Connection, changes: Sequence[Mapping[str, Any]])
     connection.execute(statement.values(status=bindparam("b_status"), policy=bindparam("b_policy")), list(changes))
 
 
+def settle_crossed(connection: Connection, *, rules: JoinRules, limit: int = 10_000) -> Joined:
+    """Bring together what two transactions wrote at the same time without seeing each other (PostgreSQL, several members).
+
+    One inserted a turn while the other parked its observation; or one an observation while the other kept its retraction for later.
+    """
+    o, r = observations.c, retractions.c
+    parked = select(o.inference_id, o.episode_id).where(o.status == PARKED).limit(limit)
+    turn_known = exists().where(turns.c.inference_id == o.inference_id)
+    episode_known = exists().where(turns.c.episode_id == o.episode_id)
+    of_turns = list(connection.execute(parked.where(turn_known)))
+    of_episodes = list(connection.execute(parked.where(episode_known)))
+    joined = join_waiting(connection, [row.inference_id for row in of_turns], [row.episode_id for row in of_episodes], rules=rules)
+    crossed = select(r.source, r.observation_id, r.occurred_at).join(observations, (o.source == r.source) & (o.id == r.observation_id))
+    taken_back = {(row.source, row.observation_id): row.occurred_at for row in connection.execute(crossed.where(~r.matched).limit(limit))}
+    if taken_back:
+        _mark_retracted(connection, taken_back, joined)
+    return joined
+
+
 def expire_parked(connection: Connection, *, rules: JoinRules, now: datetime, limit: int = 10_000) -> Counter[tuple[str, str]]:
     """Ledger parked observations as orphans once lateness has passed; returns the counts per policy."""
     o = observations.c
@@ -185,11 +205,19 @@ def _mark_retracted(connection: Connection, first: Mapping[tuple[str, str], date
         changes = [{"b_source": row.source, "b_id": row.id, "b_at": first[row.source, row.id]} for row in earlier]
         where = (observations.c.source == bindparam("b_source"), observations.c.id == bindparam("b_id"))
         connection.execute(update(observations).where(*where).values(retracted_at=bindparam("b_at")), changes)
+    _match(connection, [(row.source, row.id) for row in found])
     targets = Targets(connection, ((row.inference_id, row.episode_id) for row in earlier))
     for row in earlier:
         joined.changed_turns.update(ref.inference_id for ref in targets.of(row.inference_id, row.episode_id))
         if row.retracted_at is None:
             joined.counts[row.policy or "", "retracted"] += 1
+
+
+def _match(connection: Connection, identities: Sequence[tuple[str, str]]) -> None:
+    """The retractions of these observations have done their work."""
+    if identities:
+        known = pair_of(connection, (retractions.c.source, retractions.c.observation_id), identities)
+        connection.execute(update(retractions).where(known).values(matched=True))
 
 
 def _identified(connection: Connection, identities: Sequence[tuple[str, str]]) -> Any:  # noqa: ANN401 - a select of six columns

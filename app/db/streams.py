@@ -19,7 +19,7 @@ from app.db.chunks import pair_of
 from app.db.counters import add_counts, read_counts
 from app.db.engine import insert_or_ignore, reading, writing
 from app.db.exposures import insert_exposures
-from app.db.observations import Joined, apply_retractions, expire_parked, insert_observations, join_waiting
+from app.db.observations import Joined, apply_retractions, expire_parked, insert_observations, join_waiting, settle_crossed
 from app.db.tables import applied_events, observations, stream_offsets, turns
 from app.db.turns import insert_turns, note_evidence, payload_of, record_segment
 from app.domain.errors import BadRequest, Unavailable
@@ -57,10 +57,12 @@ class SqlEffects:
             raise BadRequest(f"the database refuses a record: {error}") from error
 
     def expire_parked(self, *, now: datetime) -> int:
-        """Ledger observations whose turn never came as orphans."""
+        """Ledger observations whose turn never came as orphans, after joining those whose turn came at the same moment."""
         with writing(self._engine) as connection:
+            joined = settle_crossed(connection, rules=self._rules())
+            note_evidence(connection, joined.changed_turns)
             counts = expire_parked(connection, rules=self._rules(), now=now)
-            add_counts(connection, counts)
+            add_counts(connection, counts + joined.counts)
         return counts.total()
 
     def _apply(self, connection: Connection, batch: EffectBatch, now: datetime) -> int:

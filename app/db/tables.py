@@ -235,8 +235,11 @@ retractions = Table(
     Column("source", Name),
     Column("observation_id", Name),
     Column("occurred_at", UtcMicros, nullable=False),
+    Column("matched", Boolean, nullable=False, server_default=text("false")),
     PrimaryKeyConstraint("source", "observation_id"),
+    Index("ix_retractions_unmatched", "source", "observation_id", sqlite_where=text("NOT matched"), postgresql_where=text("NOT matched")),
 )
+"""`matched`: the observation is known and taken back."""
 
 exposures = Table(
     "exposures",

@@ -443,8 +443,18 @@ def upgrade() -> None:
         sa.Column("source", sa.String(length=200), nullable=False),
         sa.Column("observation_id", sa.String(length=200), nullable=False),
         sa.Column("occurred_at", app.db.tables.UtcMicros(), nullable=False),
+        sa.Column("matched", sa.Boolean(), server_default=sa.text("(false)"), nullable=False),
         sa.PrimaryKeyConstraint("source", "observation_id", name=op.f("pk_retractions")),
     )
+    with op.batch_alter_table("retractions", schema=None) as batch_op:
+        batch_op.create_index(
+            "ix_retractions_unmatched",
+            ["source", "observation_id"],
+            unique=False,
+            sqlite_where=sa.text("NOT matched"),
+            postgresql_where=sa.text("NOT matched"),
+        )
+
     op.create_table(
         "rule_set_activations",
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
@@ -648,6 +658,9 @@ def downgrade() -> None:
         batch_op.drop_index(batch_op.f("ix_rule_set_activations_policy"))
 
     op.drop_table("rule_set_activations")
+    with op.batch_alter_table("retractions", schema=None) as batch_op:
+        batch_op.drop_index("ix_retractions_unmatched", sqlite_where=sa.text("NOT matched"), postgresql_where=sa.text("NOT matched"))
+
     op.drop_table("retractions")
     with op.batch_alter_table("releases", schema=None) as batch_op:
         batch_op.drop_index(

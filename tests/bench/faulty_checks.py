@@ -66,7 +66,9 @@ def settled(engine: Engine, story: Story) -> bool:
         open_turns = connection.execute(select(func.count()).select_from(turns).where(waiting)).scalar_one()
         known = connection.execute(select(func.count()).select_from(turns)).scalar_one()
         said = connection.execute(select(func.count()).select_from(observations)).scalar_one()
-    return open_turns == 0 and known >= len(story.turns) and said >= len(story.observations) and not lost(engine, story)
+        crossed = connection.execute(select(func.count()).select_from(observations).where(observations.c.status == "parked")).scalar_one()
+        crossed += connection.execute(select(func.count()).select_from(retractions).where(~retractions.c.matched)).scalar_one()
+    return crossed == 0 and open_turns == 0 and known >= len(story.turns) and said >= len(story.observations) and not lost(engine, story)
 
 
 def applied_p99_s(inbox_engine: Engine, engine: Engine) -> float:
