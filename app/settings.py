@@ -83,6 +83,11 @@ def _port(text: str) -> int:
     return int(text)
 
 
+def owner_of(path: Path | None) -> str | None:
+    """`user:<name>` of whoever owns a configuration file; None without one."""
+    return None if path is None else f"user:{path.owner()}"
+
+
 def read_toml(path: Path | None) -> dict[str, Any]:
     """The configuration file as a dict; empty where there is none. Raises `BadConfig`."""
     if path is None:

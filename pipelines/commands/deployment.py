@@ -11,7 +11,7 @@ from pathlib import Path
 
 from app import wiring
 from app.domain.ids import utc_now
-from app.settings import Settings, from_environment, read_toml
+from app.settings import Settings, from_environment, owner_of, read_toml
 from pipelines.bootstrap import bootstrap
 from pipelines.config import loop_config
 from pipelines.evaluation.config import terms_of
@@ -103,5 +103,5 @@ def prepare(deployment: Deployment) -> None:
     wiring.upgrade_schema(settings)
     bootstrap(
         wiring.load_policies(settings), weights=wiring.open_weights(settings), versions=wiring.version_book(settings),
-        releases=wiring.release_desk(settings, terms=terms_of(config.gates)), clock=utc_now,
+        releases=wiring.release_desk(settings, terms=terms_of(config.gates, owner=owner_of(settings.config))), clock=utc_now,
     )  # fmt: skip

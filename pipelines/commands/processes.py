@@ -14,7 +14,7 @@ import click
 from app import wiring
 from app.domain.ids import utc_now
 from app.logging import configure
-from app.settings import Settings, from_environment, read_toml
+from app.settings import Settings, from_environment, owner_of, read_toml
 
 log = logging.getLogger(__name__)
 
@@ -202,7 +202,7 @@ def watch() -> None:
     config = loop_config(read_toml(settings.config))
     gates = config.gates
     ports = WatchPorts(
-        desk=wiring.release_desk(settings, terms=terms_of(gates)), releases=wiring.release_ledger(settings),
+        desk=wiring.release_desk(settings, terms=terms_of(gates, owner=owner_of(settings.config))), releases=wiring.release_ledger(settings),
         evidence=wiring.evidence_book(settings), progress=wiring.progress_log(settings), clock=utc_now,
     )  # fmt: skip
     policies = wiring.load_policies(settings)

@@ -16,7 +16,7 @@ from app import wiring
 from app.domain.errors import NotFound
 from app.domain.releases import Release
 from app.release.desk import ReleaseDesk
-from app.settings import Settings, from_environment, read_toml
+from app.settings import Settings, from_environment, owner_of, read_toml
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -159,7 +159,7 @@ def _desk(settings: Settings) -> ReleaseDesk:
     from pipelines.config import loop_config
     from pipelines.evaluation.config import terms_of
 
-    return wiring.release_desk(settings, terms=terms_of(loop_config(read_toml(settings.config)).gates))
+    return wiring.release_desk(settings, terms=terms_of(loop_config(read_toml(settings.config)).gates, owner=owner_of(settings.config)))
 
 
 def _find(settings: Settings, text: str) -> Release:

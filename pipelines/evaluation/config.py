@@ -14,6 +14,10 @@ MAX_REQUIRED = 4
 """Every required metric has to be non-inferior, so power falls with each (sheet 3.5)."""
 
 
+FROM_FILE = "file"
+"""`approval.edited_by`: whoever owns the configuration file edited it last."""
+
+
 class MetricClass(StrEnum):
     """Classes of canary metrics, with their share of the harm family's alpha (sheet 4.4)."""
 
@@ -108,7 +112,7 @@ class ApprovalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ttl_s: float = 14_400.0
     high_tier: bool = False
     edited_by: str | None = None
-    """`user:<name>` of whoever last edited this table; may not approve the first release under it."""
+    """`user:<name>` of whoever last edited this table, or `file` for the owner of the configuration file; may not approve under it."""
 
 
 class HealthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -246,17 +250,18 @@ class GatesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 def check(config: GatesConfig, *, rewarded: frozenset[str] = frozenset()) -> None:
     """Refuse a configuration that could not protect anybody. `rewarded` names the terms of the active rule set. Raises `BadConfig`."""
-    for problem in (_stages(config), _alphas(config), _metrics(config), _gold(config, rewarded)):
+    for problem in (_stages(config), _alphas(config), _metrics(config), _gold(config, rewarded), _editor(config)):
         if problem is not None:
             raise BadConfig(f"[gates] in the configuration: {problem}")
 
 
-def terms_of(config: GatesConfig) -> Terms:
-    """The terms that a release opened now is bound to."""
+def terms_of(config: GatesConfig, *, owner: str | None = None) -> Terms:
+    """The terms that a release opened now is bound to. `owner`: `user:<name>` of the configuration file's owner."""
     gates: dict[str, Any] = msgspec.to_builtins(config)
+    named = config.approval.edited_by
     return Terms(
         stages=tuple(stage.share for stage in config.stages), holdback=config.holdback_first, approvals=config.approval.n,
-        approval_ttl_s=config.approval.ttl_s, high_tier=config.approval.high_tier, edited_by=config.approval.edited_by,
+        approval_ttl_s=config.approval.ttl_s, high_tier=config.approval.high_tier, edited_by=owner if named == FROM_FILE else named,
         breaker_rollbacks=config.breaker_rollbacks, breaker_window_s=config.breaker_window_s, config_hash=config.hash, gates=gates,
         sealed=config.anchor_needs_sealed,
     )  # fmt: skip
@@ -269,6 +274,13 @@ def _stages(config: GatesConfig) -> str | None:
     if not 0.0 <= config.holdback_first < 1.0 or not 0.0 <= config.anchor_share < 1.0:
         return "holdback_first and anchor_share are shares: set them to 0 or more and less than 1"
     return None
+
+
+def _editor(config: GatesConfig) -> str | None:
+    named = config.approval.edited_by
+    if named is None or named == FROM_FILE or named.startswith("user:"):
+        return None
+    return f'approval.edited_by is {named!r}: write "user:NAME", or "{FROM_FILE}" for the owner of the configuration file'
 
 
 def _alphas(config: GatesConfig) -> str | None:

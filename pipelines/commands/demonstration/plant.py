@@ -13,7 +13,7 @@ from app import wiring
 from app.domain.ids import utc_now
 from app.domain.versions import Version, VersionKind
 from app.policy.damage import write_damaged
-from app.settings import from_environment, read_toml
+from app.settings import from_environment, owner_of, read_toml
 from pipelines.config import loop_config
 from pipelines.evaluation.config import terms_of
 
@@ -24,7 +24,7 @@ def main(policy: str) -> str:
     """Make the damaged version, register it, and force its release into the queue; returns the release's id."""
     settings = from_environment()
     weights, versions = wiring.open_weights(settings), wiring.version_book(settings)
-    desk = wiring.release_desk(settings, terms=terms_of(loop_config(read_toml(settings.config)).gates))
+    desk = wiring.release_desk(settings, terms=terms_of(loop_config(read_toml(settings.config)).gates, owner=owner_of(settings.config)))
     champion = versions.find(policy, desk.pointer(policy).digest)
     folder = settings.data / "planted"
     write_damaged(folder, like=weights.path(champion.digest))

@@ -1,10 +1,14 @@
 """The gates' configuration: what could not protect anybody is refused with the cure."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from app.domain.errors import BadConfig
-from pipelines.evaluation.config import GatesConfig, Good, MetricClass, MetricConfig, StageConfig, check, terms_of
+from app.settings import owner_of, read_toml
+from pipelines.config import loop_config
+from pipelines.evaluation.config import ApprovalConfig, GatesConfig, Good, MetricClass, MetricConfig, StageConfig, check, terms_of
 
 GOLD = MetricConfig(name="tests_pass", source="observation:tests_pass", kind=MetricClass.GOLD, margin=0.015)
 
@@ -56,3 +60,18 @@ def test_a_gold_metric_that_is_rewarded_is_no_gold_metric() -> None:
     check(config, rewarded=frozenset({"rating"}))
     with pytest.raises(BadConfig, match="must not be part of the reward"):
         check(config, rewarded=frozenset({"tests_pass"}))
+
+
+def test_the_owner_of_the_file_counts_as_its_last_editor_where_the_file_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "ratchet.toml"
+    file.write_text('[gates.approval]\nedited_by = "file"\n')
+    config = loop_config(read_toml(file)).gates
+    check(config)
+    assert terms_of(config, owner=owner_of(file)).edited_by == f"user:{file.owner()}"
+    assert terms_of(config, owner="user:eve").config_hash == terms_of(config, owner="user:ada").config_hash
+    named = msgspec.structs.replace(config, approval=ApprovalConfig(edited_by="user:eve"))
+    assert terms_of(named, owner=owner_of(file)).edited_by == "user:eve"
+    assert terms_of(GatesConfig(), owner=owner_of(file)).edited_by is None
+    assert owner_of(None) is None
+    with pytest.raises(BadConfig, match="edited_by is 'eve'"):
+        check(msgspec.structs.replace(config, approval=ApprovalConfig(edited_by="eve")))
