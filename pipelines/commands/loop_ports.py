@@ -58,7 +58,8 @@ def loop_world(settings: Settings, config: LoopConfig, policies: dict[str, Polic
     batches = wiring.batch_store(settings)
     ports = CyclePorts(
         cycles=wiring.cycle_book(settings), batches=batches, versions=wiring.version_book(settings), weights=weights,
-        releases=wiring.release_desk(settings, terms=terms_of(config.gates, owner=owner_of(settings.config))), registry=wiring.registry(settings), training=training,
+        releases=wiring.release_desk(settings, terms=terms_of(config.gates, owner=owner_of(settings.config))),
+        registry=wiring.registry(settings), training=training,
         progress=progress, judges=judges_of(settings, config, policies), pretrained=lambda policy: pretrained_release(ledger, policy),
         clock=utc_now, code=wiring.code_version(),
     )  # fmt: skip

@@ -202,7 +202,8 @@ def watch() -> None:
     config = loop_config(read_toml(settings.config))
     gates = config.gates
     ports = WatchPorts(
-        desk=wiring.release_desk(settings, terms=terms_of(gates, owner=owner_of(settings.config))), releases=wiring.release_ledger(settings),
+        desk=wiring.release_desk(settings, terms=terms_of(gates, owner=owner_of(settings.config))),
+        releases=wiring.release_ledger(settings),
         evidence=wiring.evidence_book(settings), progress=wiring.progress_log(settings), clock=utc_now,
     )  # fmt: skip
     policies = wiring.load_policies(settings)
