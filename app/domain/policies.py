@@ -77,6 +77,8 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Upper bound and default of `max_tokens` of a request."""
     engine_timeout_s: float = 120.0
     train_by_default: bool = True
+    record_experts: bool = True
+    """Log which experts of a mixture-of-experts model ran for each token, so that training can replay them; a dense model has none."""
     redact: bool = False
     """Redact personal data from prompts and completions before anything is stored."""
     segment_tags: tuple[str, ...] = ("task", "language", "tier")

@@ -236,8 +236,9 @@ class Gateway:
 def _generate_request(opened: Opened, messages: list[dict[str, Any]]) -> GenerateRequest:
     request = opened.request
     return GenerateRequest(
-        policy=request.policy, digest=opened.arm.digest, messages=messages, tools=request.tools, sampling=request.sampling
-    )
+        policy=request.policy, digest=opened.arm.digest, messages=messages, tools=request.tools, sampling=request.sampling,
+        record_experts=opened.config.record_experts,
+    )  # fmt: skip
 
 
 def _raise_for(recording: Recording) -> None:

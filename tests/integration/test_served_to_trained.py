@@ -1,4 +1,4 @@
-"""An episode longer than the context window, all the way: served by a real sampler, summarised by itself, labelled, batched, trained on."""
+"""From the request to the update with a real sampler: an episode longer than the context window, and a mixture of experts."""
 
 import shutil
 from collections.abc import AsyncIterator, Iterator
@@ -23,14 +23,16 @@ from app.domain.policies import PolicyConfig, SummaryConfig
 from app.domain.serving import GenerateRequest, GenerationChunk
 from app.domain.streams import EffectBatch, JoinRules
 from app.domain.turns import TurnServed
-from app.domain.versions import RunStatus
+from app.domain.versions import RunStatus, TrainingRun
 from app.main import create_app
 from app.policy.model import Policy, load_policy
 from app.policy.sampling import sample
+from app.policy.tiny_moe import Architecture, write_tiny_moe
 from pipelines.batching import BatchingConfig, cut_batch
 from pipelines.labelling.labeller import label_due
 from pipelines.labelling.rule_set import parse_rule_set
 from pipelines.training import TrainingConfig, train
+from pipelines.training.config import RouterReplayConfig
 from tests.fakes.gateway import CHAMPION, ScriptedEngines, collaborators, events_of, policy_config
 from tests.fakes.inbox import MemoryInbox
 from tests.fakes.learning import FakeWeights, fake_ports, version_of
@@ -44,7 +46,7 @@ CONFIG = policy_config(
     summary=SummaryConfig(trigger_tokens=110, max_tokens=16, instruction="Summarise."),
 )  # fmt: skip
 RULES = JoinRules(policies={}, label_wait_s=60, lateness_s=600)
-TRAINING = TrainingConfig(learning_rate=1e-3, turns_per_step=16, threads=1, dtype="float32", kl_beta=0.0)
+TRAINING = TrainingConfig(learning_rate=2e-4, turns_per_step=16, threads=1, dtype="float32", kl_beta=0.0)
 ASKED = "def f(x):\n    return x\n"
 
 
@@ -57,9 +59,10 @@ class TinyEngine(ScriptedEngines):
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerationChunk]:
         prompt = self.policy.chat.prompt(request.messages)
-        (made,) = sample(self.policy, [prompt], request.sampling)
+        (made,) = sample(self.policy, [prompt], request.sampling, record_experts=request.record_experts)
         yield GenerationChunk(
-            text=made.text, tokens=made.tokens, logprobs=made.logprobs, finish_reason=made.finish_reason, prompt_tokens=prompt
+            text=made.text, tokens=made.tokens, logprobs=made.logprobs, finish_reason=made.finish_reason, prompt_tokens=prompt,
+            routed_experts=made.experts or None,
         )  # fmt: skip
 
     async def count_tokens(self, request: GenerateRequest) -> int:
@@ -127,12 +130,37 @@ def test_a_long_episode_is_served_labelled_and_trained_on(engine: Engine, tiny_m
     paid = {item.inference_id: item.reward for item in batch.items}
     assert paid == {turn.inference_id: 1.0 if turn.episode_id == "pleased" else -1.0 for turn in turns}, "the chain's end pays all of it"
 
-    ports = replace(fake_ports(tmp_path), trajectories=segments)
-    assert isinstance(ports.weights, FakeWeights)
-    shutil.copytree(tiny_model, ports.weights.folder / CHAMPION)
-    parent = version_of(CHAMPION)
-    run = train(batch, run_id="run", parent=parent, anchor=parent, config=TRAINING, ports=ports)
-    assert run.status is RunStatus.SUCCEEDED, run.message
+    run = trained(batch, tiny_model, segments, tmp_path)
     assert run.metrics["turns"] == len(turns)
     assert run.metrics["left_out"] == {}
     assert run.metrics["mismatch"] < 1e-6, "summaries and answers alike are scored exactly as they were sampled"
+
+
+@pytest.mark.parametrize("architecture", list(Architecture))
+def test_the_experts_that_served_a_turn_are_logged_and_replayed(engine: Engine, tmp_path: Path, architecture: Architecture) -> None:
+    model = tmp_path / "moe"
+    write_tiny_moe(model, architecture)
+    inbox, segments = MemoryInbox(), MemorySegments()
+    served_by = TinyEngine(load_policy(model, dtype=torch.bfloat16))
+    client = TestClient(create_app(collaborators(inbox=inbox, engines=served_by, policies={"composer": CONFIG})))
+    for number in range(8):
+        talk(client, f"episode-{number}", 1)
+    turns = [msgspec.json.decode(event.data, type=TurnServed) for event in events_of(inbox, EventType.TURN)]
+    assert all(turn.routed_experts is not None and len(turn.routed_experts) == len(turn.completion_tokens) for turn in turns)
+    labelled(engine, turns, segments, {f"episode-{number}": number / 8 for number in range(8)})
+    batch = cut(engine, turns)
+    replayed = trained(batch, model, segments, tmp_path / "with")
+    alone = msgspec.structs.replace(TRAINING, router_replay=RouterReplayConfig(enabled=False))
+    without = trained(batch, model, segments, tmp_path / "without", config=alone)
+    assert replayed.metrics["mismatch"] <= without.metrics["mismatch"]
+
+
+def trained(batch: BatchManifest, model: Path, segments: MemorySegments, folder: Path, *, config: TrainingConfig = TRAINING) -> TrainingRun:
+    """The update on this batch, with the model as champion."""
+    ports = replace(fake_ports(folder), trajectories=segments)
+    assert isinstance(ports.weights, FakeWeights)
+    shutil.copytree(model, ports.weights.folder / CHAMPION)
+    parent = version_of(CHAMPION)
+    run = train(batch, run_id="run", parent=parent, anchor=parent, config=config, ports=ports)
+    assert run.status is RunStatus.SUCCEEDED, run.message
+    return run
