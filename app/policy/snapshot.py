@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from app.domain.errors import BadInput, NotFound
+from app.durable import sync, sync_folder
 from app.policy.weights import digest_of, digest_of_file
 
 WEIGHTS = "model.safetensors"
@@ -90,21 +91,6 @@ def _untied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         seen.add(place)
         kept[name] = tensor
     return kept
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush every file of a folder, and its list of names, to the disk."""
-    for path in [*(path for path in folder.iterdir() if path.is_file()), folder]:
-        sync(path)
-
-
-def sync(path: Path) -> None:
-    """Flush one file, or a folder's list of names, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -15,8 +15,9 @@ from fsspec.core import url_to_fs
 from safetensors.torch import load_file
 
 from app.domain.errors import BadConfig, BadInput, NotFound
+from app.durable import sync, sync_folder
 from app.policy.delta import apply_delta, encode_delta, read_head
-from app.policy.snapshot import PARENT, READY, WEIGHTS, finish_snapshot, snapshot_digest, sync, sync_folder, verify_snapshot
+from app.policy.snapshot import PARENT, READY, WEIGHTS, finish_snapshot, snapshot_digest, verify_snapshot
 
 DELTA = "model.delta"
 KEYFRAME_EVERY = 20

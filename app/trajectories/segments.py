@@ -17,6 +17,7 @@ from pyarrow.compute import invert, is_in  # type: ignore[attr-defined] - made a
 
 from app.domain.batches import TurnPayload
 from app.domain.errors import BadConfig, BadInput
+from app.durable import sync
 
 SCHEMA = pa.schema(
     [
@@ -107,12 +108,10 @@ class ParquetSegments:
                 pq.write_table(table, stream, compression="zstd")
             return
         partial = f"{path}.{os.getpid()}.partial"
-        with open(partial, "wb") as file:
-            pq.write_table(table, file, compression="zstd")
-            file.flush()
-            os.fsync(file.fileno())
+        pq.write_table(table, partial, compression="zstd")
+        sync(Path(partial))
         os.replace(partial, path)
-        _sync_folder(self._root)
+        sync(Path(self._root))
 
 
 def _open(location: str) -> tuple[Any, str]:
@@ -125,15 +124,6 @@ def _open(location: str) -> tuple[Any, str]:
     root = Path(location).resolve()
     root.mkdir(parents=True, exist_ok=True)
     return pafs.LocalFileSystem(), str(root)
-
-
-def _sync_folder(root: str) -> None:
-    """Make a rename durable: the folder's own entry has to reach the disk too."""
-    descriptor = os.open(root, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _is_in(table: pa.Table, ids: Iterable[str]) -> Any:  # noqa: ANN401 - pyarrow ships no types
