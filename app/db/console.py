@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Engine, Row, func, select
@@ -101,7 +102,21 @@ class SqlOperations:
             func.min(exposures.c.occurred_at).label("first_at"),
             func.max(exposures.c.occurred_at).label("last_at"),
         ).where(exposures.c.digest == digest)
-        return _picked(Exposed, self._rows(query)[0])
+        found = self._rows(query)[0]
+        units, people = self._meanwhile(digest, found.first_at, found.last_at)
+        return Exposed(
+            requests=found.requests, people=found.people, first_at=found.first_at, last_at=found.last_at, units=units, people_meanwhile=people
+        )  # fmt: skip
+
+    def _meanwhile(self, digest: str, first_at: datetime | None, last_at: datetime | None) -> tuple[int, int]:
+        """Units of the canaries that a version was in, and people of its policy, between two moments."""
+        mine = select(exposures.c.policy, exposures.c.release_id).where(exposures.c.digest == digest)
+        policies, releases = ({row[i] for row in self._rows(mine.distinct())} for i in (0, 1))
+        during = exposures.c.occurred_at.between(first_at, last_at) & exposures.c.policy.in_(policies)
+        drawn = select(exposures.c.actor, exposures.c.stage).where(during, exposures.c.release_id.in_(releases - {None})).distinct()
+        people = select(func.count(exposures.c.actor.distinct())).where(during)
+        units = self._rows(select(func.count()).select_from(drawn.subquery()))[0][0]
+        return int(units), int(self._rows(people)[0][0])
 
     def accepted_events(self) -> int:
         """Events the door has accepted since the beginning."""

@@ -139,6 +139,15 @@ class Exposed:
     people: int
     first_at: datetime | None
     last_at: datetime | None
+    units: int = 0
+    """People times stages of the canaries it was in, both arms, from its first exposure to its last: what the gate had to decide on."""
+    people_meanwhile: int = 0
+    """Everybody whom the policy served between its first exposure and its last."""
+
+    @property
+    def share(self) -> float:
+        """Of the people served meanwhile, those who got it."""
+        return self.people / self.people_meanwhile if self.people_meanwhile else 0.0
 
 
 class Operations(Protocol):

@@ -158,7 +158,8 @@ def test_the_rest_is_read_as_it_stands(operations: SqlOperations) -> None:
     assert step.to_state == "TRAINED"
     exposed = operations.exposed("d0")
     assert (exposed.requests, exposed.people) == (12, 4)
-    assert operations.exposed("nothing").first_at is None
+    nothing = operations.exposed("nothing")
+    assert (nothing.first_at, nothing.units, nothing.share) == (None, 0, 0.0)
     assert operations.waiting_turns("composer") == 2
     assert operations.cycles("composer")[0].reason == "too few"
     assert operations.progress("composer")[0].total == 9
@@ -186,3 +187,22 @@ def test_an_empty_deployment_has_a_page_that_says_what_to_do(engine: Engine) -> 
     app = FastAPI()
     app.include_router(console(SqlOperations(engine, engine)))
     assert "ratchet up" in TestClient(app).get("/console").text
+
+
+def test_harm_is_counted_in_units_of_both_arms_and_as_a_share_of_the_people_served_meanwhile(
+    operations: SqlOperations, engine: Engine
+) -> None:
+    """Ten people in the canary of d9, three of them on it, one in two stages; five more meanwhile on the champion alone, one later."""
+    drawn = [(f"p{n}", "canary-0", "d9" if n < 3 else "d0", "r9") for n in range(10)]
+    drawn += [*((f"q{n}", "champion", "d0", None) for n in range(5)), ("p0", "canary-1", "d9", "r9"), ("later", "champion", "d0", None)]
+    with writing(engine) as connection:
+        for n, (actor, stage, digest, release) in enumerate(drawn):
+            row = {
+                "id": f"h{n}", "policy": "composer", "inference_id": f"h{n}", "episode_id": f"h{n}", "actor": actor, "release_id": release,
+                "stage": stage, "arm": "candidate" if digest == "d9" else "champion", "probability": 0.5, "share": 0.5, "holdback": 0.0,
+                "digest": digest, "occurred_at": NOW + timedelta(days=1, seconds=n),
+            }  # fmt: skip
+            connection.execute(insert(exposures).values(row))
+    exposed = operations.exposed("d9")
+    assert (exposed.requests, exposed.people, exposed.units, exposed.people_meanwhile) == (4, 3, 11, 15)
+    assert exposed.share == 0.2

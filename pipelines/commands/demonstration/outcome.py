@@ -23,10 +23,23 @@ class Harm:
     requests: int
     """Requests it served."""
     people: int
+    people_meanwhile: int
+    """Everybody whom the policy served from its first request to its last."""
+    units: int
+    """People times stages, both arms, from its first request to its last."""
     detect_s: float
     """From its first request to the decision to take it back."""
     roll_back_s: float
     """From that decision to the last request it was given."""
+
+    @property
+    def share(self) -> float:
+        """Of the people served meanwhile, those who were exposed to it."""
+        return self.people / self.people_meanwhile if self.people_meanwhile else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures for programs; `to_roll_back_s` is from the first harmful exposure to the last."""
+        return {**vars(self), "share_exposed": round(self.share, 4), "to_roll_back_s": round(self.detect_s + self.roll_back_s, 2)}
 
     @property
     def caught(self) -> bool:
@@ -88,7 +101,7 @@ class Outcome:
             "first": self.first, "last": self.last, "persistence": _difference(self.persistence),
             "dissatisfied": _difference(self.dissatisfied), "lengths": _difference(self.lengths),
             "anchor_budget_used": [round(share, 4) for share in self.anchor_budget_used],
-            "harm": None if self.harm is None else vars(self.harm), "answers": self.answers, "events": self.events,
+            "harm": None if self.harm is None else self.harm.as_json(), "answers": self.answers, "events": self.events,
             "stages_s": {name: [round(s, 2) for s in values] for name, values in self.stages_s.items()}, "failures": self.failures,
         }  # fmt: skip
 
@@ -117,7 +130,8 @@ class Outcome:
             rows.append(("divergence from the anchor", f"{used} of what is allowed"))
         if self.harm is not None:
             rows.append(("planted candidate", f"{self.harm.version} was {self.harm.state}: {self.harm.reason or ''}"))
-            rows.append(("served badly", f"{self.harm.requests} requests of {self.harm.people} people"))
+            served = f"{self.harm.requests} requests of {self.harm.people} of {self.harm.people_meanwhile} people ({self.harm.share:.0%})"
+            rows.append(("served badly", f"{served}, in {self.harm.units} units of both arms"))
             rows.append(("time to detect, to roll back", f"{self.harm.detect_s:.1f} s, {self.harm.roll_back_s:.1f} s"))
         return rows
 

@@ -133,7 +133,8 @@ class Story:
         began, last = exposed.first_at or decided, exposed.last_at or decided
         return Harm(
             version=release.version_name, state=release.state.value, reason=release.reason, requests=exposed.requests,
-            people=exposed.people, detect_s=(decided - began).total_seconds(), roll_back_s=max(0.0, (last - decided).total_seconds()),
+            people=exposed.people, people_meanwhile=exposed.people_meanwhile, units=exposed.units,
+            detect_s=(decided - began).total_seconds(), roll_back_s=max(0.0, (last - decided).total_seconds()),
         )  # fmt: skip
 
     def _anchor_budget_used(self, sight: Sight) -> list[float]:

@@ -89,8 +89,23 @@ def test_the_view_can_be_kept_as_a_picture(tmp_path: Path) -> None:
 def complete() -> Outcome:
     outcome = Outcome(model="tiny", seed=1, promoted=["a", "b"])
     outcome.persistence = difference([0.0, 0.1, 0.2] * 10, [0.8, 0.9, 1.0] * 10)
-    outcome.harm = Harm(version="p", state="ABORTED", reason="harm", requests=9, people=9, detect_s=5.0, roll_back_s=0.5)
+    outcome.harm = planted("ABORTED", detect_s=5.0, roll_back_s=0.5)
     return outcome
+
+
+def planted(state: str, *, detect_s: float = 0.0, roll_back_s: float = 0.0) -> Harm:
+    return Harm(
+        version="p", state=state, reason="harm", requests=9, people=9, people_meanwhile=90, units=120, detect_s=detect_s,
+        roll_back_s=roll_back_s,
+    )  # fmt: skip
+
+
+def test_the_planted_regression_is_told_in_units_seconds_and_share_of_people() -> None:
+    told = complete().as_json()["harm"]
+    assert (told["units"], told["to_roll_back_s"], told["share_exposed"]) == (120, 5.5, 0.1)
+    shown = Console(width=160, record=True)
+    shown.print(complete().table())
+    assert "9 requests of 9 of 90 people (10%), in 120 units of both arms" in " ".join(shown.export_text().split())
 
 
 def test_an_outcome_with_all_that_was_promised_has_no_failures() -> None:
@@ -101,7 +116,7 @@ def test_every_missing_promise_is_a_failure() -> None:
     empty = Outcome(model="tiny", seed=1).failures
     assert len(empty) == 3
     uncaught, vague = complete(), complete()
-    uncaught.harm = Harm(version="p", state="CANARY", reason=None, requests=9, people=9, detect_s=0.0, roll_back_s=0.0)
+    uncaught.harm = planted("CANARY")
     vague.persistence = difference([0.0, 1.0], [0.1, 1.0])
     assert "was not taken back" in uncaught.failures[0]
     assert "exclude zero" in vague.failures[0]
