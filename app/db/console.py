@@ -105,7 +105,8 @@ class SqlOperations:
         found = self._rows(query)[0]
         units, people = self._meanwhile(digest, found.first_at, found.last_at)
         return Exposed(
-            requests=found.requests, people=found.people, first_at=found.first_at, last_at=found.last_at, units=units, people_meanwhile=people
+            requests=found.requests, people=found.people, first_at=found.first_at, last_at=found.last_at, units=units,
+            people_meanwhile=people,
         )  # fmt: skip
 
     def _meanwhile(self, digest: str, first_at: datetime | None, last_at: datetime | None) -> tuple[int, int]:
