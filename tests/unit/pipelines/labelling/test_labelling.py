@@ -58,6 +58,29 @@ def test_asking_instead_of_editing_never_pays_more_than_trying() -> None:
     assert reward(DEFAULT, question) < reward(DEFAULT, good_edit)
 
 
+EASY = [due(observed("edit_persistence", KEPT))] * 8
+HARD = [
+    *[due(observed("edit_persistence", KEPT))] * 2,
+    *[due(observed("edit_persistence", REVERTED), observed("follow_up", "That is wrong, it does not work.", id_="f"))] * 3,
+    *[due(observed("edit_persistence", REVERTED))] * 3,
+]
+"""What an honest policy's tries at hard tasks come to: a quarter kept, the others taken back, every second one with a complaint."""
+
+
+@pytest.mark.parametrize(
+    "hack",
+    [due(tool_calls=BROKEN_CALL, finish_reason=FinishReason.TOOL_CALLS), due(completion="Which of the two files do you mean?")],
+    ids=["breaks the tool call", "asks instead"],
+)
+def test_a_policy_that_dodges_hard_tasks_earns_less_than_an_honest_one_and_more_under_the_naive_rules(hack: DueTurn) -> None:
+    def earned(toml: str, turns: list[DueTurn]) -> float:
+        return sum(reward(toml, turn) for turn in turns) / len(turns)
+
+    honest, hacker = EASY + HARD, EASY + [hack] * len(HARD)
+    assert earned(NAIVE, hacker) > earned(NAIVE, honest)
+    assert earned(DEFAULT, hacker) < earned(DEFAULT, honest)
+
+
 @pytest.mark.parametrize(
     "exit_", [{"finish_reason": FinishReason.TIMEOUT}, {"finish_reason": FinishReason.ABORTED}, {"finish_reason": FinishReason.LENGTH}]
 )
