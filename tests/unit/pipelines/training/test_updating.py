@@ -109,12 +109,13 @@ class Killed(BaseException):
     """Stands for SIGKILL: nothing of the run may catch it."""
 
 
-@pytest.mark.parametrize("after", [2, 5, 9, 13])
-def test_a_run_that_was_cut_off_ends_with_the_same_weights(tmp_path: Path, after: int) -> None:
+@pytest.mark.parametrize(("after", "lora"), [(2, None), (5, None), (9, None), (13, None), (13, LoraConfig(rank=4))])
+def test_a_run_that_was_cut_off_ends_with_the_same_weights(tmp_path: Path, after: int, lora: LoraConfig | None) -> None:
+    config = msgspec.structs.replace(CONFIG, lora=lora)
     whole, cut = fake_ports(tmp_path / "whole"), fake_ports(tmp_path / "cut")
     parent, anchor = put_version(whole), put_version(whole, seed=1)
     assert [put_version(cut), put_version(cut, seed=1)] == [parent, anchor]
-    expected = run(whole, a_batch(whole, parent), parent, anchor=anchor)
+    expected = run(whole, a_batch(whole, parent), parent, anchor=anchor, config=config)
     batch = a_batch(cut, parent)
     assert isinstance(cut.progress, FakeProgress)
 
@@ -124,8 +125,8 @@ def test_a_run_that_was_cut_off_ends_with_the_same_weights(tmp_path: Path, after
 
     cut.progress.on_report = interrupt
     with pytest.raises(Killed):
-        run(cut, batch, parent, anchor=anchor)
-    resumed = run(cut, batch, parent, anchor=anchor)
+        run(cut, batch, parent, anchor=anchor, config=config)
+    resumed = run(cut, batch, parent, anchor=anchor, config=config)
     assert resumed.candidate == expected.candidate
     assert [s["loss"] for s in resumed.metrics["steps"]] == [s["loss"] for s in expected.metrics["steps"]]
 
