@@ -83,7 +83,7 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_grad_norm: float = 1.0
     loss_tokens: float = 64.0
     """L_ref: the constant length that the loss is divided by, next to the number of turns in the step."""
-    micro_batch_tokens: int = 384
+    micro_batch_tokens: int = 512
     """Tokens per forward and backward pass and worker: bounds the activations."""
     max_tokens: int = 2048
     """Turns longer than this (prompt and completion) are left out as too long."""

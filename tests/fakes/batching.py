@@ -1,0 +1,75 @@
+"""Batches in memory: the port `BatchStore` over a list of labelled turns."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from threading import Lock
+
+from app.domain.batches import BatchManifest, LabelledTurn
+from app.domain.errors import Refused
+
+
+@dataclass
+class MemoryBatchStore:
+    """Labels and versions are filled in by the test; one transaction at a time, whatever the policy."""
+
+    labels: list[LabelledTurn] = field(default_factory=list[LabelledTurn])
+    parents: dict[str, str | None] = field(default_factory=dict[str, str | None])
+    """Each known version's parent."""
+    batches: list[BatchManifest] = field(default_factory=list[BatchManifest])
+    lock: Lock = field(default_factory=Lock)
+
+    @contextmanager
+    def cutting(self, policy: str) -> Iterator["MemoryCutSession"]:
+        with self.lock:
+            before = list(self.batches)
+            try:
+                yield MemoryCutSession(self, policy)
+            except BaseException:
+                self.batches = before
+                raise
+
+
+@dataclass
+class MemoryCutSession:
+    """See the port."""
+
+    store: MemoryBatchStore
+    policy: str
+
+    def existing(self, slot: int) -> BatchManifest | None:
+        return next((batch for batch in self._own() if batch.slot == slot), None)
+
+    def lineage(self, champion: str, versions_back: int) -> tuple[str, ...]:
+        found = [champion]
+        while len(found) <= versions_back and (parent := self.store.parents.get(found[-1])) is not None:
+            found.append(parent)
+        return tuple(found)
+
+    def known_versions(self) -> frozenset[str]:
+        return frozenset(self.store.parents)
+
+    def last_window_end(self) -> datetime | None:
+        return max((batch.window_to for batch in self._own()), default=None)
+
+    def unused_labels(self, *, versions: Sequence[str], since: datetime | None, until: datetime) -> list[LabelledTurn]:
+        used = self._used()
+        fresh = [
+            turn
+            for turn in self.store.labels
+            if turn.inference_id not in used and turn.labelled_at <= until
+            and (turn.version in versions or since is None or turn.labelled_at > since)
+        ]  # fmt: skip
+        return sorted(fresh, key=lambda turn: turn.inference_id)
+
+    def save(self, manifest: BatchManifest) -> None:
+        if self._used() & {item.inference_id for item in manifest.items}:
+            raise Refused("a turn is in another batch already")
+        self.store.batches = [*self.store.batches, manifest]
+
+    def _own(self) -> list[BatchManifest]:
+        return [batch for batch in self.store.batches if batch.policy == self.policy]
+
+    def _used(self) -> set[str]:
+        return {item.inference_id for batch in self.store.batches for item in batch.items}
