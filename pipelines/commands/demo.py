@@ -14,7 +14,7 @@ from pipelines.commands.demonstration.outcome import Outcome
 from pipelines.commands.demonstration.profiles import PROFILES, Profile, seconds, write_config
 from pipelines.commands.demonstration.screen import Screen
 from pipelines.commands.demonstration.story import Story, TimeIsUp
-from pipelines.commands.deployment import Deployment, check, plan, prepare
+from pipelines.commands.deployment import Deployment, check, plan, prepare_apart
 from pipelines.supervisor import Supervisor, owning
 
 
@@ -40,8 +40,8 @@ def demo(  # one parameter per option
     with owning(folder):
         config = write_config(profile, folder, slot_s=slot_s)
         deployment = plan(data=folder, config=config, port=port)
-        check(deployment)
-        prepare(deployment)
+        check(deployment.settings)
+        prepare_apart(deployment)
         outcome = Outcome(model=model, seed=seed)
         budget_s = minutes * 60 if minutes is not None else profile.budget_s
         _perform(deployment, profile, outcome, deadline=began + budget_s, began=began, stay=stay, picture=picture)

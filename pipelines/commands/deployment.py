@@ -4,6 +4,7 @@ Everything that can be refused is refused in `prepare`, before the first process
 """
 
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -69,13 +70,7 @@ def ratchet(*arguments: str) -> tuple[str, ...]:
 
 def plan(*, data: Path | None, config: Path | None, port: int | None) -> Deployment:
     """Settings from the environment and the options, with free ports for what nobody named. Raises `BadConfig`."""
-    given = {**os.environ, **QUIET}
-    if data is not None:
-        given["RATCHET_DATA"] = str(data.resolve())
-    if config is not None:
-        given["RATCHET_CONFIG"] = str(config.resolve())
-    elif not given.get("RATCHET_CONFIG"):
-        given["RATCHET_CONFIG"] = str(QUICKSTART)
+    given = environment(data=data, config=config)
     host = given.get("RATCHET_HOST") or "127.0.0.1"
     named = port or (int(given["RATCHET_PORT"]) if given.get("RATCHET_PORT", "").isdigit() else None)
     main = choose_port(host, named or MAIN_PORT, insisted=named is not None)
@@ -85,9 +80,20 @@ def plan(*, data: Path | None, config: Path | None, port: int | None) -> Deploym
     return Deployment(settings=from_environment(given), environment=given, engine_port=engine.number, ports=(main, engine))
 
 
-def check(deployment: Deployment) -> None:
+def environment(*, data: Path | None = None, config: Path | None = None) -> dict[str, str]:
+    """What the processes of a deployment are told; the quickstart's configuration where none is named."""
+    given = {**os.environ, **QUIET}
+    if data is not None:
+        given["RATCHET_DATA"] = str(data.resolve())
+    if config is not None:
+        given["RATCHET_CONFIG"] = str(config.resolve())
+    elif not given.get("RATCHET_CONFIG"):
+        given["RATCHET_CONFIG"] = str(QUICKSTART)
+    return given
+
+
+def check(settings: Settings) -> None:
     """Refuse what cannot work, in one sentence, before anything is made or started."""
-    settings = deployment.settings
     declared = wiring.load_policies(settings)
     loop_config(read_toml(settings.config))
     require_policies(declared, config=settings.config)
@@ -95,10 +101,16 @@ def check(deployment: Deployment) -> None:
     require_writable(settings.data)
 
 
-def prepare(deployment: Deployment) -> None:
-    """Make the data folder ready: schema at this code's revision, every policy with a version that is live."""
+def prepare_apart(deployment: Deployment) -> None:
+    """`ratchet prepare` in a process of its own: what it imports (torch) would stay in the supervisor's memory for good."""
     deployment.logs.mkdir(parents=True, exist_ok=True)
-    settings = deployment.settings
+    done = subprocess.run(ratchet("prepare"), env=dict(deployment.environment), stdout=subprocess.DEVNULL, check=False)
+    if done.returncode != 0:
+        raise SystemExit(done.returncode)  # it has said why
+
+
+def prepare(settings: Settings) -> None:
+    """Make the database and the store ready: schema at this code's revision, every policy with a version that is live."""
     config = loop_config(read_toml(settings.config))
     wiring.upgrade_schema(settings)
     bootstrap(

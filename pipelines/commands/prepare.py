@@ -2,13 +2,14 @@
 
 import click
 
+from app.settings import from_environment
 from pipelines.commands import deployment
 
 
 @click.command()
 def prepare() -> None:
     """Bring the schema to this version's revision and deploy the base of every policy that has none; a repetition changes nothing."""
-    planned = deployment.plan(data=None, config=None, port=None)
-    deployment.check(planned)
-    deployment.prepare(planned)
+    settings = from_environment(deployment.environment())
+    deployment.check(settings)
+    deployment.prepare(settings)
     click.echo("ready: start the processes")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from pipelines.commands.deployment import Deployment, check, plan, prepare
+from pipelines.commands.deployment import Deployment, check, plan, prepare_apart
 from pipelines.supervisor import Supervisor, owning
 
 CHECK_EVERY_S = 0.5
@@ -19,9 +19,9 @@ CHECK_EVERY_S = 0.5
 def up(config: Path | None, data: Path | None, port: int | None) -> None:
     """Run broker, api, engine, relay, ingest, label, loop and watch on this machine; Ctrl-C ends all of them."""
     deployment = plan(data=data, config=config, port=port)
-    check(deployment)
+    check(deployment.settings)
     with owning(deployment.settings.data):
-        prepare(deployment)
+        prepare_apart(deployment)
         click.echo(f"API and console: {deployment.url} · {deployment.url}/console   logs: {deployment.logs}   Ctrl-C ends everything")
         supervise(deployment)
 

@@ -20,7 +20,7 @@ from app.domain.releases import ReleaseState
 from pipelines.commands.demonstration.operator import Operator
 from pipelines.commands.demonstration.profiles import PROFILES, write_config
 from pipelines.commands.demonstration.sight import look
-from pipelines.commands.deployment import Deployment, check, plan, prepare
+from pipelines.commands.deployment import Deployment, check, plan, prepare_apart
 from pipelines.supervisor import Program, Supervisor, owning
 
 POLICY = "composer"
@@ -46,8 +46,8 @@ def main() -> int:
 def _prepared(folder: Path) -> Deployment:
     profile = PROFILES["tiny"]
     deployment = plan(data=folder, config=write_config(profile, folder, slot_s=10), port=None)
-    check(deployment)
-    prepare(deployment)
+    check(deployment.settings)
+    prepare_apart(deployment)
     return deployment
 
 

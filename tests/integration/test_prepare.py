@@ -1,6 +1,7 @@
 """`ratchet prepare`, as production runs it before its processes: on both databases, and twice."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -41,3 +42,17 @@ def pointer(database_url: str) -> tuple[str, str, int]:
         policy, digest, generation = connection.execute(text("SELECT policy, digest, generation FROM deployment_pointer")).one()
     engine.dispose()
     return policy, str(digest), generation
+
+
+def test_a_deployment_that_runs_can_be_prepared_for_its_next_version(sqlite_url: str, tmp_path: Path) -> None:
+    write_tiny(tmp_path / "model", seed=0)
+    (tmp_path / "ratchet.toml").write_text(CONFIG)
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as api:
+        api.bind(("127.0.0.1", 0))
+        api.listen()
+        environment = os.environ | {
+            "RATCHET_DATA": str(tmp_path / "data"), "RATCHET_CONFIG": str(tmp_path / "ratchet.toml"), "RATCHET_DATABASE_URL": sqlite_url,
+            "RATCHET_PORT": str(api.getsockname()[1]),
+        }  # fmt: skip
+        prepare(environment)
+    assert pointer(sqlite_url)[0] == "composer"
