@@ -1,0 +1,177 @@
+"""A whole cycle, killed in each of its steps after the step was done and before it was recorded, and taken over by another replica.
+
+agronholm/apscheduler#429: the run is handed over before it is done, so a crash in the middle loses it. And MLflow down: the cycle goes on.
+"""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+
+from app import wiring
+from app.db.engine import open_engine, reading
+from app.db.tables import batch_items, batches, gate_results, releases, training_runs, versions
+from app.domain.cycles import Cycle, CycleStatus
+from app.domain.errors import Unavailable
+from app.domain.gates import GateName
+from app.domain.ids import utc_now
+from app.domain.policies import PolicyConfig
+from app.domain.releases import ReleaseState
+from app.domain.versions import TrainingRun, Version, VersionKind
+from app.settings import Settings, from_environment
+from pipelines.config import loop_config
+from pipelines.cycle import Case, CyclePorts, run_cycle
+from pipelines.projection import Projection, project_once
+from pipelines.training.ports import TrainingPorts
+from tests.fakes.learning import FakeRegistry, FakeTrajectories, LocalTrainers, sample_turns, small_snapshot
+from tests.fakes.releases import answer
+from tests.integration.batching.rows import add_turn
+
+LEASE = timedelta(seconds=60)
+POLICY = PolicyConfig(model="tiny", base_name="tiny", base_model="ratchet/tiny-random")
+CONFIG = loop_config({
+    "batching": {"min_turns": 8, "max_turns": 24},
+    "training": {
+        "dtype": "float32", "turns_per_step": 12, "learning_rate": 1e-3, "threads": 1,
+        "guards": {"min_turns": 8, "max_kl_champion": 50.0, "max_kl_anchor": 50.0},
+    },
+})  # fmt: skip
+STEPS = ("batch", "train", "register", "open", "judge", "queue")
+
+
+class Killed(BaseException):
+    """SIGKILL: nothing after it happens."""
+
+
+@dataclass
+class DyingBook:
+    """The cycle book of a replica that dies when it wants to record `step`."""
+
+    book: Any
+    step: str
+    died: list[str] = field(default_factory=list[str])
+
+    def advance(self, cycle: Cycle, *, step: str, changes: Mapping[str, Any]) -> Cycle:
+        if step == self.step:
+            self.died.append(step)
+            raise Killed(step)
+        return self.book.advance(cycle, step=step, changes=changes)
+
+    def finish(self, cycle: Cycle, *, status: CycleStatus, reason: str | None, now: datetime) -> None:
+        self.book.finish(cycle, status=status, reason=reason, now=now)
+
+
+class AwayRegistry(FakeRegistry):
+    """MLflow does not answer."""
+
+    def register(self, version: Version, *, folder: Path, run: TrainingRun | None, card: str) -> None:
+        raise Unavailable("MLflow does not answer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """A deployment whose people used the first version enough to learn from."""
+
+    settings: Settings
+    trajectories: FakeTrajectories
+
+    def run(self, cycle: Cycle, *, book: Any, registry: FakeRegistry) -> None:
+        """One attempt of a cycle by a replica that has just started."""
+        settings = self.settings
+        training = TrainingPorts(
+            trajectories=self.trajectories, weights=wiring.open_weights(settings), runs=wiring.run_store(settings),
+            progress=wiring.progress_log(settings), folder=settings.data / "training", trainers=LocalTrainers(),
+        )  # fmt: skip
+        run_cycle(cycle, policy=POLICY, config=CONFIG, ports=CyclePorts(
+            cycles=book, batches=wiring.batch_store(settings), versions=wiring.version_book(settings), weights=training.weights,
+            releases=wiring.release_desk(settings), registry=registry, training=training, progress=training.progress,
+            judges={gate: _pass(gate) for gate in (GateName.TRAINING_HEALTH, GateName.OFFLINE)}, pretrained=lambda _: None, clock=utc_now,
+        ))  # fmt: skip
+
+    def counted(self) -> dict[str, int]:
+        engine = open_engine(self.settings.database_url)
+        with reading(engine) as connection:
+            tables = (batches, batch_items, training_runs, versions, releases, gate_results)
+            found = {table.name: connection.execute(select(func.count()).select_from(table)).scalar_one() for table in tables}
+        engine.dispose()
+        return found
+
+
+def _pass(gate: GateName) -> Any:
+    return lambda case: answer(gate, _digest(case))
+
+
+def _digest(case: Case) -> str:
+    return case.candidate.digest
+
+
+@pytest.fixture
+def loop(sqlite_url: str, tmp_path: Path) -> Loop:
+    settings = from_environment({"RATCHET_DATA": str(tmp_path / "data"), "RATCHET_DATABASE_URL": sqlite_url})
+    settings.data.mkdir()
+    small_snapshot(tmp_path / "small", seed=3)
+    digest = wiring.open_weights(settings).publish(tmp_path / "small")
+    base = Version(
+        digest=digest, policy="composer", name="tiny-base", kind=VersionKind.BASE, parent=None, step=0, run_id=None, created_at=utc_now(),
+        base_model="ratchet/tiny-random", licence="Apache-2.0",
+    )  # fmt: skip
+    wiring.version_book(settings).add(base)
+    wiring.release_desk(settings).bootstrap(base, actor="system:loop")
+    turns = sample_turns(tmp_path / "small", [(1, 2, 3)] * 24, version=digest, length=6, seed=1)
+    trajectories, dice = FakeTrajectories(), random.Random(1)
+    trajectories.write("segment-1", turns)
+    engine = open_engine(sqlite_url)
+    for turn in turns:
+        add_turn(engine, turn.inference_id, episode=turn.episode_id, version=digest, reward=dice.uniform(-1.0, 1.0), completion_tokens=6)
+    engine.dispose()
+    return Loop(settings=settings, trajectories=trajectories)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_cycle_killed_in_a_step_is_finished_by_another_replica_with_one_of_everything(loop: Loop, step: str) -> None:
+    book = wiring.cycle_book(loop.settings)
+    started = utc_now()
+    first = book.elect("composer", 0, owner="dies", now=started, lease=LEASE)
+    assert first is not None
+    dying = DyingBook(book, step)
+    with pytest.raises(Killed):
+        loop.run(first, book=dying, registry=FakeRegistry())
+    assert dying.died == [step]
+    assert book.take_over("composer", owner="early", now=started, lease=LEASE) is None, "the lease still holds"
+
+    second = book.take_over("composer", owner="survives", now=started + 2 * LEASE, lease=LEASE)
+    assert second is not None
+    loop.run(second, book=book, registry=FakeRegistry())
+    ended = book.find("composer", 0)
+    assert (ended.status, ended.attempt) == (CycleStatus.DONE, 2), ended.reason
+    assert book.take_over("composer", owner="third", now=started + 9 * LEASE, lease=LEASE) is None
+    assert loop.counted() == {
+        "batches": 1, "batch_items": 24, "training_runs": 1, "versions": 2, "releases": 2, "gate_results": 2,
+    }  # fmt: skip
+    (candidate,) = wiring.release_ledger(loop.settings).list(policy="composer", states={ReleaseState.QUEUED})
+    assert candidate.id == ended.release_id
+
+
+def test_with_the_registry_down_the_cycle_queues_its_candidate_and_the_projection_makes_up_for_it(loop: Loop) -> None:
+    book, settings = wiring.cycle_book(loop.settings), loop.settings
+    cycle = book.elect("composer", 0, owner="a", now=utc_now(), lease=LEASE)
+    assert cycle is not None
+    loop.run(cycle, book=book, registry=AwayRegistry())
+    assert book.find("composer", 0).status is CycleStatus.DONE
+    (queued,) = wiring.release_ledger(settings).list(policy="composer", states={ReleaseState.QUEUED})
+
+    def projection(registry: FakeRegistry) -> Projection:
+        return Projection(
+            releases=wiring.release_ledger(settings), versions=wiring.version_book(settings), weights=wiring.open_weights(settings),
+            runs=wiring.run_store(settings), registry=registry,
+        )  # fmt: skip
+
+    project_once(["composer"], projection(AwayRegistry()))  # still away: told, nothing more
+    back = FakeRegistry()
+    project_once(["composer"], projection(back))
+    assert queued.digest in {version.digest for version in back.versions}
