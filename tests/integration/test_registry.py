@@ -1,5 +1,7 @@
 """The MLflow projection over a real MLflow on SQLite."""
 
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 from app.domain.versions import RunStatus, TrainingRun, Version, VersionKind
 from app.registry.mlflow_registry import MlflowRegistry
 
+ROOT = Path(__file__).resolve().parents[2]
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
@@ -72,3 +75,16 @@ def test_a_version_deleted_in_mlflow_is_reported_and_comes_back_with_the_next_re
     assert registry.reconcile("deleted", {"champion": only.digest}) == [f"alias champion: version {only.digest[:12]} is missing in MLflow"]
     registry.register(only, folder=tmp_path, run=None, card="")
     assert registry.reconcile("deleted", {"champion": only.digest}) == ["alias champion → version 2"]
+
+
+def test_a_server_that_is_away_is_said_to_be_soon(tmp_path: Path) -> None:
+    """Registering is a step of the cycle: it must not wait for minutes for a projection."""
+    program = (
+        "import sys, time; from pathlib import Path; from app.domain.errors import Unavailable\n"
+        "from app.registry.mlflow_registry import MlflowRegistry; from tests.integration.test_registry import version\n"
+        "registry, began = MlflowRegistry('http://127.0.0.1:9'), time.monotonic()\n"
+        "try: registry.register(version(1, 'away'), folder=Path('/'), run=None, card='')\n"
+        "except Unavailable as error: assert '127.0.0.1:9' in str(error); print(time.monotonic() - began)\n"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120, cwd=ROOT)
+    assert float(told.stdout) < 30.0
