@@ -173,6 +173,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--trl-keeps-activations", action="store_true", help="faster and larger than TRL's default")
     arguments = parser.parse_args()
     steps = arguments.steps or (1 if arguments.quick else 3)
     if arguments.side == "ours":
@@ -189,10 +190,11 @@ def main() -> None:
         make_data(data, **shape)
         common = ["--data", str(data), "--dtype", arguments.dtype, "--threads", str(arguments.threads), "--steps", str(steps)]
         environment = os.environ | {"OMP_NUM_THREADS": str(arguments.threads), "PYTHONPATH": str(ROOT)}
+        kept = ["--keep-activations"] if arguments.trl_keeps_activations else []
         found: dict[str, Any] = {}
         for side, command in (
             ("ours", [sys.executable, "-m", "tests.bench.train", "--side", "ours"]),
-            ("trl", [str(TRL_PYTHON), "-m", "tests.bench.trl_side"]),
+            ("trl", [str(TRL_PYTHON), "-m", "tests.bench.trl_side", *kept]),
         ):
             out = Path(folder) / f"{side}.json"
             subprocess.run([*command, *common, "--out", str(out)], check=True, cwd=ROOT, env=environment)

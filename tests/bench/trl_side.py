@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--dtype")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--steps", type=int)
+    parser.add_argument("--keep-activations", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     rows: list[dict[str, Any]] = json.loads(arguments.data.read_text())
@@ -76,6 +77,7 @@ def main() -> None:
     config = GRPOConfig(
         output_dir=str(arguments.out.parent / "outputs"), per_device_train_batch_size=per_pass, num_generations=2,
         gradient_accumulation_steps=len(rows) // per_pass, max_steps=arguments.steps,
+        gradient_checkpointing=not arguments.keep_activations,
         learning_rate=1e-6, beta=0.0, loss_type="dr_grpo", scale_rewards="none", bf16=arguments.dtype == "bfloat16", report_to=[],
         logging_steps=1000, save_strategy="no", max_completion_length=max(len(row["completion"]) for row in rows), shuffle_dataset=False,
         use_cpu=True, max_grad_norm=1e9, mask_truncated_completions=False, disable_tqdm=True,
