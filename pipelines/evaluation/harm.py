@@ -14,9 +14,6 @@ from pipelines.evaluation.statistics.family import FamilyEvidence, Member, famil
 from pipelines.evaluation.statistics.group_sequential import GroupSequentialPlan, evaluate
 from pipelines.evaluation.statistics.units import Units
 
-RARE = 0.1
-"""Below this rate of failures (or successes) the targets are multiples of the rate."""
-RATE_FLOOR = 0.002
 PRIMARY = frozenset({MetricClass.GOLD, MetricClass.PROXY})
 LEAST_LOOKS = 10
 """Units per look that the group-sequential half needs at least."""
@@ -102,12 +99,7 @@ def process_of(config: GatesConfig, evidence: Evidence, metric: MetricConfig, *,
     allowed = metric.abort_margin if margin is None else max(margin, metric.abort_margin)
     if metric.good is Good.SAME:
         return betting.two_sided(margin=allowed, variance=reference.variance, targets=config.e_targets)
-    if 1.0 - reference.mean < RARE:
-        targets = betting.rate_targets(max(1.0 - reference.mean, RATE_FLOOR))
-    elif reference.mean < RARE:
-        targets = betting.rare_success_targets(max(reference.mean, RATE_FLOOR))
-    else:
-        targets = config.e_targets
+    targets = betting.harm_targets(reference.mean, points=config.e_targets)
     return betting.harm(margin=allowed, variance=reference.variance, targets=targets)
 
 

@@ -1,5 +1,6 @@
 """`ratchet suite build`, `probe` and the sealed split, on a database with turns in segments."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,14 @@ from app.domain.gates import GateName, Verdict
 from app.domain.terms import Terms
 from app.trajectories.segments import ParquetSegments
 from pipelines.commands.suite import suite
+from pipelines.evaluation.judge_model import open_judge
+from pipelines.evaluation.offline_config import OfflineConfig
 from pipelines.evaluation.suites import Grader, GraderKind, Task, read_tasks
 from tests.fakes.releases import ADA, answer, release_room
 from tests.integration.batching.rows import NOON, add_turn
 from tests.ports.test_trajectory_store_port import payload
+from tests.unit.pipelines.evaluation.test_offline import AnsweringEngines, gate
+from tests.unit.pipelines.evaluation.test_offline import suite as suite_of
 from tests.unit.pipelines.evaluation.test_suites import CODE, SOLUTION
 
 TOML = """
@@ -109,3 +114,14 @@ def test_the_anchor_waits_for_a_pass_of_the_sealed_split_where_the_terms_ask_for
     room.desk.record(release.id, answer(GateName.SEALED, "v2"))
     assert room.desk.renew_anchor("tab", actor=ADA).anchor == "v2"
     engine.dispose()
+
+
+def test_a_judge_that_does_not_answer_leaves_the_gate_undecided_and_the_loop_alive() -> None:
+    """An error of the endpoint is no zero and no crash of the cycle."""
+    judge = open_judge(OfflineConfig(judge_url="http://127.0.0.1:9/v1", judge_model="m"))
+    judged = suite_of(2)
+    asked = tuple(msgspec.structs.replace(task, grader=Grader(kind=GraderKind.JUDGE, rubric="Good?")) for task in judged.tasks)
+    decided = replace(gate(AnsweringEngines({"v1": set(), "v2": set()}), msgspec.structs.replace(judged, tasks=asked)), judge=judge)
+    result = decided.decide(policy="p", candidate="v2", champion="v1")
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert "the judge at http://127.0.0.1:9/v1 gave no answer" in result.reason

@@ -19,6 +19,9 @@ NON_INFERIORITY_MULTIPLES = (0.5, 1.0, 2.0, 4.0)
 RATE_MULTIPLES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 RARE_SUCCESS_MULTIPLES = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 RARE = 0.10
+"""Below this rate of failures (or successes) the targets are multiples of the rate."""
+RATE_FLOOR = 0.002
+"""A rate that was hardly ever seen is taken for this one."""
 STAKE_CAP = 0.95
 """A bet risks at most this share of its capital, so every factor stays >= 0.05 (sheet 3.2)."""
 
@@ -96,13 +99,13 @@ def rare_success_targets(success_rate: float) -> tuple[float, ...]:
     return tuple(k * success_rate for k in RARE_SUCCESS_MULTIPLES)
 
 
-def harm_targets(champion_mean: float) -> tuple[float, ...]:
+def harm_targets(champion_mean: float, *, points: tuple[float, ...] = HARM_TARGETS) -> tuple[float, ...]:
     """Targets that fit a metric oriented good-is-up: absolute points, or multiples of a rate below 10 %."""
     if champion_mean < RARE:
-        return rare_success_targets(max(champion_mean, 1e-4))
-    if champion_mean > 1.0 - RARE:
-        return rate_targets(max(1.0 - champion_mean, 1e-4))
-    return HARM_TARGETS
+        return rare_success_targets(max(champion_mean, RATE_FLOOR))
+    if 1.0 - champion_mean < RARE:
+        return rate_targets(max(1.0 - champion_mean, RATE_FLOOR))
+    return points
 
 
 def log_factors(process: EProcess, units: Units) -> FloatArray:
