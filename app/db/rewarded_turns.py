@@ -4,15 +4,20 @@ from sqlalchemy import Connection, select
 
 from app.db.tables import labels, turns
 from app.domain.batches import RewardedTurn
+from app.domain.rewards import Exclusion
+
+KEPT = (Exclusion.NO_CONSENT.value, Exclusion.HELD_OUT.value)
+"""Exclusions that say no more than that a turn is not for training."""
 
 
 def rewarded_turns(connection: Connection, policy: str, version: str, *, newest: int) -> list[RewardedTurn]:
-    """The newest such turns of a version with a reward and log-probabilities, oldest first. What labelling excluded is left out."""
+    """The newest such turns of a version with a reward and log-probabilities, oldest first. What labelling excluded for another
+    reason than these two is left out."""
     query = (
         select(turns.c.inference_id, turns.c.payload_segment, labels.c.reward)
         .join(labels, (labels.c.inference_id == turns.c.inference_id) & labels.c.current)
         .where(turns.c.policy == policy, turns.c.version == version, turns.c.source == "gateway", turns.c.kind == "answer")
-        .where(labels.c.held_out | ~turns.c.train_consent, labels.c.exclusion.is_(None))
+        .where(labels.c.held_out | ~turns.c.train_consent, labels.c.exclusion.is_(None) | labels.c.exclusion.in_(KEPT))
         .where(turns.c.has_logprobs, turns.c.payload_segment.is_not(None), turns.c.erased_at.is_(None))
         .order_by(turns.c.finished_at.desc(), turns.c.inference_id)
         .limit(newest)

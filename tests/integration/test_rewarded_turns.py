@@ -21,7 +21,7 @@ def engine(database_url: str) -> Iterator[Engine]:
 def test_only_what_cannot_be_in_a_batch_is_taken_and_the_newest_come_oldest_first(engine: Engine) -> None:
     add_turn(engine, "held-1", held_out=True, reward=0.5, minute=1)
     add_turn(engine, "held-2", held_out=True, reward=-0.5, minute=2)
-    add_turn(engine, "refused-training", train_consent=False, reward=1.0, minute=3)
+    add_turn(engine, "refused-training", train_consent=False, exclusion="no_consent", reward=1.0, minute=3)
     add_turn(engine, "trainable", minute=4)
     add_turn(engine, "other-version", held_out=True, version="older", minute=5)
     add_turn(engine, "no-logprobs", held_out=True, has_logprobs=False, minute=6)
