@@ -1,14 +1,17 @@
 """`ratchet up`: kills are survived, a second one is refused, Ctrl-C leaves nothing behind."""
 
+import re
 import signal
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.e2e.running import PROCESSES, Up, deployment, eventually, ratchet
+from tests.e2e.running import PROCESSES, ROOT, Up, deployment, eventually, ratchet
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -35,6 +38,16 @@ def test_a_second_one_on_the_same_folder_is_refused_in_one_sentence(up: Up) -> N
     assert second.returncode == 2
     assert second.stderr.strip().count("\n") == 0
     assert str(up.supervisor.pid) in second.stderr
+
+
+def test_the_ten_lines_of_the_readme_connect_a_product(up: Up) -> None:
+    lines = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[0]
+    assert "http://127.0.0.1:8400" in lines
+    product = [sys.executable, "-c", lines.replace("http://127.0.0.1:8400", up.url)]
+    done = subprocess.run(product, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    heard = "SELECT name FROM observations WHERE status = 'joined' AND name IN ('edit_persistence', 'follow_up') ORDER BY name"
+    eventually(lambda: rows(up, "ratchet.db", heard) == [("edit_persistence",), ("follow_up",)], "its reactions are joined", within_s=30)
 
 
 def test_kills_of_every_process_lose_no_accepted_event_and_train_on_no_turn_twice(up: Up) -> None:
