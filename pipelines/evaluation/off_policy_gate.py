@@ -45,6 +45,9 @@ class OffPolicyGate:
             replayed, scored = asyncio.run(self._score(policy, champion, candidate, logged)) if logged else ([], [])
         except RatchetError as error:
             return unsupported(candidate, f"the engines could not score: {error}", config=self.config, now=self.clock())
+        if logged and not scored:
+            reason = f"none of {len(logged)} turns was scored within {self.config.off_policy.budget_s:g} s: the engines are busy"
+            return unsupported(candidate, reason, config=self.config, now=self.clock())
         if len(scored) < len(logged):
             left_out["not_scored"] = len(logged) - len(scored)
         used = logged[: len(scored)]

@@ -113,6 +113,13 @@ def test_what_is_not_scored_in_time_is_left_out_and_counted() -> None:
     assert result.evidence["left_out"]["not_scored"] == 400 - result.evidence["turns"]
 
 
+def test_engines_that_are_too_busy_are_told_from_people_who_are_missing() -> None:
+    engines = KnowingEngines(good={"v1": 0.6, "v2": 0.6}, delay_s=5.0)
+    result = _decide(_gate(_turns(5), engines, budget_s=0.05))
+    assert (result.verdict, result.evidence["status"]) == (Verdict.INCONCLUSIVE, "unsupported")
+    assert "none of 5 turns was scored within 0.05 s" in result.reason
+
+
 def test_turns_whose_support_was_cut_are_counted_and_never_weighed() -> None:
     cut = [_payload("cut", good=True, logged=0.6, top_p=0.9), _payload("greedy", good=True, logged=0.6, temperature=0.0)]
     engines = KnowingEngines(good={"v1": 0.6, "v2": 0.6})
