@@ -1,5 +1,6 @@
 """The demo's terminal: a live view on a terminal, plain progress lines elsewhere."""
 
+import re
 import time
 from collections import deque
 from collections.abc import Generator
@@ -83,10 +84,10 @@ class Screen:
             self.console.print(f"{_clock(self.elapsed_s)}  … {self._line(sight)}", highlight=False, markup=False, soft_wrap=True)
 
     def save(self, sight: Sight, path: Path) -> None:
-        """Write the view as a picture (SVG)."""
+        """Write the view as a picture (SVG), in the reader's own fixed-width font: Rich's would be fetched from a stranger's server."""
         paper = Console(file=StringIO(), record=True, width=PICTURE_COLUMNS, height=PICTURE_LINES, force_terminal=True)
         paper.print(self._picture(sight, lines=PICTURE_LINES))
-        paper.save_svg(str(path), title="make demo")
+        path.write_text(re.sub(r"@font-face \{.*?\}\s*", "", paper.export_svg(title="make demo"), flags=re.DOTALL))
 
     @property
     def events_per_s(self) -> float:
