@@ -1,7 +1,8 @@
 """Segments: immutable Parquet files (zstd) of token payloads, in a local folder or under s3://bucket/prefix.
 
 A segment is whole or absent: it is written beside its place, synchronised, and renamed (S3: an object appears when its upload ends).
-The only change ever made to one is leaving turns out of it when their person is erased.
+The only change ever made to one is leaving turns out of it when their person is erased. Small segments are not merged: one holds what one
+transaction of ingestion brought, so a quiet product has many small files.
 """
 
 import os
