@@ -183,7 +183,7 @@ def live_hacks(scale: float, seed: int) -> Section:
         section.row(name, delay(units), int(units.max()) if noticed else "-", cause, action)
         section.numbers["hack_units: " + name] = float(np.median(units))
         section.require(f"{name} noticed within 3,000 units", len(noticed) == n)
-    honest = [first_noticed(None, seed=seed + r, most=3000) is not None for r in range(n)]
+    honest = [first_noticed(None, seed=seed + r, most=3000 if n >= 10 else 1500) is not None for r in range(n)]
     section.row("none", "-", "-", f"acted on or warned of: {sum(honest)} of {n}", "-")
     section.numbers["hack_units: none, share noticed"] = float(np.mean(honest))
     return section
