@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from app.domain.errors import BadRequest
 from app.domain.turns import SamplingParams
 from app.policy.experts import ExpertRecorder, routers
 from app.policy.forward import token_logprobs
 from app.policy.model import Policy, load_policy
-from app.policy.sampling import sample
+from app.policy.sampling import Decoder, sample
 from app.policy.tiny_moe import EXPERTS, PER_TOKEN, Architecture, write_tiny_moe
 
 
@@ -56,3 +57,24 @@ def test_a_dense_model_has_no_routers(tiny_model: Path) -> None:
     assert routers(dense.model) == []
     (generation,) = sample(dense, [[5, 6]], SamplingParams(max_tokens=3, seed=1), record_experts=True)
     assert generation.experts == []
+
+
+def test_scoring_between_two_steps_disturbs_neither_the_answer_nor_its_routes(policy: Policy) -> None:
+    prompt, params = policy.chat.prompt([{"role": "user", "content": "def f(x):"}]), SamplingParams(max_tokens=8, seed=4)
+    (alone,) = sample(policy, [prompt], params, record_experts=True)
+    decoder = Decoder(policy)
+    generation = decoder.submit(prompt, params, record_experts=True)
+    while decoder.busy:
+        decoder.step()
+        scored = decoder.score(alone.prompt, alone.tokens, temperature=1.0, top_p=1.0)
+        assert torch.allclose(torch.tensor(scored), torch.tensor(alone.logprobs), atol=2e-5)
+    decoder.close()
+    assert (generation.tokens, generation.experts) == (alone.tokens, alone.experts)
+
+
+@pytest.mark.parametrize(("prompt", "completion"), [([], [5]), ([5], []), ([5], [10**6]), ([-1], [5]), ([5] * 10_000, [5])])
+def test_tokens_that_were_never_sampled_here_cannot_be_scored(policy: Policy, prompt: list[int], completion: list[int]) -> None:
+    decoder = Decoder(policy)
+    with pytest.raises(BadRequest):
+        decoder.score(prompt, completion, temperature=1.0, top_p=1.0)
+    decoder.close()
