@@ -189,9 +189,13 @@ def _erase_letters(connection: Connection, words: Sequence[str]) -> int:
 
 
 def _empty_turns(connection: Connection, ids: Sequence[str], now: datetime) -> None:
-    """Leave shells, and let labelling give them their exclusion: every served turn ends with a label."""
+    """Leave shells, and let labelling give them their exclusion: every served turn ends with a label.
+
+    A label that is being made at this moment from what stood there is stale, and says so by `evidence`.
+    """
     for chunk in chunked(ids):
-        values = SHELL | {"erased_at": now, "labelled_at": None, "needs_relabel": False, "label_due_at": now}
+        due = {"erased_at": now, "labelled_at": None, "needs_relabel": False, "label_due_at": now}
+        values = SHELL | due | {"evidence": turns.c.evidence + 1}
         connection.execute(update(turns).where(turns.c.inference_id.in_(chunk)).values(values))
 
 

@@ -24,9 +24,9 @@ from app.domain.streams import EffectBatch, JoinRules
 from app.settings import from_environment
 from pipelines.commands.labels import labels as labels_command
 from pipelines.commands.rules import rules as rules_command
-from pipelines.labelling.labeller import label_due
+from pipelines.labelling.labeller import label, label_due
 from pipelines.labelling.rule_set import RuleSet, default_toml, parse_rule_set
-from tests.fakes.served import applied, at, observation, turn
+from tests.fakes.served import applied, at, erasure, observation, turn
 from tests.fakes.streaming import MemorySegments
 
 POLICY = PolicyConfig(model="m", base_name="b", base_model="B", held_out_share=0.0)
@@ -194,3 +194,14 @@ def test_a_file_that_is_no_rule_set_is_refused_with_what_is_wrong(deployment: De
     assert result.exit_code != 0
     assert "no term is named 'vibes'" in str(result.exception)
     assert "rating" in deployment.run(rules_command, "validate", str(deployment.folder / "rules.toml")).output
+
+
+def test_a_label_made_while_its_person_was_erased_is_not_written(bench: Bench) -> None:
+    bench.apply(turn("a", actor="alice"), observation("o", of="a"))
+    book, rules = SqlLabels(bench.engine), rule_set(ONLY_RATING)
+    made = [label(due, config=POLICY, rule_set=rules, now=at(60)) for due in book.due("composer", now=at(60), limit=10)]
+    bench.apply(erasure("alice"), offset=5, received=61)
+    book.write(made, now=at(62))
+    assert bench.rows("inference_id") == []
+    assert bench.label(at(63)) == 1
+    assert bench.rows("inference_id", "actor", "exclusion") == [("a", None, "erased")]
