@@ -3,8 +3,9 @@
 The normaliser is a constant chosen before anything is sampled (turns in the step × reference length). Dividing by the sampled number of
 tokens instead would favour short good answers and long bad ones (Dr. GRPO, arXiv 2503.20783).
 
-Not covered: where top-p cut the support, π_θ is the whole distribution's and the ratio is corrected by the logged mass that was kept, but that
-mass's own gradient (∇ log Z of the nucleus) is left out. It vanishes only where the baseline is the state's mean reward: sample with top_p = 1.
+Not covered: where top-p cut the support, π_θ is the whole distribution's and the ratio is corrected by the logged mass that was kept, but
+that mass's own gradient (∇ log Z of the nucleus) is left out. It vanishes only where the baseline is the state's mean reward: sample with
+top_p = 1.
 """
 
 import torch
