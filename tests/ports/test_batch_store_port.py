@@ -24,7 +24,8 @@ LATER = NOON + timedelta(hours=1)
 class Filled(Protocol):
     """A store that can be given versions and labels."""
 
-    store: BatchStore
+    @property
+    def store(self) -> BatchStore: ...
 
     def version(self, digest: str, parent: str | None = None) -> None: ...
     def label(self, name: str, *, version: str = "v2", minute: int = 0) -> None: ...
