@@ -53,7 +53,7 @@ PROFILES = {
         model=".cache/models/smollm2-135m-instruct", base_name="smollm2-135m", base_model="HuggingFaceTB/SmolLM2-135M-Instruct",
         budget_s=720, concurrency=16, panel_turns=130, label_wait_s=5.0, max_tokens=48,
         min_turns=64, max_turns=80, horizons="0,2", learning_rate=4e-5, turns_per_step=16, max_kl_champion=1.0, max_kl_anchor=3.0,
-        suite_margin=0.3, suite_samples=2, suite_tasks=16, window_s=1.0, canary_max_s=180.0, margin=0.20, reward_margin=0.10,
+        suite_margin=0.3, suite_samples=2, suite_tasks=48, window_s=1.0, canary_max_s=180.0, margin=0.20, reward_margin=0.10,
         off_policy_s=3.0, default_slot_s=60,
     ),
     "tiny": Profile(
