@@ -5,9 +5,9 @@ from typing import Any
 
 from sqlalchemy import Engine, Row, func, select
 
-from app.db.chunks import pair_of
 from app.db.engine import reading
-from app.db.tables import applied_events, inbox
+from app.db.streams import applied_among
+from app.db.tables import inbox
 
 CHUNK = 2_000
 LATE_COMMIT = timedelta(seconds=5)
@@ -58,7 +58,5 @@ class SqlBacklog:
             return list(connection.execute(wanted.order_by(i.seq).limit(CHUNK)))
 
     def _applied(self, identities: list[tuple[str, str]]) -> set[tuple[str, str]]:
-        a = applied_events.c
         with reading(self._state) as connection:
-            known = connection.execute(select(a.source, a.event_id).where(pair_of(connection, (a.source, a.event_id), identities)))
-            return {(row.source, row.event_id) for row in known}
+            return applied_among(connection, identities)

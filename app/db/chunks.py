@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
-import msgspec
 from sqlalchemy import ARRAY, ColumnElement, Connection, String, any_, bindparam, cast, func, select, tuple_
+
+from app.db.engine import to_json
 
 T = TypeVar("T")
 
@@ -25,7 +26,7 @@ def chunked(items: Iterable[T], size: int = IN_LIST) -> Iterator[list[T]]:
 def one_of(connection: Connection, column: ColumnElement[Any], values: Collection[str] | Collection[int]) -> ColumnElement[bool]:
     """Whether the column is one of these texts or integers."""
     if connection.dialect.name == "sqlite":
-        return column.in_(select(func.json_each(_json(list(values))).table_valued("value").c.value))
+        return column.in_(select(func.json_each(to_json(list(values))).table_valued("value").c.value))
     return column == any_(bindparam(None, list(values), ARRAY(column.type)))
 
 
@@ -34,12 +35,8 @@ def pair_of(
 ) -> ColumnElement[bool]:
     """Whether the two text columns are one of these pairs."""
     if connection.dialect.name == "sqlite":
-        given = func.json_each(_json(pairs)).table_valued("value").c.value
+        given = func.json_each(to_json(pairs)).table_valued("value").c.value
         return tuple_(*columns).in_(select(func.json_extract(given, "$[0]"), func.json_extract(given, "$[1]")))
     parts = [cast(bindparam(None, [pair[n] for pair in pairs], ARRAY(String)), ARRAY(String)) for n in (0, 1)]
     given = func.unnest(*parts).table_valued("a", "b").render_derived()
     return tuple_(*columns).in_(select(given.c.a, given.c.b))
-
-
-def _json(values: object) -> str:
-    return msgspec.json.encode(values).decode()

@@ -21,12 +21,12 @@ def open_engine(url: str) -> Engine:
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.get_backend_name() == "sqlite":
         return _open_sqlite(parsed.render_as_string(hide_password=False))
-    return create_engine(parsed, pool_pre_ping=True, pool_size=5, max_overflow=10, json_serializer=_to_json, json_deserializer=_FROM_JSON)
+    return create_engine(parsed, pool_pre_ping=True, pool_size=5, max_overflow=10, json_serializer=to_json, json_deserializer=_FROM_JSON)
 
 
 def _open_sqlite(url: str) -> Engine:
     options = {"timeout": BUSY_TIMEOUT_MS / 1000, "check_same_thread": False}
-    engine = create_engine(url, connect_args=options, json_serializer=_to_json, json_deserializer=_FROM_JSON)
+    engine = create_engine(url, connect_args=options, json_serializer=to_json, json_deserializer=_FROM_JSON)
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: object) -> None:  # noqa: ANN401 - the driver's connection, whichever driver
@@ -49,7 +49,7 @@ def _open_sqlite(url: str) -> Engine:
 _FROM_JSON = msgspec.json.Decoder().decode
 
 
-def _to_json(value: object) -> str:
+def to_json(value: object) -> str:
     """Wire types and builtins as JSON; a number that JSON cannot say (NaN, infinity) becomes null on both databases."""
     return msgspec.json.encode(value).decode()
 

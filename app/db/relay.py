@@ -12,11 +12,11 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Executable, func, select, update
 
 from app.db import leases
-from app.db.chunks import one_of, pair_of
+from app.db.chunks import one_of
 from app.db.counters import add_counts
 from app.db.engine import reading, writing
-from app.db.streams import offsets
-from app.db.tables import applied_events, inbox, outbox
+from app.db.streams import applied_among, offsets
+from app.db.tables import inbox, outbox
 from app.domain.events import CloudEvent, Topic
 from app.domain.ports import Lease
 from app.domain.streams import OutgoingEvent, TopicPartition
@@ -82,7 +82,7 @@ class SqlRelayTerm:
             identities = select(inbox.c.seq, inbox.c.source, inbox.c.event_id).where(unconfirmed, inbox.c.relayed_at < relayed_before)
             rows = connection.execute(identities.order_by(inbox.c.relayed_at).limit(limit)).all()
         with reading(self._state) as connection:
-            applied = _applied(connection, [(row.source, row.event_id) for row in rows])
+            applied = applied_among(connection, [(row.source, row.event_id) for row in rows])
         self._update_inbox([row.seq for row in rows if (row.source, row.event_id) in applied], {"applied_at": now})
         missing = [row.seq for row in rows if (row.source, row.event_id) not in applied]
         with reading(self._inbox) as connection:
@@ -164,12 +164,6 @@ def _from_inbox(row: Any) -> OutgoingEvent:  # noqa: ANN401 - a row of `_INBOX`
 def _from_outbox(row: Any) -> OutgoingEvent:  # noqa: ANN401 - a row of the outbox
     event = CloudEvent(id=row.event_id, source=OUTBOX_SOURCE, type=row.type, time=row.created_at, key=row.key, data=bytes(row.payload))
     return OutgoingEvent(seq=row.seq, topic=row.topic, event=event, received_at=row.created_at)
-
-
-def _applied(connection: Connection, identities: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:
-    a = applied_events.c
-    known = select(a.source, a.event_id).where(pair_of(connection, (a.source, a.event_id), identities))
-    return {(row.source, row.event_id) for row in connection.execute(known)}
 
 
 def inbox_metrics(connection: Connection, *, now: datetime) -> dict[str, float]:

@@ -154,6 +154,13 @@ def _deduplicate(
     return [event for identity, event in first.items() if identity in inserted], counts
 
 
+def applied_among(connection: Connection, identities: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Those of the (source, id) pairs that are applied."""
+    a = applied_events.c
+    known = select(a.source, a.event_id).where(pair_of(connection, (a.source, a.event_id), identities))
+    return {(row.source, row.event_id) for row in connection.execute(known)}
+
+
 def _stored_hashes(connection: Connection, events: Sequence[AppliedEvent]) -> dict[tuple[str, str], bytes | None]:
     if not events:
         return {}

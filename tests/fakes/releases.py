@@ -2,16 +2,20 @@
 
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 
 import msgspec
 from sqlalchemy import Engine
 
+from app import wiring
 from app.db.releases import SqlReleaseLedger
 from app.domain.gates import GateName, GateResult, Verdict, content_hash
+from app.domain.ids import utc_now
 from app.domain.releases import Release, ReleaseState
 from app.domain.terms import Terms
 from app.domain.versions import Version, VersionKind
 from app.release import ReleaseDesk
+from app.settings import Settings
 from tests.fakes.clock import FrozenClock
 
 POLICY = "tab"
@@ -24,6 +28,19 @@ def version(digest: str, *, policy: str = POLICY) -> Version:
         digest=digest, policy=policy, name=f"tiny-{digest}", kind=VersionKind.RL, parent=None, step=1, run_id=None,
         created_at=FrozenClock().now, base_model="tiny", licence="Apache-2.0",
     )  # fmt: skip
+
+
+def deployed(settings: Settings, snapshot: Path) -> str:
+    """Make a snapshot the champion of a new deployment's policy `composer`; returns its digest."""
+    settings.data.mkdir()
+    digest = wiring.open_weights(settings).publish(snapshot)
+    base = Version(
+        digest=digest, policy="composer", name="tiny-base", kind=VersionKind.BASE, parent=None, step=0, run_id=None, created_at=utc_now(),
+        base_model="ratchet/tiny-random", licence="Apache-2.0",
+    )  # fmt: skip
+    wiring.version_book(settings).add(base)
+    wiring.release_desk(settings).bootstrap(base, actor="system:loop")
+    return digest
 
 
 def answer(gate: GateName, digest: str, verdict: Verdict = Verdict.PASS, *, note: str = "") -> GateResult:

@@ -22,14 +22,14 @@ from app.domain.gates import GateName
 from app.domain.ids import utc_now
 from app.domain.policies import PolicyConfig
 from app.domain.releases import ReleaseState
-from app.domain.versions import TrainingRun, Version, VersionKind
+from app.domain.versions import TrainingRun, Version
 from app.settings import Settings, from_environment
 from pipelines.config import loop_config
 from pipelines.cycle import Case, CyclePorts, run_cycle
 from pipelines.projection import Projection, project_once
 from pipelines.training.ports import TrainingPorts
 from tests.fakes.learning import FakeRegistry, FakeTrajectories, LocalTrainers, sample_turns, small_snapshot
-from tests.fakes.releases import answer
+from tests.fakes.releases import answer, deployed
 from tests.integration.batching.rows import add_turn
 
 LEASE = timedelta(seconds=60)
@@ -113,15 +113,8 @@ def _digest(case: Case) -> str:
 @pytest.fixture
 def loop(sqlite_url: str, tmp_path: Path) -> Loop:
     settings = from_environment({"RATCHET_DATA": str(tmp_path / "data"), "RATCHET_DATABASE_URL": sqlite_url})
-    settings.data.mkdir()
     small_snapshot(tmp_path / "small", seed=3)
-    digest = wiring.open_weights(settings).publish(tmp_path / "small")
-    base = Version(
-        digest=digest, policy="composer", name="tiny-base", kind=VersionKind.BASE, parent=None, step=0, run_id=None, created_at=utc_now(),
-        base_model="ratchet/tiny-random", licence="Apache-2.0",
-    )  # fmt: skip
-    wiring.version_book(settings).add(base)
-    wiring.release_desk(settings).bootstrap(base, actor="system:loop")
+    digest = deployed(settings, tmp_path / "small")
     turns = sample_turns(tmp_path / "small", [(1, 2, 3)] * 24, version=digest, length=6, seed=1)
     trajectories, dice = FakeTrajectories(), random.Random(1)
     trajectories.write("segment-1", turns)

@@ -12,7 +12,7 @@ from app.domain.gates import GateName, GateResult, Verdict
 from app.domain.ids import utc_now
 from app.domain.policies import PolicyConfig
 from app.domain.releases import Release, ReleaseState
-from app.domain.versions import Version, VersionKind
+from app.domain.versions import VersionKind
 from app.policy.tiny import write_tiny
 from app.settings import Settings, from_environment
 from pipelines.commands.loop_ports import judges_of, pretrained_release
@@ -22,7 +22,7 @@ from pipelines.cycle import Case, CyclePorts, run_cycle
 from pipelines.training.ports import TrainingPorts
 from pipelines.training.pretraining import PretrainingConfig
 from tests.fakes.learning import FakeRegistry, FakeTrajectories, LocalTrainers
-from tests.fakes.releases import answer
+from tests.fakes.releases import answer, deployed
 
 PRETRAINING = PretrainingConfig(
     steps=4, sequence_tokens=64, sequences_per_step=4, learning_rate=2e-3, warmup_steps=1, dtype="float32", threads=1
@@ -34,15 +34,8 @@ POLICY = PolicyConfig(model="tiny", base_name="tiny", base_model="ratchet/tiny-r
 def settings(sqlite_url: str, tmp_path: Path) -> Settings:
     """A deployment whose champion is the tiny model."""
     settings = from_environment({"RATCHET_DATA": str(tmp_path / "data"), "RATCHET_DATABASE_URL": sqlite_url})
-    settings.data.mkdir()
     write_tiny(tmp_path / "tiny", tied=True)
-    digest = wiring.open_weights(settings).publish(tmp_path / "tiny")
-    base = Version(
-        digest=digest, policy="composer", name="tiny-base", kind=VersionKind.BASE, parent=None, step=0, run_id=None, created_at=utc_now(),
-        base_model="ratchet/tiny-random", licence="Apache-2.0",
-    )  # fmt: skip
-    wiring.version_book(settings).add(base)
-    wiring.release_desk(settings).bootstrap(base, actor="system:loop")
+    deployed(settings, tmp_path / "tiny")
     return settings
 
 
