@@ -444,7 +444,7 @@ suite_scores = Table(
     Column("scored_at", UtcMicros, nullable=False),
     PrimaryKeyConstraint("digest", "suite"),
 )
-"""Scores of a version on a suite (content hash and seed): the champion is sampled once, not once per candidate."""
+"""Scores of a version on a suite in one comparison (content hash of both): a killed cycle asks nothing twice, a new one draws afresh."""
 
 # --- releases ---------------------------------------------------------------------------------------------------------------
 

@@ -1,45 +1,42 @@
 """G1, the offline suites: the same tasks, seeds and decode settings for champion and candidate, paired and clustered.
 
 ```
- suite ──▶ k answers a task from each version (engines, pinned digests) ──▶ grade ──▶ D = candidate − champion per task
+ suites ──▶ k answers a task from both versions, in one batch (asking.py) ──▶ grade ──▶ D = candidate − champion per task
         ──▶ cluster bootstrap, permutation, Holm over the core suites ──▶ pass · fail · inconclusive
 ```
 
-Answers are sampled by the engines that will serve the candidate, so what is judged is what would be served. Scores are remembered
-under (digest, suite hash, seed): the champion is sampled once, not once per candidate. An engine or grader that fails makes the
-gate inconclusive; it never scores zero by accident.
+Answers are sampled by the engines that will serve the candidate, so what is judged is what would be served. The champion answers afresh
+for every candidate: a champion is champion because its draw was a good one, and later candidates held against that same draw would have
+to beat its luck (of 150 identical ones the last 60 passed 2 %). Scores are remembered under the comparison alone, so that a killed cycle
+goes on with the answers it has. An engine or grader that fails makes the gate inconclusive; it never scores zero by accident.
 """
 
 import asyncio
-import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.domain.errors import RatchetError, Unavailable
 from app.domain.gates import GateName, GateResult, Verdict, content_hash
 from app.domain.ports import Clock, Engines, ProgressLog
-from app.domain.serving import GenerateRequest
-from app.domain.turns import FinishReason, SamplingParams
+from pipelines.evaluation.asking import Asking, Scores
 from pipelines.evaluation.contamination import contaminated
-from pipelines.evaluation.graders import JudgeModel, grade
+from pipelines.evaluation.graders import JudgeModel
 from pipelines.evaluation.offline_config import OfflineConfig, SuiteClass
 from pipelines.evaluation.sandbox import Sandbox
 from pipelines.evaluation.statistics.paired import PairedComparison, best_of_k, compare, judge_core, judge_safety
-from pipelines.evaluation.suites import Suite, Task
+from pipelines.evaluation.suites import Suite
 
-Scores = NDArray[np.float64]
-"""[M, k]: M tasks, k answers each, in [0, 1]."""
-RETRY_S = 1.0
+Compared: TypeAlias = tuple[Scores, Scores]
+"""Champion's and candidate's."""
 
 
 class ScoreBook(Protocol):
-    """Remembers scores per version and suite, so that a champion is sampled once."""
+    """Remembers scores per version and comparison, so that a cycle that was killed asks nothing twice."""
 
     def find(self, digest: str, suite: str) -> list[list[float]] | None: ...
     def save(self, digest: str, suite: str, scores: list[list[float]], *, at: datetime) -> None: ...
@@ -65,7 +62,7 @@ class OfflineGate:
         Tasks whose solution is in `learned` (the texts that the candidate was trained on) count for neither.
         """
         try:
-            scores = {s.config.name: (self._scores(policy, s, champion), self._scores(policy, s, candidate)) for s in self.suites}
+            scores = self._asked(policy, champion=champion, candidate=candidate)
         except (RatchetError, ValueError) as error:
             return self._result(candidate, Verdict.INCONCLUSIVE, f"the suites could not be run: {error}", {})
         known = contaminated([task for suite in self.suites for task in suite.tasks], learned)
@@ -77,49 +74,27 @@ class OfflineGate:
         verdict, reason = judge_suites(suites, scores, seed=self.config.seed)
         return self._result(candidate, verdict, reason, evidence)
 
-    def _scores(self, policy: str, suite: Suite, digest: str) -> Scores:
-        key = f"{suite.hash}:{self.config.seed}"
-        known = self.scores.find(digest, key)
-        if known is None:
-            try:
-                known = asyncio.run(self._sample_and_grade(policy, suite, digest))
-            except* (RatchetError, ValueError) as failed:
-                raise Unavailable(str(failed.exceptions[0])) from failed
-            self.scores.save(digest, key, known, at=self.clock())
-        return np.array(known, dtype=np.float64)
+    def _asked(self, policy: str, *, champion: str, candidate: str) -> dict[str, Compared]:
+        """(champion's, candidate's) scores by suite: those of this comparison, where an earlier attempt has them, else drawn now."""
+        draw = content_hash([self.config.seed, champion, candidate])
+        versions = (champion, candidate)
+        known = {s.config.name: self._known(s, draw, versions) for s in self.suites}
+        missing = tuple(s for s in self.suites if known[s.config.name] is None)
+        asking = Asking(config=self.config, connect=self.connect, progress=self.progress, judge=self.judge)
+        try:
+            drawn = asyncio.run(asking.ask(policy, missing, versions, draw=draw)) if missing else {}
+        except* (RatchetError, ValueError) as failed:
+            raise Unavailable(str(failed.exceptions[0])) from failed
+        for suite in missing:
+            for digest, scores in zip(versions, drawn[suite.config.name], strict=True):
+                self.scores.save(digest, _key(suite, draw), scores.tolist(), at=self.clock())
+        return {name: scores or (drawn[name][0], drawn[name][1]) for name, scores in known.items()}
 
-    async def _sample_and_grade(self, policy: str, suite: Suite, digest: str) -> list[list[float]]:
-        sandbox = Sandbox.from_config(self.config)
-        places = asyncio.Semaphore(self.config.concurrency)
-        k, done = suite.config.samples, 0
-        self.progress.report(policy, "evaluation", 0, len(suite.tasks) * k, {"suite": suite.config.name, "digest": digest})
-
-        async def one(task: Task, sample: int) -> float:
-            nonlocal done
-            async with places:
-                text = await self._answer(engines, _request(policy, digest, suite, task, sample, self.config.seed))
-                score = await asyncio.to_thread(grade, task.grader, text, sandbox=sandbox, judge=self.judge)
-            done += 1
-            self.progress.report(policy, "evaluation", done, len(suite.tasks) * k, {"suite": suite.config.name, "digest": digest})
-            return score
-
-        async with self.connect() as engines, asyncio.TaskGroup() as group:
-            asked = [[group.create_task(one(task, i)) for i in range(k)] for task in suite.tasks]
-        return [[task.result() for task in row] for row in asked]
-
-    async def _answer(self, engines: Engines, request: GenerateRequest) -> str:
-        """One answer; waits for an engine that holds the version, up to `engine_wait_s`. Raises `Unavailable`."""
-        deadline = asyncio.get_running_loop().time() + self.config.engine_wait_s
-        while True:
-            try:
-                async with asyncio.timeout(self.config.engine_timeout_s):
-                    return await _collect(engines, request)
-            except TimeoutError as error:
-                raise Unavailable(f"an answer took longer than {self.config.engine_timeout_s:g} s") from error
-            except Unavailable:
-                if asyncio.get_running_loop().time() > deadline:
-                    raise
-                await asyncio.sleep(RETRY_S)
+    def _known(self, suite: Suite, draw: str, versions: tuple[str, str]) -> Compared | None:
+        champion, candidate = (self.scores.find(digest, _key(suite, draw)) for digest in versions)
+        if champion is None or candidate is None:
+            return None
+        return np.array(champion, dtype=np.float64), np.array(candidate, dtype=np.float64)
 
     def _result(self, digest: str, verdict: Verdict, reason: str, evidence: dict[str, Any]) -> GateResult:
         return GateResult(
@@ -129,14 +104,9 @@ class OfflineGate:
         )  # fmt: skip
 
 
-async def _collect(engines: Engines, request: GenerateRequest) -> str:
-    text, finish = "", None
-    async for chunk in engines.generate(request):
-        text += chunk.text
-        finish = chunk.finish_reason or finish
-    if finish not in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS):
-        raise Unavailable(f"the engine ended an answer with {finish}")
-    return text
+def _key(suite: Suite, draw: str) -> str:
+    """Under what a version's scores are remembered: this suite, in this comparison."""
+    return content_hash([suite.hash, draw])
 
 
 def _without(suite: Suite, known: Mapping[str, str]) -> Suite:
@@ -198,11 +168,3 @@ def _suite_evidence(suite: Suite, champion: Scores, candidate: Scores, *, seed: 
 
 def _sentence(suite: Suite, champion: Scores, candidate: Scores, verdict: str) -> str:
     return f"{suite.config.name} {verdict}: {champion.mean():.3f} → {candidate.mean():.3f} (margin {suite.config.margin:g})"
-
-
-def _request(policy: str, digest: str, suite: Suite, task: Task, sample: int, seed: int) -> GenerateRequest:
-    drawn = hashlib.sha256(f"{seed}\x1f{suite.config.name}\x1f{task.id}\x1f{sample}".encode()).digest()
-    sampling = SamplingParams(
-        temperature=suite.config.temperature, max_tokens=task.max_tokens or suite.config.max_tokens, seed=int.from_bytes(drawn[:4], "big")
-    )
-    return GenerateRequest(policy=policy, digest=digest, messages=task.messages, sampling=sampling)

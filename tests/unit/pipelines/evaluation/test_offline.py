@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from app.domain.assignment import unit_interval
 from app.domain.errors import Unavailable
 from app.domain.gates import Verdict
 from app.domain.serving import GenerateRequest, GenerationChunk
@@ -72,7 +73,7 @@ def suite(count: int = 40, *, kind: SuiteClass = SuiteClass.CORE, margin: float 
     return Suite(config=config, tasks=tasks(count, critical=critical))
 
 
-def gate(engines: AnsweringEngines, judged: Suite, scores: RememberedScores | None = None) -> OfflineGate:
+def gate(engines: Any, judged: Suite, scores: RememberedScores | None = None) -> OfflineGate:
     return OfflineGate(
         config=OfflineConfig(engine_wait_s=0.0), suites=(judged,), connect=lambda: connected(engines),
         scores=scores or RememberedScores(), progress=ReportedProgress(), judge=None, clock=FrozenClock(),
@@ -113,12 +114,48 @@ def test_champion_and_candidate_are_asked_the_same_tasks_with_the_same_seeds() -
     assert len(set(asked["champion"])) == 10  # 5 tasks, 2 samples, all seeds different
 
 
-def test_a_champion_that_was_scored_before_is_not_sampled_again() -> None:
+def test_the_champion_answers_afresh_for_every_candidate_with_seeds_of_that_comparison() -> None:
     engines = AnsweringEngines({"champion": set(), "first": set(), "second": set()})
     scores = RememberedScores()
     for candidate in ("first", "second"):
         gate(engines, suite(5), scores).decide(policy="p", candidate=candidate, champion="champion")
-    assert sum(request.digest == "champion" for request in engines.asked) == 10
+    seeds = [request.sampling.seed for request in engines.asked if request.digest == "champion"]
+    assert len(seeds) == len(set(seeds)) == 20  # 2 comparisons, 5 tasks, 2 samples: no draw is shared
+
+
+def test_a_comparison_that_was_made_already_is_not_made_again() -> None:
+    engines = AnsweringEngines({"champion": solved(1), "candidate": solved(1, 2)})
+    scores = RememberedScores()
+    first, second = (gate(engines, suite(5), scores).decide(policy="p", candidate="candidate", champion="champion") for _ in range(2))
+    assert len(engines.asked) == 20
+    assert first.evidence_hash == second.evidence_hash
+
+
+def test_champion_and_candidate_are_asked_each_question_beside_each_other() -> None:
+    engines = AnsweringEngines({"champion": set(), "candidate": set()})
+    gate(engines, suite(5)).decide(policy="p", candidate="candidate", champion="champion")
+    pairs = list(zip(engines.asked[::2], engines.asked[1::2], strict=True))
+    assert all((a.digest, b.digest, a.sampling.seed) == ("champion", "candidate", b.sampling.seed) for a, b in pairs)
+
+
+class LuckyEngines:
+    """Every version answers each question rightly with probability 0.7, by the luck of its version and seed."""
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerationChunk]:
+        text = "yes" if unit_interval(request.digest, str(request.sampling.seed)) < 0.7 else "no"
+        yield GenerationChunk(text=text, tokens=[1], logprobs=[-0.5], finish_reason=FinishReason.STOP, prompt_tokens=[1])
+
+
+def test_identical_candidates_pass_as_often_after_a_hundred_promotions_as_before() -> None:
+    # Each that passes becomes champion. Remembering the draw that won, the last 60 of 150 passed 2 % of the time.
+    scores, champion, passed = RememberedScores(), "v0", list[bool]()
+    for number in range(1, 91):
+        result = gate(LuckyEngines(), suite(40, margin=0.2), scores).decide(policy="p", candidate=f"v{number}", champion=champion)
+        passed.append(result.verdict is Verdict.PASS)
+        champion = f"v{number}" if passed[-1] else champion
+    # D of 40 tasks, 2 answers each: sd sqrt(0.21 / 40) = 0.072, so 0.2 is 2.8 sd: power about 0.87
+    assert sum(passed[:30]) >= 20
+    assert sum(passed[60:]) >= 20
 
 
 @pytest.mark.parametrize("finish", [FinishReason.ERROR, FinishReason.TIMEOUT, FinishReason.ABORTED])

@@ -1,0 +1,103 @@
+"""Asking the suites: the same tasks with the same seeds, of every version compared, in one batch through the engines.
+
+Both versions meet the same load, the same minute and the same engines, so neither answers under better conditions, and a comparison costs
+one run through the engines, not two. Its seeds are its own: two comparisons with one champion share no draw of it.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.domain.errors import Unavailable
+from app.domain.ports import Engines, ProgressLog
+from app.domain.serving import GenerateRequest
+from app.domain.turns import FinishReason, SamplingParams
+from pipelines.evaluation.graders import JudgeModel, grade
+from pipelines.evaluation.offline_config import OfflineConfig
+from pipelines.evaluation.sandbox import Sandbox
+from pipelines.evaluation.suites import Suite, Task
+
+Scores: TypeAlias = NDArray[np.float64]
+"""[M, k]: M tasks, k answers each, in [0, 1]."""
+RETRY_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    """Everything that is needed to have answers given and graded."""
+
+    config: OfflineConfig
+    connect: Callable[[], AbstractAsyncContextManager[Engines]]
+    """Connections belong to the event loop of one run, so they are opened for it."""
+    progress: ProgressLog
+    judge: JudgeModel | None
+
+    async def ask(self, policy: str, suites: tuple[Suite, ...], versions: tuple[str, ...], *, draw: str) -> dict[str, tuple[Scores, ...]]:
+        """Scores by suite, one array per version in their order. `draw` names the comparison and decides every seed.
+
+        Raises `Unavailable` (inside an exception group) where an engine or grader fails: no answer ever scores zero by accident.
+        """
+        sandbox, places = Sandbox.from_config(self.config), asyncio.Semaphore(self.config.concurrency)
+        total, done = sum(len(suite.tasks) * suite.config.samples for suite in suites) * len(versions), 0
+        detail: dict[str, Any] = {"suites": [suite.config.name for suite in suites], "digests": list(versions)}
+        self.progress.report(policy, "evaluation", 0, total, detail)
+
+        async def one(suite: Suite, task: Task, sample: int, digest: str) -> float:
+            nonlocal done
+            async with places:
+                text = await self._answer(engines, request_of(policy, digest, suite, task, sample, draw))
+                score = await asyncio.to_thread(grade, task.grader, text, sandbox=sandbox, judge=self.judge)
+            done += 1
+            self.progress.report(policy, "evaluation", done, total, detail)
+            return score
+
+        async with self.connect() as engines, asyncio.TaskGroup() as group:
+            # The versions of one answer are asked beside each other: places are given in this order.
+            asked = {
+                suite.config.name: [
+                    [[group.create_task(one(suite, task, i, digest)) for digest in versions] for i in range(suite.config.samples)]
+                    for task in suite.tasks
+                ]
+                for suite in suites
+            }
+        scored = {name: np.array([[[job.result() for job in pair] for pair in row] for row in rows]) for name, rows in asked.items()}
+        return {name: tuple(scores_MKV[:, :, v] for v in range(len(versions))) for name, scores_MKV in scored.items()}
+
+    async def _answer(self, engines: Engines, request: GenerateRequest) -> str:
+        """One answer; waits for an engine that holds the version, up to `engine_wait_s`. Raises `Unavailable`."""
+        deadline = asyncio.get_running_loop().time() + self.config.engine_wait_s
+        while True:
+            try:
+                async with asyncio.timeout(self.config.engine_timeout_s):
+                    return await _collect(engines, request)
+            except TimeoutError as error:
+                raise Unavailable(f"an answer took longer than {self.config.engine_timeout_s:g} s") from error
+            except Unavailable:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+                await asyncio.sleep(RETRY_S)
+
+
+async def _collect(engines: Engines, request: GenerateRequest) -> str:
+    text, finish = "", None
+    async for chunk in engines.generate(request):
+        text += chunk.text
+        finish = chunk.finish_reason or finish
+    if finish not in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS):
+        raise Unavailable(f"the engine ended an answer with {finish}")
+    return text
+
+
+def request_of(policy: str, digest: str, suite: Suite, task: Task, sample: int, draw: str) -> GenerateRequest:
+    """What is asked of the engines: the seed is that of the draw, the task and the sample, whatever the version."""
+    drawn = hashlib.sha256(f"{draw}\x1f{suite.config.name}\x1f{task.id}\x1f{sample}".encode()).digest()
+    sampling = SamplingParams(
+        temperature=suite.config.temperature, max_tokens=task.max_tokens or suite.config.max_tokens, seed=int.from_bytes(drawn[:4], "big")
+    )
+    return GenerateRequest(policy=policy, digest=digest, messages=task.messages, sampling=sampling)
