@@ -19,6 +19,7 @@ from app import wiring
 from app.api import feedback, releases
 from app.api.access import Access, requires
 from app.api.application import Application, build
+from app.api.barrier import Barrier, reached_as
 from app.api.chat.conversations import Conversations
 from app.api.chat.gateway import Gateway
 from app.api.chat.route import ChatRoute
@@ -63,6 +64,7 @@ class Collaborators:
     checks: Mapping[str, Check] = field(default_factory=dict[str, Check])
     routers: Sequence[APIRouter] = ()
     """Of other rooms: releases, console."""
+    barrier: Barrier = field(default_factory=Barrier)
 
 
 def create_app(with_: Collaborators) -> Application:
@@ -83,6 +85,7 @@ def create_app(with_: Collaborators) -> Application:
     )  # fmt: skip
     return build(
         access=access,
+        barrier=with_.barrier,
         chat=ChatRoute(access=access, intake=intake, gateway=gateway),
         events=EventsRoute(access=access, intake=intake, door=door),
         routers=[
@@ -180,6 +183,9 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
         inbox=adapters.inbox, routes=adapters.routes, engines=adapters.engines, policies=adapters.policies, keys=adapters.keys,
         episodes=adapters.episodes, ledger=adapters.reads, reads=adapters.reads, actor_salt=settings.actor_salt,
         checks={"database": database, "engines": adapters.check_engines}, routers=[releases.router(room), guarded],
+        barrier=Barrier(
+            hosts=settings.hosts | reached_as(settings.host), origins=settings.origins, loopback=settings.host in LOOPBACK
+        ),
     )  # fmt: skip
 
 

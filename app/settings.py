@@ -4,6 +4,7 @@ Only entry points read this: `app.main`, `app.wiring`, `pipelines.__main__` and 
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,6 +40,11 @@ class Settings:
     """Base URLs of the engines."""
     host: str
     port: int
+    hosts: frozenset[str]
+    """Names under which others reach the service, such as `ratchet.example.com`: requests with another Host are refused, whatever they ask.
+    `localhost` and, where RATCHET_HOST is not loopback, addresses need no entry. `*` is any."""
+    origins: frozenset[str]
+    """Origins of other sites' pages that may call the service, such as `https://app.example.com`; none by default."""
     actor_salt: str
     """Secret under which people's ids are hashed; changing it makes everybody a stranger."""
     ingest: str
@@ -71,6 +77,8 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
         engines=tuple(url for url in get("ENGINES", "http://127.0.0.1:8401").split(",") if url),
         host=get("HOST", "127.0.0.1"),
         port=_port(get("PORT", "8400")),
+        hosts=frozenset(name.strip().lower() for name in get("HOSTS", "").split(",") if name.strip()),
+        origins=frozenset(_origin(text.strip()) for text in get("ORIGINS", "").split(",") if text.strip()),
         actor_salt=get("ACTOR_SALT", "ratchet-embedded"),
         ingest=ingest,
         log_level=get("LOG_LEVEL", "INFO"),
@@ -81,6 +89,13 @@ def _port(text: str) -> int:
     if not text.isdigit() or not 0 < int(text) < 65536:
         raise BadConfig(f"RATCHET_PORT is {text!r}: set it to a number from 1 to 65535")
     return int(text)
+
+
+def _origin(text: str) -> str:
+    """An origin as browsers write it. Raises `BadConfig`."""
+    if not re.fullmatch(r"https?://[^/\s*]+", text):
+        raise BadConfig(f"RATCHET_ORIGINS names {text!r}: write an origin such as https://app.example.com, without a path or `*`")
+    return text.lower()
 
 
 def owner_of(path: Path | None) -> str | None:

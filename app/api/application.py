@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api import openapi
 from app.api.access import Access
+from app.api.barrier import Barrier
 from app.api.chat.request import ChatBody
 from app.api.chat.route import ChatRoute
 from app.api.dialects.cloudevents import Envelope
@@ -30,6 +31,7 @@ class Application(FastAPI):
     """FastAPI, but for what the lane takes first: matching and middleware cost more there than the work."""
 
     lane: Lane = MappingProxyType({})
+    barrier: Barrier = Barrier()
     chat: ChatRoute
 
     def openapi(self) -> dict[str, Any]:
@@ -39,8 +41,14 @@ class Application(FastAPI):
         return self.openapi_schema
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve the lane's endpoints directly, everything else through FastAPI."""
-        endpoint = self.lane.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
+        """Stop what another site's page sent; serve the lane's endpoints directly, everything else through FastAPI."""
+        if scope["type"] == "http":
+            await self.barrier.admit(self._serve, scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = self.lane.get((scope["method"], scope["path"]))
         if endpoint is None:
             await super().__call__(scope, receive, send)
         else:
@@ -65,11 +73,12 @@ async def _guarded(endpoint: ASGIApp, scope: Scope, receive: Receive, send: Send
         await _bug().response()(scope, receive, send)
 
 
-def build(*, access: Access, chat: ChatRoute, events: EventsRoute, routers: list[APIRouter]) -> Application:
+def build(*, access: Access, barrier: Barrier, chat: ChatRoute, events: EventsRoute, routers: list[APIRouter]) -> Application:
     """The application with its error handling; `routers` are mounted in order."""
     app = Application(title="Ratchet", version="0.1.0", docs_url="/docs", redoc_url=None)
     app.state.access = access
     app.chat = chat
+    app.barrier = barrier
     app.lane = {
         ("POST", "/v1/chat/completions"): chat,
         ("POST", "/openai/v1/chat/completions"): chat,

@@ -14,6 +14,7 @@ import msgspec
 import uvicorn
 from starlette.types import ASGIApp
 
+from app.api.barrier import Barrier
 from app.domain.access import ApiKey, Scope, hash_secret, key_text, new_secret
 from app.domain.errors import BadRequest, RatchetError, Unavailable, UnknownPolicy
 from app.domain.events import CloudEvent, Observation
@@ -193,7 +194,7 @@ def collaborators(**changes: Any) -> Collaborators:
     given: dict[str, Any] = {
         "inbox": inbox, "routes": FixedRoutes("composer"), "engines": ScriptedEngines(), "policies": {"composer": policy_config()},
         "keys": MemoryKeys(), "episodes": MemoryEpisodes(),
-        "ledger": ledger, "reads": FixedReads(), "actor_salt": "salt",
+        "ledger": ledger, "reads": FixedReads(), "actor_salt": "salt", "barrier": Barrier(hosts=frozenset({"testserver"})),
     }  # fmt: skip
     return Collaborators(**given | changes)
 

@@ -82,7 +82,7 @@ CAPTURED = (
 
 
 def test_feedback_is_accepted_before_its_inference_once_and_can_be_taken_back(url: str, inbox: MemoryInbox) -> None:
-    headers = {"Idempotency-Key": "thumb-1"}
+    headers = {"Idempotency-Key": "thumb-1", "content-type": "application/json"}
     answers = [httpx.post(f"{url}/feedback", content=CAPTURED, headers=headers) for _ in range(2)]
     assert [answer.json() for answer in answers] == [{"feedback_id": "thumb-1"}] * 2, "the second time is another, the feedback is not"
     assert len(observed(inbox)) == 1

@@ -39,7 +39,9 @@ def test_a_body_that_drips_in_is_a_408_and_does_not_shut_out_others() -> None:
 
         def drip() -> None:
             with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1]))) as slow:
-                slow.sendall(b"POST /v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+                slow.sendall(
+                    b"POST /v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+                )
                 answers.append(slow.recv(100))
 
         dripping = [threading.Thread(target=drip) for _ in range(50)]

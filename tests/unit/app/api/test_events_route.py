@@ -22,7 +22,8 @@ AT = "2026-11-21T12:00:00Z"
 
 def service(**changes: Any) -> tuple[TestClient, MemoryInbox]:
     inbox = MemoryInbox()
-    return TestClient(create_app(collaborators(inbox=inbox, **changes)), raise_server_exceptions=False), inbox
+    app = create_app(collaborators(inbox=inbox, **changes))
+    return TestClient(app, raise_server_exceptions=False, headers={"content-type": "application/json"}), inbox
 
 
 def thumb(number: int = 1, **changes: Any) -> dict[str, Any]:
