@@ -64,6 +64,11 @@ class UtcMicros(TypeDecorator[datetime]):
         return EPOCH + timedelta(microseconds=value)
 
 
+def _partial(name: str, *columns: str, where: str, sqlite: str | None = None) -> Index:
+    """An index over some rows. `sqlite` says the same where SQLite, which has no booleans, is asked in other words (`current = 1`)."""
+    return Index(name, *columns, sqlite_where=text(sqlite or where), postgresql_where=text(where))
+
+
 Id = String(64)
 Name = String(200)
 Sequence = BigInteger().with_variant(Integer, "sqlite")
@@ -95,6 +100,8 @@ inbox = Table(
         sqlite_where=text("relayed_at IS NOT NULL AND applied_at IS NULL"),
         postgresql_where=text("relayed_at IS NOT NULL AND applied_at IS NULL"),
     ),
+    _partial("ix_inbox_to_trim", "applied_at", where="applied_at IS NOT NULL AND length(payload) > 0"),
+    _partial("ix_inbox_key", "key", where="length(payload) > 0"),
     sqlite_autoincrement=True,
 )
 
@@ -193,8 +200,8 @@ turns = Table(
     Column("tags", JSON, nullable=False),
     Column("payload_segment", Name),
     Column("erased_at", UtcMicros),
-    Index("ix_turns_due", "label_due_at", sqlite_where=text("labelled_at IS NULL"), postgresql_where=text("labelled_at IS NULL")),
-    Index("ix_turns_relabel", "inference_id", sqlite_where=text("needs_relabel"), postgresql_where=text("needs_relabel")),
+    _partial("ix_turns_policy_due", "policy", "label_due_at", where="labelled_at IS NULL"),
+    _partial("ix_turns_policy_relabel", "policy", "inference_id", where="needs_relabel", sqlite="needs_relabel = 1"),
     Index("ix_turns_policy_version", "policy", "version", "finished_at"),
 )
 
@@ -205,7 +212,21 @@ segments = Table(
     Column("rows", Integer, nullable=False),
     Column("bytes", BigInteger, nullable=False),
     Column("created_at", UtcMicros, nullable=False),
+    Column("state", String(16), nullable=False, server_default="whole"),
+    _partial("ix_segments_writing", "created_at", where="state = 'writing'"),
 )
+"""`state`: `writing` before its file is begun, `whole` with the rows that point into it. What stays `writing` is swept with its file."""
+
+turn_counts = Table(
+    "turn_counts",
+    metadata,
+    Column("policy", Name),
+    Column("version", Id),
+    Column("turns", BigInteger, nullable=False, server_default="0"),
+    Column("labelled", BigInteger, nullable=False, server_default="0"),
+    PrimaryKeyConstraint("policy", "version"),
+)
+"""Turns per version and those of them that have a label, written with the turns: nobody counts a table to show a number."""
 
 observations = Table(
     "observations",
@@ -225,6 +246,7 @@ observations = Table(
     Column("retracted_at", UtcMicros),
     PrimaryKeyConstraint("source", "id"),
     CheckConstraint("(inference_id IS NULL) <> (episode_id IS NULL)", name="one_target"),
+    _partial("ix_observations_actor", "actor", where="actor IS NOT NULL"),
     Index("ix_observations_parked", "received_at", sqlite_where=text("status = 'parked'"), postgresql_where=text("status = 'parked'")),
 )
 """`status`: `joined`, `parked` (its turn is not known yet), `late`, `orphan`."""
@@ -271,6 +293,9 @@ counters = Table(
 )
 """Monotone counts that must survive restarts: early, late, orphaned, duplicate, conflict, retracted, dead_lettered, …"""
 
+compatible_revisions = Table("compatible_revisions", metadata, Column("revision", Name, primary_key=True))
+"""Revisions whose code may run on this schema. An expanding migration adds its own; a contracting one takes away those it breaks."""
+
 # --- labels ---------------------------------------------------------------------------------------------------------------
 
 rule_sets = Table(
@@ -310,10 +335,24 @@ labels = Table(
     Column("held_out", Boolean, nullable=False),
     Column("finished_at", UtcMicros, nullable=False),
     Column("labelled_at", UtcMicros, nullable=False),
+    Column("lot", BigInteger, nullable=False, server_default="0"),
+    Column("batch_id", Id),
     PrimaryKeyConstraint("inference_id", "revision"),
     Index("uq_labels_one_current", "inference_id", unique=True, sqlite_where=text("current"), postgresql_where=text("current")),
     Index("ix_labels_window", "policy", "version", "labelled_at"),
+    _partial("ix_labels_time", "policy", "labelled_at", where="current", sqlite="current = 1"),
+    _partial("ix_labels_lot", "policy", "lot", where="current AND batch_id IS NULL", sqlite="current = 1 AND batch_id IS NULL"),
+    _partial(
+        "ix_labels_pool",
+        "policy",
+        "version",
+        "lot",
+        where="current AND exclusion IS NULL AND NOT held_out AND batch_id IS NULL",
+        sqlite="current = 1 AND exclusion IS NULL AND held_out = 0 AND batch_id IS NULL",
+    ),
+    _partial("ix_labels_actor", "actor", where="actor IS NOT NULL"),
 )
+"""`lot` is a hash of the episode, see `app.db.labels.lot_of`: batches are drawn along it. `batch_id` tells where the label was used."""
 
 erasures = Table(
     "erasures",
@@ -352,6 +391,7 @@ batch_items = Table(
     Column("label_revision", Integer, nullable=False),
     Column("segment", Name, nullable=False),
     Column("actor", Id),
+    _partial("ix_batch_items_actor", "actor", where="actor IS NOT NULL"),
 )
 """The primary key is the promise that a turn is trained on at most once, whoever cuts."""
 
@@ -617,6 +657,7 @@ outbox = Table(
     Column("created_at", UtcMicros, nullable=False),
     Column("sent_at", UtcMicros),
     Index("ix_outbox_to_send", "seq", sqlite_where=text("sent_at IS NULL"), postgresql_where=text("sent_at IS NULL")),
+    _partial("ix_outbox_key", "key", where="length(payload) > 0"),
     sqlite_autoincrement=True,
 )
 
