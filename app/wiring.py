@@ -17,6 +17,7 @@ from sqlalchemy import Engine
 
 from app.domain.errors import BadConfig, UnknownPolicy
 from app.domain.policies import PolicyConfig
+from app.domain.ports import Clock
 from app.domain.streams import JoinRules
 from app.domain.terms import Terms
 from app.settings import LOOPBACK, Settings, policies, read_toml
@@ -108,6 +109,13 @@ def open_inbox(settings: Settings) -> Engine:
     return open_engine(settings.inbox_url)
 
 
+def clock(settings: Settings) -> Clock:
+    """The time by which all processes of this deployment act: the state database's."""
+    from app.db.clock import DatabaseClock
+
+    return DatabaseClock(open_state(settings))
+
+
 def inbox_writer(settings: Settings) -> "SqlInbox":
     """The Inbox port with its writer thread; `close()` it on the way out."""
     from app.db.inbox import SqlInbox
@@ -158,9 +166,10 @@ def event_source(settings: Settings, *, group: str, max_records: int) -> "KafkaS
 
 def relay_office(settings: Settings, *, group: str) -> "SqlRelayOffice":
     """The RelayOffice port."""
+    from app.db.clock import database_now
     from app.db.relay import SqlRelayOffice
 
-    return SqlRelayOffice(open_inbox(settings), open_state(settings), group=group)
+    return SqlRelayOffice(open_inbox(settings), open_state(settings), group=group, clock=database_now)
 
 
 def trajectories(settings: Settings) -> "ParquetSegments":
@@ -418,16 +427,20 @@ def open_engines(settings: Settings) -> "HttpEngines | VllmEngines":
 
 def engine_ledger(settings: Settings, *, engine_id: str = "", address: str = "") -> "SqlEngineLedger":
     """What engines have to hold and do hold; an engine says who it is, readers do not."""
+    from app.db.clock import DatabaseClock
     from app.db.engines import SqlEngineLedger
 
-    return SqlEngineLedger(open_state(settings), engine_id=engine_id, address=address)
+    state = open_state(settings)
+    return SqlEngineLedger(state, engine_id=engine_id, address=address, clock=DatabaseClock(state))
 
 
 def release_ledger(settings: Settings) -> "SqlReleaseLedger":
     """The ReleaseLedger port."""
+    from app.db.clock import DatabaseClock
     from app.db.releases import SqlReleaseLedger
 
-    return SqlReleaseLedger(open_state(settings))
+    state = open_state(settings)
+    return SqlReleaseLedger(state, clock=DatabaseClock(state))
 
 
 def release_desk(settings: Settings, *, terms: Terms | None = None) -> "ReleaseDesk":

@@ -48,14 +48,15 @@ class SqlInbox:
         self,
         engine: Engine,
         *,
-        clock: Clock = utc_now,
+        clock: Clock | None = None,
         max_in_flight_bytes: int = MAX_IN_FLIGHT_BYTES,
         max_backlog_rows: int = MAX_BACKLOG_ROWS,
         min_free_bytes: int = MIN_FREE_BYTES,
         free_bytes: Callable[[], int] | None = None,
     ) -> None:
         self._engine = engine
-        self._clock = clock
+        # The time of acceptance is the database's: PostgreSQL sets it itself; SQLite's is this machine's.
+        self._clock = utc_now if clock is None and engine.dialect.name == "sqlite" else clock
         self._max_in_flight = max_in_flight_bytes
         self._max_backlog = max_backlog_rows
         self._min_free = min_free_bytes
@@ -107,7 +108,7 @@ class SqlInbox:
         self._thread.join()
 
     def _submit(self, events: Sequence[CloudEvent], answer: Answer) -> None:
-        now = self._clock()
+        now = self._clock() if self._clock is not None else None
         rows = [_row(event, now) for event in events]
         size = sum(len(row.payload) + ROW_OVERHEAD_BYTES for row in rows)
         with self._wake:
@@ -220,7 +221,7 @@ class SqlInbox:
             self._refusal = None
 
 
-def _row(event: CloudEvent, now: datetime) -> Row:
+def _row(event: CloudEvent, now: datetime | None) -> Row:
     for name, text in (("source", event.source), ("id", event.id), ("type", event.type), ("key", event.key)):
         if len(text) > MAX_NAME or not text or ("\x00" in text) or not (text.isascii() or _encodes(text)):
             raise BadRequest(f"{name} is {text[:40]!r}: use 1 to {MAX_NAME} characters of valid text without NUL", param=name)

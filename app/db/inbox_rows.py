@@ -30,12 +30,14 @@ class Row:
     payload: bytes
     payload_hash: bytes
     """See `app.domain.events.payload_hash`."""
-    received_at: datetime
+    received_at: datetime | None
+    """None on PostgreSQL: the database's own time of the insert, so that a door with a wrong clock makes nothing early or late."""
 
     def values(self) -> tuple[Any, ...]:
         """In the order of `COLUMNS`, as the driver wants them."""
         return (
-            self.source, self.event_id, self.type, self.key, micros(self.time), self.payload, self.payload_hash, micros(self.received_at),
+            self.source, self.event_id, self.type, self.key, micros(self.time), self.payload, self.payload_hash,
+            None if self.received_at is None else micros(self.received_at),
         )  # fmt: skip
 
 
@@ -80,7 +82,11 @@ def _insert_postgres(connection: DBAPIConnection, rows: Sequence[Row]) -> dict[t
     columns = list(zip(*(row.values() for row in rows), strict=True))
     types = ("text", "text", "text", "text", "bigint", "bytea", "bytea", "bigint")
     arrays = ", ".join(f"%s::{type_}[]" for type_ in types)
-    statement = f"{_INSERT} SELECT * FROM unnest({arrays}) ON CONFLICT DO NOTHING RETURNING source, event_id"
+    told = ", ".join(f"t.{column}" for column in COLUMNS[:-1])
+    statement = (
+        f"{_INSERT} SELECT {told}, COALESCE(t.received_at, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) "
+        f"FROM unnest({arrays}) AS t ({', '.join(COLUMNS)}) ON CONFLICT DO NOTHING RETURNING source, event_id"
+    )
     inserted = set(_run(connection, statement, [list(column) for column in columns]).fetchall())
     rest = [row for row in rows if (row.source, row.event_id) not in inserted]
     if not rest:

@@ -1,8 +1,12 @@
-"""Leases with fencing tokens: one owner at a time, and whoever lost the lease finds out at its next write."""
+"""Leases with fencing tokens: one owner at a time, and whoever lost the lease finds out at its next write.
+
+`now` is the database's clock (`app.db.clock`). A lease that ends further ahead than it can have been given for is expired: the clock
+was set back, and nobody waits an hour for an owner that may be dead. A living owner renews within a second.
+"""
 
 from datetime import datetime, timedelta
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import ColumnElement, Connection, or_, select, update
 
 from app.db.engine import insert_or_ignore
 from app.db.tables import leases
@@ -18,11 +22,16 @@ def acquire(connection: Connection, name: str, owner: str, *, ttl: timedelta, no
         return Lease(name=name, owner=owner, token=1, expires_at=now + ttl)
     taken = connection.execute(
         update(leases)
-        .where(leases.c.name == name, leases.c.expires_at <= now)
+        .where(leases.c.name == name, expired(leases.c.expires_at, ttl=ttl, now=now))
         .values(owner=owner, token=leases.c.token + 1, expires_at=now + ttl)
         .returning(leases.c.token)
     ).scalar()
     return None if taken is None else Lease(name=name, owner=owner, token=taken, expires_at=now + ttl)
+
+
+def expired(expires_at: ColumnElement[datetime], *, ttl: timedelta, now: datetime) -> ColumnElement[bool]:
+    """Whether a lease given for `ttl` is over, or never can have been given."""
+    return or_(expires_at <= now, expires_at > now + ttl)
 
 
 def renew(connection: Connection, lease: Lease, *, ttl: timedelta, now: datetime) -> Lease:

@@ -8,11 +8,13 @@ no harm, because deduplication row, effect and offset are one transaction.
 from collections.abc import Callable
 from datetime import timedelta
 
-from sqlalchemy import Engine, delete, select
+from sqlalchemy import Engine, delete, or_, select
 
+from app.db.clock import database_now
 from app.db.engine import upsert, writing
+from app.db.leases import expired
 from app.db.tables import leases
-from app.domain.ids import utc_now, uuid7
+from app.domain.ids import uuid7
 from app.domain.ports import Clock
 from app.domain.streams import PARTITIONS
 
@@ -21,9 +23,9 @@ TTL = timedelta(seconds=4)
 
 
 class SqlMembership:
-    """One member; ask `partitions` at least every second to stay one."""
+    """One member; ask `partitions` at least every second to stay one. Time is the database's where no clock is given."""
 
-    def __init__(self, engine: Engine, *, group: str, clock: Clock = utc_now, name: Callable[[], str] = uuid7) -> None:
+    def __init__(self, engine: Engine, *, group: str, clock: Clock | None = None, name: Callable[[], str] = uuid7) -> None:
         self._engine = engine
         self._prefix = f"{group}/"
         self._name = f"{group}/{name()}"
@@ -31,14 +33,17 @@ class SqlMembership:
 
     def partitions(self) -> frozenset[int]:
         """The partitions that are this member's now: every n-th, by its rank among the n members alive."""
-        now = self._clock()
-        row = {"name": self._name, "owner": self._name, "token": 0, "expires_at": now + TTL}
+        ours = leases.c.name.startswith(self._prefix, autoescape=True)
         with writing(self._engine) as connection:
+            now = database_now(connection) if self._clock is None else self._clock()
+            row = {"name": self._name, "owner": self._name, "token": 0, "expires_at": now + TTL}
             connection.execute(upsert(connection, leases, key=("name",), update=("expires_at",)), row)
-            alive = select(leases.c.name).where(leases.c.name.startswith(self._prefix, autoescape=True), leases.c.expires_at > now)
+            alive = select(leases.c.name).where(ours, ~expired(leases.c.expires_at, ttl=TTL, now=now))
             names = sorted(connection.execute(alive).scalars())
-            gone = leases.c.name.startswith(self._prefix, autoescape=True) & (leases.c.expires_at < now - 15 * TTL)
-            connection.execute(delete(leases).where(gone))
+            gone = or_(leases.c.expires_at < now - 15 * TTL, leases.c.expires_at > now + 15 * TTL)
+            # Rows of members that do not hold theirs at this moment: two who tidy up at once would wait for each other in a ring.
+            dead = select(leases.c.name).where(ours, gone).order_by(leases.c.name).with_for_update(skip_locked=True)
+            connection.execute(delete(leases).where(leases.c.name.in_(dead)))
         rank = names.index(self._name)
         return frozenset(range(rank, PARTITIONS, len(names)))
 

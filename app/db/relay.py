@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Engine, Executable, func, select, update
 
 from app.db import leases
 from app.db.chunks import one_of
+from app.db.clock import ConnectionClock
 from app.db.counters import add_counts
 from app.db.engine import reading, writing
 from app.db.streams import applied_among, offsets
@@ -29,27 +30,31 @@ READ_BYTES = 16 * 1024 * 1024
 
 
 class SqlRelayOffice:
-    """The RelayOffice port."""
+    """The RelayOffice port. `clock` says what time it is for the lease, whatever a relay believes; the relay's `now` where it is None."""
 
-    def __init__(self, inbox_engine: Engine, state_engine: Engine, *, group: str) -> None:
+    def __init__(self, inbox_engine: Engine, state_engine: Engine, *, group: str, clock: ConnectionClock | None = None) -> None:
         self._inbox = inbox_engine
         self._state = state_engine
         self._group = group
+        self._clock = clock
 
     def take(self, owner: str, *, now: datetime) -> "SqlRelayTerm | None":
         """The office, or None while another relay holds it."""
         with writing(self._inbox) as connection:
-            lease = leases.acquire(connection, LEASE, owner, ttl=TERM, now=now)
-        return None if lease is None else SqlRelayTerm(self._inbox, self._state, lease=lease, group=self._group)
+            lease = leases.acquire(connection, LEASE, owner, ttl=TERM, now=self._clock(connection) if self._clock else now)
+        return None if lease is None else SqlRelayTerm(self._inbox, self._state, lease=lease, group=self._group, clock=self._clock)
 
 
 class SqlRelayTerm:
     """The RelayTerm port."""
 
-    def __init__(self, inbox_engine: Engine, state_engine: Engine, *, lease: Lease, group: str) -> None:
+    def __init__(
+        self, inbox_engine: Engine, state_engine: Engine, *, lease: Lease, group: str, clock: ConnectionClock | None = None
+    ) -> None:
         self._inbox = inbox_engine
         self._state = state_engine
         self._group = group
+        self._clock = clock
         self.lease = lease
 
     def unsent_inbox(self, limit: int) -> list[OutgoingEvent]:
@@ -123,12 +128,12 @@ class SqlRelayTerm:
     def renew(self, *, now: datetime) -> None:
         """Stay in office. Raises `LeaseLost`."""
         with writing(self._inbox) as connection:
-            self.lease = leases.renew(connection, self.lease, ttl=TERM, now=now)
+            self.lease = leases.renew(connection, self.lease, ttl=TERM, now=self._clock(connection) if self._clock else now)
 
     def leave(self, *, now: datetime) -> None:
         """Give the office back early."""
         with writing(self._inbox) as connection:
-            leases.release(connection, self.lease, now=now)
+            leases.release(connection, self.lease, now=self._clock(connection) if self._clock else now)
 
     def _update_inbox(self, seqs: Sequence[int], values: Mapping[str, Any]) -> None:
         if not seqs:

@@ -61,7 +61,7 @@ def loop_world(settings: Settings, config: LoopConfig, policies: dict[str, Polic
         releases=wiring.release_desk(settings, terms=terms_of(config.gates, owner=owner_of(settings.config))),
         registry=wiring.registry(settings), training=training,
         progress=progress, judges=judges_of(settings, config, policies), pretrained=lambda policy: pretrained_release(ledger, policy),
-        clock=utc_now, code=wiring.code_version(),
+        clock=wiring.clock(settings), code=wiring.code_version(),
     )  # fmt: skip
 
     def close_orphans(policy: str) -> None:

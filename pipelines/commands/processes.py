@@ -12,7 +12,6 @@ import time
 import click
 
 from app import wiring
-from app.domain.ids import utc_now
 from app.logging import configure
 from app.settings import Settings, from_environment, owner_of, read_toml
 
@@ -66,7 +65,7 @@ def relay() -> None:
     rules = JoinRules(policies=wiring.load_policies(settings), label_wait_s=ingestion.label_wait_s, lateness_s=ingestion.lateness_s)
     candidate = Relay(
         office=wiring.relay_office(settings, group=ingestion.group), sink=wiring.event_sink(settings),
-        store=wiring.effect_store(settings, rules=rules), config=config, owner=owner(),
+        store=wiring.effect_store(settings, rules=rules), config=config, owner=owner(), clock=wiring.clock(settings),
     )  # fmt: skip
     end_within(stop)
     gc.freeze()
@@ -85,7 +84,7 @@ def ingest() -> None:
     config, _ = streaming_config(read_toml(settings.config))
     rules = JoinRules(policies=wiring.load_policies(settings), label_wait_s=config.label_wait_s, lateness_s=config.lateness_s)
     source = wiring.event_source(settings, group=config.group, max_records=config.max_records)
-    member = Ingest(source=source, store=wiring.effect_store(settings, rules=rules), config=config)
+    member = Ingest(source=source, store=wiring.effect_store(settings, rules=rules), config=config, clock=wiring.clock(settings))
     end_within(stop)
     gc.freeze()
     log.info("ingest ready group=%s", config.group)
@@ -102,7 +101,7 @@ def label() -> None:
     settings, stop = begin("label")
     policies = wiring.load_policies(settings)
     config = loop_config(read_toml(settings.config)).labelling
-    book, backlog = wiring.label_book(settings), wiring.backlog(settings)
+    book, backlog, clock = wiring.label_book(settings), wiring.backlog(settings), wiring.clock(settings)
     rules = wiring.rule_book(settings, starting_toml(config.rule_set, config=settings.config))
     read = None
     if config.judge_url is not None:
@@ -112,11 +111,11 @@ def label() -> None:
     gc.freeze()  # the garbage collector need not look at the imported code again: a sixth of the labeller's time
     log.info("label ready policies=%s", ",".join(policies))
     while not stop.is_set():
-        labelled, complete_until = 0, backlog.complete_until(now=utc_now())
+        labelled, complete_until = 0, backlog.complete_until(now=clock())
         for name, policy in policies.items():
             rule_set = parse_rule_set(rules.active(name), read=read)
             labelled += label_due(
-                book, policy=name, config=policy, rule_set=rule_set, now=utc_now(), limit=config.batch_turns, complete_until=complete_until
+                book, policy=name, config=policy, rule_set=rule_set, now=clock(), limit=config.batch_turns, complete_until=complete_until
             )
         if labelled:
             log.info("turns labelled count=%d", labelled)
@@ -136,10 +135,10 @@ def loop() -> None:
     settings, stop = begin("loop")
     policies = wiring.load_policies(settings)
     config = loop_config(read_toml(settings.config))
-    world = loop_world(settings, config, policies)
+    world, clock = loop_world(settings, config, policies), wiring.clock(settings)
     tickers = [
         Ticker(
-            policy=name, owner=owner(), book=world.ports.cycles, config=config.schedule, clock=utc_now, close_orphans=world.close_orphans,
+            policy=name, owner=owner(), book=world.ports.cycles, config=config.schedule, clock=clock, close_orphans=world.close_orphans,
             blocked=world.blocked, thin=world.thin,
             run=lambda cycle, policy=policy: run_cycle(cycle, policy=policy, config=config, ports=world.ports),
         )
@@ -204,7 +203,7 @@ def watch() -> None:
     ports = WatchPorts(
         desk=wiring.release_desk(settings, terms=terms_of(gates, owner=owner_of(settings.config))),
         releases=wiring.release_ledger(settings),
-        evidence=wiring.evidence_book(settings), progress=wiring.progress_log(settings), clock=utc_now,
+        evidence=wiring.evidence_book(settings), progress=wiring.progress_log(settings), clock=wiring.clock(settings),
     )  # fmt: skip
     policies = wiring.load_policies(settings)
     rules = wiring.rule_book(settings, starting_toml(config.labelling.rule_set, config=settings.config))

@@ -20,7 +20,7 @@ def schema_of(engine: Engine) -> dict[str, object]:
             return {f"{kind} {name}": table for kind, name, table in named}
     with reading(engine) as connection:
         named = connection.execute(text("SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'public'"))
-        indexes: dict[str, object] = {name: definition for name, definition in named}
+        indexes: dict[str, object] = {row[0]: row[1] for row in named}
     seen = inspect(engine)
     return indexes | {name: sorted(column["name"] for column in seen.get_columns(name)) for name in seen.get_table_names()}
 
