@@ -1,8 +1,9 @@
 """Batches in SQL: the port `BatchStore`. One transaction at a time cuts for a policy; the primary key of `batch_items` is the promise."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, exists, func, insert, or_, select, true
 
@@ -10,6 +11,7 @@ from app.db.engine import writing
 from app.db.tables import batch_items, batches, labels, turns, versions
 from app.domain.batches import BatchItem, BatchManifest, LabelledTurn
 from app.domain.ids import utc_now
+from app.domain.rewards import PROCESS_TERMS, Credit
 
 INSERT_ROWS = 500
 """Rows per INSERT: below SQLite's limit on bound parameters."""
@@ -118,6 +120,19 @@ def read_manifest(connection: Connection, row: Row[tuple[object, ...]]) -> Batch
     )  # fmt: skip
 
 
+def _is_process(term: Mapping[str, Any]) -> bool:
+    return Credit(term.get("credit") or (Credit.PROCESS if term["name"] in PROCESS_TERMS else Credit.OUTCOME)) is Credit.PROCESS
+
+
+def _process(terms: Sequence[Mapping[str, Any]]) -> float:
+    """The weighted sum of the terms about the turn itself."""
+    return sum(term["weight"] * term["value"] for term in terms if term["value"] is not None and _is_process(term))
+
+
+def _has_outcome(terms: Sequence[Mapping[str, Any]]) -> bool:
+    return any(term["value"] is not None and not _is_process(term) for term in terms)
+
+
 def _labelled_turn(row: Row[tuple[object, ...]]) -> LabelledTurn:
     turn = row._mapping
     return LabelledTurn(
@@ -127,5 +142,5 @@ def _labelled_turn(row: Row[tuple[object, ...]]) -> LabelledTurn:
         imported=turn[turns.c.source].startswith("import:"), train_consent=turn[turns.c.train_consent],
         erased=turn[turns.c.erased_at] is not None, has_logprobs=turn[turns.c.has_logprobs], payload_segment=turn[turns.c.payload_segment],
         completion_tokens=turn[turns.c.completion_tokens], finished_at=turn[turns.c.finished_at], labelled_at=turn[labels.c.labelled_at],
-        episode_open=bool(turn["episode_open"]),
+        episode_open=bool(turn["episode_open"]), process=_process(turn[labels.c.terms]), has_outcome=_has_outcome(turn[labels.c.terms]),
     )  # fmt: skip

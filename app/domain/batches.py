@@ -70,6 +70,10 @@ class LabelledTurn:
     labelled_at: datetime
     episode_open: bool = False
     """Some turn of the episode has no label yet."""
+    process: float = 0.0
+    """The part of `reward` that is the turn's own: its process terms. The rest is the outcome's."""
+    has_outcome: bool = True
+    """Whether any term spoke about the outcome."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,6 +78,19 @@ class TurnFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     erased: bool
 
 
+class Credit(StrEnum):
+    """Which turns of an episode a term's value is paid to."""
+
+    OUTCOME = "outcome"
+    """What came of it: reaches every turn of the chain that led there."""
+    PROCESS = "process"
+    """How the turn itself went about it (a broken call, a question, its length): stays with the turn."""
+
+
+PROCESS_TERMS = frozenset({"tool_calls", "clarification", "finish", "length", "latency"})
+"""The built-in terms about the turn itself, for labels that were made before labels said so."""
+
+
 class TermScore(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one term said about one turn."""
 
@@ -90,6 +103,7 @@ class TermScore(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     evidence: tuple[str, ...] = ()
     """Ids of the observations used."""
     detail: dict[str, Any] = {}
+    credit: Credit = Credit.OUTCOME
 
 
 class Label(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -126,7 +140,10 @@ class DueTurn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Term(Protocol):
-    """One question about a turn, answered with a score; named in the rule set, found by name or import path."""
+    """One question about a turn, answered with a score; named in the rule set, found by name or import path.
+
+    A term about the turn itself says so with `credit = Credit.PROCESS` in its class; without a word it is about the outcome.
+    """
 
     name: str
 

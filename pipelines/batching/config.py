@@ -19,7 +19,8 @@ class BatchingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     staleness: int = 0
     """How many versions behind the champion a turn may be (S); above 0 the correction has to earn its keep."""
     episode_reward: Literal["final", "mean", "own"] = "final"
-    """What every turn of a chain is paid: the chain's final reward, the mean of its rewards, or each its own."""
+    """Whose outcome every turn of a chain is paid: the last one of the chain, the mean of them, or each its own. What a turn itself did
+    (its process terms: tool calls, a question, how it ended, length, latency) it keeps in every case."""
     wait_for_episodes: bool = True
     """Leave a chain for the next slot while one of its turns has no label yet."""
 

@@ -1,6 +1,6 @@
 """Cut the batch of a slot, in one transaction:
 
-labels not in any batch → reasons against each → the chain's reward to all its turns → cap per actor → share per segment → manifest
+labels not in any batch → reasons against each → cap per actor → share per segment → the chain's outcome to all its turns → manifest
 
 Everything is decided by hashes of ids and the slot, so the same labels give the same batch whoever cuts.
 """
@@ -19,6 +19,8 @@ from app.domain.versions import HoldReason
 from pipelines.batching.config import BatchingConfig
 
 EQUAL_WITHIN = 1e-9
+STILL_TELLS = frozenset({Exclusion.EMPTY_COMPLETION, Exclusion.NO_LOGPROBS})
+"""A turn left out for these cannot be trained on, and yet what people said after it is what came of its chain."""
 
 
 def cut_batch(
@@ -50,11 +52,10 @@ def judge(
     """The reason against each label, by inference id; None where it is eligible."""
     rule_set = newest_rule_set(labels)
     verdicts = {turn.inference_id: _reason(turn, versions, known, rule_set, config) for turn in labels}
-    if config.episode_reward != "own":
-        paid = {turn.episode_id for turn in labels if verdicts[turn.inference_id] is None}
-        for turn in labels:  # a turn nobody commented on, such as a summary, is paid by its chain
-            if verdicts[turn.inference_id] is Exclusion.NO_SIGNAL and turn.episode_id in paid:
-                verdicts[turn.inference_id] = None
+    paid = outcomes(labels, config)
+    for turn in labels:  # a turn nobody commented on, such as a summary, is paid by its chain
+        if verdicts[turn.inference_id] is Exclusion.NO_SIGNAL and turn.episode_id in paid:
+            verdicts[turn.inference_id] = None
     return verdicts
 
 
@@ -120,17 +121,25 @@ def seats(sizes: dict[str, int], total: int) -> dict[str, int]:
     return given
 
 
-def pay_chains(chosen: Sequence[LabelledTurn], labels: Sequence[LabelledTurn], config: BatchingConfig) -> list[LabelledTurn]:
-    """The chain's reward for each of its turns; only turns that labelling had something to say about have a reward to pass on."""
+def outcomes(labels: Sequence[LabelledTurn], config: BatchingConfig) -> dict[str, float]:
+    """What came of each chain, by episode: the outcome part of its last label that has one, or the mean of them.
+
+    Labels of another rule set do not count: their rewards do not compare.
+    """
     if config.episode_reward == "own":
-        return list(chosen)
-    rewards: defaultdict[str, list[float]] = defaultdict(list)
+        return {}
+    rule_set = newest_rule_set(labels)
+    found: defaultdict[str, list[float]] = defaultdict(list)
     for turn in sorted(labels, key=lambda turn: (turn.finished_at, turn.inference_id)):
-        if turn.exclusion is None:
-            rewards[turn.episode_id].append(turn.reward)
-    final = config.episode_reward == "final"
-    paid = {episode: given[-1] if final else sum(given) / len(given) for episode, given in rewards.items()}
-    return [replace(turn, reward=paid.get(turn.episode_id, turn.reward)) for turn in chosen]
+        if turn.has_outcome and turn.rule_set == rule_set and (turn.exclusion is None or turn.exclusion in STILL_TELLS):
+            found[turn.episode_id].append(turn.reward - turn.process)
+    return {episode: said[-1] if config.episode_reward == "final" else sum(said) / len(said) for episode, said in found.items()}
+
+
+def pay_chains(chosen: Sequence[LabelledTurn], labels: Sequence[LabelledTurn], config: BatchingConfig) -> list[LabelledTurn]:
+    """Each turn is paid what itself did and what came of its chain, so that a good end pays for no broken call on the way."""
+    paid = outcomes(labels, config)
+    return [replace(turn, reward=turn.process + paid[turn.episode_id]) if turn.episode_id in paid else turn for turn in chosen]
 
 
 def _refuse_useless(chosen: Sequence[LabelledTurn], verdicts: dict[str, Exclusion | None], config: BatchingConfig) -> None:

@@ -18,10 +18,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Protocol
 
+import msgspec
+
 from app.domain.assignment import unit_interval
 from app.domain.events import is_imported
 from app.domain.policies import PolicyConfig
-from app.domain.rewards import DueTurn, Exclusion, Label, TermScore, TurnFacts
+from app.domain.rewards import Credit, DueTurn, Exclusion, Label, Term, TermScore, TurnFacts
 from app.domain.turns import FinishReason
 from pipelines.labelling.rule_set import RuleSet
 from pipelines.labelling.terms import COSTS
@@ -65,7 +67,7 @@ def label_due(
 def label(turn: DueTurn, *, config: PolicyConfig, rule_set: RuleSet, now: datetime) -> Label:
     """The label of one turn; pure, so that a replay gives the same."""
     facts = turn.facts
-    scores = tuple(term.score(facts, turn.observations, weight=weight) for term, weight in rule_set.terms)
+    scores = tuple(_scored(term, turn, weight) for term, weight in rule_set.terms)
     spoke = [score for score in scores if score.value is not None]
     is_signal = any(score.name not in COSTS for score in spoke)
     reward = sum(score.weight * (score.value or 0.0) for score in spoke) + (0.0 if is_signal else rule_set.config.default_reward)
@@ -75,6 +77,12 @@ def label(turn: DueTurn, *, config: PolicyConfig, rule_set: RuleSet, now: dateti
         revision=turn.revision + 1, exclusion=_exclusion(facts, is_signal=is_signal, rule_set=rule_set), labelled_at=now,
         segment=facts.segment, actor=facts.actor, held_out=held_out,
     )  # fmt: skip
+
+
+def _scored(term: Term, turn: DueTurn, weight: float) -> TermScore:
+    """What the term says, and whether it is about the turn itself or about what came of it."""
+    credit: Credit = getattr(term, "credit", Credit.OUTCOME)
+    return msgspec.structs.replace(term.score(turn.facts, turn.observations, weight=weight), credit=credit)
 
 
 def is_held_out(facts: TurnFacts, config: PolicyConfig) -> bool:

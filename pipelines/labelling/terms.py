@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from app.domain.events import Observation
-from app.domain.rewards import Aggregation, Term, TermScore, TurnFacts
+from app.domain.rewards import Aggregation, Credit, Term, TermScore, TurnFacts
 from app.domain.signals import Latency, MeasuredPersistence, ObservationName, RawEdit
 from app.domain.turns import FinishReason, ToolVerdict
 from pipelines.labelling.aggregate import aggregate
@@ -115,6 +115,7 @@ class ToolCalls:
     """-1 for a broken tool call: it is an answer that failed, never a reason to drop the turn."""
 
     name = "tool_calls"
+    credit = Credit.PROCESS
 
     def __init__(self, *, valid: float = 0.1, broken: float = -1.0) -> None:
         self._valid, self._broken = valid, broken
@@ -133,6 +134,7 @@ class Clarification:
     """Prices a question instead of an edit, which would otherwise escape every term about edits."""
 
     name = "clarification"
+    credit = Credit.PROCESS
 
     def __init__(self, *, cost: float = 0.3) -> None:
         self._cost = cost
@@ -155,6 +157,7 @@ class Finish:
     """Prices the exits: none of them is free."""
 
     name = "finish"
+    credit = Credit.PROCESS
 
     def __init__(self, *, timeout: float = -0.5, aborted: float = -0.3, length: float = -0.1) -> None:
         self._values = {FinishReason.TIMEOUT: timeout, FinishReason.ABORTED: aborted, FinishReason.LENGTH: length}
@@ -171,6 +174,7 @@ class Length:
     """The concave length penalty −C_{k,q}(x), C = ((1+kx)^{1−q} − 1)/(k(1−q)) (facts/rl.md, section 3.3)."""
 
     name = "length"
+    credit = Credit.PROCESS
 
     def __init__(self, *, k: float = 1.0, q: float = 0.5, scale_tokens: float = 256.0) -> None:
         if k <= 0 or q < 0 or scale_tokens <= 0:
@@ -193,6 +197,7 @@ class LatencyCost:
     """[-1, 0]: how far the answer took longer than the target."""
 
     name = "latency"
+    credit = Credit.PROCESS
 
     def __init__(self, *, target_s: float = 10.0) -> None:
         self._target_s = target_s

@@ -13,7 +13,7 @@ class RewardedTurn:
     """What a baseline may look at."""
 
     unit: str
-    """Turns of one unit (an episode) share their reward, so none of them may serve as another's baseline."""
+    """Turns of one unit (an episode) share its outcome, so none of them may serve as another's baseline."""
     reward: float
     segment: str
     prompt: str

@@ -9,7 +9,7 @@ from app.domain.batches import LabelledTurn
 from app.domain.errors import BadConfig
 from app.domain.rewards import Exclusion
 from pipelines.batching import BatchingConfig
-from pipelines.batching.cut import choose, seats
+from pipelines.batching.cut import choose, judge, pay_chains, seats
 from tests.fakes.learning import NOON
 
 
@@ -69,3 +69,30 @@ def test_limits_that_cannot_be_met_are_refused_by_name() -> None:
         BatchingConfig(min_turns=0)
     with pytest.raises(BadConfig, match="max_turns_per_actor"):
         BatchingConfig(max_turns_per_actor=0)
+
+
+def test_a_final_outcome_does_not_erase_what_the_turns_themselves_did() -> None:
+    # two broken calls, a question, and an edit that stayed: the outcome 0.7 reaches all four, beside -1, -1 and -0.3 of their own
+    own = [(-1.0, -1.0, False), (-1.0, -1.0, False), (-0.3, -0.3, False), (0.7, 0.0, True)]
+    turns = [turn(n, episode_id="e", reward=reward, process=process, has_outcome=told) for n, (reward, process, told) in enumerate(own)]
+    for how, expected in (("final", [-0.3, -0.3, 0.4, 0.7]), ("mean", [-0.3, -0.3, 0.4, 0.7]), ("own", [-1.0, -1.0, -0.3, 0.7])):
+        paid = pay_chains(turns, turns, BatchingConfig(episode_reward=how))  # type: ignore[arg-type]
+        assert [one.reward for one in paid] == pytest.approx(expected)
+
+
+def test_what_was_said_after_an_answer_that_cannot_be_trained_on_still_is_what_came_of_the_chain() -> None:
+    turns = [
+        turn(0, episode_id="e", reward=0.1, process=0.1, has_outcome=False),
+        turn(1, episode_id="e", reward=-1.0, exclusion="empty_completion", completion_tokens=0),
+    ]
+    assert [one.reward for one in pay_chains(turns[:1], turns, BatchingConfig())] == pytest.approx([-0.9])
+
+
+def test_a_silent_turn_is_paid_by_its_chain_only_where_something_came_of_it() -> None:
+    silent = turn(0, episode_id="e", reward=-0.05, process=-0.05, exclusion="no_signal", has_outcome=False)
+    broken = turn(1, episode_id="e", reward=-1.0, process=-1.0, has_outcome=False)
+    told = turn(2, episode_id="e", reward=1.0)
+    judged = {"versions": ("v1",), "known": frozenset({"v1"}), "config": BatchingConfig()}
+    assert judge([silent, broken], **judged)["turn-000"] is Exclusion.NO_SIGNAL
+    assert judge([silent, broken, told], **judged)["turn-000"] is None
+    assert pay_chains([silent], [silent, broken, told], BatchingConfig())[0].reward == pytest.approx(0.95)
