@@ -276,6 +276,10 @@ class Lease:
 class Trainer(Protocol):
     """Whoever computes gradients: the local one, or a service of Tinker's shape (forward_backward, optim_step, save and load)."""
 
+    def precision(self) -> str:
+        """Name of the dtype that the matrix products run in, such as `bfloat16`; whatever `auto` was resolved to."""
+        ...
+
     def forward(self, data: Sequence[Datum]) -> ForwardBackward:
         """Log-probabilities and entropies under the current weights, no gradient."""
         ...
@@ -285,7 +289,11 @@ class Trainer(Protocol):
         ...
 
     def optim_step(self, params: AdamParams) -> StepOutcome:
-        """Apply the accumulated gradient and forget it."""
+        """Apply the accumulated gradient and forget it; afterwards the weights are again those that would be published."""
+        ...
+
+    def retreat(self, share: float, params: AdamParams) -> None:
+        """Take back a share of the last step, which was made with `params`; shares of several calls add up, to 1 at most."""
         ...
 
     def load_state(self, snapshot: Path) -> None:

@@ -1,109 +1,73 @@
-"""AdamW whose state may live in a file: touched once per step, parameter by parameter, it need not stay in memory between steps.
+"""AdamW on fp32 masters, parameter by parameter, with its state in a file where that saves memory (`pipelines.training.tensor_file`).
 
-The file is an ordinary safetensors file (`first.NAME`, `second.NAME`, `step`), mapped read-write. On a laptop this takes 8 of the 16
-bytes per parameter of a training step out of the process; with a GPU or several workers the state is kept in memory instead.
+On a laptop masters and moments, 12 of the 20 bytes per parameter of a training step, are outside the process; with a GPU or several
+workers they are kept in memory.
 """
 
-# safetensors leaves parts of its types open.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
-import json
-import mmap
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch.optim.adamw import adamw
 
 from app.domain.training import AdamParams
+from pipelines.training.tensor_file import TensorFile
 
 STEP = "step"
 REST_AFTER_BYTES = 64 << 20
-"""How much of a mapped state is resident at once during a step."""
+"""How much of mapped tensors is resident at once during a step."""
 
 
-class AdamState:
-    """First and second moments per parameter name, and the number of steps taken."""
+class AdamState(TensorFile):
+    """First and second moments per parameter name (`first.NAME`, `second.NAME`), and the number of steps taken (`step`)."""
 
     def __init__(self, shapes: Mapping[str, torch.Tensor], *, file: Path | None) -> None:
-        """Zeros like the given (local) tensors; in `file` where one is named, which is replaced."""
-        names = sorted(shapes)
-        self.file = file
-        self._map: mmap.mmap | None = None
-        if file is None:
-            self.tensors = {f"{moment}.{name}": torch.zeros_like(shapes[name]) for moment in ("first", "second") for name in names}
-            self.tensors[STEP] = torch.zeros(1)
-            return
-        layout = {f"{moment}.{name}": tuple(shapes[name].shape) for name in names for moment in ("first", "second")} | {STEP: (1,)}
-        _create(file, layout)
-        self.tensors = self._mapped(file)
-
-    def _mapped(self, file: Path) -> dict[str, torch.Tensor]:
-        with file.open("r+b") as opened:
-            self._map = mmap.mmap(opened.fileno(), 0)
-        header_length = int.from_bytes(self._map[:8], "little")
-        entries = json.loads(self._map[8 : 8 + header_length])
-        tensors: dict[str, torch.Tensor] = {}
-        for name, entry in entries.items():
-            start, end = (8 + header_length + offset for offset in entry["data_offsets"])
-            tensors[name] = torch.frombuffer(self._map, dtype=torch.float32, count=(end - start) // 4, offset=start).view(entry["shape"])
-        return tensors
-
-    def load(self, file: Path, part: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
-        """Take over the full state of a file; `part` cuts a parameter's full tensor down to this worker's."""
-        with safe_open(file, framework="pt") as opened, torch.no_grad():
-            for name, tensor in self.tensors.items():
-                tensor.copy_(part(name.partition(".")[2], opened.get_tensor(name)))
-                self.rest()
-
-    def rest(self) -> None:
-        """Give the mapped pages back to the system; they stay in its page cache and come back when touched."""
-        if self._map is not None:
-            self._map.madvise(mmap.MADV_DONTNEED)
-
-    def flush(self) -> None:
-        """Make a mapped file complete on disk."""
-        if self._map is not None:
-            self._map.flush()
+        moments = {f"{moment}.{name}": tensor for name, tensor in shapes.items() for moment in ("first", "second")}
+        super().__init__({**moments, STEP: torch.zeros(1)}, file=file)
 
 
 def adam_step(
-    parameters: Mapping[str, torch.Tensor], gradients: Iterator[tuple[str, torch.Tensor]], state: AdamState, params: AdamParams
+    masters: TensorFile,
+    gradients: Iterator[tuple[str, torch.Tensor]],
+    state: AdamState,
+    params: AdamParams,
+    *,
+    changed: Callable[[str], None] = lambda name: None,
 ) -> None:
-    """One AdamW step, parameter by parameter, so that little of a mapped state is resident at once."""
+    """One AdamW step, parameter by parameter, so that little of what is mapped is resident at once; tells which master has `changed`."""
     taken = state.tensors[STEP].clone()
     state.tensors[STEP] += 1
     touched = 0
     for name, gradient in gradients:
-        parameter = parameters[name]
+        master = masters.tensors[name]
         adamw(
-            [parameter], [gradient], [state.tensors[f"first.{name}"]], [state.tensors[f"second.{name}"]], [],
-            [taken[0].to(parameter.device, copy=True)],
+            [master], [gradient], [state.tensors[f"first.{name}"]], [state.tensors[f"second.{name}"]], [],
+            [taken[0].to(master.device, copy=True)],
             fused=True, amsgrad=False, maximize=False, beta1=params.beta1, beta2=params.beta2, lr=params.learning_rate,
             weight_decay=params.weight_decay, eps=params.eps,
         )  # fmt: skip
-        touched += 8 * parameter.numel()
+        changed(name)
+        touched += 12 * master.numel()
         if touched > REST_AFTER_BYTES:
             state.rest()
+            masters.rest()
             touched = 0
     state.rest()
+    masters.rest()
 
 
-def _create(file: Path, layout: Mapping[str, tuple[int, ...]]) -> None:
-    """A safetensors file of zeros, fp32; sparse, so it takes no disk until it is written."""
-    entries: dict[str, object] = {}
-    offset = 0
-    for name, shape in layout.items():
-        size = 4 * torch.Size(shape).numel()
-        entries[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [offset, offset + size]}
-        offset += size
-    header = json.dumps(entries, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 64)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.unlink(missing_ok=True)
-    with file.open("wb") as opened:
-        opened.write(len(header).to_bytes(8, "little") + header)
-        opened.flush()
-        os.truncate(file, 8 + len(header) + offset)
+@torch.no_grad()
+def take_back(masters: TensorFile, state: AdamState, params: AdamParams, share: float, *, changed: Callable[[str], None]) -> None:
+    """Undo a share of the last step; shares of several calls add up, to 1 at most.
+
+    AdamW's step is a function of its state after it, θ' = θ(1 − ηλ) − η·m̂/(√v̂ + ε), so no copy of the weights is needed. The moments
+    keep what the step's gradient told them. Weight decay is left where it is: ηλ is a millionth and belongs to no gradient.
+    """
+    taken = float(state.tensors[STEP])
+    first_bias, second_bias = 1 - params.beta1**taken, 1 - params.beta2**taken
+    for name, master in masters.tensors.items():
+        root = (state.tensors[f"second.{name}"] / second_bias).sqrt_().add_(params.eps)
+        master.addcdiv_(state.tensors[f"first.{name}"], root, value=share * params.learning_rate / first_bias)
+        changed(name)
+        state.rest()
+        masters.rest()

@@ -1,38 +1,78 @@
-"""LoRA through peft: adapters on a frozen base, merged before anything is published."""
+"""LoRA (arXiv 2106.09685): low-rank adapters on a frozen base; what is served is base + adapter, rounded, and so is what is trained.
+
+    dense weight W = round(base + α/r · B·A)     set anew after every optimizer step, on the grid of bfloat16, without a gradient
+    forward        y = W·x + (z − z.detach())    z = α/r · B·(A·x.detach()): nothing is added, but its gradient reaches A and B
+
+So the forward pass is that of the snapshot that will be published, and A and B get the gradient of a weight of full precision (a
+straight-through estimate over the rounding). Base and fp32 adapters travel with the lineage: a merge loses nothing for good.
+"""
 
 # torch leaves parts of its types open.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-from typing import Any, cast
+import math
+from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from safetensors import safe_open
+from torch.nn.functional import linear
 
+from app.domain.errors import BadConfig
+from app.policy.snapshot import WEIGHTS
 from pipelines.training.config import LoraConfig
+from pipelines.training.rounding import round_into
+
+DOWN, UP = "lora_down", "lora_up"
+"""A [r, in] and B [out, r] of a layer, parameters of the layer itself."""
 
 
-def add_adapters(model: PreTrainedModel, config: LoraConfig, *, seed: int = 0) -> None:
-    """Put fresh adapters into the model (which change nothing yet) and freeze everything else; the same ones for the same seed."""
-    import peft  # here, because it takes a second to import and full-parameter training does not need it
+class Adapters:
+    """The adapters of one model and the base below them."""
 
-    lora = peft.LoraConfig(
-        r=config.rank, lora_alpha=config.alpha, target_modules=list(config.target_modules), lora_dropout=0.0, task_type="CAUSAL_LM"
-    )  # fmt: skip
-    torch.manual_seed(seed)
-    peft.inject_adapter_in_model(lora, model)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_("lora_" in name)
+    def __init__(self, model: torch.nn.Module, config: LoraConfig, *, base: Path, seed: int = 0) -> None:
+        """Put fresh adapters in (which change nothing yet: B is zero) and freeze everything else; the same ones for the same seed."""
+        self.base = base
+        self._scale = config.alpha / config.rank
+        model.requires_grad_(False)
+        generator = torch.Generator().manual_seed(seed)
+        self._layers: dict[str, torch.nn.Linear] = {
+            name: module for name, module in model.named_modules()
+            if isinstance(module, torch.nn.Linear) and name.rpartition(".")[2] in config.target_modules
+        }  # fmt: skip
+        if not self._layers:
+            raise BadConfig(f"training.lora.target_modules names {config.target_modules} and the model has none of them: correct it")
+        for layer in self._layers.values():
+            _adapt(layer, config.rank, self._scale, generator)
+
+    @torch.no_grad()
+    def merge(self, read: Any | None = None) -> None:  # noqa: ANN401 - a safetensors file
+        """Set every dense weight to the rounded sum of base and adapter."""
+        if read is None:
+            with safe_open(self.base / WEIGHTS, framework="pt") as opened:
+                return self.merge(opened)
+        for name, layer in self._layers.items():
+            down, up = layer.get_parameter(DOWN), layer.get_parameter(UP)
+            below = read.get_tensor(f"{name}.weight").to(down.device, torch.float32)
+            round_into(layer.weight.data, below.addmm(up, down, alpha=self._scale))
+        return None
+
+    @torch.no_grad()
+    def forget(self) -> None:
+        """Start on another base: B is zero again."""
+        for layer in self._layers.values():
+            layer.get_parameter(UP).zero_()
 
 
-@torch.no_grad()
-def merged_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The model's tensors with the adapters added, under the names they have without adapters; the model stays as it is."""
-    state: dict[str, torch.Tensor] = {}
-    for name, tensor in model.state_dict().items():
-        if "lora_" in name:
-            continue
-        owner = name.removesuffix(".base_layer.weight")
-        state[name.replace(".base_layer", "")] = (
-            tensor if owner == name else tensor + cast(Any, model.get_submodule(owner)).get_delta_weight("default")
-        )
-    return state
+def _adapt(layer: torch.nn.Linear, rank: int, scale: float, generator: torch.Generator) -> None:
+    down = torch.empty(rank, layer.in_features)
+    torch.nn.init.kaiming_uniform_(down, a=math.sqrt(5), generator=generator)
+    layer.register_parameter(DOWN, torch.nn.Parameter(down))
+    layer.register_parameter(UP, torch.nn.Parameter(torch.zeros(layer.out_features, rank)))
+
+    def through(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+        down, up = module.get_parameter(DOWN), module.get_parameter(UP)
+        adapted = linear(linear(inputs[0].detach(), down), up) * scale
+        return output + (adapted - adapted.detach())
+
+    layer.register_forward_hook(through)

@@ -42,10 +42,16 @@ class RayTrainer:
         actor = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0)(TrainingWorker)
         self.actors: list[Any] = [actor.remote(rank, workers, threads) for rank in range(workers)]
         self._every("join", self._one("address") if workers > 1 else "")
+        self._precision = ""
 
-    def open(self, setup: TrainerSetup) -> str:
-        """Build the model on every worker; returns the dtype they compute in."""
-        return self._every("open", setup)[0]
+    def open(self, setup: TrainerSetup) -> None:
+        """Build the model on every worker; all compute in what the first one resolves `auto` to."""
+        self._precision = str(self._one("resolve", setup.dtype))
+        self._every("open", replace(setup, dtype=self._precision))
+
+    def precision(self) -> str:
+        """Name of the dtype that the workers compute in."""
+        return self._precision
 
     def close(self) -> None:
         """Free the workers' memory; they stay warm."""
@@ -67,6 +73,9 @@ class RayTrainer:
 
     def optim_step(self, params: AdamParams) -> StepOutcome:
         return self._every("optim_step", params)[0]
+
+    def retreat(self, share: float, params: AdamParams) -> None:
+        self._every("retreat", share, params)
 
     def load_state(self, snapshot: Path) -> None:
         self._every("load_state", snapshot)
@@ -106,8 +115,8 @@ class RayTrainer:
     def _every(self, method: str, *arguments: object) -> list[Any]:
         return self._wait([getattr(actor, method).remote(*arguments) for actor in self.actors])
 
-    def _one(self, method: str) -> Any:  # noqa: ANN401 - whatever the method returns
-        return self._wait([getattr(self.actors[0], method).remote()])[0]
+    def _one(self, method: str, *arguments: object) -> Any:  # noqa: ANN401 - whatever the method returns
+        return self._wait([getattr(self.actors[0], method).remote(*arguments)])[0]
 
     def _wait(self, calls: list[Any]) -> list[Any]:
         try:

@@ -67,6 +67,13 @@ class Shards:
         shape, stride = parameter.shape, parameter.stride()
         return DTensor.from_local(part, parameter.device_mesh, parameter.placements, shape=shape, stride=stride).full_tensor()
 
+    def first_place(self, parameter: torch.Tensor) -> int:
+        """Index, in the whole flattened tensor, of this worker's first element: rows are dealt in equal runs, as `torch.chunk` does."""
+        if not isinstance(parameter, DTensor):
+            return 0
+        rows = parameter.shape[0]
+        return min(rows, -(-rows // self.count) * self.rank) * (parameter.numel() // max(1, rows))
+
     def part_of(self, parameters: Mapping[str, torch.Tensor]) -> "PartOf":
         """How to cut a full tensor as the parameter of that name is cut."""
         return PartOf(parameters)

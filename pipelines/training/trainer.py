@@ -2,6 +2,11 @@
 
 Fed by data and a snapshot folder / feeds gradients into fp32 master weights, and snapshots out. Knows nothing of databases, batches or
 rewards, so that a Ray worker imports nothing of them.
+
+    masters (fp32, all that was ever learned) ──round──▶ the model's weights ──forward, backward──▶ gradients ──Adam──▶ masters
+
+The model computes with the bfloat16 values that will be served, from the first step on (`pipelines.training.rounding`): what is trained is
+what is published.
 """
 
 # torch and safetensors leave parts of their types open.
@@ -10,7 +15,6 @@ rewards, so that a Ray worker imports nothing of them.
 import ctypes
 import gc
 import itertools
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +22,6 @@ from typing import Any, cast
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 from app.domain.training import AdamParams, Datum, ForwardBackward, LossSpec, StepOutcome
 from app.policy.model import load_model
@@ -26,13 +29,15 @@ from app.policy.packing import ScoredSequence, pack
 from app.policy.scorer import Scorer, Scores
 from app.policy.snapshot import WEIGHTS, write_snapshot
 from pipelines.training.activations import Activations, keep_activations
-from pipelines.training.adam import AdamState, adam_step
-from pipelines.training.adapters import add_adapters, merged_state
+from pipelines.training.adam import AdamState, adam_step, take_back
+from pipelines.training.adapters import DOWN, UP, Adapters
 from pipelines.training.config import LoraConfig, RouterReplayConfig
 from pipelines.training.loss import token_loss
 from pipelines.training.precision import resolve_dtype
+from pipelines.training.rounding import round_into
 from pipelines.training.router_replay import RouterReplay
 from pipelines.training.sharding import Shards
+from pipelines.training.tensor_file import TensorFile
 
 MASTER = "weights.safetensors"
 OPTIMIZER = "optimizer.safetensors"
@@ -51,6 +56,8 @@ class TrainerSetup:
     activations: Activations = "none"
     share_prefixes: bool = True
     lora: LoraConfig | None = None
+    base: Path | None = None
+    """Snapshot that the adapters lie on; None: they begin on `snapshot`."""
     router_replay: RouterReplayConfig = RouterReplayConfig()
 
 
@@ -65,14 +72,18 @@ class LocalTrainer:
         self.dtype = resolve_dtype(setup.dtype)
         self.device = self.shards.device
         model: Any = load_model(setup.snapshot, dtype=torch.float32)
-        if setup.lora is not None:
-            add_adapters(model, setup.lora)
+        self.adapters = Adapters(model, setup.lora, base=setup.base or setup.snapshot) if setup.lora is not None else None
         keep_activations(model, setup.activations)
         self.replay = RouterReplay(model, setup.router_replay)
         self.model = model.to(self.device).train()
         self.scorer: Scorer = self.shards.split(Scorer(model))
         self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self.masters: TensorFile | None = None
         self.adam: AdamState | None = None
+
+    def precision(self) -> str:
+        """Name of the dtype of the matrix products, as resolved on this machine."""
+        return str(self.dtype).removeprefix("torch.")
 
     def forward(self, data: Sequence[Datum]) -> ForwardBackward:
         """Score without a gradient."""
@@ -97,51 +108,58 @@ class LocalTrainer:
         finite = bool(torch.isfinite(norm))
         if finite:
             scale = params.max_grad_norm / float(norm) if 0 < params.max_grad_norm < float(norm) else None
-            local = {name: self.shards.local(p.data) for name, p in self.parameters.items()}
-            adam_step(local, self._gradients(scale), self._adam_state(), params)
+            masters, adam = self._state()
+            adam_step(masters, self._gradients(scale), adam, params, changed=self._serve)
+            self._merge()
         self._forget_gradients()
         return StepOutcome(grad_norm=float(norm), applied=finite)
+
+    def retreat(self, share: float, params: AdamParams) -> None:
+        """Take back a share of the last step; shares of several calls add up."""
+        masters, adam = self._state()
+        take_back(masters, adam, params, share, changed=self._serve)
+        self._merge()
 
     def load_state(self, snapshot: Path) -> None:
         """Weights from a snapshot; the optimizer starts anew, adapters too."""
         self._copy_weights(snapshot / WEIGHTS)
+        if self.adapters is not None:
+            self.adapters.base = snapshot
+            self.adapters.forget()
         self._forget_gradients()
-        self.adam = None
+        self.masters = self.adam = None
 
     def load_state_with_optimizer(self, folder: Path) -> None:
-        """Master weights and optimizer state as `save_state` wrote them."""
-        self._copy_weights(folder / MASTER)
+        """Masters and optimizer state as `save_state` wrote them; adapters lie on the base that the trainer was set up with."""
+        if self.adapters is not None:
+            self.adapters.base = self.setup.base or self.setup.snapshot
+        masters, adam = self._state()
+        part = self.shards.part_of(self.parameters)
+        masters.load(folder / MASTER, lambda name, tensor: part(name, tensor))
+        adam.load(folder / OPTIMIZER, lambda name, tensor: part(_owner(name), tensor))
+        for name in self.parameters:
+            self._serve(name)
+        masters.rest()
+        self._merge()
         self._forget_gradients()
-        self._adam_state().load(folder / OPTIMIZER, self.shards.part_of(self.parameters))
 
     def save_state(self, folder: Path) -> None:
-        """Write master weights and optimizer state, whole, whatever the number of workers."""
+        """Write masters and optimizer state, whole, whatever the number of workers."""
         folder.mkdir(parents=True, exist_ok=True)
-        state = self._adam_state()
-        weights = {name: self.shards.whole(p) for name, p in self.model.state_dict().items() if _is_stored(name, self.model)}
-        moments = (
-            None
-            if state.file
-            else {name: self.shards.whole_like(t, self.parameters.get(_owner(name))) for name, t in state.tensors.items()}
-        )
-        if not self.shards.leads:
-            return
-        save_file({name: tensor.cpu().contiguous() for name, tensor in weights.items()}, folder / MASTER)
-        if moments is not None:
-            save_file({name: tensor.cpu().contiguous() for name, tensor in moments.items()}, folder / OPTIMIZER)
-        elif state.file is not None:
-            state.flush()
-            shutil.copyfile(state.file, folder / OPTIMIZER)
+        masters, adam = self._state()
+        whole = self.shards.whole_like
+        masters.save(folder / MASTER, lambda name, tensor: whole(tensor, self.parameters[name]), leads=self.shards.leads)
+        adam.save(folder / OPTIMIZER, lambda name, tensor: whole(tensor, self.parameters.get(_owner(name))), leads=self.shards.leads)
 
     def save_weights_for_sampler(self, folder: Path, like: Path) -> str:
-        """Write a bf16 snapshot; returns its digest (empty on workers that do not lead)."""
-        tensors = merged_state(self.model) if self.setup.lora is not None else self.model.state_dict()
+        """Write a bf16 snapshot, bit for bit the weights in the model; returns its digest (empty on workers that do not lead)."""
+        tensors = self.model.state_dict()
         whole = {name: self.shards.whole(tensor) for name, tensor in tensors.items() if _is_stored(name, self.model)}
         return write_snapshot(folder, whole, like=like) if self.shards.leads else ""
 
     def close(self) -> None:
         """Give the memory back; the trainer is not usable afterwards."""
-        self.adam = None
+        self.masters = self.adam = None
         self.replay.remove()
         self.parameters = {}
         del self.scorer, self.model
@@ -177,26 +195,38 @@ class LocalTrainer:
             if parameter.grad is not None:
                 self.shards.local(parameter.grad).zero_()
 
-    def _adam_state(self) -> AdamState:
-        if self.adam is None:
+    def _state(self) -> tuple[TensorFile, AdamState]:
+        """Masters and moments; made when they are first needed, the masters from the weights as they are."""
+        if self.masters is None or self.adam is None:
             local = {name: self.shards.local(p.data) for name, p in self.parameters.items()}
             in_file = self.device.type == "cpu" and self.shards.count == 1
+            self.masters = TensorFile(local, file=self.setup.scratch / "masters.safetensors" if in_file else None)
+            for name, tensor in local.items():
+                self.masters.tensors[name].copy_(tensor)
+            self.masters.rest()
             self.adam = AdamState(local, file=self.setup.scratch / "adam.safetensors" if in_file else None)
-        return self.adam
+        return self.masters, self.adam
+
+    @torch.no_grad()
+    def _serve(self, name: str) -> None:
+        """Bring a parameter up to its master: rounded where it is served itself, as it is where it is part of an adapter."""
+        assert self.masters is not None
+        parameter, master = self.parameters[name], self.masters.tensors[name]
+        if self.adapters is not None:
+            parameter.copy_(master)
+        else:
+            round_into(self.shards.local(parameter.data), master, first=self.shards.first_place(parameter))
+
+    def _merge(self) -> None:
+        if self.adapters is not None:
+            self.adapters.merge()
 
     @torch.no_grad()
     def _copy_weights(self, file: Path) -> None:
         targets = self.model.state_dict()
         with safe_open(file, framework="pt") as opened:
-            names = set(opened.keys())
-            for name in sorted(names):
-                self.shards.fill(targets[self._name_in_model(name, targets)], opened.get_tensor(name))
-
-    def _name_in_model(self, name: str, targets: dict[str, torch.Tensor]) -> str:
-        """A snapshot's name of a tensor; under adapters the base layers carry a prefix."""
-        if name in targets:
-            return name
-        return next(key for key in targets if key.replace(".base_layer", "") == name)
+            for name in sorted(opened.keys()):
+                self.shards.fill(targets[name], opened.get_tensor(name))
 
 
 def _scored(datum: Datum) -> int:
@@ -209,7 +239,9 @@ def _owner(moment_name: str) -> str:
 
 
 def _is_stored(name: str, model: torch.nn.Module) -> bool:
-    """Tied tensors are stored under their first name only."""
+    """Tied tensors are stored under their first name only, adapters with the optimizer's state."""
+    if name.endswith((DOWN, UP)):
+        return False
     return not (name == "lm_head.weight" and getattr(model.config, "tie_word_embeddings", False))
 
 

@@ -88,6 +88,7 @@ class Update:
         )  # fmt: skip
         setup = self._setup()
         with self.ports.trainers.opened(setup, workers=self.config.workers, timeout_s=self.config.attempt_timeout_s) as trainer:
+            self.metrics["dtype"] = trainer.precision()
             self._prepare(trainer, steps)
             saved_at = time.monotonic()
             for number in range(self.progress.next_step, len(steps)):

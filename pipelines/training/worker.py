@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from app.domain.training import AdamParams, Datum, ForwardBackward, LossSpec, StepOutcome
+from pipelines.training.precision import resolve_name
 from pipelines.training.sharding import Shards
 from pipelines.training.trainer import LocalTrainer, TrainerSetup
 
@@ -35,11 +36,14 @@ class TrainingWorker:
         """Meet the other workers (a worker alone meets nobody)."""
         self.shards = Shards.join(rank=self.rank, count=self.count, address=address) if self.count > 1 else Shards.alone()
 
-    def open(self, setup: TrainerSetup) -> str:
-        """Build a trainer; what an earlier run left is dropped first. Returns the dtype it computes in."""
+    def resolve(self, dtype: str) -> str:
+        """Name of the dtype that a configured one, such as `auto`, means on this machine."""
+        return resolve_name(dtype)
+
+    def open(self, setup: TrainerSetup) -> None:
+        """Build a trainer; what an earlier run left is dropped first."""
         self.close()
         self.trainer = LocalTrainer(setup, shards=self.shards)
-        return str(self.trainer.dtype).removeprefix("torch.")
 
     def close(self) -> None:
         """Drop the model and the optimizer."""
@@ -56,6 +60,9 @@ class TrainingWorker:
 
     def optim_step(self, params: AdamParams) -> StepOutcome:
         return self._open().optim_step(params)
+
+    def retreat(self, share: float, params: AdamParams) -> None:
+        self._open().retreat(share, params)
 
     def load_state(self, snapshot: Path) -> None:
         self._open().load_state(snapshot)

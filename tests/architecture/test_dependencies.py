@@ -36,7 +36,6 @@ OWNERS: dict[str, set[str]] = {
     "jinja2": {"app/console", "app/policy"},  # policy: chat templates
     "torch": MODEL_ROOMS | {PLANT},
     "transformers": MODEL_ROOMS,
-    "peft": MODEL_ROOMS,
     "safetensors": MODEL_ROOMS | {PLANT},
     "gguf": {"app/policy"},
     "sklearn": {"pipelines/labelling"},
