@@ -2,8 +2,12 @@
 
 oneDNN multiplies bfloat16 in blocks; from a plain [out, in] weight it re-orders on the way, which for the few rows of a decoding batch
 costs a quarter to a half of the product (SmolLM2 on one AVX512-BF16 core, 1-16 rows: 1.2-1.9 times faster packed, the same bits out).
+
+Layers that read the same input (query, key and value; gate and up) are one product: each call wakes the threads anew, which for the
+narrow ones costs as much as the multiplication.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +15,9 @@ from torch import Tensor, nn
 
 PACK_FOR_ROWS = 16
 """Rows oneDNN picks the blocking for; the choice hardly matters (within 5 % from 1 to 200 rows)."""
+
+SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Layers of one parent that transformers' decoders (Llama, Qwen, Mistral, …) call with the same input, in this order."""
 
 
 class PackedLinear(nn.Module):
@@ -28,6 +35,41 @@ class PackedLinear(nn.Module):
         return self._multiply(inputs, self._packed, self._bias, "none", [], "")
 
 
+class SharedProduct:
+    """One packed product for several layers in a row that are given the very same tensor. For one thread, like the model itself."""
+
+    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+        joined = nn.Linear(linears[0].in_features, sum(linear.out_features for linear in linears), bias=False, device="meta")
+        joined.weight = nn.Parameter(torch.cat([linear.weight.detach() for linear in linears]), requires_grad=False)
+        if linears[0].bias is not None:
+            joined.bias = nn.Parameter(torch.cat([linear.bias.detach() for linear in linears]), requires_grad=False)
+        self._product = PackedLinear(joined)
+        self._sizes = [linear.out_features for linear in linears]
+        self._inputs: Tensor | None = None
+        self._outputs: tuple[Tensor, ...] = ()
+
+    def part(self, index: int, inputs: Tensor) -> Tensor:
+        """The output of layer `index`; the first layer asked for an input multiplies for all, the last one lets go of it."""
+        if inputs is not self._inputs:
+            self._inputs, self._outputs = inputs, self._product(inputs).split(self._sizes, dim=-1)
+        output = self._outputs[index]
+        if index == len(self._sizes) - 1:
+            self._inputs, self._outputs = None, ()
+        return output
+
+
+class PackedPart(nn.Module):
+    """One of the layers of a `SharedProduct`."""
+
+    def __init__(self, shared: SharedProduct, index: int) -> None:
+        super().__init__()
+        self._shared, self._index = shared, index
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """inputs · weightᵀ + bias, in bfloat16."""
+        return self._shared.part(self._index, inputs)
+
+
 def can_pack(dtype: torch.dtype) -> bool:
     """Whether this build and processor multiply packed weights of this dtype."""
     return dtype == torch.bfloat16 and torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -35,6 +77,20 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 def pack_linears(model: nn.Module) -> None:
     """Replace every linear layer of a bfloat16 model on the CPU; the plain weights are let go."""
+    for parent in list(model.modules()):
+        for names in SIBLINGS:
+            _share(parent, names)
     for name, module in list(model.named_modules()):
         if type(module) is nn.Linear:
             model.set_submodule(name, PackedLinear(module))
+
+
+def _share(parent: nn.Module, names: Sequence[str]) -> None:
+    """Make one product of the parent's layers of these names, if it has them all and they fit together."""
+    found = [getattr(parent, name, None) for name in names]
+    linears = [layer for layer in found if type(layer) is nn.Linear]
+    if len(linears) < len(names) or len({(layer.in_features, layer.bias is None) for layer in linears}) > 1:
+        return
+    shared = SharedProduct(linears)
+    for index, name in enumerate(names):
+        setattr(parent, name, PackedPart(shared, index))
