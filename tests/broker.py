@@ -66,7 +66,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _wait_for(port: int, timeout_s: float = 10.0) -> None:
+def _wait_for(port: int, timeout_s: float = 120.0) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         with socket.socket() as probe:

@@ -17,6 +17,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.parts import pytest_configure, pytest_sessionfinish, pytest_terminal_summary, pytest_testnodedown
+
+__all__ = ["pytest_configure", "pytest_sessionfinish", "pytest_terminal_summary", "pytest_testnodedown"]  # hooks: what ran, at the end
+
 # Hypothesis allows an example 200 ms and calls slow drawing unhealthy; beside other jobs on two cores both say nothing about the code.
 settings.register_profile("shared-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared-machine")

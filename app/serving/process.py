@@ -4,7 +4,6 @@ import asyncio
 import errno
 import gc
 import logging
-import os
 import socket
 import threading
 from typing import Protocol
@@ -14,6 +13,7 @@ import uvicorn
 
 from app.domain.errors import BadConfig
 from app.domain.ports import EngineLedger, WeightStore
+from app.machine import usable_cores
 from app.serving.engine import create_engine
 from app.serving.memory import return_freed_memory
 from app.serving.residency import Residency
@@ -41,7 +41,7 @@ def serve_engine(
 ) -> None:
     """Serve until `stop` is set. Raises `BadConfig` when the port is taken."""
     return_freed_memory()
-    torch.set_num_threads(threads or os.cpu_count() or 1)
+    torch.set_num_threads(threads or usable_cores())
     listener = _listen(host, port)
     worker = Worker(Limits(rows=rows))
     residency = Residency(worker, ledger, weights, only=only)

@@ -5,27 +5,30 @@ import signal
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from app import wiring
+from pipelines.commands.demonstration.closing import close
 from pipelines.commands.demonstration.outcome import Outcome
-from pipelines.commands.demonstration.profiles import PROFILES, Profile, seconds, write_config
+from pipelines.commands.demonstration.planning import TARGET_S, Plan, Speed, fit, measure, measured
+from pipelines.commands.demonstration.profiles import PROFILES, ROOT, Profile, require_memory, seconds, write_config
 from pipelines.commands.demonstration.screen import Screen
-from pipelines.commands.demonstration.story import Story, TimeIsUp
-from pipelines.commands.deployment import Deployment, check, plan, prepare_apart
+from pipelines.commands.demonstration.story import Ended, Story
+from pipelines.commands.deployment import Deployment, check, plan, prepare_apart, with_patient_engine
 from pipelines.supervisor import Supervisor, owning
 
 
 @click.command()
-@click.option("--model", type=click.Choice(sorted(PROFILES)), default="smollm2", help="The real model, or a tiny random one (3 minutes).")
+@click.option("--model", type=click.Choice(sorted(PROFILES)), default="smollm2", help="The real model, or a tiny random one (a minute).")
 @click.option("--slot", default=None, help="Length of a slot, such as 60s; production's is 5h.")
 @click.option("--stay", is_flag=True, help="Keep everything running after the summary, until Ctrl-C.")
 @click.option("--seed", type=int, default=1, help="Which population of people.")
 @click.option("--data", type=click.Path(path_type=Path), default=None, help="Data folder; a fresh temporary one where none is named.")
 @click.option("--port", type=click.IntRange(1, 65535), default=None, help="Port of the API and the console; 8400 or a free one.")
-@click.option("--minutes", type=click.FloatRange(min=0.5), default=None, help="End after this long at the latest.")
+@click.option("--minutes", type=click.FloatRange(min=0.5), default=None, help="End after this long at the latest; no limit otherwise.")
 @click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Write the last view to this file (SVG).")
 @click.option("--json", "as_json", is_flag=True, help="End with one line of JSON on standard output.")
 def demo(  # one parameter per option
@@ -35,40 +38,65 @@ def demo(  # one parameter per option
     """Watch a language model learn from what people do with its answers, and a bad version being taken back."""
     began = time.monotonic()
     profile = PROFILES[model]
+    require_memory(profile)
     folder = data.resolve() if data is not None else Path(tempfile.mkdtemp(prefix="ratchet-demo-"))
-    slot_s = seconds(slot) if slot is not None else profile.default_slot_s
+    slot_s = seconds(slot) if slot is not None else None
+    screen = Screen(title=f"Ratchet · {profile.base_model}", url="")
     with owning(folder):
-        config = write_config(profile, folder, slot_s=slot_s)
-        deployment = plan(data=folder, config=config, port=port)
-        check(deployment.settings)
-        prepare_apart(deployment)
-        outcome = Outcome(model=model, seed=seed)
-        budget_s = minutes * 60 if minutes is not None else profile.budget_s
-        _perform(deployment, profile, outcome, deadline=began + budget_s, began=began, stay=stay, picture=picture)
+        stage = _set_up(profile, folder, slot_s=slot_s, port=port, screen=screen)
+        outcome = Outcome(model=model, seed=seed, planned_s=stage.plan.seconds)
+        deadline = began + minutes * 60 if minutes is not None else None
+        _perform(stage, outcome, screen, began=began, deadline=deadline, stay=stay, picture=picture)
     if as_json:
         click.echo(json.dumps(outcome.as_json()))
     raise SystemExit(1 if outcome.failures else 0)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """What the demo is performed on."""
+
+    deployment: Deployment
+    plan: Plan
+    speed: Speed
+
+
+def _set_up(profile: Profile, folder: Path, *, slot_s: int | None, port: int | None, screen: Screen) -> Stage:
+    """Measure the machine while the database is prepared, then fit sizes and configuration to what was found."""
+    config = write_config(profile, folder, slot_s=slot_s or profile.default_slot_s)
+    deployment = with_patient_engine(plan(data=folder, config=config, port=port))
+    check(deployment.settings)
+    screen.url = deployment.url
+    screen.say(f"measuring this machine with {profile.base_model}, and preparing the database")
+    measuring = measure(profile, environment=deployment.environment, root=ROOT)
+    prepare_apart(deployment)
+    speed = measured(measuring)
+    fitted = fit(profile, speed)
+    write_config(fitted.profile, folder, slot_s=slot_s or fitted.profile.default_slot_s)
+    check(deployment.settings)
+    screen.say(fitted.sentence(speed))
+    return Stage(deployment=deployment, plan=fitted, speed=speed)
+
+
 def _perform(
-    deployment: Deployment, profile: Profile, outcome: Outcome, *, deadline: float, began: float, stay: bool, picture: Path | None
+    stage: Stage, outcome: Outcome, screen: Screen, *, began: float, deadline: float | None, stay: bool, picture: Path | None
 ) -> None:
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda _number, _frame: ended.set())
+    deployment = stage.deployment
     supervisor = Supervisor(deployment.programs(), logs=deployment.logs)
-    screen = Screen(title=f"Ratchet · {profile.base_model}", url=deployment.url)
     story = Story(
-        deployment=deployment, profile=profile, supervisor=supervisor, screen=screen, outcome=outcome, seed=outcome.seed, deadline=deadline,
-        stopping=ended.is_set,
+        deployment=deployment, plan=stage.plan, speed=stage.speed, supervisor=supervisor, screen=screen, outcome=outcome, seed=outcome.seed,
+        deadline=deadline, target=began + TARGET_S, stopping=ended.is_set,
     )  # fmt: skip
     try:
         supervisor.start_all()
-        _announce(screen, deployment, profile)
+        _announce(screen, deployment, stage.plan.profile)
         with screen.shown():
             _told(story, deployment, outcome)
         _sum_up(story, outcome, began)
-        screen.console.print(outcome.table())
+        close(screen.console, outcome, deployment.url)
         if picture is not None and (sight := story.last_sight()) is not None:
             screen.save(sight, picture)
         if stay and not ended.is_set():
@@ -90,14 +118,14 @@ def _announce(screen: Screen, deployment: Deployment, profile: Profile) -> None:
 def _told(story: Story, deployment: Deployment, outcome: Outcome) -> None:
     try:
         story.tell(wiring.open_operations(deployment.settings))
-    except TimeIsUp:
-        outcome.trouble = f"time was up while: {story.screen.phase}"
+    except Ended as ended:
+        outcome.trouble = str(ended)
     except KeyboardInterrupt:
         outcome.trouble = "it was interrupted"
 
 
 def _sum_up(story: Story, outcome: Outcome, began: float) -> None:
-    outcome.wall_s = time.monotonic() - began
+    outcome.wall_s, outcome.parts = time.monotonic() - began, story.forecast.took
     sight = story.last_sight()
     if sight is not None:
         outcome.time_cycles(list(reversed(sight.cycles)))

@@ -1,7 +1,4 @@
-"""`python -m pipelines.simulation`: the simulated product as a process of its own, on the far side of the HTTP API.
-
-SIGUSR1 begins a quiet hour, in which few people come; SIGUSR2 ends it.
-"""
+"""`python -m pipelines.simulation`: the simulated product as a process of its own, on the far side of the HTTP API."""
 
 import asyncio
 import contextlib
@@ -13,6 +10,7 @@ from pathlib import Path
 import click
 
 from pipelines.simulation.client import Service
+from pipelines.simulation.diary import Diary
 from pipelines.simulation.product import Editor
 from pipelines.simulation.traffic import Tally, Traffic, drive
 
@@ -31,9 +29,10 @@ log = logging.getLogger("simulation")
 @click.option("--max-tokens", type=int, default=48)
 @click.option("--horizons", default="0,2", help="Seconds after which edits are looked at, compressed like the slot.")
 @click.option("--ledger", type=click.Path(path_type=Path), default=None)
+@click.option("--diary", type=click.Path(path_type=Path), default=None, help="Write a line of JSON about every answer to this file.")
 def simulate(
     url: str, api_key: str, policy: str, seed: int, people: int, panel: bool, concurrency: int, turns: int | None,
-    max_tokens: int, horizons: str, ledger: Path | None,
+    max_tokens: int, horizons: str, ledger: Path | None, diary: Path | None,
 ) -> None:  # fmt: skip
     """Let simulated people use the product behind URL."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
@@ -42,6 +41,7 @@ def simulate(
     traffic = Traffic(
         seed=seed, people=people, held_out=panel, concurrency=concurrency, turns=turns,
         horizons_s=tuple(float(h) for h in horizons.split(",")), ledger=ledger,
+        diary=Diary(diary) if diary is not None else None,
     )  # fmt: skip
     random.seed(seed)
     asyncio.run(_run(Service(url, api_key=api_key, policy=policy, max_tokens=max_tokens), Editor(), traffic))
@@ -53,8 +53,6 @@ async def _run(service: Service, product: Editor, traffic: Traffic) -> None:
     loop = asyncio.get_running_loop()
     for stop in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(stop, driving.cancel)
-    loop.add_signal_handler(signal.SIGUSR1, setattr, tally, "quiet", True)
-    loop.add_signal_handler(signal.SIGUSR2, setattr, tally, "quiet", False)
     company = [asyncio.create_task(_tell(tally)), asyncio.create_task(service.send())]
     with contextlib.suppress(asyncio.CancelledError):
         await driving

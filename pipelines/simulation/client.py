@@ -14,6 +14,8 @@ from openai.types.chat import ChatCompletion
 log = logging.getLogger("simulation")
 GIVE_UP_AFTER_S = 60.0
 """A product keeps its telemetry for a while when the service is away; a minute covers any restart the supervisor makes."""
+ANSWER_TIMEOUT_S = 600.0
+"""People on a slow machine wait long and do not go away: whoever did would only make the machine answer for nobody."""
 LINGER_S = 0.1
 BATCH_EVENTS = 200
 
@@ -36,7 +38,7 @@ class Service:
         self._policy = policy
         self._max_tokens = max_tokens
         headers = {"Authorization": f"Bearer {api_key}"}
-        self._openai = openai.AsyncOpenAI(base_url=f"{base_url}/v1", api_key=api_key, max_retries=0, timeout=120.0)
+        self._openai = openai.AsyncOpenAI(base_url=f"{base_url}/v1", api_key=api_key, max_retries=0, timeout=ANSWER_TIMEOUT_S)
         self._http = httpx.AsyncClient(base_url=base_url, headers=headers, timeout=30.0)
         self._waiting: list[tuple[dict[str, Any], asyncio.Future[bool]]] = []
         self._something = asyncio.Event()

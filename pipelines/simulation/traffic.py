@@ -11,6 +11,7 @@ of its own: a canary counts people.
 
 import asyncio
 import random
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,11 +20,9 @@ from pathlib import Path
 import openai
 
 from pipelines.simulation.client import Answer, Service, observation
+from pipelines.simulation.diary import Diary
 from pipelines.simulation.people import Person, person
 from pipelines.simulation.product import Editor, Reaction
-
-QUIET_PLACES = 3
-"""How many people are at work in a quiet hour."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +41,15 @@ class Traffic:
     """When people's edits are looked at, seconds after the answer."""
     ledger: Path | None = None
     """Where the id of every event the service acknowledged is written, for tests that look for losses."""
+    diary: Diary | None = None
+    """Where the product notes every answer."""
 
 
 @dataclass
 class Tally:
-    """What happened so far, as the product sees it, and whether it is a quiet hour: then few people come."""
+    """What happened so far, as the product sees it."""
 
     counts: Counter[str] = field(default_factory=Counter[str])
-    quiet: bool = False
 
     def line(self) -> str:
         """One line for the log."""
@@ -61,10 +61,8 @@ async def drive(service: Service, product: Editor, traffic: Traffic, tally: Tall
     visitors = enumerate(_visitors(traffic))
     aftermath: set[asyncio.Task[None]] = set()
 
-    async def worker(place: int) -> None:
+    async def worker() -> None:
         for number, visitor in visitors:
-            while tally.quiet and place >= QUIET_PLACES:
-                await asyncio.sleep(0.2)
             if traffic.turns is not None and tally.counts["answers"] >= traffic.turns:
                 return
             task = await _visit(service, product, traffic, visitor, number=number, tally=tally)
@@ -73,8 +71,8 @@ async def drive(service: Service, product: Editor, traffic: Traffic, tally: Tall
                 task.add_done_callback(aftermath.discard)
 
     async with asyncio.TaskGroup() as workers:
-        for place in range(traffic.concurrency):
-            workers.create_task(worker(place))
+        for _ in range(traffic.concurrency):
+            workers.create_task(worker())
     await asyncio.gather(*aftermath)
 
 
@@ -95,6 +93,7 @@ async def _visit(
     draw = random.Random(f"{traffic.seed}/visit/{number}/{visitor.name}")
     ask = product.ask(visitor, draw)
     metadata = {"task": ask.task, "language": ask.language, "tier": visitor.tier}
+    asked = time.monotonic()
     try:
         answer = await service.complete(ask.messages, user=visitor.name, metadata=metadata, consent=not visitor.held_out)
     except openai.APIError as error:
@@ -103,6 +102,8 @@ async def _visit(
         return None
     tally.counts["answers"] += 1
     reaction = product.react(visitor, ask, answer.text, draw)
+    if traffic.diary is not None:
+        traffic.diary.note(visitor, ask, answer, reaction, number=number, waited_s=time.monotonic() - asked)
     return asyncio.create_task(_afterwards(service, traffic, visitor, answer, reaction, tally))
 
 

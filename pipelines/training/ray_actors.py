@@ -23,6 +23,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from app.domain.errors import Unavailable
 from app.domain.training import AdamParams, Datum, ForwardBackward, LossSpec, StepOutcome
+from app.machine import usable_cores
 from pipelines.training.trainer import TrainerSetup
 from pipelines.training.worker import TrainingWorker
 
@@ -37,7 +38,7 @@ class RayTrainer:
         _connect(workers)
         self.timeout_s = timeout_s
         self.workers = workers
-        threads = threads or max(1, (os.cpu_count() or 1) // workers)
+        threads = threads or max(1, usable_cores() // workers)
         gpus = 1 if ray.cluster_resources().get("GPU", 0) >= workers else 0
         actor = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0)(TrainingWorker)
         self.actors: list[Any] = [actor.remote(rank, workers, threads) for rank in range(workers)]

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from app.domain.training import AdamParams, Datum, ForwardBackward, LossSpec, StepOutcome
+from app.machine import usable_cores
 from pipelines.training.precision import resolve_name
 from pipelines.training.sharding import Shards
 from pipelines.training.trainer import LocalTrainer, TrainerSetup
@@ -17,7 +18,7 @@ class TrainingWorker:
     """An actor that outlives runs, so that the next run finds its libraries loaded; between runs it holds no model."""
 
     def __init__(self, rank: int, count: int, threads: int) -> None:
-        torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) // count))
+        torch.set_num_threads(threads or max(1, usable_cores() // count))
         self.rank = rank
         self.count = count
         self.shards: Shards | None = None

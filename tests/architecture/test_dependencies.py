@@ -18,6 +18,7 @@ TERMINAL_ROOMS = {
     "pipelines/labelling/follow_up/train.py",  # a program of its own: makes the classifier that is shipped
 }
 PLANT = "pipelines/commands/demonstration/plant.py"  # the demo's harmful candidate: weights with noise on them
+CALIBRATE = "pipelines/commands/demonstration/calibrate.py"  # how fast this machine is, on the demo's own model
 
 OWNERS: dict[str, set[str]] = {
     "sqlalchemy": {"app/db", "app/wiring.py"},  # wiring names the type of what it hands on
@@ -34,7 +35,7 @@ OWNERS: dict[str, set[str]] = {
     "starlette": HTTP_ROOMS,
     "uvicorn": HTTP_ROOMS | TERMINAL_ROOMS,
     "jinja2": {"app/console", "app/policy"},  # policy: chat templates
-    "torch": MODEL_ROOMS | {PLANT},
+    "torch": MODEL_ROOMS | {PLANT, CALIBRATE},
     "transformers": MODEL_ROOMS,
     "safetensors": MODEL_ROOMS | {PLANT},
     "gguf": {"app/policy"},

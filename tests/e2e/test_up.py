@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.running import PROCESSES, ROOT, Up, deployment, eventually, ratchet
+from tests.e2e.running import PATIENCE, PROCESSES, ROOT, Up, deployment, eventually, ratchet
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_the_ten_lines_of_the_readme_connect_a_product(up: Up) -> None:
     lines = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[0]
     assert "http://127.0.0.1:8400" in lines
     product = [sys.executable, "-c", lines.replace("http://127.0.0.1:8400", up.url)]
-    done = subprocess.run(product, capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(product, capture_output=True, text=True, timeout=90 * PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     heard = "SELECT name FROM observations WHERE status = 'joined' AND name IN ('edit_persistence', 'follow_up') ORDER BY name"
     eventually(lambda: rows(up, "ratchet.db", heard) == [("edit_persistence",), ("follow_up",)], "its reactions are joined", within_s=30)
@@ -61,7 +61,7 @@ def test_kills_of_every_process_lose_no_accepted_event_and_train_on_no_turn_twic
         eventually(lambda: any(c.run_id for c in up.operations.cycles("composer")), "a cycle got as far as an update", within_s=90)
     finally:
         people.send_signal(signal.SIGTERM)
-        people.wait(timeout=30)
+        people.wait(timeout=30 * PATIENCE)
     accepted = set(ledger.read_text().split())
 
     def lost() -> set[str]:
@@ -101,6 +101,6 @@ def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
         family = running.family()
         assert len(family) > len(PROCESSES)
         running.supervisor.send_signal(signal.SIGINT)
-        assert running.supervisor.wait(timeout=20) == 0
-        _, alive = psutil.wait_procs(family, timeout=5)
+        assert running.supervisor.wait(timeout=20 * PATIENCE) == 0
+        _, alive = psutil.wait_procs(family, timeout=5 * PATIENCE)
         assert not alive, [member.cmdline() for member in alive]

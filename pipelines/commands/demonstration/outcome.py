@@ -1,5 +1,6 @@
 """What the demo found out, whether that is what it promised, and how it says so."""
 
+import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,8 +10,17 @@ from rich.table import Table
 
 from app.domain.cycles import Cycle
 from app.domain.views import Difference, Measure
+from pipelines.commands.demonstration.comparing import Pair
+from pipelines.commands.demonstration.planning import Part
 
-PROMOTIONS_PROMISED = 2
+PROMOTIONS_PROMISED = 1
+"""More where there is time: the plan says how many."""
+NEXT = (
+    "Connect a product: send its questions to {url}/v1 as to any OpenAI endpoint, and what people did with the answers to {url}/feedback "
+    '(README, "Connect a product").',
+    "Look around: `make demo ARGS=--stay` keeps everything running, with the operators' pages at {url}/console.",
+    "Production: `make up` on one machine; Kafka, PostgreSQL, a Ray cluster, S3 and vLLM by address (infra/README.md).",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +75,17 @@ class Outcome:
     anchor_budget_used: list[float] = field(default_factory=list[float])
     """Per promoted version: share of the allowed divergence from the anchor."""
     harm: Harm | None = None
+    pairs: list[Pair] = field(default_factory=list[Pair])
+    """Answers of the first version and of the last champion to the same questions."""
+    waits: list[float] = field(default_factory=list[float])
+    """Seconds that people waited for each answer while no update computed."""
+    waits_training: list[float] = field(default_factory=list[float])
+    """The same while one did, on the same cores."""
+    parts: list[tuple[Part, float]] = field(default_factory=list[tuple[Part, float]])
+    """Seconds that each part took."""
+    planned_s: float = 0.0
+    first_promotion_s: float | None = None
+    """From the start until the first candidate was champion."""
     stages_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict[str, list[float]](list))
     answers: int = 0
     events: int = 0
@@ -77,7 +98,7 @@ class Outcome:
         """What was promised and did not happen; empty for exit code 0."""
         missing = [] if self.trouble is None else [self.trouble]
         if len(self.promoted) < PROMOTIONS_PROMISED:
-            missing.append(f"{len(self.promoted)} candidates were promoted, {PROMOTIONS_PROMISED} were promised")
+            missing.append("no candidate was promoted")
         if self.persistence is None:
             missing.append("edit persistence of the last champion was not measured against the first's")
         elif self.persistence.low <= 0:
@@ -102,19 +123,33 @@ class Outcome:
             "dissatisfied": _difference(self.dissatisfied), "lengths": _difference(self.lengths),
             "anchor_budget_used": [round(share, 4) for share in self.anchor_budget_used],
             "harm": None if self.harm is None else self.harm.as_json(), "answers": self.answers, "events": self.events,
+            "planned_s": round(self.planned_s, 1), "first_promotion_s": self.first_promotion_s,
+            "parts_s": [[part.name.lower(), round(lasted, 1)] for part, lasted in self.parts],
+            "waited_s": _median(self.waits), "waited_while_training_s": _median(self.waits_training),
             "stages_s": {name: [round(s, 2) for s in values] for name, values in self.stages_s.items()}, "failures": self.failures,
         }  # fmt: skip
 
     def table(self) -> Table:
-        """The summary for people."""
-        table = Table(title=f"one real turn of the loop after the other: {self.model}, {self.wall_s:.0f} s", show_header=False)
-        for name, text in self._rows():
+        """The summary for people at a terminal."""
+        table = Table(title=self.title, show_header=False)
+        for name, text in self.rows():
             table.add_row(name, text)
-        for name, values in self.stages_s.items():
-            table.add_row(f"time: {name}", f"{' + '.join(f'{s:.1f}' for s in values)} s")
-        for failure in self.failures:
-            table.add_row("[red]missing[/red]", failure)
         return table
+
+    @property
+    def title(self) -> str:
+        """What the summary is about."""
+        return f"one real turn of the loop: {self.model}, {self.wall_s:.0f} s"
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Every finding, name and text; what is missing comes last."""
+        rows = self._rows()
+        if self.waits:
+            beside = f"; {_median(self.waits_training):.1f} s while an update computed on the same cores" if self.waits_training else ""
+            rows.append(("people waited for an answer", f"{_median(self.waits):.1f} s (median){beside}"))
+        if self.parts:
+            rows.append(("time", ", ".join(f"{part.name.lower()} {lasted:.0f} s" for part, lasted in self.parts)))
+        return [*rows, *(("MISSING", failure) for failure in self.failures)]
 
     def _rows(self) -> list[tuple[str, str]]:
         rows = [("promoted", f"{len(self.promoted)}: {', '.join(self.promoted) or 'none'}")]
@@ -134,6 +169,10 @@ class Outcome:
             rows.append(("served badly", f"{served}, in {self.harm.units} units of both arms"))
             rows.append(("time to detect, to roll back", f"{self.harm.detect_s:.1f} s, {self.harm.roll_back_s:.1f} s"))
         return rows
+
+
+def _median(values: Sequence[float]) -> float:
+    return round(statistics.median(values), 2) if values else 0.0
 
 
 def _compared(name: str, found: Difference, first: str, last: str) -> list[tuple[str, str]]:

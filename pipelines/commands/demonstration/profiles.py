@@ -1,26 +1,28 @@
-"""The demo's two sizes: the real model, and a tiny one for tests; how each is compressed."""
+"""The demo's two models, and how time is compressed for each; `planning` fits the sizes to the machine."""
 
 import string
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from app.domain.errors import BadConfig
+from app.machine import free_memory_bytes
 
 TEMPLATE = Path(__file__).parent / "demo.toml"
 ROOT = Path(__file__).resolve().parents[3]
+GIB = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """Everything that differs between the sizes."""
+    """Everything that differs between the models, and between machines."""
 
     model: str
     """Folder of the snapshot, relative to the repository."""
     base_name: str
     base_model: str
-    budget_s: float
-    """The demo ends, with whatever happened, after this."""
-    concurrency: int
+    memory_bytes: int
+    """What all processes of the demo take together while an update runs."""
+    concurrency: int = 24
     """People at work at the same time."""
     panel_turns: int
     """Answers to held-out people before, and after."""
@@ -40,36 +42,55 @@ class Profile:
     suite_samples: int
     suite_tasks: int
     window_s: float
-    canary_max_s: float
     margin: float
     reward_margin: float
     off_policy_s: float
     """The off-policy gate may take so long in each cycle."""
     default_slot_s: int
+    patience: float = 1.0
+    """How many times longer than on a fast machine everything that waits for the machine may take: leases, engines, answers, canaries."""
 
 
 PROFILES = {
     "smollm2": Profile(
         model=".cache/models/smollm2-135m-instruct", base_name="smollm2-135m", base_model="HuggingFaceTB/SmolLM2-135M-Instruct",
-        budget_s=720, concurrency=16, panel_turns=130, label_wait_s=5.0, max_tokens=48,
-        min_turns=64, max_turns=80, horizons="0,2", learning_rate=4e-5, turns_per_step=16, max_kl_champion=1.0, max_kl_anchor=3.0,
-        suite_margin=0.3, suite_samples=2, suite_tasks=48, window_s=1.0, canary_max_s=180.0, margin=0.20, reward_margin=0.10,
-        off_policy_s=3.0, default_slot_s=60,
+        memory_bytes=6 * GIB, panel_turns=110, label_wait_s=4.0, max_tokens=48, min_turns=64, max_turns=80, horizons="0,2",
+        learning_rate=4e-5, turns_per_step=16, max_kl_champion=1.0, max_kl_anchor=3.0, suite_margin=0.3, suite_samples=2, suite_tasks=32,
+        window_s=1.0, margin=0.20, reward_margin=0.10, off_policy_s=3.0, default_slot_s=60,
     ),
     "tiny": Profile(
-        model=".cache/models/tiny", base_name="tiny", base_model="ratchet/tiny-random", budget_s=178, concurrency=12, panel_turns=300,
-        label_wait_s=2.5, max_tokens=24, min_turns=64, max_turns=128, horizons="0,0.7", learning_rate=2.5e-3, turns_per_step=32,
-        max_kl_champion=2.0, max_kl_anchor=6.0, suite_margin=0.3, suite_samples=2, suite_tasks=32, window_s=1.0, canary_max_s=90.0,
+        model=".cache/models/tiny", base_name="tiny", base_model="ratchet/tiny-random", memory_bytes=2 * GIB, concurrency=12,
+        panel_turns=300, label_wait_s=2.5,
+        max_tokens=24, min_turns=64, max_turns=128, horizons="0,0.7", learning_rate=2.5e-3, turns_per_step=32,
+        max_kl_champion=2.0, max_kl_anchor=6.0, suite_margin=0.3, suite_samples=2, suite_tasks=32, window_s=1.0,
         margin=0.20, reward_margin=0.10, off_policy_s=1.0, default_slot_s=15,
     ),
 }  # fmt: skip
+
+
+def require_memory(profile: Profile, *, free: int | None = None) -> None:
+    """Refuse a machine on which the demo would be killed half-way: `free` bytes, or what the machine and its control groups leave now."""
+    left = free_memory_bytes() if free is None else free
+    if left < profile.memory_bytes:
+        needed, smaller = profile.memory_bytes / GIB, PROFILES["tiny"].memory_bytes
+        cure = ' or run the small one, make demo ARGS="--model tiny"' if smaller <= left and smaller < profile.memory_bytes else ""
+        raise BadConfig(
+            f"the demo with {profile.base_model} needs {needed:.0f} GiB of free memory while it trains and {left / GIB:.1f} are left here: "
+            f"end other programs, allow this container more{cure}"
+        )
 
 
 def write_config(profile: Profile, folder: Path, *, slot_s: int) -> Path:
     """Write the demo's configuration into the data folder; returns its path."""
     if slot_s < 5:
         raise BadConfig(f"--slot is {slot_s} s: give at least 5s, a cycle has to fit into its slot")
-    values = {**asdict(profile), "model": str(ROOT / profile.model), "slot_s": slot_s, "patience_s": slot_s - 1.5}
+    slow = profile.patience
+    values = {
+        **asdict(profile), "model": str(ROOT / profile.model), "slot_s": slot_s, "patience_s": slot_s - 1.5,
+        "lease_s": 20.0 * slow, "heartbeat_s": 5.0, "engine_wait_s": 60.0 * slow, "engine_timeout_s": 300.0 * slow,
+        "turn_wait_s": 150.0 * slow, "canary_max_s": 600.0 * slow, "hold_max_s": 120.0 * slow, "no_data_hold_s": 60.0 * slow,
+        "holdback_s": 300.0 * slow,
+    }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "ratchet.toml"
     path.write_text(string.Template(TEMPLATE.read_text()).substitute(values))

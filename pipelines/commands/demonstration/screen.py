@@ -1,6 +1,7 @@
 """The demo's terminal: a live view on a terminal, plain progress lines elsewhere."""
 
 import re
+import statistics
 import time
 from collections import deque
 from collections.abc import Generator
@@ -19,7 +20,8 @@ from rich.text import Text
 
 from app.domain.releases import IN_FLIGHT, Release, ReleaseState
 from app.domain.views import Measure, ProgressRow, VersionRow
-from pipelines.commands.demonstration.sight import Sight
+from pipelines.commands.demonstration.planning import Forecast, spoken
+from pipelines.commands.demonstration.sight import COUNTS, Sight
 
 PLAIN_EVERY_S = 15.0
 FRESH_S = 15.0
@@ -27,7 +29,8 @@ FRESH_S = 15.0
 WAY = ("TRAINED", "OFFLINE", "QUEUED", "CANARY", "READY", "APPROVED", "PROMOTING", "CHAMPION")
 LONGEST_DETAIL = 40
 PICTURE_COLUMNS, PICTURE_LINES = 150, 38
-COUNTS = frozenset({"holdback"})
+BAR = 20
+"""Characters of the plain progress bar."""
 GOOD = frozenset({ReleaseState.CHAMPION, ReleaseState.SUPERSEDED})
 
 
@@ -42,6 +45,9 @@ class Screen:
     shares: tuple[float, ...] = (0.05, 0.25, 0.5)
     sampled: tuple[int, int] = (0, 1)
     """Labelled turns of the champion towards the next batch, and how many it takes."""
+    forecast: Forecast | None = None
+    waits: deque[float] = field(default_factory=lambda: deque[float](maxlen=20))
+    """Seconds that people waited for their newest answers."""
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
@@ -90,6 +96,18 @@ class Screen:
         path.write_text(re.sub(r"@font-face \{.*?\}\s*", "", paper.export_svg(title="make demo"), flags=re.DOTALL))
 
     @property
+    def done(self) -> float:
+        """How far the demo is, 0 … 1, by what is known of the time left."""
+        left = self.forecast.left_s() if self.forecast is not None else 0.0
+        return self.elapsed_s / max(1e-9, self.elapsed_s + left)
+
+    def _still(self) -> str:
+        """How long still, and how long people wait, in words."""
+        left = f"about {spoken(self.forecast.left_s())} left" if self.forecast is not None and self.forecast.parts else ""
+        wait = f"people wait {statistics.median(self.waits):.1f} s for an answer" if self.waits else ""
+        return " · ".join(part for part in (left, wait) if part)
+
+    @property
     def events_per_s(self) -> float:
         """Accepted events per second over the last looks."""
         if len(self._rate) < 2:
@@ -102,8 +120,10 @@ class Screen:
         version = next((v for v in sight.versions if sight.pointer and v.digest == sight.pointer.digest), None)
         persistence = f", persistence {version.persistence}" if version is not None and version.persistence else ""
         flight = ", ".join(f"{r.version_name} {_state(r, self.shares)}" for r in sight.releases if r.state in IN_FLIGHT)
+        bar = "#" * round(self.done * BAR)
         parts = [
-            self.phase,
+            f"[{bar:.<{BAR}}] {self.done:.0%} {self.phase}",
+            self._still(),
             f"{self.events_per_s:.0f} events/s",
             f"champion {version.name if version else 'none'}{persistence}",
             flight,
@@ -114,14 +134,16 @@ class Screen:
     def _picture(self, sight: Sight, *, lines: int) -> RenderableType:
         layout = Layout()
         layout.split_column(
-            Layout(self._head(), size=3), Layout(self._bars(sight), size=6), Layout(_versions(sight), size=8),
+            Layout(self._head(), size=4), Layout(self._bars(sight), size=6), Layout(_versions(sight), size=8),
             Layout(_releases(sight, self.shares), size=8), Layout(self._log(), name="log"),
         )  # fmt: skip
         return Panel(layout, title=self.title, height=lines)
 
     def _head(self) -> RenderableType:
         line = Text.assemble((_clock(self.elapsed_s), "bold"), "  ", (self.phase, "bold cyan"), f"   {self.events_per_s:.0f} events/s")
-        return Group(line, Text(f"console {self.url}/console", style="dim"))
+        way = Table.grid(padding=(0, 2))
+        way.add_row(ProgressBar(total=1.0, completed=self.done, width=40), f"{self.done:.0%}", self._still())
+        return Group(line, way, Text(f"console {self.url}/console", style="dim"))
 
     def _bars(self, sight: Sight) -> RenderableType:
         table = Table.grid(padding=(0, 2))

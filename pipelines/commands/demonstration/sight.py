@@ -11,6 +11,8 @@ from app.domain.views import LabelRow, Operations, ProgressRow, VersionRow
 
 PANEL = "panel"
 LABELS_GOOD_FOR_S = 3.0
+COUNTS = frozenset({"holdback"})
+"""Progress that only counts and is no work with an end."""
 
 
 @dataclass(frozen=True, kw_only=True)

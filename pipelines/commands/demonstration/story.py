@@ -1,19 +1,21 @@
 """What happens in the demo, in order, and what each part waits for.
 
 ```
- part        | begins                         | ends when
- ------------|--------------------------------|---------------------------------------------------------------
- starting    | the processes                  | the service is well
- measuring   | held-out people ask (panel 1)  | (goes on in the background)
- learning    | everybody asks                 | two candidates were promoted (each approved over REST)
- comparing   | held-out people ask (panel 2)  | enough of their answers by the last champion are labelled
- harming     | a damaged version is planted   | it was taken back and traffic has left it
+ part        | begins                                   | ends when
+ ------------|------------------------------------------|---------------------------------------------------------
+ starting    | the processes; people come before the    | the service is well
+             | training workers are up                  |
+ learning    | everybody asks; held-out people ask the  | a candidate was promoted (approved over REST), as many as
+             | first version (panel 1)                  | were planned and there is time for
+ comparing   | they ask the last champion the very same | enough of their answers are labelled
+             | questions (panel 2)                      |
+ harming     | a damaged version is planted             | it was taken back and traffic has left it
 ```
 
-Each part also ends when the demo's time is up; what did not happen then is in the summary and in the exit code.
+Nothing ends by a clock (unless a person gave one: --minutes). A run in which nothing moves any more ends, and says where it stands still;
+so does one whose candidates fail one after the other.
 """
 
-import signal
 import subprocess
 import sys
 import time
@@ -25,13 +27,16 @@ from app.domain.gates import GateName
 from app.domain.ids import utc_now
 from app.domain.releases import IN_FLIGHT, Release, ReleaseState
 from app.domain.views import Operations, difference
+from pipelines.commands.demonstration.comparing import pairs_of, typical
 from pipelines.commands.demonstration.narrator import Narrator
 from pipelines.commands.demonstration.operator import Operator
-from pipelines.commands.demonstration.outcome import PROMOTIONS_PROMISED, Harm, Outcome
-from pipelines.commands.demonstration.profiles import Profile
+from pipelines.commands.demonstration.outcome import Harm, Outcome
+from pipelines.commands.demonstration.planning import Forecast, Part, Plan, Speed, cycle_parts, last_parts
 from pipelines.commands.demonstration.screen import Screen
 from pipelines.commands.demonstration.sight import Sight, look
+from pipelines.commands.demonstration.stillness import Stillness
 from pipelines.commands.deployment import Deployment
+from pipelines.simulation.diary import Diary, Entry
 from pipelines.supervisor import Program, Supervisor
 
 POLICY = "composer"
@@ -40,10 +45,15 @@ SHARE_FOR_COMPARING = 0.9
 """Of the panel's answers: some people are in the holdback or get no reaction labelled in time."""
 QUIET_AFTER_ROLLBACK_S = 4.0
 """Routes are read afresh every second; after this long without a request nobody is on the planted version."""
+MOST_FAILURES = 5
+"""Candidates in a row that do not pass: more of the same would say nothing new."""
+FAILED = frozenset({ReleaseState.REJECTED, ReleaseState.ABORTED, ReleaseState.INCONCLUSIVE, ReleaseState.EXPIRED, ReleaseState.ROLLED_BACK})
+LATER = ("loop", "watch")
+"""Processes that people need not wait for."""
 
 
-class TimeIsUp(Exception):
-    """The demo's budget is spent."""
+class Ended(Exception):
+    """The demo ends before its end; the message says at which part, and why."""
 
 
 @dataclass(kw_only=True)
@@ -51,13 +61,16 @@ class Story:
     """The demo's director."""
 
     deployment: Deployment
-    profile: Profile
+    plan: Plan
+    speed: Speed
     supervisor: Supervisor
     screen: Screen
     outcome: Outcome
     seed: int
-    deadline: float
-    """Monotonic seconds."""
+    deadline: float | None
+    """Monotonic seconds, where a person gave a limit."""
+    target: float
+    """Monotonic seconds; there is no second promotion that would end later."""
     stopping: Callable[[], bool]
     """Whether somebody pressed Ctrl-C."""
     operations: Operations | None = None
@@ -65,61 +78,88 @@ class Story:
     _narrator: Narrator = field(default_factory=Narrator)
     _asked: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     _last: Sight | None = None
-    _quiet: bool = False
+    _read: dict[str, int] = field(default_factory=dict[str, int])
 
     def __post_init__(self) -> None:
         self._operator = Operator(self.deployment.url)
+        self._stillness = Stillness(longest_s=self.plan.profile.patience * 300.0)
+        self.forecast = Forecast(parts=list(self.plan.parts))
+        self.screen.forecast = self.forecast
 
     def tell(self, operations: Operations) -> None:
-        """Run every part. Raises `TimeIsUp`, `KeyboardInterrupt`."""
+        """Run every part. Raises `Ended`, `KeyboardInterrupt`."""
         self.operations = operations
-        with self._timed("start"):
-            self.screen.phase = "the processes start"
-            self._wait(lambda _: self._all_ready() and self._operator.is_well())
+        self._begin(Part.START)
+        self._wait(lambda _: self._all_ready() and self._operator.is_well())
         sight = self._look()
         assert sight.pointer is not None
         first = sight.pointer.digest
         self.outcome.first = sight.names[first]
-        self._people("people", "--concurrency", str(self.profile.concurrency), "--seed", str(self.seed))
-        self._panel("panel-before")
+        self._people("people", "--concurrency", str(self.plan.profile.concurrency), "--seed", str(self.seed))
+        self._panel("panel-before", share=3)
         self._learn()
         last = self._compare(first)
         self._harm(last)
+        self.forecast.begin_anew([])
 
     # --- parts
 
     def _learn(self) -> None:
-        self.screen.phase = "people use the product; every slot tries to learn from it"
-        self.screen.say("thousands of simulated developers ask, keep, edit, revert and complain; held-out ones only measure")
-        with self._timed("learning"):
-            self._wait(lambda sight: len(sight.champions) >= PROMOTIONS_PROMISED)
+        self.screen.say("simulated developers ask, keep, edit, revert and complain; held-out ones only measure. Every slot tries to learn")
+        wanted = 1
+        while wanted <= self.plan.promotions:
+            self._wait(lambda sight, wanted=wanted: self._follow(sight) and len(sight.champions) >= wanted)
+            left = self.plan.promotions - wanted
+            if left and self._now_left(left) > self.target - time.monotonic():
+                self.screen.say("the next update would end later than planned on this machine: it is left out")
+                break
+            wanted += 1
         self.supervisor.end("loop")
-        self.screen.say(f"{PROMOTIONS_PROMISED} candidates were promoted; training rests while the demo measures")
+        self.screen.say("training rests while the demo measures what was learned")
+
+    def _now_left(self, promotions: int) -> float:
+        """Seconds until the end with so many more promotions, at the pace so far."""
+        parts = [*cycle_parts(self.plan.profile, self.speed) * promotions, *last_parts(self.plan.profile, self.speed)]
+        return sum(lasts for _, lasts in parts) * self.forecast.pace
+
+    def _follow(self, sight: Sight) -> bool:
+        """Keep forecast and screen at the part of the cycle that is under way. Raises `Ended` after too many failures."""
+        failed = _failures(sight)
+        if len(failed) >= MOST_FAILURES:
+            reasons = "; ".join(f"{release.version_name} {release.state}: {release.reason}" for release in failed)
+            raise Ended(f"{len(failed)} candidates in a row did not pass ({reasons})")
+        part = _part_of(sight)
+        if not self.forecast.reach(part):
+            left = max(1, self.plan.promotions - len(sight.champions))
+            profile = self.plan.profile
+            self.forecast.begin_anew([*cycle_parts(profile, self.speed) * left, *last_parts(profile, self.speed)])
+            self.forecast.reach(part)
+        self.screen.phase = part.value
+        return True
 
     def _compare(self, first: str) -> str:
         """Held-out people ask the last champion; returns its digest."""
-        self.screen.phase = "held-out people ask the last champion held-out questions"
+        self._begin(Part.COMPARE)
         sight = self._look()
         assert sight.pointer is not None
-        last, wanted = sight.pointer.digest, int(self.profile.panel_turns * SHARE_FOR_COMPARING * (1 - sight.pointer.holdback))
+        last, wanted = sight.pointer.digest, int(self.plan.profile.panel_turns * SHARE_FOR_COMPARING * (1 - sight.pointer.holdback))
         self.outcome.last = sight.names[last]
-        self._panel("panel-after")
-        with self._timed("comparing"):
-            self._wait(lambda sight: len(sight.panel(last)) >= wanted)
+        self._panel("panel-after", share=1)
+        self._wait(lambda sight: len(sight.panel(last)) >= wanted)
         sight = self._look()
         self.outcome.persistence = difference(sight.panel(first), sight.panel(last))
         self.outcome.dissatisfied = difference(sight.panel_dissatisfied(first), sight.panel_dissatisfied(last))
         self.outcome.lengths = difference(sight.panel_lengths(first), sight.panel_lengths(last))
         self.outcome.anchor_budget_used = self._anchor_budget_used(sight)
+        before, after = (self._diary(name).read()[0] for name in ("panel-before", "panel-after"))
+        self.outcome.pairs = typical(pairs_of(before, after, first=first, last=last))
         return last
 
     def _harm(self, champion: str) -> None:
-        self.screen.phase = "a harmful candidate is planted on purpose"
+        self._begin(Part.HARM)
         self.screen.say("now the demo plants a damaged version, and forces it past the offline gates, which would have refused it")
-        with self._timed("planting"):
-            release_id = self._plant()
-        with self._timed("catching"):
-            self._wait(lambda sight: _find(sight, release_id).state not in IN_FLIGHT)
+        release_id = self._plant()
+        self._wait(lambda sight: _find(sight, release_id).state not in IN_FLIGHT)
         ended = time.monotonic()
         self._wait(lambda _: time.monotonic() - ended >= QUIET_AFTER_ROLLBACK_S)
         self.outcome.harm = self._harm_done(_find(self._look(), release_id))
@@ -147,9 +187,14 @@ class Story:
 
     # --- steps
 
+    def _begin(self, part: Part) -> None:
+        self.forecast.reach(part)
+        self.screen.phase = part.value
+
     def _all_ready(self) -> bool:
-        """Whether every process has said so: people who came earlier would take the cores that the others start on."""
-        logs = [self.deployment.logs / f"{program.name}.log" for program in self.deployment.programs()]
+        """Whether every process that people need has said so."""
+        needed = [program.name for program in self.deployment.programs() if program.name not in LATER]
+        logs = [self.deployment.logs / f"{name}.log" for name in needed]
         return all(log.exists() and " ready " in log.read_text(errors="replace") for log in logs)
 
     def _plant(self) -> str:
@@ -166,16 +211,19 @@ class Story:
     def _people(self, name: str, *options: str) -> None:
         command = (
             sys.executable, "-m", "pipelines.simulation", "--url", self.deployment.url, "--policy", POLICY,
-            "--max-tokens", str(self.profile.max_tokens), "--horizons", self.profile.horizons,
-            "--ledger", str(self.deployment.logs / f"{name}.accepted"), *options,
+            "--max-tokens", str(self.plan.profile.max_tokens), "--horizons", self.plan.profile.horizons,
+            "--ledger", str(self.deployment.logs / f"{name}.accepted"), "--diary", str(self._diary(name).path), *options,
         )  # fmt: skip
         self.supervisor.add(Program(name=name, command=command, environment=self.deployment.environment, once="--turns" in options))
         self.supervisor.start(name)
 
-    def _panel(self, name: str) -> None:
-        seed = self.seed if name == "panel-before" else self.seed + 1
-        turns, at_once = str(self.profile.panel_turns), str(max(4, self.profile.concurrency // 2))
-        self._people(name, "--panel", "--turns", turns, "--concurrency", at_once, "--seed", str(seed))
+    def _panel(self, name: str, *, share: int) -> None:
+        """Held-out people ask their questions: the same people and the same questions before and after."""
+        turns, at_once = str(self.plan.profile.panel_turns), str(max(3, self.plan.profile.concurrency // share))
+        self._people(name, "--panel", "--turns", turns, "--concurrency", at_once, "--seed", str(self.seed))
+
+    def _diary(self, name: str) -> Diary:
+        return Diary(self.deployment.logs / f"{name}.diary")
 
     def _approve(self, sight: Sight) -> None:
         """Approve what is READY, once per evidence."""
@@ -187,25 +235,23 @@ class Story:
                 for sentence in self._operator.approve(release):
                     self.screen.say(sentence)
 
-    def _pace(self, sight: Sight) -> None:
-        """A quiet hour for as long as an update or an offline suite computes on the same cores as the engine."""
-        busy = any(cycle.status is CycleStatus.RUNNING for cycle in sight.cycles)
-        if busy != self._quiet and "people" in self.supervisor.processes:
-            self._quiet = busy
-            for name in ("people", "panel-before"):
-                self.supervisor.signal(name, signal.SIGUSR1 if busy else signal.SIGUSR2)
-            self.screen.say("a quiet hour: these cores compute the update now" if busy else "everybody is back at work")
-
     # --- waiting
 
     def _wait(self, done: Callable[[Sight], bool]) -> None:
-        """Look, show, tell, repair and approve, until it is done."""
-        while not done(self._look()):
+        """Look, show, tell, repair and approve, until it is done. Raises `Ended` and `KeyboardInterrupt`."""
+        self._stillness.begin(time.monotonic())
+        while not done(sight := self._look()):
             if self.stopping():
                 raise KeyboardInterrupt
-            if time.monotonic() > self.deadline:
-                raise TimeIsUp
+            if self.deadline is not None and time.monotonic() > self.deadline:
+                raise Ended(f"the time given with --minutes was over while: {self.screen.phase}")
+            if (still := self._stillness.seen(sight, now=time.monotonic())) is not None:
+                raise Ended(f"nothing has moved for {still:.0f} s while: {self.screen.phase}. {self._why_still()}")
             time.sleep(LOOK_EVERY_S)
+
+    def _why_still(self) -> str:
+        down = [name for name in self.supervisor.processes if self.supervisor.pid(name) is None and name != "loop"]
+        return f"{'Not running: ' + ', '.join(down) + '. ' if down else ''}The logs are in {self.deployment.logs}"
 
     def _look(self) -> Sight:
         assert self.operations is not None
@@ -215,20 +261,28 @@ class Story:
         for sentence in self._narrator.tell(sight, self.shares):
             self.screen.say(sentence)
         self._approve(sight)
-        self._pace(sight)
+        self._wait_of_people(sight)
         self.outcome.promoted = [version.name for version in sight.champions]
+        if self.outcome.promoted and self.outcome.first_promotion_s is None:
+            self.outcome.first_promotion_s = round(self.screen.elapsed_s, 1)
         self.screen.sampled = self._sampled(sight)
         self.screen.update(sight)
         self._last = sight
         return sight
 
-    def _sampled(self, sight: Sight) -> tuple[int, int]:
-        live = sight.pointer.digest if sight.pointer is not None else ""
-        eligible = sum(label.version == live and label.exclusion is None for label in sight.labels)
-        return min(eligible, self.profile.min_turns), self.profile.min_turns
+    def _wait_of_people(self, sight: Sight) -> None:
+        """How long people waited for their answers since the last look: while an update computes, and otherwise."""
+        training = any(cycle.status is CycleStatus.RUNNING and cycle.step in ("elected", "batch") for cycle in sight.cycles)
+        for name in ("people", "panel-before", "panel-after"):
+            new: list[Entry]
+            new, self._read[name] = self._diary(name).read(self._read.get(name, 0))
+            (self.outcome.waits_training if training else self.outcome.waits).extend(entry.waited_s for entry in new)
+            self.screen.waits.extend(entry.waited_s for entry in new)
 
-    def _timed(self, name: str) -> "_Timed":
-        return _Timed(self.outcome, name)
+    def _sampled(self, sight: Sight) -> tuple[int, int]:
+        live, wanted = (sight.pointer.digest if sight.pointer is not None else ""), self.plan.profile.min_turns
+        eligible = sum(label.version == live and label.exclusion is None for label in sight.labels)
+        return min(eligible, wanted), wanted
 
     def last_sight(self) -> Sight | None:
         """The newest look, for the summary."""
@@ -239,19 +293,25 @@ class Story:
         self._operator.close()
 
 
-@dataclass
-class _Timed:
-    """Adds the wall time of a block to the outcome's stages, also when the block is left early."""
+def _part_of(sight: Sight) -> Part:
+    """What the loop is doing: a release on its way to people, a cycle before or after its update, or neither yet."""
+    if any(release.state in IN_FLIGHT - {ReleaseState.TRAINED, ReleaseState.OFFLINE} for release in sight.releases):
+        return Part.CANARY
+    running = next((cycle for cycle in sight.cycles if cycle.status is CycleStatus.RUNNING), None)
+    if running is None:
+        return Part.COLLECT
+    return Part.UPDATE if running.step in ("elected", "batch") else Part.SUITE
 
-    outcome: Outcome
-    name: str
-    began: float = 0.0
 
-    def __enter__(self) -> None:
-        self.began = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        self.outcome.stages_s[f"wall, {self.name}"].append(time.monotonic() - self.began)
+def _failures(sight: Sight) -> list[Release]:
+    """Candidates of the loop that did not pass, since the last one that did."""
+    failed: list[Release] = []
+    for release in sight.releases:  # newest first
+        if release.state in (ReleaseState.CHAMPION, ReleaseState.SUPERSEDED):
+            break
+        if release.state in FAILED:
+            failed.append(release)
+    return failed
 
 
 def _find(sight: Sight, release_id: str) -> Release:

@@ -105,7 +105,7 @@ def test_langfuse_scores_arrive_and_a_score_under_the_same_id_replaces_the_first
     from langfuse import Langfuse
 
     inference = uuid7()
-    client = Langfuse(public_key="pk", secret_key="sk", base_url=url, tracing_enabled=True, timeout=5)
+    client = Langfuse(public_key="pk", secret_key="sk", base_url=url, tracing_enabled=True, timeout=60)
     trace = UUID(inference).hex
     client.create_score(name="thumb", value=1, data_type="BOOLEAN", trace_id=trace, score_id="s1", comment="good")
     client.flush()

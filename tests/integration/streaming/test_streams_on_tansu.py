@@ -97,7 +97,7 @@ class Line:
         self.door.close()
 
 
-def eventually(condition: Callable[[], bool], timeout_s: float = 40.0) -> None:
+def eventually(condition: Callable[[], bool], timeout_s: float = 300.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -191,7 +191,7 @@ def test_rotation_opens_a_new_epoch_and_deletes_the_old_one_when_it_is_applied(l
     sink.rotate_now(Topic.EVENTS)
     sink.send(rows[:5])
     got = 0
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 200
     while got < 15 and time.monotonic() < deadline:
         got += len(source.poll(0.5))
     assert got == 15
@@ -217,7 +217,7 @@ def test_a_gap_in_the_offsets_is_read_again(line: Line) -> None:
     ]
     sink.send(rows)
     seen: list[int] = []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 200
     while len(seen) < 20 and time.monotonic() < deadline:
         seen += [delivery.offset for delivery in source.poll(0.3)]
     assert seen == list(range(20))

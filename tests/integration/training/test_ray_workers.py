@@ -21,7 +21,7 @@ from pipelines.training.ray_actors import RayTrainer, RayTrainers
 from pipelines.training.trainer import LocalTrainer, TrainerSetup
 from tests.fakes.learning import FakeProgress, fake_ports, make_batch, put_version, random_prompts, sample_turns, small_snapshot
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")]
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")]
 
 SPEC = LossSpec(normaliser=10.0)
 STEP = AdamParams(learning_rate=1e-3, beta1=0.0, max_grad_norm=0.0)
@@ -57,7 +57,7 @@ def test_two_workers_make_the_gradients_of_one(tmp_path: Path) -> None:
     step = alone.optim_step(STEP)
     alone.save_state(tmp_path / "one")
 
-    two = RayTrainer(workers=2, threads=1, timeout_s=120)
+    two = RayTrainer(workers=2, threads=1, timeout_s=900)
     two.open(setup)
     found = two.forward_backward(data(), SPEC)
     assert two.optim_step(STEP).grad_norm == pytest.approx(step.grad_norm, rel=1e-5)
@@ -114,7 +114,7 @@ def test_a_killed_worker_fails_the_attempt_and_the_next_one_ends_with_the_same_w
 def test_the_workers_own_errors_come_through_by_name(tmp_path: Path) -> None:
     trainers = RayTrainers()
     setup = TrainerSetup(snapshot=tmp_path / "nothing", scratch=tmp_path, threads=1)
-    with pytest.raises(Exception, match="there is no model at"), trainers.opened(setup, workers=1, timeout_s=60):
+    with pytest.raises(Exception, match="there is no model at"), trainers.opened(setup, workers=1, timeout_s=900):
         pass
     trainers.stop()
 
