@@ -20,7 +20,8 @@ PROCESSES = {
 }  # fmt: skip
 LIBRARIES = {
     "ray": "Ray", "mlflow": "MLflow", "transformers": "transformers", "kafka": "kafka-python", "pyarrow": "pyarrow",
-    "openai": "openai's client", "langfuse": "Langfuse's client", "langsmith": "LangSmith's client", "phoenix": "Phoenix' client", "tensorzero": "TensorZero's client",
+    "openai": "openai's client", "langfuse": "Langfuse's client", "langsmith": "LangSmith's client",
+    "phoenix": "Phoenix' client", "tensorzero": "TensorZero's client",
 }  # fmt: skip
 PACKAGES = {"kafka": "kafka-python", "phoenix": "arize-phoenix-client"}
 

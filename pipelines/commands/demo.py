@@ -64,7 +64,7 @@ class Stage:
 def _set_up(profile: Profile, folder: Path, *, slot_s: int | None, port: int | None, screen: Screen) -> Stage:
     """Measure the machine while the database is prepared, then fit sizes and configuration to what was found."""
     config = write_config(profile, folder, slot_s=slot_s or profile.default_slot_s)
-    deployment = with_patient_engine(plan(data=folder, config=config, port=port))
+    deployment = plan(data=folder, config=config, port=port)
     check(deployment.settings)
     screen.url = deployment.url
     screen.say(f"measuring this machine with {profile.base_model}, and preparing the database")
@@ -75,6 +75,7 @@ def _set_up(profile: Profile, folder: Path, *, slot_s: int | None, port: int | N
     write_config(fitted.profile, folder, slot_s=slot_s or fitted.profile.default_slot_s)
     check(deployment.settings)
     screen.say(fitted.sentence(speed))
+    deployment = with_patient_engine(deployment, threads=speed.engine_threads)
     return Stage(deployment=deployment, plan=fitted, speed=speed)
 
 

@@ -64,6 +64,9 @@ class Speed:
     """With the profile's number of people asking at once."""
     turn_s: float
     """One turn's forward and backward pass, alone."""
+    engine_threads: int = 0
+    training_threads: int = 0
+    """The number of threads with which that was so; 0 for all cores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +114,8 @@ def fit(profile: Profile, speed: Speed, *, target_s: float = TARGET_S, usual: fl
     patience = min(MOST_PATIENCE, max(1.0, known / speed.answers_per_s))
     people = max(FEWEST_PEOPLE, min(profile.concurrency, round(speed.answers_per_s * LONGEST_ANSWER_S)))
     smallest = replace(
-        profile, concurrency=people, patience=round(patience, 2), label_wait_s=round(profile.label_wait_s * min(3.0, patience), 1),
+        profile, training_threads=speed.training_threads,
+        concurrency=people, patience=round(patience, 2), label_wait_s=round(profile.label_wait_s * min(3.0, patience), 1),
         default_slot_s=round(profile.default_slot_s * patience),
     )  # fmt: skip
     larger = replace(smallest, min_turns=round(profile.min_turns * 1.25), suite_tasks=profile.suite_tasks * 3 // 2)

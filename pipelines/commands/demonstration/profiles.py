@@ -47,6 +47,8 @@ class Profile:
     off_policy_s: float
     """The off-policy gate may take so long in each cycle."""
     default_slot_s: int
+    training_threads: int = 0
+    """Threads of the update; 0 for all cores."""
     patience: float = 1.0
     """How many times longer than on a fast machine everything that waits for the machine may take: leases, engines, answers, canaries."""
 
