@@ -89,7 +89,7 @@ def plan(*, data: Path | None, config: Path | None, port: int | None) -> Deploym
 
 
 def with_patient_engine(deployment: Deployment, *, threads: int = 0) -> Deployment:
-    """The same deployment with an engine on so many threads, which gives way to the update: meanwhile people wait longer and go on asking."""
+    """The same deployment, its engine on so many threads and giving way to the update: people wait longer meanwhile, and go on asking."""
     environment = {**deployment.environment, **({"RATCHET_ENGINE_THREADS": str(threads)} if threads else {})}
     return replace(deployment, environment=environment, engine_niceness=ENGINE_NICENESS)
 
