@@ -2,10 +2,14 @@
 
 Two independent draws, each a hash (so sticky without memory, and re-drawn when the stage changes):
 
-    u1 = hash(policy, "holdback", pointer generation, unit) < holdback  → reference version, probability = holdback
-    u2 = hash(policy, candidate release, stage, unit)       < share     → candidate,         probability = share
-    otherwise                                                            → champion,          probability = 1 - share
+    u1 = hash(policy, "holdback", pointer generation[, release, stage], unit) < holdback → reference version, probability = holdback
+    u2 = hash(policy, candidate release, stage, unit)                         < share    → candidate,         probability = share
+    otherwise                                                                            → champion,          probability = 1 - share
                                                                 (or 1 - holdback where there is no canary)
+
+Both draws belong to the stage of the canary that runs meanwhile, and both arms name it: who is left for the champion after a canary has
+taken its share differs from stage to stage, so a holdback is compared within one stage alone, and nobody's arm of one stage says
+anything about their arm of the next.
 
 The canary compares units outside the holdback, so its probabilities are conditional on that. The unit is the hashed actor, or
 the episode for anonymous requests. A running episode finishes on its arm: the gateway's business, not this function's.
@@ -23,8 +27,9 @@ class Arm:
 
     digest: str
     release_id: str | None
+    """The canary's release while one runs, whoever is served; else that of the champion."""
     stage: str
-    """`champion`, `canary-<index>` or `holdback`."""
+    """`champion`; `canary-<index>`; `holdback`, or `holdback-<index>` for its reference while a canary is in that stage."""
     arm: str
     """`champion`, `candidate`, or `previous` for the holdback's reference (the previous champion, later the anchor)."""
     probability: float
@@ -43,12 +48,13 @@ def assign(route: Route, unit: str) -> Arm:
     pointer = route.pointer
     reference = pointer.reference
     holdback = pointer.holdback if reference is not None else 0.0
-    share = route.canary_share if route.canary_digest is not None else 0.0
-    if holdback > 0 and unit_interval(route.policy, "holdback", str(pointer.generation), unit) < holdback:
+    runs = route.canary_digest is not None and route.canary_release is not None
+    share, during = (route.canary_share, (str(route.canary_release), str(route.canary_stage))) if runs else (0.0, ())
+    if holdback > 0 and unit_interval(route.policy, "holdback", str(pointer.generation), *during, unit) < holdback:
         assert reference is not None
         return Arm(
-            digest=reference, release_id=pointer.release_id, stage="holdback", arm="previous",
-            probability=holdback, share=share, holdback=holdback,
+            digest=reference, release_id=route.canary_release if runs else pointer.release_id, arm="previous",
+            stage=f"holdback-{route.canary_stage}" if runs else "holdback", probability=holdback, share=share, holdback=holdback,
         )  # fmt: skip
     if route.canary_digest is None or route.canary_release is None:
         stage = "holdback" if holdback > 0 else "champion"

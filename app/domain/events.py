@@ -102,7 +102,7 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     release_id: str | None
     """The release whose canary or holdback this assignment belongs to; none outside an experiment."""
     stage: str
-    """`champion`, `canary-1` … `canary-3`, or `holdback`."""
+    """`champion`; `canary-0` … `canary-2`; `holdback`, or `holdback-0` … `holdback-2` for its reference while a canary runs."""
     arm: str
     """`champion`, `candidate` or `previous` (the holdback serves the previous champion)."""
     probability: float

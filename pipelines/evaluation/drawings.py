@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from app.domain.assignment import unit_interval
 from app.domain.sessions import Era, Session
 
 
@@ -35,10 +36,11 @@ def canary_drawing(*, digest: str, champion: str) -> Drawing:
 
 
 def era_drawing(era: Era) -> Drawing:
-    """Units of a holdback: person, era, and the share a canary took meanwhile. Treated is the champion.
+    """Units of a holdback: person, era, and the stage of the canary that ran meanwhile. Treated is the champion.
 
     Among those who get champion or reference, the champion's probability is (1-h)(1-s) / ((1-h)(1-s) + h), with h the holdback and s the
-    share of a canary that ran at the time.
+    share of a canary that ran at the time. That holds within one stage of one release only: whoever met two canaries of one share had two
+    chances not to be taken by them. And each stratum draws the holdback anew, so that a person's arm in one says nothing about the next.
     """
 
     def draw(session: Session) -> Draw | None:
@@ -47,7 +49,13 @@ def era_drawing(era: Era) -> Drawing:
             return None
         rest = (1.0 - session.holdback) * (1.0 - session.share)
         probability = rest / (rest + session.holdback)
-        stratum = era.generation * 1000 + round(session.share * 100)
+        stratum = _stratum(era.generation, session)
         return Draw(key=(session.actor, str(stratum)), treated=treated, probability=probability, stratum=stratum)
 
     return draw
+
+
+def _stratum(generation: int, session: Session) -> int:
+    """A number for the era, and the release and stage of the canary that ran meanwhile (`canary-1` and `holdback-1` are one stage)."""
+    _, _, stage = session.stage.partition("-")
+    return round(unit_interval("stratum", str(generation), session.release_id or "", stage) * (1 << 53))
