@@ -46,7 +46,7 @@ def _reasons_for_two(tx: ReleaseTransaction, release: Release, terms: Terms) -> 
         "the offline gates were skipped by hand": terms.forced is not None,
         "more than half of the KL budget to the anchor is used": health is not None
         and health.evidence.get("anchor_budget_used", 0.0) > 0.5,
-        "the reward rose and what it stands for did not, or a monitor alerts": live is not None and bool(live.evidence.get("alarms")),
+        "the reward rose alone, its behaviour changed, or a monitor alerts": live is not None and bool(live.evidence.get("alarms")),
         "the gates' configuration changed since the last promotion": before is not None
         and before.config.get("config_hash") != terms.config_hash,
         "the last champion was rolled back automatically": tx.rolled_back_automatically(),

@@ -14,7 +14,7 @@ from pipelines.evaluation import hacking
 from pipelines.evaluation.config import GatesConfig, Good, MetricClass, MetricConfig
 from pipelines.evaluation.decide import Decision, require_right_signs
 from pipelines.evaluation.evidence import Evidence, hash_of
-from pipelines.evaluation.harm import effect_of, member_of, process_of, units_of
+from pipelines.evaluation.harm import effect_of, family_of, process_of, units_of
 from pipelines.evaluation.slo import both_arms_burn, burnt
 from pipelines.evaluation.statistics import betting, shiryaev_roberts
 from pipelines.evaluation.statistics.betting import evidence_needed
@@ -87,7 +87,7 @@ def anchor_guard(config: GatesConfig, eras: Sequence[Units], *, units_per_slot: 
 
 
 def _compared(config: GatesConfig, evidence: Evidence) -> tuple[FamilyEvidence, list[Fall], dict[str, dict[str, float]]]:
-    members = [member_of(config, evidence, m, weight=config.weight_of(m), margin=config.post_margin) for m in config.metrics]
+    members = family_of(config, evidence, margin=config.post_margin)  # people have seen how its behaviour differs, and said yes
     family = family_evidence(members, alpha=config.alpha_post)
     watched = [metric for metric in config.metrics if metric.kind in WATCHED and metric.good is not Good.SAME]
     falls = [_fall(config, evidence, metric, of=len(watched)) for metric in watched]

@@ -39,7 +39,7 @@ class Good(StrEnum):
     UP = "up"
     DOWN = "down"
     SAME = "same"
-    """Neither: a change of behaviour is what is looked for, in both directions."""
+    """Neither: a change of behaviour is what is looked for, in both directions. It asks people; it never says "worse" by itself."""
 
 
 class Missing(StrEnum):

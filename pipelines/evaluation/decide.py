@@ -1,7 +1,7 @@
 """decide(): the live gate, a pure function of configuration and evidence, in the order of `facts/gates.md`, section 4.5.
 
     1. hard reason, or an absolute limit burnt     ABORT
-    2. harm (family e-process, or group-sequential) ABORT
+    2. harm (family e-process, or group-sequential) ABORT            (a change of behaviour alone is an alarm: two people decide)
     3. data in doubt, or the reward being gamed    HOLD, after two hours ABORT
     4. deadline over, or N_max reached in vain     INCONCLUSIVE      (unless 6 holds)
     5. stage not done                              CONTINUE
@@ -102,7 +102,7 @@ class _Case:
         if self._doubts:
             return self._hold()
         if self._is_last and self._stage_done and self._all_non_inferior:
-            return act.READY, "required", f"{', '.join(r.metric for r in self._required)}: non-inferior"
+            return act.READY, "required", f"{', '.join(r.metric for r in self._required)}: non-inferior{self._asks}"
         late = evidence.at - evidence.since >= self._config.canary_max_s * 1e6
         if late:
             return act.INCONCLUSIVE, "deadline", f"no decision within {self._config.canary_max_s / 60:.0f} min: the champion stays"
@@ -121,6 +121,16 @@ class _Case:
         if held_s >= self._config.hold_max_s:
             return CanaryAction.ABORT, "data", f"the data have been in doubt for {held_s / 60:.0f} min: {reason}"
         return CanaryAction.HOLD, "data", reason
+
+    @property
+    def _changed(self) -> str | None:
+        """The metric without a direction that changed for sure."""
+        return None if self._harm is None else self._harm.changed
+
+    @property
+    def _asks(self) -> str:
+        """What people are asked to look at before they say yes."""
+        return f"; {self._changed} changed, for better or worse: two people have to look" if self._changed else ""
 
     @property
     def _is_last(self) -> bool:
@@ -155,7 +165,11 @@ class _Case:
             "required": [r.numbers() for r in self._required],
             "doubts": self._doubts,
             "burnt": self._burnt,
-            "alarms": [*(["proxy_gold_gap"] if self._gap else []), *hacking.alerts(self._monitored)],
+            "alarms": [
+                *(["proxy_gold_gap"] if self._gap else []),
+                *([f"behaviour: {self._changed}"] if self._changed else []),
+                *hacking.alerts(self._monitored),
+            ],
             "monitors": hacking.numbers(self._monitored),
             "left_out": {"duplicates": evidence.duplicates, "swapped": evidence.swapped, "late": evidence.late},
             "missing": {name: count for lane in evidence.lanes for name, count in lane.missing.items() if count},

@@ -1,5 +1,12 @@
-"""Harm: is the canary worse? The e-process of the metric family, and the group-sequential half on the primary metrics (section 3)."""
+"""Harm: is the canary worse? The e-process of the metric family, and the group-sequential half on the primary metrics (section 3).
 
+Only a metric with a direction can say "worse". A metric whose good is "the same" says "otherwise", which an improvement is as well: fewer
+clarifying questions, shorter answers. Those form a family of their own, whose finding is told to people and asks two of them (`alarms`);
+it stops a canary only together with a metric that has a direction, which then needs half as much evidence. False aborts: at most
+`alpha_abort_e` where nothing changed, at most twice that where behaviour changed and nothing got worse.
+"""
+
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,11 +45,23 @@ class Harm:
     family: FamilyEvidence
     needed: float
     looks: tuple[LookSummary, ...]
+    behaviour: FamilyEvidence | None = None
+    """The metrics without a direction; None where there are none."""
     effects: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
 
     @property
     def found(self) -> bool:
-        return self.family.rejected or any(look.rejected_at is not None for look in self.looks)
+        return self.family.rejected or self._is_seconded or any(look.rejected_at is not None for look in self.looks)
+
+    @property
+    def changed(self) -> str | None:
+        """The metric without a direction that changed for sure."""
+        return self.behaviour.cause if self.behaviour is not None and self.behaviour.rejected else None
+
+    @property
+    def _is_seconded(self) -> bool:
+        """Behaviour changed for sure, and the metrics with a direction say with half the evidence that it got worse."""
+        return self.changed is not None and self.family.peak_log_e >= self.needed - math.log(2.0)
 
     @property
     def reason(self) -> str:
@@ -50,6 +69,10 @@ class Harm:
         if self.family.rejected:
             cause = self.family.cause
             return f"harm on {cause}: log E {self.family.peak_log_e:.2f} reached {self.needed:.2f}; {self._means(cause)}"
+        if self._is_seconded:
+            cause, needed = self.family.cause, self.needed - math.log(2.0)
+            said = f"harm on {cause}: log E {self.family.peak_log_e:.2f} reached {needed:.2f}; {self._means(cause)}"
+            return f"{said}, and {self.changed} changed: {self._means(self.changed)}"
         crossed = next(look for look in self.looks if look.rejected_at is not None)
         return f"harm on {crossed.metric}: group-sequential look crossed at {crossed.rejected_at} units; {self._means(crossed.metric)}"
 
@@ -67,6 +90,8 @@ class Harm:
             "cause": self.family.cause,
             "rejected_at": self.family.rejected_at,
             "log_weighted": dict(self.family.log_weighted),
+            "changed": self.changed,
+            "behaviour": None if self.behaviour is None else dict(self.behaviour.log_weighted),
             "looks": [vars(look) for look in self.looks],
             "effects": self.effects,
         }
@@ -74,13 +99,29 @@ class Harm:
 
 def harm_of(config: GatesConfig, evidence: Evidence) -> Harm:
     """Ask both halves. Raises ValueError on evidence that must not be used."""
-    members = [member_of(config, evidence, metric, weight=config.weight_of(metric)) for metric in config.metrics]
-    units = {member.name: member.units for member in members}
-    family = family_evidence(members, alpha=config.alpha_abort_e)
+    members = family_of(config, evidence)
+    behaviour = behaviour_of(config, evidence)
+    units = {member.name: member.units for member in (*members, *behaviour)}
     primary = [metric for metric in config.required if metric.kind in PRIMARY]
     looks = [_looks(config, evidence, metric, units[metric.name], alpha=config.alpha_abort_gst / len(primary)) for metric in primary]
-    effects = {name: effect_of(u) for name, u in units.items()}
-    return Harm(family=family, needed=evidence_needed(config.alpha_abort_e), looks=tuple(looks), effects=effects)
+    return Harm(
+        family=family_evidence(members, alpha=config.alpha_abort_e), needed=evidence_needed(config.alpha_abort_e), looks=tuple(looks),
+        behaviour=family_evidence(behaviour, alpha=config.alpha_abort_e) if behaviour else None,
+        effects={name: effect_of(u) for name, u in units.items()},
+    )  # fmt: skip
+
+
+def family_of(config: GatesConfig, evidence: Evidence, *, margin: float | None = None) -> list[Member]:
+    """The metrics with a direction, each with its share of the family; `margin` as in `member_of`."""
+    directed = [metric for metric in config.metrics if metric.good is not Good.SAME]
+    return [member_of(config, evidence, metric, weight=config.weight_of(metric), margin=margin) for metric in directed]
+
+
+def behaviour_of(config: GatesConfig, evidence: Evidence) -> list[Member]:
+    """The metrics without a direction: a family of their own, its shares adding up to one."""
+    same = [metric for metric in config.metrics if metric.good is Good.SAME]
+    total = sum(config.weight_of(metric) for metric in same)
+    return [member_of(config, evidence, metric, weight=config.weight_of(metric) / total) for metric in same]
 
 
 def member_of(config: GatesConfig, evidence: Evidence, metric: MetricConfig, *, weight: float, margin: float | None = None) -> Member:

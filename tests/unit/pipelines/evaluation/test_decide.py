@@ -1,6 +1,9 @@
 """decide(): the order of its questions, and that no broken evidence ever promotes (invariants I1 and I4)."""
 
+import math
+import random
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 
 import msgspec
@@ -9,10 +12,12 @@ import pytest
 
 from app.domain.gates import CanaryAction, Verdict
 from app.domain.sessions import Session
+from pipelines.evaluation.champion import decide_champion
 from pipelines.evaluation.config import MetricConfig
 from pipelines.evaluation.decide import decide
 from pipelines.evaluation.drawings import canary_drawing
 from pipelines.evaluation.evidence import Evidence, Lane, UnitBook, hash_of, micros, packed, unpacked
+from pipelines.evaluation.harm import harm_of
 from pipelines.evaluation.references import references_of
 from tests.fakes.sessions import AT, people, session
 from tests.fakes.watching import small_gates
@@ -176,6 +181,37 @@ def test_a_reward_that_rises_alone_raises_an_alarm() -> None:
         for n in range(PEOPLE)
     ]
     assert decide(CONFIG, _evidence(sessions)).numbers["alarms"] == ["proxy_gold_gap"]
+
+
+def _otherwise(success: float, *, champion: float = 0.6, asks: float) -> list[Session]:
+    """People whose candidate asks back this often, where the champion does in every fifth answer."""
+    dice = random.Random(4)
+    rates = {"champion": 0.2, "candidate": asks}
+    return [
+        replace(s, completion="Which file do you mean?") if dice.random() < rates[s.arm] else s
+        for s in people(PEOPLE, candidate=success, champion=champion)
+    ]
+
+
+def test_an_improvement_that_changes_behaviour_is_no_harm_and_asks_people() -> None:
+    """Gold and reward +5 points with fewer clarifying questions was aborted 60 times of 60."""
+    decision = decide(CONFIG, _evidence(_otherwise(0.65, asks=0.0)))
+    assert decision.action is CanaryAction.READY
+    assert decision.numbers["alarms"] == ["behaviour: acts"]  # a question is no act
+    assert "two people have to look" in decision.reason
+
+
+def test_changed_behaviour_halves_the_evidence_of_harm_that_is_needed() -> None:
+    harm = harm_of(CONFIG, _evidence(_otherwise(0.6, asks=0.0)))
+    assert not harm.found
+    for share, found in ((0.51, True), (0.49, False)):
+        peak = math.log(share) + harm.needed
+        assert replace(harm, family=replace(harm.family, peak_log_e=peak)).found is found
+    assert not replace(harm, behaviour=None, family=replace(harm.family, peak_log_e=harm.needed - 0.1)).found
+
+
+def test_a_champion_whose_behaviour_people_have_accepted_is_not_taken_back_for_it() -> None:
+    assert decide_champion(CONFIG, _evidence(_otherwise(0.6, asks=0.0), state="CHAMPION")).action is CanaryAction.CONTINUE
 
 
 def test_the_declared_number_of_units_without_an_answer_is_inconclusive() -> None:
