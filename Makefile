@@ -29,7 +29,7 @@ up: ## the whole deployment without the simulated product
 	$(SETUP) venv model
 	@$(BIN)/ratchet up $(ARGS)
 
-# What starts whole deployments comes last and one at a time: a loop that learns against the clock shares no cores. The demo is one of them.
+# What starts whole deployments comes last and one at a time, because each takes all cores. The demo is one of them.
 test: ## all tests (ARGS="-k words" for some)
 	$(SETUP) venv model data
 ifeq ($(strip $(ARGS)),)

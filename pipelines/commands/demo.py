@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from app import wiring
-from pipelines.commands.demonstration.closing import close
+from pipelines.commands.demonstration.closing import close, pages
 from pipelines.commands.demonstration.outcome import Outcome
 from pipelines.commands.demonstration.planning import TARGET_S, Plan, Speed, fit, measure, measured
 from pipelines.commands.demonstration.profiles import PROFILES, ROOT, Profile, require_memory, seconds, write_config
@@ -99,7 +99,7 @@ def _perform(
         _sum_up(story, outcome, began)
         close(screen.console, outcome, deployment.url)
         if picture is not None and (sight := story.last_sight()) is not None:
-            screen.save(sight, picture)
+            screen.save(sight, picture, pages(outcome))
         if stay and not ended.is_set():
             screen.console.print(f"Everything keeps running: {deployment.url}/console. Ctrl-C ends it.")
             _stay(supervisor, screen, ended)

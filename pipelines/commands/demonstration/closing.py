@@ -14,14 +14,18 @@ KEPT, DROPPED = "green", "dim strike"
 def close(console: Console, outcome: Outcome, url: str) -> None:
     """Print it all."""
     if console.is_terminal:
-        for pair in outcome.pairs:
-            console.print(_side_by_side(pair, outcome))
-        console.print(outcome.table())
+        for shown in pages(outcome):
+            console.print(shown)
     else:
         for line in _plain(outcome):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
     for number, sentence in enumerate(NEXT, 1):
         console.print(f"{number}. {sentence.format(url=url)}", highlight=False, markup=False, soft_wrap=True)
+
+
+def pages(outcome: Outcome) -> list[Table]:
+    """The answers side by side, and the findings, for a terminal or a picture."""
+    return [*(_side_by_side(pair, outcome) for pair in outcome.pairs), outcome.table()]
 
 
 def _side_by_side(pair: Pair, outcome: Outcome) -> Table:

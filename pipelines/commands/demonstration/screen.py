@@ -4,7 +4,7 @@ import re
 import statistics
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import StringIO
@@ -89,10 +89,13 @@ class Screen:
             self._told_at = time.monotonic()
             self.console.print(f"{_clock(self.elapsed_s)}  … {self._line(sight)}", highlight=False, markup=False, soft_wrap=True)
 
-    def save(self, sight: Sight, path: Path) -> None:
-        """Write the view as a picture (SVG), in the reader's own fixed-width font: Rich's would be fetched from a stranger's server."""
+    def save(self, sight: Sight, path: Path, below: Sequence[RenderableType] = ()) -> None:
+        """Write the view, and what is shown below it at the end, as a picture (SVG), in the reader's own fixed-width font: Rich's would be
+        fetched from a stranger's server."""
         paper = Console(file=StringIO(), record=True, width=PICTURE_COLUMNS, height=PICTURE_LINES, force_terminal=True)
         paper.print(self._picture(sight, lines=PICTURE_LINES))
+        for more in below:
+            paper.print(more)
         path.write_text(re.sub(r"@font-face \{.*?\}\s*", "", paper.export_svg(title="make demo"), flags=re.DOTALL))
 
     @property
