@@ -192,10 +192,12 @@ class Story:
         self.screen.phase = part.value
 
     def _all_ready(self) -> bool:
-        """Whether every process that people need has said so."""
-        needed = [program.name for program in self.deployment.programs() if program.name not in LATER]
-        logs = [self.deployment.logs / f"{name}.log" for name in needed]
-        return all(log.exists() and " ready " in log.read_text(errors="replace") for log in logs)
+        """Whether every process that people need has said so, and the engine holds the first version."""
+        needed = {program.name: " ready " for program in self.deployment.programs() if program.name not in LATER} | {
+            "engine": "version ready"
+        }
+        logs = {self.deployment.logs / f"{name}.log": said for name, said in needed.items()}
+        return all(log.exists() and said in log.read_text(errors="replace") for log, said in logs.items())
 
     def _plant(self) -> str:
         planting = subprocess.Popen(
