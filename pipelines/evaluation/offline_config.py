@@ -33,6 +33,8 @@ class SuiteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """k answers per task, drawn with the same seeds for champion and candidate."""
     tasks: int | None = None
     """Only the first this many tasks in a fixed shuffled order; None for all."""
+    longest: int | None = None
+    """Only tasks whose messages have at most this many characters: reading a long prompt costs as much as writing its answer."""
     held_out_from: int = 0
     """Skip this many tasks of that order, so that suites and simulated traffic can share a source without sharing tasks."""
     sealed_share: float = 0.0

@@ -93,6 +93,8 @@ def load_suite(config: SuiteConfig, *, folder: Path, week: int = 0, sealed: bool
     if config.grader is not None:
         kind = GraderKind(config.grader)
         tasks = [msgspec.structs.replace(t, grader=msgspec.structs.replace(t.grader, kind=kind)) for t in tasks]
+    if config.longest is not None:
+        tasks = [task for task in tasks if _length(task) <= config.longest]
     tasks.sort(key=lambda task: hashlib.sha256(f"{config.name}\x1f{task.id}".encode()).digest())
     mine = [task for task in tasks[config.held_out_from :] if _is_sealed(task, config) is sealed]
     chosen = mine if sealed else _in_week(mine, config, week)
@@ -102,6 +104,11 @@ def load_suite(config: SuiteConfig, *, folder: Path, week: int = 0, sealed: bool
             f"{config.held_out_from}, sealed_share {config.sealed_share:g}"
         )
     return Suite(config=config, tasks=tuple(chosen))
+
+
+def _length(task: Task) -> int:
+    """Characters of its messages."""
+    return sum(len(str(message.get("content", ""))) for message in task.messages)
 
 
 def _is_sealed(task: Task, config: SuiteConfig) -> bool:

@@ -55,6 +55,15 @@ def test_a_whole_suite_has_nothing_to_rotate_and_keeps_its_hash(folder: Path) ->
     assert load_suite(config, folder=folder, week=1).hash == load_suite(config, folder=folder, week=2).hash
 
 
+def test_only_tasks_that_are_short_enough_are_asked(folder: Path) -> None:
+    short, long = ({"role": "user", "content": "x" * length} for length in (400, 401))
+    written = [msgspec.structs.replace(task, messages=[short if i % 4 else long]) for i, task in enumerate(tasks(8))]
+    (folder / "suite.jsonl").write_bytes(b"\n".join(msgspec.json.encode(task) for task in written))
+    assert _ids(SuiteConfig(name="s", source="suite.jsonl", longest=400), folder) == {t.id for i, t in enumerate(written) if i % 4}
+    with pytest.raises(BadConfig, match="has no open tasks"):
+        load_suite(SuiteConfig(name="s", source="suite.jsonl", longest=10), folder=folder)
+
+
 def test_a_suite_without_a_sealed_split_says_so(folder: Path) -> None:
     with pytest.raises(BadConfig, match=r"no sealed tasks.*sealed_share 0"):
         load_suite(SuiteConfig(name="s", source="suite.jsonl"), folder=folder, sealed=True)
