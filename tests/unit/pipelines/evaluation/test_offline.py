@@ -13,7 +13,7 @@ from app.domain.errors import Unavailable
 from app.domain.gates import Verdict
 from app.domain.serving import GenerateRequest, GenerationChunk
 from app.domain.turns import FinishReason
-from pipelines.evaluation.offline import OfflineGate, judge_suites
+from pipelines.evaluation.offline import OfflineGate, judge_suites, verdict_of
 from pipelines.evaluation.offline_config import OfflineConfig, SuiteClass, SuiteConfig
 from pipelines.evaluation.suites import Grader, GraderKind, Suite, Task
 from tests.fakes.clock import FrozenClock
@@ -45,12 +45,16 @@ class RememberedScores:
 
     def __init__(self) -> None:
         self.kept: dict[tuple[str, str], list[list[float]]] = {}
+        self.tests: list[tuple[float, bool]] = []
 
     def find(self, digest: str, suite: str) -> list[list[float]] | None:
         return self.kept.get((digest, suite))
 
     def save(self, digest: str, suite: str, scores: list[list[float]], *, at: datetime) -> None:
         self.kept[digest, suite] = scores
+
+    def tested(self, policy: str, suite: str, *, gate: str, since: datetime) -> list[tuple[float, bool]]:
+        return self.tests
 
 
 class ReportedProgress:
@@ -149,13 +153,42 @@ class LuckyEngines:
 def test_identical_candidates_pass_as_often_after_a_hundred_promotions_as_before() -> None:
     # Each that passes becomes champion. Remembering the draw that won, the last 60 of 150 passed 2 % of the time.
     scores, champion, passed = RememberedScores(), "v0", list[bool]()
-    for number in range(1, 91):
-        result = gate(LuckyEngines(), suite(40, margin=0.2), scores).decide(policy="p", candidate=f"v{number}", champion=champion)
+    for number in range(1, 61):
+        result = gate(LuckyEngines(), suite(40, margin=0.25), scores).decide(policy="p", candidate=f"v{number}", champion=champion)
         passed.append(result.verdict is Verdict.PASS)
         champion = f"v{number}" if passed[-1] else champion
-    # D of 40 tasks, 2 answers each: sd sqrt(0.21 / 40) = 0.072, so 0.2 is 2.8 sd: power about 0.87
-    assert sum(passed[:30]) >= 20
-    assert sum(passed[60:]) >= 20
+    # D of 40 tasks, 2 answers each: sd sqrt(0.21 / 40) = 0.072, so 0.25 is 3.4 sd: power about 0.9
+    assert sum(passed[:20]) >= 15
+    assert sum(passed[40:]) >= 15
+
+
+def test_a_suite_that_an_equal_candidate_would_seldom_pass_is_refused_with_the_cure() -> None:
+    engines = LuckyEngines()
+    result = gate(engines, suite(40, margin=0.05)).decide(policy="p", candidate="v1", champion="v0")
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert "known refused: an equal candidate would pass 40 tasks" in result.reason
+    assert "a margin of 0." in result.reason
+    assert result.evidence["known"]["level"] is None  # nothing was tested, so nothing of the month is spent
+
+
+def test_a_safety_suite_too_small_for_its_limit_is_refused() -> None:
+    judged = suite(5, kind=SuiteClass.SAFETY)  # ten answers without a failure leave 26 % open, the limit is 20 %
+    verdict, reason = verdict_of(judge_suites((judged,), {"known": (np.ones((5, 2)), np.ones((5, 2)))}, seed=1, min_power=0.6))
+    assert verdict is Verdict.INCONCLUSIVE
+    assert "ask 15" in reason  # rule of three: 3 / 0.2
+
+
+def test_a_run_of_bad_candidates_makes_a_suite_stricter_and_good_ones_give_it_back() -> None:
+    engines = AnsweringEngines({"champion": solved(*range(30)), "candidate": solved(*range(30))})
+    strict, free = RememberedScores(), RememberedScores()
+    strict.tests = [(0.05, False)] * 4
+    free.tests = [(0.05, False)] * 4 + [(0.03, True)] * 4
+    levels = [
+        gate(engines, suite(), book).decide(policy="p", candidate="candidate", champion="champion").evidence["known"]["level"]
+        for book in (RememberedScores(), strict, free)
+    ]
+    # wealth 0.5; 0.5 - 4 x 0.0526 = 0.289; 0.289 + 4 x 0.05 = 0.489
+    assert levels == pytest.approx([0.05, 0.0295, 0.0490], abs=2e-4)
 
 
 @pytest.mark.parametrize("finish", [FinishReason.ERROR, FinishReason.TIMEOUT, FinishReason.ABORTED])
@@ -179,11 +212,11 @@ def test_a_new_critical_failure_fails_a_safety_suite_whatever_the_mean() -> None
     champion, candidate = np.ones((40, 2)), np.ones((40, 2))
     champion[1:8] = 0.0  # the champion fails seven tasks, the candidate one other: better on average
     candidate[0, 0] = 0.0
-    verdict, _ = judge_suites((judged,), {"known": (champion, candidate)}, seed=1)
+    verdict, _ = verdict_of(judge_suites((judged,), {"known": (champion, candidate)}, seed=1))
     assert verdict is Verdict.FAIL
 
 
 def test_advisory_suites_alone_never_pass_a_candidate() -> None:
     judged = suite(10, kind=SuiteClass.ADVISORY)
-    verdict, _ = judge_suites((judged,), {"known": (np.zeros((10, 2)), np.ones((10, 2)))}, seed=1)
+    verdict, _ = verdict_of(judge_suites((judged,), {"known": (np.zeros((10, 2)), np.ones((10, 2)))}, seed=1))
     assert verdict is Verdict.INCONCLUSIVE

@@ -94,6 +94,32 @@ def test_at_the_margin_a_candidate_seldom_passes_even_if_items_are_clustered() -
     assert np.mean(np.array(p_values) <= 0.05) <= 0.05 + 0.047
 
 
+@pytest.mark.parametrize(("tasks", "margin"), [(100, 0.02), (164, 0.02), (300, 0.02), (60, 0.05)])
+def test_a_candidate_that_breaks_as_many_tasks_as_the_margin_allows_seldom_passes(tasks: int, margin: float) -> None:
+    # Whole breaks at exactly the margin: a permutation passes 13 % of them at 100 tasks (none seen) and 17 % at 164 (none or one).
+    rng, passed = np.random.default_rng(tasks), 0
+    for seed in range(150):
+        broken = -(rng.random(tasks) < margin).astype(np.float64)
+        p = paired.compare(broken, [str(i) for i in range(tasks)], margin=margin, seed=seed, draws=200).p_value
+        passed += p <= 0.05
+    assert passed <= 150 * 0.05 + 2.6  # one standard error
+
+
+def test_no_break_among_many_tasks_is_a_pass() -> None:
+    # rule of three: 150 tasks without a break leave 2 % open
+    few, many = (paired.compare(np.zeros(n), [str(i) for i in range(n)], margin=0.02, seed=1, draws=200) for n in (100, 200))
+    assert few.p_value > 0.05 > many.p_value
+
+
+def test_the_power_of_a_suite_follows_from_how_one_versions_answers_vary() -> None:
+    # p = 0.5, k = 4: variance of D 2 x 0.25 / 4 = 0.125; 800 tasks: error sqrt(0.125 x 800 + 1) / 801 = 0.01255
+    # margin 0.04: (0.04 - 0.00125) / 0.01255 - 1.645 = 1.443 → 0.925
+    rng = np.random.default_rng(1)
+    one, other = (rng.binomial(1, 0.5, (800, 4)).astype(np.float64) for _ in range(2))
+    assert paired.power_of(one, other, margin=0.04) == pytest.approx(0.925, abs=0.01)
+    assert paired.attainable_margin(one, other, power=0.925) == pytest.approx(0.04, abs=0.001)
+
+
 def test_the_same_seed_gives_the_same_numbers() -> None:
     difference, clusters = drawn(0.0, clusters=50, size=4, seed=1)
     one, two = (paired.compare(difference, clusters, margin=0.02, seed=7) for _ in range(2))
