@@ -59,6 +59,8 @@ class Collaborators:
     ledger: Ledger
     reads: Reads
     actor_salt: str
+    loopback: bool = False
+    """Only this machine reaches the service: it is open until the first key is made."""
     clock: Clock = utc_now
     limits: Limits = field(default_factory=Limits)
     checks: Mapping[str, Check] = field(default_factory=dict[str, Check])
@@ -70,7 +72,7 @@ class Collaborators:
 def create_app(with_: Collaborators) -> Application:
     """The ASGI application. Reads the keys; everything else waits for the first request."""
     metrics = Metrics(with_.reads)
-    access = Access(with_.keys, clock=with_.clock, session_secret=with_.actor_salt)
+    access = Access(with_.keys, clock=with_.clock, session_secret=with_.actor_salt, loopback=with_.loopback)
     access.load()
     intake = Intake(with_.limits)
     metrics.in_flight_bytes.set_function(lambda: intake.in_flight)
@@ -125,7 +127,7 @@ def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Raises `BadConfig` where the service must not start."""
     adapters = wiring.http_adapters(settings)
     try:
-        refuse_open_door(settings, keyed=bool(adapters.keys.all()))
+        refuse_open_door(settings, keyed=bool(adapters.keys.all()), ever=adapters.keys.ever())
         with listen(settings) as listener:
             _run(settings, adapters, listener)
     finally:
@@ -142,16 +144,21 @@ def _run(settings: Settings, adapters: wiring.HttpAdapters, listener: socket.soc
     ApiServer(config, chat=app.chat, ready=ready).run(sockets=[listener])
 
 
-def refuse_open_door(settings: Settings, *, keyed: bool) -> None:
-    """Without keys everybody may do everything, so only this machine may ask. Raises `BadConfig`."""
+def refuse_open_door(settings: Settings, *, keyed: bool, ever: bool) -> None:
+    """Without a key nobody gets in from outside, and where none was ever made this machine may do everything. Raises `BadConfig`."""
     if keyed:
         return
     if settings.host not in LOOPBACK:
         raise BadConfig(
-            f"RATCHET_HOST is {settings.host}, which other machines reach, and there is no API key: "
+            f"RATCHET_HOST is {settings.host}, which other machines reach, and there is no API key that is good: "
             "run `ratchet keys create --name ops --scope admin` first, or set RATCHET_HOST=127.0.0.1"
         )
-    log.warning("api open: no API key exists, so every process of this machine may do everything; `ratchet keys create` closes the door")
+    if ever:
+        log.warning("api closed: every API key is expired or revoked, so nobody gets in; `ratchet keys create` makes one")
+    else:
+        log.warning(
+            "api open: no API key exists, so every process of this machine may do everything; `ratchet keys create` closes the door"
+        )
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -182,6 +189,7 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
     return Collaborators(
         inbox=adapters.inbox, routes=adapters.routes, engines=adapters.engines, policies=adapters.policies, keys=adapters.keys,
         episodes=adapters.episodes, ledger=adapters.reads, reads=adapters.reads, actor_salt=settings.actor_salt,
+        loopback=settings.host in LOOPBACK,
         checks={"database": database, "engines": adapters.check_engines}, routers=[releases.router(room), guarded],
         barrier=Barrier(
             hosts=settings.hosts | reached_as(settings.host), origins=settings.origins, loopback=settings.host in LOOPBACK

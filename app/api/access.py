@@ -1,4 +1,8 @@
-"""Who is asking: API keys, scopes, rate limits. Without any key everything is open, which only a loopback address may be."""
+"""Who is asking: API keys, scopes, rate limits.
+
+A service that only its own machine reaches is open until the first key is made. Whether it is, is decided once, when it
+starts; from the first key on it is closed for good: a key that expires or is revoked opens nothing.
+"""
 
 import asyncio
 import base64
@@ -72,8 +76,19 @@ class Bucket:
 class Access:
     """Checks keys against a snapshot of the stored ones, refreshed in a thread once a second."""
 
-    def __init__(self, keys: Keys, *, clock: Clock, session_secret: str, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        keys: Keys,
+        *,
+        clock: Clock,
+        session_secret: str,
+        loopback: bool = False,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._keys = keys
+        self._loopback = loopback
+        self.open = False
+        """Everybody may do everything: only this machine can ask, and no key was ever made."""
         self._clock = clock
         self._secret = session_secret
         self._monotonic = monotonic
@@ -84,7 +99,8 @@ class Access:
         self._refreshing: asyncio.Task[None] | None = None
 
     def load(self) -> bool:
-        """Read the keys now; whether there is any."""
+        """Read the keys now, and decide whether the service is open; whether there is any key to get in with."""
+        self.open = self._loopback and not self._keys.ever()
         self._take_over(self._keys.all())
         return bool(self._by_prefix)
 
@@ -100,7 +116,7 @@ class Access:
         token = _token(headers)
         if token is not None and token.startswith(SESSION_PREFIX):
             return self._session(token)
-        if not self._by_prefix:
+        if self.open:
             return ANONYMOUS
         return self._check(token)
 
@@ -161,6 +177,8 @@ class Access:
 
     async def _read(self) -> None:
         try:
+            if self.open:
+                self.open = not await asyncio.to_thread(self._keys.ever)
             self._take_over(await asyncio.to_thread(self._keys.all))
         except RatchetError as error:
             log.warning("keys_unreadable error=%s", error)

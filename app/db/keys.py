@@ -27,6 +27,10 @@ class SqlKeys:
         fresh = or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > self._clock())
         return self._select(select(api_keys).where(api_keys.c.revoked_at.is_(None), fresh))
 
+    def ever(self) -> bool:
+        """Whether any key was ever made: a key is revoked or expires, its row stays."""
+        return bool(self._select(select(api_keys).limit(1)))
+
     def history(self) -> list[ApiKey]:
         """Every key there ever was, oldest first."""
         return self._select(select(api_keys).order_by(api_keys.c.created_at, api_keys.c.id))

@@ -140,6 +140,10 @@ class Keys(Protocol):
         """Every key that is neither revoked nor expired."""
         ...
 
+    def ever(self) -> bool:
+        """Whether any key was ever made, usable today or not."""
+        ...
+
 
 class Ledger(Protocol):
     """Which events were accepted, for ever."""

@@ -108,16 +108,21 @@ class MemoryKeys:
 
     def __init__(self) -> None:
         self.keys: list[ApiKey] = []
+        self.made = 0
         self.reads = 0
 
     def all(self) -> list[ApiKey]:
         self.reads += 1
         return list(self.keys)
 
+    def ever(self) -> bool:
+        return self.made > 0
+
     def add(self, *scopes: Scope, policy: str | None = None, rate_per_s: float | None = None, expires_at: datetime | None = None) -> str:
         """Make a key; returns its text."""
         prefix, secret = new_secret()
         key_id = uuid7()
+        self.made += 1
         self.keys.append(
             ApiKey(
                 id=key_id, prefix=prefix, hash=hash_secret(key_id, secret), name="test", scopes=frozenset(scopes), policy=policy,
@@ -195,6 +200,7 @@ def collaborators(**changes: Any) -> Collaborators:
         "inbox": inbox, "routes": FixedRoutes("composer"), "engines": ScriptedEngines(), "policies": {"composer": policy_config()},
         "keys": MemoryKeys(), "episodes": MemoryEpisodes(),
         "ledger": ledger, "reads": FixedReads(), "actor_salt": "salt", "barrier": Barrier(hosts=frozenset({"testserver"})),
+        "loopback": True,
     }  # fmt: skip
     return Collaborators(**given | changes)
 

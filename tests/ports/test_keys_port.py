@@ -20,6 +20,8 @@ class Filled(Protocol):
 
     def all(self) -> list[ApiKey]: ...
 
+    def ever(self) -> bool: ...
+
     def add(self, *scopes: Scope, policy: str | None = None, rate_per_s: float | None = None) -> str: ...
 
 
@@ -41,6 +43,7 @@ def keys(request: pytest.FixtureRequest) -> Iterator[Filled]:
 
 
 def test_a_key_is_found_by_its_prefix_and_matches_its_secret_only(keys: Filled) -> None:
+    assert not keys.ever()
     shown = keys.add(Scope.INGEST, Scope.READ, policy="composer", rate_per_s=5)
     other = keys.add(Scope.ADMIN)
     parts, others = split_key(shown), split_key(other)
@@ -65,7 +68,7 @@ def test_secrets_are_not_stored_and_revoked_and_expired_keys_are_gone(database_u
     assert [k.prefix for k in keys.all()] == [key.prefix]
     revoked = keys.revoke(key.prefix)
     assert keys.revoke(key.prefix).revoked_at == revoked.revoked_at
-    assert keys.all() == []
+    assert (keys.all(), keys.ever()) == ([], True)
     assert [k.prefix for k in keys.history()] == [key.prefix, expiring.prefix]
     with pytest.raises(NotFound, match="ratchet keys list"):
         keys.revoke("rk_00000000")

@@ -11,8 +11,9 @@ from starlette.testclient import TestClient
 
 from app.api.access import Access, Bucket
 from app.domain.access import ApiKey, Scope
-from app.domain.errors import Overloaded, RatchetError, Unavailable
-from app.main import create_app
+from app.domain.errors import BadConfig, Overloaded, RatchetError, Unavailable
+from app.main import create_app, refuse_open_door
+from app.settings import from_environment
 from tests.fakes.clock import FrozenClock
 from tests.fakes.gateway import MemoryKeys, collaborators, policy_config
 from tests.fakes.inbox import MemoryInbox
@@ -232,3 +233,53 @@ def test_no_key_is_in_logs_or_errors(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         answer = post(client, key)
     assert key[12:] not in answer.text + caplog.text
+
+
+@pytest.mark.parametrize("ending", ["expires", "is revoked"])
+def test_the_only_key_that_ends_opens_nothing(ending: str) -> None:
+    keys, clock, seconds = MemoryKeys(), FrozenClock(), SlowClock()
+    keys.add(Scope.ADMIN)
+    access = Access(keys, clock=clock, session_secret="s", loopback=True, monotonic=seconds)
+    access.load()
+    if ending == "expires":
+        clock.advance(86_400)
+    keys.keys = []
+    seconds.at += 60
+    with pytest.raises(RatchetError, match="no API key"):
+        asyncio.run(access.caller({}, Scope.INGEST))
+    access.load()  # nor does a restart
+    with pytest.raises(RatchetError, match="no API key"):
+        asyncio.run(access.caller({}, Scope.INGEST))
+
+
+def test_without_a_key_a_service_that_others_reach_is_closed() -> None:
+    access = Access(MemoryKeys(), clock=FrozenClock(), session_secret="s", loopback=False)
+    access.load()
+    with pytest.raises(RatchetError, match="no API key"):
+        asyncio.run(access.caller({}, Scope.READ))
+
+
+def test_the_first_key_closes_an_open_service_while_it_runs() -> None:
+    keys, seconds = MemoryKeys(), SlowClock()
+    access = Access(keys, clock=FrozenClock(), session_secret="s", loopback=True, monotonic=seconds)
+    access.load()
+    assert asyncio.run(access.caller({}, Scope.ADMIN)).name == "anonymous"
+    keys.add(Scope.READ)
+    keys.keys = []  # and it was revoked before the service looked
+    seconds.at += 60
+    with pytest.raises(RatchetError, match="no API key"):
+        asyncio.run(access.caller({}, Scope.ADMIN))
+
+
+@pytest.mark.parametrize(("host", "keyed", "ever", "starts"), [
+    ("0.0.0.0", True, True, True), ("::", True, True, True), ("203.0.113.7", True, True, True),
+    ("0.0.0.0", False, False, False), ("0.0.0.0", False, True, False),
+    ("127.0.0.1", False, False, True), ("127.0.0.1", False, True, True), ("127.0.0.1", True, True, True),
+])  # fmt: skip
+def test_an_outside_address_needs_a_good_key_and_is_served_with_one(host: str, keyed: bool, ever: bool, starts: bool) -> None:
+    settings = from_environment({"RATCHET_HOST": host})
+    if starts:
+        refuse_open_door(settings, keyed=keyed, ever=ever)
+    else:
+        with pytest.raises(BadConfig, match="ratchet keys create"):
+            refuse_open_door(settings, keyed=keyed, ever=ever)
