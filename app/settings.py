@@ -51,6 +51,11 @@ class Settings:
     """`inbox` (ack after the inbox commit) or `direct` (ack after a replicated broker's ack)."""
     log_level: str
 
+    @property
+    def secrets(self) -> Path:
+        """Folder of the secrets that this deployment made for itself, readable by its owner alone."""
+        return self.data / "secrets"
+
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
     """Read the settings; raises `BadConfig` with the variable's name and the cure."""

@@ -20,6 +20,7 @@ from app.domain.policies import PolicyConfig
 from app.domain.ports import Clock
 from app.domain.streams import JoinRules
 from app.domain.terms import Terms
+from app.secret_files import secret_file
 from app.settings import LOOPBACK, Settings, policies, read_toml
 
 if TYPE_CHECKING:
@@ -343,6 +344,11 @@ def schema_revision(settings: Settings) -> str:
     from app.db import migrate
 
     return migrate.current_revision(settings.database_url) or "none"
+
+
+def ray_token(settings: Settings) -> Path:
+    """The file with the token that every call to this deployment's own Ray cluster carries."""
+    return secret_file(settings.secrets, "ray_token")
 
 
 @dataclass(frozen=True, kw_only=True)

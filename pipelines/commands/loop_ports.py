@@ -50,7 +50,7 @@ def loop_world(settings: Settings, config: LoopConfig, policies: dict[str, Polic
     ledger = wiring.release_ledger(settings)
     weights = wiring.open_weights(settings)
     progress = wiring.progress_log(settings)
-    trainers = RayTrainers()
+    trainers = RayTrainers(wiring.ray_token(settings))
     training = TrainingPorts(
         trajectories=wiring.trajectories(settings), weights=weights, runs=wiring.run_store(settings), progress=progress,
         folder=settings.data / "training", trainers=trainers,

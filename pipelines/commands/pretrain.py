@@ -42,7 +42,7 @@ def pretrain(policy: str, corpus: Path, steps: int, learning_rate: float, sequen
     )  # fmt: skip
     from pipelines.training.ray_actors import RayTrainers
 
-    trainers = RayTrainers()
+    trainers = RayTrainers(wiring.ray_token(settings))
     try:
         version, figures = continue_from_live(settings, policy, declared, corpus, config, trainers)
     finally:

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
 from app.domain.ids import utc_now
 from app.domain.ports import ProgressLog, RunStore, Trainer, TrajectoryStore, WeightStore
-from pipelines.training.ray_actors import RayTrainers
 from pipelines.training.trainer import TrainerSetup
 
 
@@ -31,5 +30,5 @@ class TrainingPorts:
     progress: ProgressLog
     folder: Path
     """Checkpoints and optimizer states; on a cluster, storage that driver and workers share."""
-    trainers: Trainers = field(default_factory=RayTrainers)
+    trainers: Trainers
     clock: Callable[[], datetime] = utc_now

@@ -4,38 +4,34 @@
     RayTrainer.forward_backward  ──▶  each its share of the micro-batch, gradients summed by FSDP2
                                  ◀──  log-probabilities and entropies, in the order given
 
-`RAY_ADDRESS` picks the cluster; without it a frugal one is started on this machine and kept for the next run. Scratch folders must be seen
-by driver and workers alike (on a cluster: shared storage).
+`RAY_ADDRESS` picks the cluster; without it a frugal, closed one is started on this machine (`ray_cluster`) and kept for the next
+run. Scratch folders must be seen by driver and workers alike (on a cluster: shared storage).
 """
 
 # Ray leaves parts of its types open.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-import os
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import ray
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
-
 from app.domain.errors import Unavailable
 from app.domain.training import AdamParams, Datum, ForwardBackward, LossSpec, StepOutcome
 from app.machine import usable_cores
+from pipelines.training.ray_cluster import join_cluster
 from pipelines.training.trainer import TrainerSetup
 from pipelines.training.worker import TrainingWorker
-
-OBJECT_STORE_BYTES = 80 << 20
-"""Batches of token ids need a few megabytes; weights travel as files. Ray refuses less than 75 MiB."""
 
 
 class RayTrainer:
     """A trainer made of actors. Keep it between runs: `open` and `close` frame a run, `stop` ends the actors."""
 
-    def __init__(self, *, workers: int = 1, threads: int = 0, timeout_s: float = 3600.0) -> None:
-        _connect(workers)
+    def __init__(self, *, token_file: Path, workers: int = 1, threads: int = 0, timeout_s: float = 3600.0) -> None:
+        join_cluster(workers=workers, token_file=token_file)
+        import ray
+
         self.timeout_s = timeout_s
         self.workers = workers
         threads = threads or max(1, usable_cores() // workers)
@@ -60,6 +56,8 @@ class RayTrainer:
 
     def stop(self) -> None:
         """End the actors."""
+        import ray
+
         for actor in self.actors:
             ray.kill(actor)
         self.actors = []
@@ -120,6 +118,9 @@ class RayTrainer:
         return self._wait([getattr(self.actors[0], method).remote(*arguments)])[0]
 
     def _wait(self, calls: list[Any]) -> list[Any]:
+        import ray
+        from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+
         try:
             return ray.get(calls, timeout=self.timeout_s)
         except RayTaskError as error:
@@ -144,26 +145,11 @@ def share_out(data: Sequence[Datum], workers: int) -> list[list[Datum]]:
     return shares
 
 
-def _connect(workers: int) -> None:
-    """Join the cluster of RAY_ADDRESS, or start one here: no dashboard, a small object store, no usage reports."""
-    if ray.is_initialized():
-        return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    address = os.environ.get("RAY_ADDRESS")
-    if address:
-        ray.init(address=address, log_to_driver=False)
-        return
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # loopback only, and no token file in the home folder
-    ray.init(
-        address="local", _node_ip_address="127.0.0.1", num_cpus=workers, include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES, log_to_driver=False, configure_logging=False,
-    )  # fmt: skip
-
-
 class RayTrainers:
     """Opens trainers for runs and keeps the actors warm in between; hold one for the life of the process."""
 
-    def __init__(self) -> None:
+    def __init__(self, token_file: Path) -> None:
+        self._token_file = token_file
         self._warm: tuple[tuple[int, int], RayTrainer] | None = None
 
     @contextmanager
@@ -194,5 +180,6 @@ class RayTrainers:
     def _trainer(self, workers: int, threads: int, timeout_s: float) -> RayTrainer:
         if self._warm is None or self._warm[0] != (workers, threads):
             self.stop()
-            self._warm = ((workers, threads), RayTrainer(workers=workers, threads=threads, timeout_s=timeout_s))
+            trainer = RayTrainer(token_file=self._token_file, workers=workers, threads=threads, timeout_s=timeout_s)
+            self._warm = ((workers, threads), trainer)
         return self._warm[1]

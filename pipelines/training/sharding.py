@@ -32,10 +32,10 @@ class Shards:
 
     @staticmethod
     def join(*, rank: int, count: int, address: str) -> "Shards":
-        """Meet the other workers at tcp://`address` (gloo on processors, NCCL on GPUs). Blocks until all are there."""
+        """Meet the other workers at `address`, `tcp://…` or `file://…` (gloo on processors, NCCL on GPUs). Blocks until all are there."""
         device = _device(0)
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, init_method=f"tcp://{address}", rank=rank, world_size=count)
+        dist.init_process_group(backend, init_method=address, rank=rank, world_size=count)
         return Shards(device=device, rank=rank, count=count, mesh=init_device_mesh(device.type, (count,)))
 
     @property

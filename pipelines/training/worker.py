@@ -2,6 +2,7 @@
 
 import os
 import socket
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from app.domain.training import AdamParams, Datum, ForwardBackward, LossSpec, StepOutcome
 from app.machine import usable_cores
 from pipelines.training.precision import resolve_name
+from pipelines.training.ray_cluster import LOOPBACK
 from pipelines.training.sharding import Shards
 from pipelines.training.trainer import LocalTrainer, TrainerSetup
 
@@ -25,16 +27,23 @@ class TrainingWorker:
         self.trainer: LocalTrainer | None = None
 
     def address(self) -> str:
-        """A free port on this worker's node, for the others to meet at."""
+        """Where the others meet this worker: a free port of its node or, where all are on this machine, a file of ours alone.
+
+        torch's store listens on every interface and asks nobody who they are, so on one machine there is none.
+        """
         import ray.util
 
         host = str(ray.util.get_node_ip_address())  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+        if host == LOOPBACK:
+            return f"file://{tempfile.mkdtemp(prefix='ratchet-workers-')}/store"
         with socket.socket() as probe:
             probe.bind((host, 0))
-            return f"{host}:{probe.getsockname()[1]}"
+            return f"tcp://{host}:{probe.getsockname()[1]}"
 
     def join(self, address: str) -> None:
         """Meet the other workers (a worker alone meets nobody)."""
+        if address.startswith("file:"):
+            os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
         self.shards = Shards.join(rank=self.rank, count=self.count, address=address) if self.count > 1 else Shards.alone()
 
     def resolve(self, dtype: str) -> str:

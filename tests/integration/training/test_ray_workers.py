@@ -2,23 +2,26 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
-import ray
 import torch
 from safetensors.torch import load_file
 
 from app.domain.errors import Unavailable
 from app.domain.training import AdamParams, Datum, LossSpec
 from app.domain.versions import RunStatus
+from app.secret_files import secret_file
 from pipelines.training import TrainingConfig, TrainingPorts, train
 from pipelines.training.config import GuardLimits
 from pipelines.training.ray_actors import RayTrainer, RayTrainers
 from pipelines.training.trainer import LocalTrainer, TrainerSetup
+from tests.doors import reachable_from_outside
 from tests.fakes.learning import FakeProgress, fake_ports, make_batch, put_version, random_prompts, sample_turns, small_snapshot
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")]
@@ -29,10 +32,12 @@ STEP = AdamParams(learning_rate=1e-3, beta1=0.0, max_grad_norm=0.0)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    """Whatever was started here ends here."""
+def token_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Of one cluster for all tests here; whatever was started ends here."""
     os.environ.pop("RAY_ADDRESS", None)
-    yield
+    yield secret_file(tmp_path_factory.mktemp("secrets"), "ray_token")
+    import ray  # only now: Ray takes its manners from the environment when it is imported
+
     ray.shutdown()
 
 
@@ -48,7 +53,7 @@ def data(seed: int = 0) -> list[Datum]:
     ]  # fmt: skip
 
 
-def test_two_workers_make_the_gradients_of_one(tmp_path: Path) -> None:
+def test_two_workers_make_the_gradients_of_one(tmp_path: Path, token_file: Path) -> None:
     snapshot = tmp_path / "snapshot"
     small_snapshot(snapshot)
     setup = TrainerSetup(snapshot=snapshot, scratch=tmp_path / "scratch", dtype="float32", threads=1)
@@ -57,7 +62,7 @@ def test_two_workers_make_the_gradients_of_one(tmp_path: Path) -> None:
     step = alone.optim_step(STEP)
     alone.save_state(tmp_path / "one")
 
-    two = RayTrainer(workers=2, threads=1, timeout_s=900)
+    two = RayTrainer(token_file=token_file, workers=2, threads=1, timeout_s=900)
     two.open(setup)
     found = two.forward_backward(data(), SPEC)
     assert two.optim_step(STEP).grad_norm == pytest.approx(step.grad_norm, rel=1e-5)
@@ -70,6 +75,7 @@ def test_two_workers_make_the_gradients_of_one(tmp_path: Path) -> None:
 
     two.load_state_with_optimizer(tmp_path / "one")  # whole states fit any number of workers
     two.save_state(tmp_path / "back")
+    assert not reachable_from_outside(), "two workers meet without a listening socket that others reach"
     weights = [load_file(tmp_path / name / "weights.safetensors") for name in ("one", "back")]
     assert all(torch.equal(weight, weights[1][name]) for name, weight in weights[0].items())
     two.close()
@@ -82,8 +88,8 @@ CONFIG = TrainingConfig(
 )  # fmt: skip
 
 
-def test_a_killed_worker_fails_the_attempt_and_the_next_one_ends_with_the_same_weights(tmp_path: Path) -> None:
-    trainers = RayTrainers()
+def test_a_killed_worker_fails_the_attempt_and_the_next_one_ends_with_the_same_weights(tmp_path: Path, token_file: Path) -> None:
+    trainers = RayTrainers(token_file)
     ports: TrainingPorts = replace(fake_ports(tmp_path), trainers=trainers)
     parent = put_version(ports)
     turns = sample_turns(ports.weights.path(parent.digest), random_prompts(32), version=parent.digest, length=5)
@@ -111,11 +117,40 @@ def test_a_killed_worker_fails_the_attempt_and_the_next_one_ends_with_the_same_w
     trainers.stop()
 
 
-def test_the_workers_own_errors_come_through_by_name(tmp_path: Path) -> None:
-    trainers = RayTrainers()
+def test_the_workers_own_errors_come_through_by_name(tmp_path: Path, token_file: Path) -> None:
+    trainers = RayTrainers(token_file)
     setup = TrainerSetup(snapshot=tmp_path / "nothing", scratch=tmp_path, threads=1)
     with pytest.raises(Exception, match="there is no model at"), trainers.opened(setup, workers=1, timeout_s=900):
         pass
+    trainers.stop()
+
+
+STRANGER = """
+import ray
+ray.init(address={address!r}, log_to_driver=False)
+print("ran as", ray.get(ray.remote(lambda: "a stranger").remote()))
+"""
+
+
+def test_nobody_runs_a_task_without_the_token(token_file: Path) -> None:
+    trainers = RayTrainers(token_file)
+    trainers.warm(workers=1, threads=1, timeout_s=240)
+    import ray
+
+    address = str(ray.get_runtime_context().gcs_address)
+    here = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    here["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # or it would look for 127.0.0.1 at the machine's outside address
+    manners = ({"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64})
+    program = [sys.executable, "-c", STRANGER.format(address=address)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    strangers = [subprocess.Popen(program, env=here | given, text=True, **pipes) for given in manners]
+    for stranger in strangers:
+        said, complained = stranger.communicate(timeout=240)
+        assert stranger.returncode != 0
+        assert "a stranger" not in said
+        assert "InvalidAuthToken" in complained
+    assert not reachable_from_outside()
+    assert token_file.stat().st_mode & 0o777 == 0o600
     trainers.stop()
 
 
