@@ -9,7 +9,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import uvicorn
@@ -32,6 +32,7 @@ from app.api.intake import Intake, Limits
 from app.api.metrics import Metrics
 from app.api.operations import Check, probes, views
 from app.api.redaction import Redactor
+from app.api.sessions import Sessions
 from app.console.pages import console
 from app.domain.access import Scope
 from app.domain.errors import BadConfig, RatchetError
@@ -59,6 +60,8 @@ class Collaborators:
     ledger: Ledger
     reads: Reads
     actor_salt: str
+    session_secrets: Callable[[], Sequence[str]]
+    """Newest first; they sign and check the keys of sessions."""
     loopback: bool = False
     """Only this machine reaches the service: it is open until the first key is made."""
     clock: Clock = utc_now
@@ -72,7 +75,7 @@ class Collaborators:
 def create_app(with_: Collaborators) -> Application:
     """The ASGI application. Reads the keys; everything else waits for the first request."""
     metrics = Metrics(with_.reads)
-    access = Access(with_.keys, clock=with_.clock, session_secret=with_.actor_salt, loopback=with_.loopback)
+    access = Access(with_.keys, clock=with_.clock, sessions=Sessions(with_.session_secrets), loopback=with_.loopback)
     access.load()
     intake = Intake(with_.limits)
     metrics.in_flight_bytes.set_function(lambda: intake.in_flight)
@@ -146,6 +149,8 @@ def _run(settings: Settings, adapters: wiring.HttpAdapters, listener: socket.soc
 
 def refuse_open_door(settings: Settings, *, keyed: bool, ever: bool) -> None:
     """Without a key nobody gets in from outside, and where none was ever made this machine may do everything. Raises `BadConfig`."""
+    if settings.host not in LOOPBACK:
+        wiring.refuse_weak_secrets(settings)
     if keyed:
         return
     if settings.host not in LOOPBACK:
@@ -188,7 +193,8 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
     guarded.include_router(console(adapters.operations))
     return Collaborators(
         inbox=adapters.inbox, routes=adapters.routes, engines=adapters.engines, policies=adapters.policies, keys=adapters.keys,
-        episodes=adapters.episodes, ledger=adapters.reads, reads=adapters.reads, actor_salt=settings.actor_salt,
+        episodes=adapters.episodes, ledger=adapters.reads, reads=adapters.reads,
+        actor_salt=wiring.actor_salt(settings), session_secrets=wiring.session_secrets(settings),
         loopback=settings.host in LOOPBACK,
         checks={"database": database, "engines": adapters.check_engines}, routers=[releases.router(room), guarded],
         barrier=Barrier(

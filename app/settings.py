@@ -45,8 +45,10 @@ class Settings:
     `localhost` and, where RATCHET_HOST is not loopback, addresses need no entry. `*` is any."""
     origins: frozenset[str]
     """Origins of other sites' pages that may call the service, such as `https://app.example.com`; none by default."""
-    actor_salt: str
-    """Secret under which people's ids are hashed; changing it makes everybody a stranger."""
+    actor_salt: str | None
+    """Secret under which people's ids are hashed; changing it makes everybody a stranger. Unset: one made for this data folder."""
+    session_secrets: tuple[str, ...]
+    """RATCHET_SESSION_SECRETS, the newest first, separated by commas: they sign the keys of sessions. Unset: made for this data folder."""
     ingest: str
     """`inbox` (ack after the inbox commit) or `direct` (ack after a replicated broker's ack)."""
     log_level: str
@@ -84,7 +86,8 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
         port=_port(get("PORT", "8400")),
         hosts=frozenset(name.strip().lower() for name in get("HOSTS", "").split(",") if name.strip()),
         origins=frozenset(_origin(text.strip()) for text in get("ORIGINS", "").split(",") if text.strip()),
-        actor_salt=get("ACTOR_SALT", "ratchet-embedded"),
+        actor_salt=get("ACTOR_SALT", "") or None,
+        session_secrets=tuple(secret for secret in get("SESSION_SECRETS", "").split(",") if secret),
         ingest=ingest,
         log_level=get("LOG_LEVEL", "INFO"),
     )

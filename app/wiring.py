@@ -4,7 +4,7 @@ Nothing happens at import. Every process calls the few functions it needs; tests
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,7 +20,7 @@ from app.domain.policies import PolicyConfig
 from app.domain.ports import Clock
 from app.domain.streams import JoinRules
 from app.domain.terms import Terms
-from app.secret_files import secret_file
+from app.secret_files import SecretReader, read_secrets, rotate, secret_file
 from app.settings import LOOPBACK, Settings, policies, read_toml
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ def upgrade_schema(settings: Settings) -> None:
     """Create the databases or bring them to this code's revision. Raises `BadConfig` for one that a newer version of Ratchet wrote."""
     from app.db import migrate
 
+    keep_salt(settings)
     for url in dict.fromkeys((settings.database_url, settings.inbox_url)):
         migrate.refuse_unknown(url)
         migrate.upgrade(url)
@@ -336,7 +337,7 @@ def versions_that_saw(settings: Settings, actor: str) -> dict[str, list[str]]:
     from app.domain.ids import hash_actor
 
     with reading(open_state(settings)) as connection:
-        return versions_that_saw(connection, hash_actor(actor, salt=settings.actor_salt))
+        return versions_that_saw(connection, hash_actor(actor, salt=actor_salt(settings)))
 
 
 def schema_revision(settings: Settings) -> str:
@@ -344,6 +345,61 @@ def schema_revision(settings: Settings) -> str:
     from app.db import migrate
 
     return migrate.current_revision(settings.database_url) or "none"
+
+
+ACTOR_SALT, SESSION_SECRET = "actor_salt", "session_secret"
+PUBLIC_SALT = "ratchet-embedded"
+"""What people were hashed under before each deployment made a salt of its own; anybody can read it here."""
+SHORTEST_SECRET = 16
+
+
+def actor_salt(settings: Settings) -> str:
+    """The secret under which people's ids are hashed. Raises `BadConfig` where replicas would hash one person differently."""
+    if settings.actor_salt is not None:
+        return settings.actor_salt
+    if not settings.database_url.startswith("sqlite"):
+        raise BadConfig(
+            "RATCHET_ACTOR_SALT is not set and the database is a server, which others may share: set it to one long random value for all "
+            "of them (openssl rand -hex 32), and keep it as long as you keep the data"
+        )
+    return read_secrets(secret_file(settings.secrets, ACTOR_SALT))[0]
+
+
+def keep_salt(settings: Settings) -> None:
+    """A new deployment gets a random salt; one that was begun before there were such keeps the one it has hashed people under."""
+    from app.db import migrate
+
+    known = settings.actor_salt is not None or (settings.secrets / ACTOR_SALT).exists()
+    if known or not settings.database_url.startswith("sqlite"):
+        return
+    holds_people = migrate.current_revision(settings.database_url) is not None
+    path = secret_file(settings.secrets, ACTOR_SALT)
+    if holds_people:
+        path.write_text(f"{PUBLIC_SALT}\n")
+
+
+def session_secrets(settings: Settings) -> "Callable[[], Sequence[str]]":
+    """The secrets that sign the keys of sessions, newest first, as they are at each call."""
+    if settings.session_secrets:
+        return lambda: settings.session_secrets
+    return SecretReader(secret_file(settings.secrets, SESSION_SECRET))
+
+
+def rotate_session_secret(settings: Settings) -> Path:
+    """A fresh secret in front of the one in use; keys signed with older ones than that end. Raises `BadConfig` where ours is not in use."""
+    if settings.session_secrets:
+        raise BadConfig("RATCHET_SESSION_SECRETS is set: put a fresh secret in front of it, and drop the last one, where you set it")
+    return rotate(settings.secrets, SESSION_SECRET)
+
+
+def refuse_weak_secrets(settings: Settings) -> None:
+    """A service that others reach needs secrets that nobody knows. Raises `BadConfig`."""
+    for name, secret in (("RATCHET_ACTOR_SALT", actor_salt(settings)), ("RATCHET_SESSION_SECRETS", session_secrets(settings)()[0])):
+        if secret == PUBLIC_SALT or len(secret) < SHORTEST_SECRET:
+            raise BadConfig(
+                f"RATCHET_HOST is {settings.host}, which other machines reach, and {name} is a value that can be known or guessed: "
+                f"set it to a long random one (openssl rand -hex 32){', which makes everybody a stranger' if 'SALT' in name else ''}"
+            )
 
 
 def ray_token(settings: Settings) -> Path:

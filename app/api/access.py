@@ -7,17 +7,18 @@ starts; from the first key on it is closed for good: a key that expires or is re
 import asyncio
 import base64
 import binascii
-import hashlib
-import hmac
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from starlette.requests import HTTPConnection
 
 from app.api.errors import HttpError
 from app.api.intake import Headers
+from app.api.sessions import RATE_PER_S, SESSION_PREFIX, Sessions
 from app.domain.access import ApiKey, Scope, split_key
 from app.domain.errors import Overloaded, RatchetError, Unavailable
 from app.domain.ports import Clock, Keys
@@ -29,7 +30,8 @@ WAIT_S = 2.0
 """A request waits for keys read longer ago than this: an idle service must not honour a revoked key once more."""
 TRUST_S = 60.0
 """How long the last known keys are good while the database does not answer."""
-SESSION_PREFIX = "rs_"
+MOST_SESSIONS = 10_000
+"""Sessions whose rate is kept in mind; beyond, the one that was silent longest starts with a full bucket again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,8 @@ class Caller:
     episode_id: str | None = None
     """Set for a session token of `/rl/start_session`."""
     bucket: "Bucket | None" = field(default=None, compare=False)
+    session_bucket: "Bucket | None" = field(default=None, compare=False)
+    """Of the session alone; `bucket` is then its parent's."""
 
 
 ANONYMOUS = Caller(name="anonymous", scopes=frozenset(Scope), policy=None)
@@ -81,7 +85,7 @@ class Access:
         keys: Keys,
         *,
         clock: Clock,
-        session_secret: str,
+        sessions: Sessions,
         loopback: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -90,7 +94,8 @@ class Access:
         self.open = False
         """Everybody may do everything: only this machine can ask, and no key was ever made."""
         self._clock = clock
-        self._secret = session_secret
+        self._sessions = sessions
+        self._session_buckets: OrderedDict[str, Bucket] = OrderedDict()
         self._monotonic = monotonic
         self._by_prefix: dict[str, tuple[ApiKey, Caller]] = {}
         self._buckets: dict[str, Bucket] = {}
@@ -122,27 +127,38 @@ class Access:
 
     def permit(self, caller: Caller, scope: Scope, *, cost: int = 1) -> Caller:
         """The caller again, when it has the scope and is within its rate."""
-        if scope not in caller.scopes and Scope.ADMIN not in caller.scopes:
+        if not scope.is_within(caller.scopes):
             has = ", ".join(sorted(caller.scopes)) or "none"
             raise HttpError(403, f"this key has the scopes {has}, not {scope.value}: create one with --scope {scope.value}", code="scope")
-        if caller.bucket is not None:
-            caller.bucket.take(cost)
+        for bucket in (caller.session_bucket, caller.bucket):
+            if bucket is not None:
+                bucket.take(cost)
         return caller
 
-    def session_token(self, episode_id: str, caller: Caller) -> str:
-        """A key that stands for one episode of this caller: its chat requests belong to the episode."""
-        body = base64.urlsafe_b64encode(f"{episode_id}\n{caller.policy or ''}".encode()).decode().rstrip("=")
-        return f"{SESSION_PREFIX}{body}.{self._sign(body)}"
+    def session_token(self, episode_id: str, caller: Caller) -> tuple[str, datetime]:
+        """A key with which the caller's agent samples one episode, and when it ends."""
+        return self._sessions.issue(episode_id, parent=caller.name.removeprefix("key:") if caller.person else "", now=self._clock())
 
     def _session(self, token: str) -> Caller:
-        body, _, signature = token.removeprefix(SESSION_PREFIX).partition(".")
-        if not hmac.compare_digest(self._sign(body).encode(), signature.encode()):
-            raise _unauthorized("this session key was not issued here: POST /rl/start_session again")
-        episode_id, _, policy = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)).decode().partition("\n")
-        return Caller(name="session", scopes=frozenset({Scope.INGEST}), policy=policy or None, episode_id=episode_id)
+        """Who asks with a session's key: its parent, for one episode and for sampling only, while the parent is good."""
+        session = self._sessions.read(token, now=self._clock())
+        known = self._by_prefix.get(session.parent) if session else None
+        if session is None or (known is None and (session.parent or not self.open)):
+            raise _unauthorized("this session key was not issued here or has ended: POST /rl/start_session again")
+        if known is not None and not (known[0].usable_at(self._clock()) and Scope.SAMPLE.is_within(known[0].scopes)):
+            raise _unauthorized("the key that this session was started with has ended: POST /rl/start_session with another")
+        parent = ANONYMOUS if known is None else known[1]
+        return replace(
+            parent, name=f"session of {parent.name}", scopes=frozenset({Scope.SAMPLE}), person=None, episode_id=session.episode,
+            session_bucket=self._bucket_of(session.episode),
+        )  # fmt: skip
 
-    def _sign(self, body: str) -> str:
-        return hmac.new(self._secret.encode(), f"session:{body}".encode(), hashlib.sha256).hexdigest()[:40]
+    def _bucket_of(self, episode_id: str) -> Bucket:
+        bucket = self._session_buckets.pop(episode_id, None) or Bucket(RATE_PER_S, self._monotonic)
+        self._session_buckets[episode_id] = bucket
+        if len(self._session_buckets) > MOST_SESSIONS:
+            self._session_buckets.popitem(last=False)
+        return bucket
 
     def _check(self, token: str | None) -> Caller:
         if token is None:

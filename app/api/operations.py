@@ -60,7 +60,7 @@ def views(*, reads: Reads, routes: Routes, policies: Mapping[str, PolicyConfig],
 
     @router.get("/v1/models")
     @router.get("/openai/v1/models", include_in_schema=False)
-    async def models(_caller: Annotated[Caller, Depends(requires(Scope.INGEST))]) -> Response:
+    async def models(_caller: Annotated[Caller, Depends(requires(Scope.SAMPLE))]) -> Response:
         """The policies as OpenAI's list of models, each with the digest that is live."""
         return _json({"object": "list", "data": [_model(name, routes, clock) for name in sorted(policies)]})
 

@@ -2,20 +2,27 @@
 
 import hmac
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
 
 class Scope(StrEnum):
-    """What a key may do. `admin` may do everything, the others exactly one kind of thing."""
+    """What a key may do. `admin` may do everything, `ingest` includes `sample`, the others are exactly one kind of thing."""
 
+    SAMPLE = "sample"
+    """Ask for completions, and nothing else: what an agent at work is given, which must not reward itself."""
     INGEST = "ingest"
     """Ask for completions and report observations."""
     READ = "read"
     RELEASE = "release"
     """Approve, abort and roll back."""
     ADMIN = "admin"
+
+    def is_within(self, scopes: "Collection[Scope]") -> bool:
+        """Whether who has these scopes may do this."""
+        return self in scopes or Scope.ADMIN in scopes or (self is Scope.SAMPLE and Scope.INGEST in scopes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +53,7 @@ class ApiKey:
 
     def allows(self, scope: Scope) -> bool:
         """Whether it carries the scope."""
-        return scope in self.scopes or Scope.ADMIN in self.scopes
+        return scope.is_within(self.scopes)
 
 
 def hash_secret(key_id: str, secret: str) -> bytes:

@@ -24,7 +24,7 @@ def erase(actor: str | None, pseudonym: str | None) -> None:
     if (actor is None) == (pseudonym is None):
         raise BadInput("name the person with --actor, or with --pseudonym")
     settings = from_environment()
-    hashed = pseudonym if pseudonym is not None else hash_actor(actor or "", salt=settings.actor_salt)
+    hashed = pseudonym if pseudonym is not None else hash_actor(actor or "", salt=wiring.actor_salt(settings))
     now = utc_now()
     erasure = Erasure(id=uuid7(), actor=hashed, requested_by=f"user:{getpass.getuser()}", occurred_at=now)
     eraser = wiring.eraser(settings)

@@ -57,6 +57,13 @@ def revoke(prefix: str) -> None:
     click.echo(f"{key.prefix} ({key.name}) is revoked")
 
 
+@keys.command("rotate-sessions")
+def rotate_sessions() -> None:
+    """Sign the keys of sessions with a fresh secret; those signed with the one before it stay good, older ones end."""
+    path = wiring.rotate_session_secret(from_environment())
+    click.echo(f"{path} has a fresh secret; run this twice and every session key there was has ended")
+
+
 def _state(key: ApiKey) -> str:
     if key.revoked_at is not None:
         return f"revoked {key.revoked_at:%Y-%m-%d %H:%M}"

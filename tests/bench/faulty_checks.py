@@ -23,7 +23,7 @@ from pipelines.labelling.labeller import label_due
 from pipelines.labelling.rule_set import default_toml, parse_rule_set
 from tests.bench.faulty_story import POLICY, SOURCE, Story
 
-SALT = "ratchet-embedded"
+SALT = "the bench's own salt"
 COMPOSER = PolicyConfig(model="unused", base_name="faults", base_model="none", label_wait_s=1, lateness_s=2_592_000)
 RULES = JoinRules(policies={POLICY: COMPOSER})
 

@@ -194,6 +194,6 @@ def environment(folder: Path, *, port: int, database_url: str | None = None) -> 
     variables = {
         **{name: value for name, value in os.environ.items() if not name.startswith("RATCHET_")},
         "RATCHET_DATA": str(folder), "RATCHET_CONFIG": str(folder / "faults.toml"), "RATCHET_PORT": str(port), "OMP_NUM_THREADS": "1",
-        "RATCHET_LOG_LEVEL": "INFO", "RUST_LOG": "error",
+        "RATCHET_LOG_LEVEL": "INFO", "RUST_LOG": "error", "RATCHET_ACTOR_SALT": "the bench's own salt",
     }  # fmt: skip
     return variables if database_url is None else {**variables, "RATCHET_DATABASE_URL": database_url}

@@ -200,7 +200,7 @@ def collaborators(**changes: Any) -> Collaborators:
         "inbox": inbox, "routes": FixedRoutes("composer"), "engines": ScriptedEngines(), "policies": {"composer": policy_config()},
         "keys": MemoryKeys(), "episodes": MemoryEpisodes(),
         "ledger": ledger, "reads": FixedReads(), "actor_salt": "salt", "barrier": Barrier(hosts=frozenset({"testserver"})),
-        "loopback": True,
+        "loopback": True, "session_secrets": lambda: ("a session secret",),
     }  # fmt: skip
     return Collaborators(**given | changes)
 

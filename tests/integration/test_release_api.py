@@ -13,6 +13,7 @@ from app.api.access import Access
 from app.api.errors import problem
 from app.api.releases import ReleaseRoom as ApiRoom
 from app.api.releases import router
+from app.api.sessions import Sessions
 from app.db.engine import open_engine
 from app.db.keys import SqlKeys
 from app.db.release_views import SqlReleaseViews
@@ -38,7 +39,7 @@ def room(engine: Engine) -> ReleaseRoom:
 def _client(engine: Engine, room: ReleaseRoom) -> TestClient:
     api = ApiRoom(desk=room.desk, releases=room.ledger, views=SqlReleaseViews(engine), webhooks=SqlWebhookBook(engine), allow_loopback=True)
     app = FastAPI()
-    app.state.access = Access(SqlKeys(engine), clock=utc_now, session_secret="secret")
+    app.state.access = Access(SqlKeys(engine), clock=utc_now, sessions=Sessions(lambda: ("secret",)), loopback=True)
     app.state.access.load()
     app.include_router(router(api))
 

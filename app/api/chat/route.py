@@ -57,7 +57,7 @@ class ChatRoute:
 
     async def _open(self, scope: AsgiScope, receive: Receive) -> Opened:
         headers = dict(scope["headers"])
-        caller = await self.access.caller(headers, Scope.INGEST)
+        caller = await self.access.caller(headers, Scope.SAMPLE)
         body = await self.intake.read(scope, receive, max_bytes=self.intake.limits.chat_bytes)
         try:
             return await self.gateway.open(body, headers, caller)

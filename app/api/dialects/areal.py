@@ -1,7 +1,8 @@
 """AReaL's reward protocol: `/rl/start_session`, `/rl/set_reward`, `/rl/end_session`.
 
-A session is an episode. Its key is signed, not stored: chat requests under it belong to the episode. A reward goes to the declared
-signal `reward` where there is one, else it is a rating.
+A session is an episode. Its key is signed, not stored: chat requests under it belong to the episode, and that is all it may do.
+The agent at work holds it, and who acts must not say how well: a reward is posted with the key that started the session, naming
+`session_id` (or the interaction). It goes to the declared signal `reward` where there is one, else it is a rating.
 """
 
 from collections.abc import Awaitable, Callable
@@ -13,11 +14,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api import openapi
-from app.api.access import Caller
 from app.api.dialects.counter import Counter, json_response
 from app.api.dialects.naming import Signal
 from app.api.drafts import TargetId, decode
-from app.api.errors import HttpError
+from app.domain.errors import BadRequest
 from app.domain.ids import uuid7
 from app.domain.signals import ObservationName
 
@@ -34,14 +34,17 @@ class StartSession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class SetReward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Reward an interaction; the last one where none is named."""
+    """Reward an interaction of any session; the last one of `session_id` where none is named."""
 
     reward: Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
     interaction_id: TargetId | None = None
+    session_id: TargetId | None = None
 
 
 class EndSession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """End the episode."""
+
+    session_id: TargetId
 
 
 _start, _reward, _end = (msgspec.json.Decoder(kind) for kind in (StartSession, SetReward, EndSession))
@@ -57,19 +60,21 @@ def router(counter: Counter, last_inference: LastInference) -> APIRouter:
         async with counter.body(request) as (caller, raw):
             decode(_start, raw)
             episode_id = uuid7()
-            return json_response({"session_id": episode_id, "api_key": counter.access.session_token(episode_id, caller)})
+            key, ends = counter.access.session_token(episode_id, caller)
+            return json_response({"session_id": episode_id, "api_key": key, "expires_at": ends.isoformat()})
 
     @made.post("/rl/set_reward", openapi_extra=openapi.body(SetReward))
     async def reward(request: Request) -> Response:
         """Reward an interaction of the episode, or correct its reward."""
         async with counter.body(request) as (caller, raw):
             body: SetReward = decode(_reward, raw)
-            episode_id = _episode(caller)
-            target = body.interaction_id or await last_inference(episode_id)
+            if body.interaction_id is None and body.session_id is None:
+                raise BadRequest("name the session in session_id, or one answer in interaction_id", param="session_id")
+            target = body.interaction_id or await last_inference(body.session_id or "")
             named = any("reward" in config.signals for config in counter.door.desk.policies.values())
             signal = Signal(
-                id=f"rl:{target or episode_id}", key="reward" if named else ObservationName.RATING, value=body.reward,
-                inference_id=target, episode_id=episode_id if target is None else None, occurred_at=None, source=SOURCE,
+                id=f"rl:{target or body.session_id}", key="reward" if named else ObservationName.RATING, value=body.reward,
+                inference_id=target, episode_id=body.session_id if target is None else None, occurred_at=None, source=SOURCE,
             )  # fmt: skip
             await counter.put(signal, caller)
             return json_response({"message": "success", "interaction_id": target})
@@ -77,14 +82,8 @@ def router(counter: Counter, last_inference: LastInference) -> APIRouter:
     @made.post("/rl/end_session", openapi_extra=openapi.body(EndSession))
     async def end(request: Request) -> Response:
         """End the episode; its turns are labelled when their wait is over, as all are."""
-        async with counter.body(request) as (caller, raw):
-            decode(_end, raw)
-            return json_response({"message": "success", "session_id": _episode(caller)})
+        async with counter.body(request) as (_, raw):
+            body: EndSession = decode(_end, raw)
+            return json_response({"message": "success", "session_id": body.session_id})
 
     return made
-
-
-def _episode(caller: Caller) -> str:
-    if caller.episode_id is None:
-        raise HttpError(403, "this needs the key of a session: POST /rl/start_session first", code="no_session")
-    return caller.episode_id

@@ -212,15 +212,17 @@ def test_areal_sessions_are_episodes_and_reward_their_last_interaction(url: str,
         first = client.chat.completions.create(model="composer", messages=[{"role": "user", "content": "x"}])
         second = client.chat.completions.create(model="composer", messages=[{"role": "user", "content": "y"}])
     assert {(answer.model_extra or {})["episode_id"] for answer in (first, second)} == {session["session_id"]}
-    headers = {"authorization": f"Bearer {session['api_key']}"}
-    httpx.post(f"{url}/rl/set_reward", json={"reward": 0.5, "interaction_id": None}, headers=headers).raise_for_status()
-    httpx.post(f"{url}/rl/set_reward", json={"reward": -1.0, "interaction_id": first.id}, headers=headers).raise_for_status()
-    httpx.post(f"{url}/rl/set_reward", json={"reward": 0.25}, headers=headers).raise_for_status()
+    names = {"session_id": session["session_id"]}
+    httpx.post(f"{url}/rl/set_reward", json={"reward": 0.5, "interaction_id": None} | names).raise_for_status()
+    httpx.post(f"{url}/rl/set_reward", json={"reward": -1.0, "interaction_id": first.id}).raise_for_status()
+    httpx.post(f"{url}/rl/set_reward", json={"reward": 0.25} | names).raise_for_status()
     assert said(inbox) == [(first.id, "rating", -1.0), (second.id, "rating", 0.25)]
-    assert httpx.post(f"{url}/rl/end_session", json={}, headers=headers).status_code == 200
-    assert httpx.post(f"{url}/rl/set_reward", json={"reward": 1}).status_code == 403
-    forged = {"authorization": "Bearer " + session["api_key"][:-2] + "00"}
-    assert httpx.post(f"{url}/rl/set_reward", json={"reward": 1}, headers=forged).status_code == 401
+    assert httpx.post(f"{url}/rl/end_session", json=names).status_code == 200
+    assert httpx.post(f"{url}/rl/set_reward", json={"reward": 1}).status_code == 400
+    own = {"authorization": f"Bearer {session['api_key']}"}
+    assert httpx.post(f"{url}/rl/set_reward", json={"reward": 1} | names, headers=own).status_code == 403
+    forged = {"authorization": "Bearer " + session["api_key"][:-2] + "zz"}
+    assert httpx.post(f"{url}/rl/set_reward", json={"reward": 1} | names, headers=forged).status_code == 401
 
 
 # --- opentelemetry --------------------------------------------------------------------------------------------------------

@@ -4,12 +4,14 @@ import asyncio
 import logging
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from app.api.access import Access, Bucket
+from app.api.sessions import SESSION_S, Sessions
 from app.domain.access import ApiKey, Scope
 from app.domain.errors import BadConfig, Overloaded, RatchetError, Unavailable
 from app.main import create_app, refuse_open_door
@@ -19,6 +21,9 @@ from tests.fakes.gateway import MemoryKeys, collaborators, policy_config
 from tests.fakes.inbox import MemoryInbox
 
 EVENT = {"id": "e", "inference_id": "i", "name": "undo", "value": True, "occurred_at": "2026-11-21T12:00:00Z"}
+
+
+SESSIONS = Sessions(lambda: ("a session secret",))
 
 
 def post(client: TestClient, key: str | None, **headers: str) -> Any:
@@ -71,6 +76,8 @@ def test_wrong_expired_and_unscoped_keys_are_told_apart() -> None:
 @pytest.mark.parametrize(
     ("method", "path", "scope"),
     [
+        ("GET", "/v1/models", Scope.SAMPLE),
+        ("POST", "/v1/chat/completions", Scope.SAMPLE),
         ("GET", "/v1/models", Scope.INGEST),
         ("POST", "/v1/chat/completions", Scope.INGEST),
         ("POST", "/feedback", Scope.INGEST),
@@ -88,7 +95,7 @@ def test_wrong_expired_and_unscoped_keys_are_told_apart() -> None:
 )
 def test_every_endpoint_asks_for_its_scope(method: str, path: str, scope: Scope) -> None:
     keys = MemoryKeys()
-    right, wrong = keys.add(scope), keys.add(Scope.READ if scope == Scope.INGEST else Scope.INGEST)
+    right, wrong = keys.add(scope), keys.add(Scope.INGEST if scope == Scope.READ else Scope.READ)
     client, _ = service(keys)
     codes = [client.request(method, path, headers={"x-api-key": key} if key else {}).status_code for key in ("", wrong, right)]
     assert codes[:2] == [401, 403]
@@ -161,7 +168,7 @@ def test_a_revoked_key_is_refused_after_a_quiet_time_and_within_seconds_when_bus
     keys, clock = MemoryKeys(), SlowClock()
     key = keys.add(Scope.INGEST)
     keys.add(Scope.ADMIN)
-    access = Access(keys, clock=FrozenClock(), session_secret="s", monotonic=clock)
+    access = Access(keys, clock=FrozenClock(), sessions=SESSIONS, monotonic=clock)
     access.load()
 
     async def check() -> str:
@@ -188,7 +195,7 @@ def test_a_revoked_key_is_refused_after_a_quiet_time_and_within_seconds_when_bus
 def test_known_keys_are_good_for_a_minute_without_a_database(caplog: pytest.LogCaptureFixture) -> None:
     keys, clock = BreakingKeys(), SlowClock()
     key = keys.add(Scope.INGEST)
-    access = Access(keys, clock=FrozenClock(), session_secret="s", monotonic=clock)
+    access = Access(keys, clock=FrozenClock(), sessions=SESSIONS, monotonic=clock)
     access.load()
     keys.broken = True
 
@@ -210,7 +217,7 @@ def test_a_check_takes_microseconds_and_ten_thousand_wrong_keys_less_than_a_seco
     keys = MemoryKeys()
     good = headers(keys.add(Scope.INGEST))
     wrong = headers(keys.add(Scope.INGEST)[:12] + "x" * 43)
-    access = Access(keys, clock=FrozenClock(), session_secret="s")
+    access = Access(keys, clock=FrozenClock(), sessions=SESSIONS)
     access.load()
 
     async def many(count: int, given: dict[bytes, bytes]) -> float:
@@ -239,7 +246,7 @@ def test_no_key_is_in_logs_or_errors(caplog: pytest.LogCaptureFixture) -> None:
 def test_the_only_key_that_ends_opens_nothing(ending: str) -> None:
     keys, clock, seconds = MemoryKeys(), FrozenClock(), SlowClock()
     keys.add(Scope.ADMIN)
-    access = Access(keys, clock=clock, session_secret="s", loopback=True, monotonic=seconds)
+    access = Access(keys, clock=clock, sessions=SESSIONS, loopback=True, monotonic=seconds)
     access.load()
     if ending == "expires":
         clock.advance(86_400)
@@ -253,7 +260,7 @@ def test_the_only_key_that_ends_opens_nothing(ending: str) -> None:
 
 
 def test_without_a_key_a_service_that_others_reach_is_closed() -> None:
-    access = Access(MemoryKeys(), clock=FrozenClock(), session_secret="s", loopback=False)
+    access = Access(MemoryKeys(), clock=FrozenClock(), sessions=SESSIONS, loopback=False)
     access.load()
     with pytest.raises(RatchetError, match="no API key"):
         asyncio.run(access.caller({}, Scope.READ))
@@ -261,7 +268,7 @@ def test_without_a_key_a_service_that_others_reach_is_closed() -> None:
 
 def test_the_first_key_closes_an_open_service_while_it_runs() -> None:
     keys, seconds = MemoryKeys(), SlowClock()
-    access = Access(keys, clock=FrozenClock(), session_secret="s", loopback=True, monotonic=seconds)
+    access = Access(keys, clock=FrozenClock(), sessions=SESSIONS, loopback=True, monotonic=seconds)
     access.load()
     assert asyncio.run(access.caller({}, Scope.ADMIN)).name == "anonymous"
     keys.add(Scope.READ)
@@ -276,10 +283,142 @@ def test_the_first_key_closes_an_open_service_while_it_runs() -> None:
     ("0.0.0.0", False, False, False), ("0.0.0.0", False, True, False),
     ("127.0.0.1", False, False, True), ("127.0.0.1", False, True, True), ("127.0.0.1", True, True, True),
 ])  # fmt: skip
-def test_an_outside_address_needs_a_good_key_and_is_served_with_one(host: str, keyed: bool, ever: bool, starts: bool) -> None:
-    settings = from_environment({"RATCHET_HOST": host})
+def test_an_outside_address_needs_a_good_key_and_is_served_with_one(
+    host: str, keyed: bool, ever: bool, starts: bool, tmp_path: Path
+) -> None:
+    settings = from_environment({"RATCHET_HOST": host, "RATCHET_DATA": str(tmp_path)})
     if starts:
         refuse_open_door(settings, keyed=keyed, ever=ever)
     else:
         with pytest.raises(BadConfig, match="ratchet keys create"):
             refuse_open_door(settings, keyed=keyed, ever=ever)
+
+
+CHAT = {"model": "composer", "messages": [{"role": "user", "content": "x"}]}
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def started(client: TestClient, key: str) -> dict[str, str]:
+    answer = client.post("/rl/start_session", json={"task_id": "t"}, headers=bearer(key))
+    assert answer.status_code == 200
+    return answer.json()
+
+
+def test_a_session_key_samples_its_episode_and_cannot_reward_itself() -> None:
+    keys = MemoryKeys()
+    parent = keys.add(Scope.INGEST)
+    client, inbox = service(keys)
+    session = started(client, parent)
+    mine = bearer(session["api_key"])
+    answered = client.post("/v1/chat/completions", json=CHAT, headers=mine)
+    assert (answered.status_code, answered.json()["episode_id"]) == (200, session["session_id"])
+    turn = answered.json()["id"]
+    before = len(inbox.events)
+    rewards: list[tuple[str, str, Any]] = [
+        ("POST", "/v1/events", EVENT | {"inference_id": turn, "name": "rating", "value": 1.0}),
+        ("POST", "/feedback", {"metric_name": "rating", "value": 1.0, "inference_id": turn}),
+        ("POST", "/rl/set_reward", {"reward": 1.0, "session_id": session["session_id"]}),
+        ("POST", "/rl/set_reward", {"reward": 1.0, "interaction_id": turn}),
+        ("POST", "/api/public/scores", {"name": "rating", "value": 1.0, "traceId": turn}),
+        ("POST", "/v1/span_annotations", {"data": []}),
+        ("POST", "/v1/logs", {}),
+        ("POST", f"/api/3.0/mlflow/traces/{turn}/assessments", {"assessment": {}}),
+        ("POST", "/rl/start_session", {"task_id": "another"}),
+        ("DELETE", "/feedback/x", None),
+    ]
+    refused = [client.request(method, path, json=body, headers=mine).status_code for method, path, body in rewards]
+    assert refused == [403] * len(rewards)
+    assert len(inbox.events) == before
+    paid = {"reward": 0.5, "session_id": session["session_id"]}
+    assert client.post("/rl/set_reward", json=paid, headers=bearer(parent)).status_code == 200
+    assert len(inbox.events) == before + 1
+
+
+def test_a_session_ends_with_its_time_and_with_the_key_that_started_it() -> None:
+    keys, clock = MemoryKeys(), FrozenClock()
+    keys.add(Scope.ADMIN)
+    lasting = keys.add(Scope.INGEST)
+    ending = keys.add(Scope.INGEST, expires_at=clock() + timedelta(hours=1))
+    client, _ = service(keys, clock=clock)
+    long, short = started(client, lasting)["api_key"], started(client, ending)["api_key"]
+
+    def codes() -> list[int]:
+        return [client.post("/v1/chat/completions", json=CHAT, headers=bearer(key)).status_code for key in (long, short)]
+
+    assert codes() == [200, 200]
+    clock.advance(3601)
+    assert codes() == [200, 401]
+    clock.advance(SESSION_S)
+    assert codes() == [401, 401]
+
+
+def test_a_session_does_not_outlive_a_revoked_key() -> None:
+    keys = MemoryKeys()
+    keys.add(Scope.ADMIN)
+    parent = keys.add(Scope.INGEST)
+    access = Access(keys, clock=FrozenClock(), sessions=SESSIONS)
+    access.load()
+    issuer = asyncio.run(access.caller(headers(parent), Scope.INGEST))
+    token, _ = access.session_token("episode", issuer)
+    session = asyncio.run(access.caller(headers(token), Scope.SAMPLE))
+    assert (session.episode_id, session.policy, session.person) == ("episode", None, None)
+    keys.keys = keys.keys[:1]
+    access.load()
+    with pytest.raises(RatchetError, match="session"):
+        asyncio.run(access.caller(headers(token), Scope.SAMPLE))
+
+
+def test_a_session_has_its_parents_policy_and_shares_its_rate() -> None:
+    keys = MemoryKeys()
+    parent = keys.add(Scope.INGEST, policy="tab", rate_per_s=2)
+    client, _ = service(keys, policies={"composer": policy_config(), "tab": policy_config()})
+    mine = bearer(started(client, parent)["api_key"])
+    assert client.post("/v1/chat/completions", json=CHAT, headers=mine).status_code == 403
+    assert client.post("/v1/chat/completions", json=CHAT, headers=mine).status_code == 429
+
+
+def test_a_session_of_an_unlimited_key_has_a_rate_of_its_own() -> None:
+    keys, seconds = MemoryKeys(), SlowClock()
+    parent = keys.add(Scope.INGEST)
+    access = Access(keys, clock=FrozenClock(), sessions=SESSIONS, monotonic=seconds)
+    access.load()
+    token, _ = access.session_token("episode", asyncio.run(access.caller(headers(parent), Scope.INGEST)))
+    for _ in range(20):
+        asyncio.run(access.caller(headers(token), Scope.SAMPLE))
+    with pytest.raises(Overloaded):
+        asyncio.run(access.caller(headers(token), Scope.SAMPLE))
+
+
+def test_a_session_signed_with_a_public_or_an_older_secret_is_nothing() -> None:
+    secrets = ["newest", "the one before"]
+    keys, clock = MemoryKeys(), FrozenClock()
+    parent = keys.add(Scope.INGEST)
+    access = Access(keys, clock=clock, sessions=Sessions(lambda: secrets))
+    access.load()
+
+    def accepted(secret: str) -> bool:
+        token, _ = Sessions(lambda: [secret]).issue("episode", parent=parent[:11], now=clock())
+        try:
+            return asyncio.run(access.caller(headers(token), Scope.SAMPLE)).episode_id == "episode"
+        except RatchetError:
+            return False
+
+    assert [accepted(secret) for secret in ("newest", "the one before", "the one before that", "ratchet-embedded", "salt")] == [
+        True, True, False, False, False,
+    ]  # fmt: skip
+    hostile = ["rs_", "rs_.", "rs_e30.", "rs_!!!." + "0" * 64, "rs_" + "A" * 5000 + "." + "0" * 64]
+    for token in hostile:
+        with pytest.raises(RatchetError, match="not issued here"):
+            asyncio.run(access.caller(headers(token), Scope.SAMPLE))
+
+
+@pytest.mark.parametrize("name", ["RATCHET_ACTOR_SALT", "RATCHET_SESSION_SECRETS"])
+@pytest.mark.parametrize("value", ["ratchet-embedded", "short"])
+def test_a_secret_that_can_be_known_is_refused_on_an_address_that_others_reach(name: str, value: str, tmp_path: Path) -> None:
+    given = {"RATCHET_DATA": str(tmp_path), name: value}
+    with pytest.raises(BadConfig, match=name):
+        refuse_open_door(from_environment(given | {"RATCHET_HOST": "0.0.0.0"}), keyed=True, ever=True)
+    refuse_open_door(from_environment(given | {"RATCHET_HOST": "127.0.0.1"}), keyed=True, ever=True)

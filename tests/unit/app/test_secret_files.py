@@ -1,0 +1,69 @@
+"""Secrets that a deployment makes for itself."""
+
+import threading
+from pathlib import Path
+
+from app import wiring
+from app.secret_files import SecretReader, read_secrets, rotate, secret_file
+from app.settings import from_environment
+
+
+def test_two_deployments_have_different_secrets_and_one_keeps_its_own(tmp_path: Path) -> None:
+    def salt(folder: str) -> str:
+        return wiring.actor_salt(from_environment({"RATCHET_DATA": str(tmp_path / folder)}))
+
+    assert salt("a") == salt("a") != salt("b")
+    assert len(salt("a")) == 64
+
+
+def test_the_salt_and_the_session_secret_are_two(tmp_path: Path) -> None:
+    settings = from_environment({"RATCHET_DATA": str(tmp_path)})
+    assert wiring.actor_salt(settings) not in wiring.session_secrets(settings)()
+
+
+def test_its_owner_alone_reads_a_secret(tmp_path: Path) -> None:
+    path = secret_file(tmp_path / "secrets", "name")
+    rotate(tmp_path / "secrets", "name")
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert [file.name for file in path.parent.iterdir()] == ["name"], "nothing is left lying about"
+
+
+def test_a_rotation_keeps_the_one_before_and_is_seen_at_once(tmp_path: Path) -> None:
+    settings = from_environment({"RATCHET_DATA": str(tmp_path)})
+    read = wiring.session_secrets(settings)
+    assert isinstance(read, SecretReader)
+    (first,) = read()
+    wiring.rotate_session_secret(settings)
+    second = read()
+    assert second[1:] == (first,)
+    wiring.rotate_session_secret(settings)
+    assert first not in read()
+    assert len(read()) == 2
+
+
+def test_processes_that_start_together_agree(tmp_path: Path) -> None:
+    found: list[tuple[str, ...]] = []
+    together = threading.Barrier(8)
+
+    def ask() -> None:
+        together.wait()
+        found.append(read_secrets(secret_file(tmp_path / "secrets", "name")))
+
+    askers = [threading.Thread(target=ask) for _ in range(8)]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join()
+    assert len(set(found)) == 1
+
+
+def test_a_deployment_from_before_keeps_the_salt_its_people_are_stored_under(tmp_path: Path, sqlite_template: Path) -> None:
+    (tmp_path / "ratchet.db").write_bytes(sqlite_template.read_bytes())
+    settings = from_environment({"RATCHET_DATA": str(tmp_path)})
+    wiring.upgrade_schema(settings)
+    assert wiring.actor_salt(settings) == "ratchet-embedded"
+    fresh = from_environment({"RATCHET_DATA": str(tmp_path / "fresh")})
+    fresh.data.mkdir()
+    wiring.upgrade_schema(fresh)
+    wiring.upgrade_schema(fresh)
+    assert wiring.actor_salt(fresh) != "ratchet-embedded"
