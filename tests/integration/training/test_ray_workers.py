@@ -142,8 +142,9 @@ def test_nobody_runs_a_task_without_the_token(token_file: Path) -> None:
     here["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # or it would look for 127.0.0.1 at the machine's outside address
     manners = ({"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64})
     program = [sys.executable, "-c", STRANGER.format(address=address)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    strangers = [subprocess.Popen(program, env=here | given, text=True, **pipes) for given in manners]
+    strangers = [
+        subprocess.Popen(program, env=here | given, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for given in manners
+    ]
     for stranger in strangers:
         said, complained = stranger.communicate(timeout=240)
         assert stranger.returncode != 0
