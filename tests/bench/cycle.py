@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 from app import wiring
@@ -44,7 +45,7 @@ def main() -> int:
 
 
 def _prepared(folder: Path) -> Deployment:
-    profile = PROFILES["tiny"]
+    profile = replace(PROFILES["tiny"], min_turns=64)
     deployment = plan(data=folder, config=write_config(profile, folder, slot_s=10), port=None)
     check(deployment.settings)
     prepare_apart(deployment)

@@ -62,8 +62,8 @@ PROFILES = {
     ),
     "tiny": Profile(
         model=".cache/models/tiny", base_name="tiny", base_model="ratchet/tiny-random", memory_bytes=2 * GIB, concurrency=12,
-        panel_turns=300, label_wait_s=2.5,
-        max_tokens=24, min_turns=64, max_turns=128, horizons="0,0.7", learning_rate=2.5e-3, turns_per_step=32,
+        panel_turns=500, label_wait_s=2.5,
+        max_tokens=24, min_turns=128, max_turns=192, horizons="0,0.7", learning_rate=2.5e-3, turns_per_step=32,
         max_kl_champion=2.0, max_kl_anchor=6.0, suite_margin=0.3, suite_samples=2, suite_tasks=32, window_s=1.0,
         margin=0.20, reward_margin=0.10, off_policy_s=1.0, default_slot_s=15,
     ),
