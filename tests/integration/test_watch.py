@@ -57,16 +57,33 @@ def test_a_candidate_that_is_as_good_goes_from_the_queue_to_champion_and_is_expl
 
 
 @pytest.mark.parametrize(
+    ("behaviour", "cause"),
+    [(Behaviour(asks=0.35), ("asks", "acts")), (Behaviour(refuses=0.25), ("refuses", "acts"))],
+    ids=["clarifying questions", "refusal"],
+)
+def test_a_candidate_that_only_answers_otherwise_asks_two_people(world: WatchedRoom, behaviour: Behaviour, cause: tuple[str, ...]) -> None:
+    release = world.run(world.queue("v2", behaviour), until=DECIDED)
+    assert release.state is S.READY, release.reason
+    assert release.approvals_needed == 2
+    alarms = world.room.desk.recorded(release.id)[GateName.CANARY].evidence["alarms"]
+    assert alarms[0].removeprefix("behaviour: ") in cause
+
+
+def test_a_candidate_whose_answers_grew_far_longer_is_held(world: WatchedRoom, engine: Engine) -> None:
+    release = world.run(world.queue("v2", Behaviour(length=75)), until=DECIDED, rounds=15)
+    assert release.state is S.CANARY
+    held = SqlEvidenceBook(engine).decisions(release.id)[-1]
+    assert (held["action"], "length_drift" in held["reason"]) == ("hold", True)
+
+
+@pytest.mark.parametrize(
     ("hack", "cause"),
     [
         (Behaviour(success=0.3), ("task_success", "reward")),
         (Behaviour(fault=0.10), ("fault",)),
-        (Behaviour(asks=0.35), ("asks", "acts")),
-        (Behaviour(refuses=0.25), ("refuses", "acts")),
-        (Behaviour(length=75), ("long",)),
         (Behaviour(undo=0.35), ("undone",)),
     ],
-    ids=["worse", "broken", "clarifying questions", "refusal", "length", "undone"],
+    ids=["worse", "broken", "undone"],
 )
 def test_a_harmful_candidate_is_caught_and_quarantined(world: WatchedRoom, hack: Behaviour, cause: tuple[str, ...]) -> None:
     before = world.traffic.people
@@ -221,13 +238,13 @@ def test_weights_that_no_engine_can_load_end_the_release(world: WatchedRoom) -> 
 
 
 def test_a_config_that_traffic_cannot_power_is_refused_with_alternatives(engine: Engine) -> None:
-    world = watched_room(engine, config=small_gates(min_power=0.6, traffic_days=0.01, canary_max_s=60.0))
+    world = watched_room(engine, config=small_gates(min_power=0.6, traffic_days=0.01, canary_max_s=60.0, canary_longest_s=60.0))
     release = world.queue("v2", Behaviour())
     world.watch.tick()
     refused = world.room.desk.find(release.id)
     assert refused.state is S.REJECTED
     assert "set a margin of at least" in str(refused.reason)
-    assert "times as long" in str(refused.reason)
+    assert "times as many people" in str(refused.reason)
 
 
 def test_a_watch_killed_after_every_tick_still_comes_to_its_end(world: WatchedRoom, engine: Engine) -> None:
