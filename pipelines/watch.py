@@ -42,9 +42,10 @@ from pipelines.evaluation.config import GatesConfig
 from pipelines.evaluation.decide import Decision, decide
 from pipelines.evaluation.evidence import Evidence, packed
 from pipelines.evaluation.guards import AnchorWatch
+from pipelines.evaluation.planning import plan_canary
 from pipelines.evaluation.required import intervals
 from pipelines.evaluation.statistics import power
-from pipelines.evaluation.subjects import ENGINE_ALIVE, CanarySubject, EraSubject, EvidenceBook, frozen_config, plan_canary
+from pipelines.evaluation.subjects import ENGINE_ALIVE, CanarySubject, EraSubject, EvidenceBook, frozen_config
 
 log = logging.getLogger("ratchet.watch")
 S = ReleaseState

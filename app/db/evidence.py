@@ -85,6 +85,13 @@ class SqlEvidenceBook:
             return 0.0
         return found / max(1.0, (now - first) / window)
 
+    def label_wait_s(self, policy: str) -> float:
+        """How long after its end the newest turn's label is due; 0 without any turn."""
+        newest = select(turns.c.label_due_at, turns.c.finished_at).where(turns.c.policy == policy).order_by(turns.c.label_due_at.desc())
+        with reading(self._engine) as connection:
+            row = connection.execute(newest.limit(1)).one_or_none()
+        return 0.0 if row is None else (row.label_due_at - row.finished_at).total_seconds()
+
     def lag_s(self, policy: str, *, now: datetime) -> float:
         """For how long the oldest label is overdue: ingestion or labelling is behind, and so is all evidence."""
         overdue = (turns.c.policy == policy) & turns.c.labelled_at.is_(None)

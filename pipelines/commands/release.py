@@ -14,6 +14,7 @@ from rich.table import Table
 
 from app import wiring
 from app.domain.errors import NotFound
+from app.domain.ids import utc_now
 from app.domain.releases import Release
 from app.release.desk import ReleaseDesk
 from app.settings import Settings, from_environment, owner_of, read_toml
@@ -71,6 +72,35 @@ def explain(release_id: str) -> None:
             click.echo(f"  {name}: {json.dumps(value, default=str, ensure_ascii=False)}")
     if any(one.differences for one in explained):
         raise click.exceptions.Exit(1)
+
+
+@release.command()
+@click.argument("policy")
+def plan(policy: str) -> None:
+    """Show what canaries of POLICY would find with its own traffic of the last days, by their length."""
+    from pipelines.config import loop_config
+    from pipelines.evaluation.planning import traffic_of, uninformed, windows_of
+
+    settings = from_environment()
+    wiring.require_policy(wiring.load_policies(settings), policy)
+    config, champion = loop_config(read_toml(settings.config)).gates, wiring.release_ledger(settings).pointer(policy).digest
+    traffic = traffic_of(config, wiring.evidence_book(settings), policy=policy, champion=champion, now=utc_now())
+    table, windows = Table("canary", "people", "metric", "margin", "power", "attains", "finds harm of"), windows_of(config)
+    found = [traffic.window(lasts_s) for lasts_s in windows]
+    for window in found:
+        for r in traffic.requirements():
+            figures = (r.margin, window.power[r.metric], window.attainable[r.metric], window.detectable[r.metric])
+            shown = [f"{100 * margin:.2f} pp" if i != 1 else f"{margin:.0%}" for i, margin in enumerate(figures)]
+            table.add_row(_length(window.lasts_s), f"{window.people:.0f}", r.metric, *shown)
+    _console().print(table)
+    refused = uninformed(config, traffic.references)
+    chosen = next((window for window in found if window.answers(config)), None)
+    if refused is not None:
+        click.echo(f"refused: {refused.message}")
+    elif chosen is None:
+        click.echo(f"no canary up to {_length(windows[-1])} answers: set margins that the last one attains, or raise canary_longest_s")
+    else:
+        click.echo(f"a canary of this policy is planned for {_length(chosen.lasts_s)} at most")
 
 
 @release.command()
@@ -160,6 +190,10 @@ def _desk(settings: Settings) -> ReleaseDesk:
     from pipelines.evaluation.config import terms_of
 
     return wiring.release_desk(settings, terms=terms_of(loop_config(read_toml(settings.config)).gates, owner=owner_of(settings.config)))
+
+
+def _length(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} h" if seconds < 86_400 else f"{seconds / 86_400:.1f} d"
 
 
 def _find(settings: Settings, text: str) -> Release:

@@ -200,7 +200,9 @@ class GatesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     gst_looks: int = 20
     e_targets: tuple[float, ...] = (0.02, 0.05, 0.10, 0.20)
     canary_max_s: float = 7200.0
-    """No READY by then: inconclusive, and the champion stays."""
+    """No READY by then: inconclusive, and the champion stays. Where this traffic needs longer to answer, the plan takes longer."""
+    canary_longest_s: float = 604_800.0
+    """A canary is planned for so long at most (a week); `canary_max_s` or less allows no longer one."""
     hold_max_s: float = 7200.0
     """Bad data for this long: abort."""
     no_data_hold_s: float = 600.0
@@ -209,6 +211,9 @@ class GatesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Share of units seen in two arms."""
     min_power: float = 0.60
     """A canary whose non-inferiority tests would have less is refused; 0 switches the refusal off, and says so in the plan."""
+    margin_share_max: float = 0.25
+    """No margin of a metric whose good is up is wider than this share of the champion's mean: 1.5 points of a success rate of 0.6 % would
+    let a version through that never succeeds."""
     traffic_days: float = 7.0
     holdback_first: float = 0.10
     holdback_s: float = 18_000.0
@@ -273,6 +278,8 @@ def _stages(config: GatesConfig) -> str | None:
         return f"the stages' shares are {shares}: give at least one, each larger than the one before, between 0 and 1"
     if not 0.0 <= config.holdback_first < 1.0 or not 0.0 <= config.anchor_share < 1.0:
         return "holdback_first and anchor_share are shares: set them to 0 or more and less than 1"
+    if not 0.0 < config.margin_share_max <= 1.0:
+        return "margin_share_max is a share of the champion's mean: set it above 0 and at most to 1"
     return None
 
 

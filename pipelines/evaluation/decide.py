@@ -103,9 +103,9 @@ class _Case:
             return self._hold()
         if self._is_last and self._stage_done and self._all_non_inferior:
             return act.READY, "required", f"{', '.join(r.metric for r in self._required)}: non-inferior{self._asks}"
-        late = evidence.at - evidence.since >= self._config.canary_max_s * 1e6
-        if late:
-            return act.INCONCLUSIVE, "deadline", f"no decision within {self._config.canary_max_s / 60:.0f} min: the champion stays"
+        lasts_s = self._config.canary_max_s if evidence.lasts_s is None else evidence.lasts_s
+        if evidence.at - evidence.since >= lasts_s * 1e6:
+            return act.INCONCLUSIVE, "deadline", f"no decision within {lasts_s / 60:.0f} min: the champion stays"
         if not self._stage_done:
             return act.CONTINUE, "dwell", f"stage {evidence.stage}: {self._stage_units} units so far"
         if not self._is_last:

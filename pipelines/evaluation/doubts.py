@@ -63,4 +63,5 @@ def _lag(config: GatesConfig, evidence: Evidence) -> str | None:
 def _silence(config: GatesConfig, evidence: Evidence) -> str | None:
     last = evidence.last_unit_at if evidence.last_unit_at is not None else evidence.since
     silent_s = (evidence.at - max(last, evidence.stage_since)) / 1e6
-    return None if silent_s <= config.no_data_hold_s else f"no new unit for {silent_s / 60:.0f} min: is there traffic?"
+    longer = max(1.0, (evidence.lasts_s or 0.0) / config.canary_max_s)  # a canary of days has quiet nights
+    return None if silent_s <= config.no_data_hold_s * longer else f"no new unit for {silent_s / 60:.0f} min: is there traffic?"

@@ -116,6 +116,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     slos: tuple[SloCount, ...]
     profiles: tuple[ArmProfile, ...] = ()
     """Treated and control, for the reward-hack monitors."""
+    lasts_s: float | None = None
+    """How long the canary may take, from its plan; unset, as the configuration says."""
     hard: tuple[str, ...]
     """Reasons to stop that need no statistics, such as weights that no engine can load."""
 

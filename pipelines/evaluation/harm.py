@@ -14,6 +14,7 @@ import numpy as np
 
 from pipelines.evaluation.config import GatesConfig, Good, MetricClass, MetricConfig
 from pipelines.evaluation.evidence import Evidence, Lane
+from pipelines.evaluation.references import bounded
 from pipelines.evaluation.statistics import betting
 from pipelines.evaluation.statistics.baseline import running_mean
 from pipelines.evaluation.statistics.betting import EProcess, Tail, evidence_needed
@@ -140,6 +141,7 @@ def process_of(config: GatesConfig, evidence: Evidence, metric: MetricConfig, *,
     allowed = metric.abort_margin if margin is None else max(margin, metric.abort_margin)
     if metric.good is Good.SAME:
         return betting.two_sided(margin=allowed, variance=reference.variance, targets=config.e_targets)
+    allowed = bounded(config, metric, allowed, reference)
     targets = betting.harm_targets(reference.mean, points=config.e_targets)
     return betting.harm(margin=allowed, variance=reference.variance, targets=targets)
 
@@ -177,7 +179,8 @@ def effect_of(units: Units) -> dict[str, float]:
 
 
 def _looks(config: GatesConfig, evidence: Evidence, metric: MetricConfig, units: Units, *, alpha: float) -> LookSummary:
-    result = evaluate(plan_of(config, evidence, metric, alpha=alpha), units, threshold=-metric.abort_margin, tail=Tail.BELOW)
+    allowed = bounded(config, metric, metric.abort_margin, evidence.references[metric.name])
+    result = evaluate(plan_of(config, evidence, metric, alpha=alpha), units, threshold=-allowed, tail=Tail.BELOW)
     last = result.looks[-1] if result.looks else None
     return LookSummary(
         metric=metric.name, rejected_at=result.rejected_at, looks=len(result.looks), z=last.z if last else None,

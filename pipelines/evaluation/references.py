@@ -12,6 +12,8 @@ from pipelines.evaluation.measures import counted_missing, measured
 LEAST_UNITS = 30
 """Below this many people the configured prior is the better guess."""
 VARIANCE_FLOOR = 0.0025
+LEAST_MARGIN = 1e-4
+"""Where the champion never succeeds: no version can be shown to be no worse, so nothing is promoted on that."""
 LENGTH_QUANTILE = 0.95
 
 
@@ -25,6 +27,8 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     """For `length`: the p95."""
     units: int = 0
     """People it was measured on; 0 for the configured prior."""
+    known: float = 1.0
+    """Share of the labelled turns that had any signal of it."""
 
 
 def references_of(config: GatesConfig, history: Sequence[Session]) -> dict[str, Reference]:
@@ -32,20 +36,29 @@ def references_of(config: GatesConfig, history: Sequence[Session]) -> dict[str, 
     return {metric.name: _reference(metric, history) for metric in config.metrics}
 
 
+def bounded(config: GatesConfig, metric: MetricConfig, margin: float, reference: Reference) -> float:
+    """The margin of a metric whose good is up, at most `margin_share_max` of the champion's measured mean (a prior bounds nothing)."""
+    if metric.good is not Good.UP or reference.units == 0:
+        return margin
+    return max(LEAST_MARGIN, min(margin, config.margin_share_max * reference.mean))
+
+
 def _reference(metric: MetricConfig, history: Sequence[Session]) -> Reference:
     threshold = _threshold(metric, history)
     thresholds = {} if threshold is None else {metric.name: threshold}
     people: dict[str, list[float]] = {}
+    turns = known = 0
     for session in history:
         if session.labelled:
             value = measured(metric, session, thresholds)
+            turns, known = turns + 1, known + (value is not None)
             people.setdefault(session.actor, []).append(counted_missing(metric) if value is None else value)
     means = np.array([np.mean(values) for values in people.values()])
     if len(means) < LEAST_UNITS:
         mean = _prior(metric)
         return Reference(mean=mean, variance=max(mean * (1.0 - mean), VARIANCE_FLOOR), threshold=threshold)
     variance = max(float(means.var()), VARIANCE_FLOOR)
-    return Reference(mean=float(means.mean()), variance=variance, threshold=threshold, units=len(means))
+    return Reference(mean=float(means.mean()), variance=variance, threshold=threshold, units=len(means), known=known / turns)
 
 
 def _threshold(metric: MetricConfig, history: Sequence[Session]) -> float | None:

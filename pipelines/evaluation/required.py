@@ -8,6 +8,7 @@ import numpy as np
 from pipelines.evaluation.config import GatesConfig, MetricClass, MetricConfig
 from pipelines.evaluation.evidence import Evidence
 from pipelines.evaluation.harm import LEAST_LOOKS, units_of
+from pipelines.evaluation.references import bounded
 from pipelines.evaluation.statistics.betting import evidence_needed, log_e_path
 from pipelines.evaluation.statistics.confidence import betting_interval
 from pipelines.evaluation.statistics.non_inferiority import NonInferiority, NonInferiorityPlan, judge
@@ -88,11 +89,12 @@ def _required(config: GatesConfig, evidence: Evidence, metric: MetricConfig) -> 
     lane = evidence.lane_of(config.window_of(metric))
     reference = evidence.references[metric.name]
     units = units_of(lane, metric.name, prior=reference.mean)
+    margin = bounded(config, metric, metric.margin, reference)
     n_max = max(evidence.n_max.get(metric.name, 0), LEAST_LOOKS * config.gst_looks)
     plan = NonInferiorityPlan(
-        margin=metric.margin, variance=reference.variance, n_max=n_max, share=evidence.declared_share,
+        margin=margin, variance=reference.variance, n_max=n_max, share=evidence.declared_share,
         alpha_betting=config.alpha_ni_e, alpha_group_sequential=config.alpha_ni_gst, looks=config.gst_looks,
     )  # fmt: skip
     return Required(
-        metric=metric.name, margin=metric.margin, n_max=n_max, judged=judge(plan, units), missing=lane.missing[metric.name] >= len(lane)
+        metric=metric.name, margin=margin, n_max=n_max, judged=judge(plan, units), missing=lane.missing[metric.name] >= len(lane)
     )

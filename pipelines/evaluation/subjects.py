@@ -20,7 +20,6 @@ from pipelines.evaluation.doubts import STICKY
 from pipelines.evaluation.drawings import Drawing, canary_drawing, era_drawing
 from pipelines.evaluation.evidence import Evidence, UnitBook, micros
 from pipelines.evaluation.references import Reference, references_of
-from pipelines.evaluation.statistics import power
 
 ENGINE_ALIVE = timedelta(seconds=30)
 """An engine that has not reported for this long is not counted on."""
@@ -34,6 +33,7 @@ class EvidenceBook(Protocol):
     def history(self, policy: str, digest: str, *, since: datetime, newest: int = 5000) -> list[Session]: ...
     def eras(self, policy: str) -> list[Era]: ...
     def units_in(self, policy: str, *, window: timedelta, since: datetime, now: datetime) -> float: ...
+    def label_wait_s(self, policy: str) -> float: ...
     def lag_s(self, policy: str, *, now: datetime) -> float: ...
     def engines_ready(self, policy: str, digest: str, *, seen_since: datetime) -> bool: ...
     def engine_failure(self, policy: str, digest: str, *, seen_since: datetime) -> str | None: ...
@@ -50,6 +50,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     share: float = 0.5
     units_expected: float = 0.0
     """People a whole canary is expected to see."""
+    lasts_s: float | None = None
+    """How long it may take: what this traffic needs, between `canary_max_s` and `canary_longest_s`; unset, `canary_max_s`."""
     powers: dict[str, float] = {}
     note: str = ""
 
@@ -62,37 +64,6 @@ def frozen_config(release: Release) -> GatesConfig:
 def frozen_plan(release: Release) -> Plan:
     """What was declared before its canary."""
     return msgspec.convert(msgspec.convert(release.config, Terms).plan, Plan)
-
-
-def plan_canary(config: GatesConfig, book: EvidenceBook, *, policy: str, champion: str, now: datetime) -> Plan | power.Refused:
-    """Declare references and sample sizes from the last days' traffic, or refuse what that traffic cannot answer (sheet 3.7)."""
-    since = now - timedelta(days=config.traffic_days)
-    references = references_of(config, book.history(policy, champion, since=since))
-    required = [
-        power.Requirement(metric=m.name, margin=m.margin or 0.0, variance=references[m.name].variance) for m in config.required
-    ]  # fmt: skip
-    share = config.stages[-1].share
-    units = book.units_in(policy, window=timedelta(seconds=config.canary_max_s), since=since, now=now)
-    if config.min_power <= 0.0:
-        n_max = {r.metric: power.sample_size(margin=r.margin, variance=r.variance, share=share) for r in required}
-        return Plan(references=references, n_max=n_max, share=share, units_expected=units, note="the power check is switched off")
-    planned = power.plan_canary(_stages(config, book, policy=policy, since=since, now=now), required)
-    if isinstance(planned, power.Refused):
-        return planned
-    return Plan(references=references, n_max=planned.n_max, share=planned.share, units_expected=units, powers=planned.power)
-
-
-def _stages(config: GatesConfig, book: EvidenceBook, *, policy: str, since: datetime, now: datetime) -> tuple[power.Stage, ...]:
-    """Units of each stage: the early ones last until they have enough, the last one takes what is left of the window."""
-    left_s = config.canary_max_s
-    stages: list[power.Stage] = []
-    for stage in config.stages[:-1]:
-        lasts_s = min(stage.minutes * 60.0, left_s)
-        units = book.units_in(policy, window=timedelta(seconds=max(lasts_s, 1.0)), since=since, now=now)
-        stages.append(power.Stage(share=stage.share, units=min(units, stage.units) if stage.units else units))
-        left_s -= lasts_s
-    last = book.units_in(policy, window=timedelta(seconds=max(left_s, 1.0)), since=since, now=now)
-    return (*stages, power.Stage(share=config.stages[-1].share, units=last))
 
 
 class CanarySubject:
@@ -170,5 +141,5 @@ def _evidence(
         duplicates=units.duplicates, swapped=units.swapped, late=units.late, lag_s=lag_s,
         last_unit_at=None if last is None else micros(last), held_since=None if held_since is None else micros(held_since),
         found_earlier=found_earlier, references=plan.references, n_max=plan.n_max, declared_share=plan.share, slos=units.slos(),
-        profiles=units.profiles(), hard=hard,
+        profiles=units.profiles(), hard=hard, lasts_s=plan.lasts_s,
     )  # fmt: skip

@@ -62,16 +62,20 @@ class Refused:
     attainable_margin: float
     """Smallest margin with 60 % power in the same window."""
     window_factor: float
-    """How many times longer the window must be to keep the margin."""
+    """How many times as many people the window must see to keep the margin."""
     explained_needed: float | None
     """R^2 that would be enough, None if none is."""
+    cure: str | None = None
+    """What to do where none of this helps, in a sentence that replaces the others."""
 
     @property
     def message(self) -> str:
+        if self.cure is not None:
+            return self.cure
         parts = [
             f"{self.metric}: non-inferiority would reach {self.power:.0%} power in its window, {MINIMUM_POWER:.0%} is needed;",
             f"set a margin of at least {100 * self.attainable_margin:.2f} pp,",
-            f"or a window {self.window_factor:.1f} times as long,",
+            f"or a window with {self.window_factor:.1f} times as many people (they come back, so it is longer than so many times),",
         ]
         if self.explained_needed is not None:
             parts.append(f"or variance reduction with R^2 >= {self.explained_needed:.2f},")
@@ -81,6 +85,13 @@ class Refused:
 def time_to_detect(*, effect: float, variance: float, share: float, alpha: float = 0.025, targets: int = 4) -> float:
     """Units until betting finds a harm of `effect`: 2 (ln 1/alpha + ln targets) s^2 / (pi (1 - pi) d^2)."""
     return 2.0 * (-math.log(alpha) + math.log(targets)) * variance / (share * (1.0 - share) * effect**2)
+
+
+def detectable(*, units: float, variance: float, share: float, alpha: float = 0.025, targets: int = 4) -> float:
+    """The harm that `time_to_detect` says is found within so many units; infinite without any."""
+    if units <= 0.0:
+        return math.inf
+    return math.sqrt(2.0 * (-math.log(alpha) + math.log(targets)) * variance / (share * (1.0 - share) * units))
 
 
 def sample_size(*, margin: float, variance: float, share: float, power: float = TARGET_POWER) -> int:
@@ -110,13 +121,13 @@ def ramp(*, shares: Sequence[float], units_per_hour: float, window: timedelta, d
     return (*stages, Stage(share=shares[-1], units=units_per_hour * left))
 
 
-def plan_canary(stages: Sequence[Stage], required: Sequence[Requirement]) -> Accepted | Refused:
+def plan_canary(stages: Sequence[Stage], required: Sequence[Requirement], *, minimum: float = MINIMUM_POWER) -> Accepted | Refused:
     """Accept with N_max per metric, or refuse the metric with the least power, with what would help."""
     if not required:
         raise ValueError("a canary needs at least one required metric; name a gold metric with its margin")
     powers = {r.metric: _power(r, stages) for r in required}
     weakest = min(required, key=lambda r: powers[r.metric])
-    if powers[weakest.metric] < MINIMUM_POWER:
+    if powers[weakest.metric] < minimum:
         return _refusal(weakest, stages, powers[weakest.metric])
     share = stages[-1].share
     return Accepted(power=powers, n_max={r.metric: _declared(r, stages, share) for r in required}, share=share)

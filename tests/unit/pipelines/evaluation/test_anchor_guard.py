@@ -51,6 +51,9 @@ class EraBook:
         self.reads.append(era.generation)
         return [s for s in self.sessions[era.generation] if since is None or s.exposed_at >= since]
 
+    def label_wait_s(self, policy: str) -> float:
+        return 0.0
+
     def units_in(self, policy: str, *, window: timedelta, since: datetime, now: datetime) -> float:
         return 100.0
 

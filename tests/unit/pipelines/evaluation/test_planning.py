@@ -1,0 +1,123 @@
+"""What a canary is planned from: this deployment's own people, who come back, and what of them can be counted by the end."""
+
+import math
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from app.domain.sessions import Era, Session
+from pipelines.evaluation.config import GatesConfig, MetricConfig
+from pipelines.evaluation.planning import plan_canary, traffic_of, windows_of
+from pipelines.evaluation.statistics.power import Refused
+from pipelines.evaluation.subjects import Plan
+from tests.fakes.sessions import AT, session
+
+
+class Returning:
+    """The `EvidenceBook` port for a product whose `people` come once in `every` on average, again and again."""
+
+    def __init__(self, people: float, *, every: timedelta, wait_s: float = 0.0, history: list[Session] | None = None) -> None:
+        self.crowd, self.every, self.wait_s, self.past = people, every, wait_s, history or []
+
+    def units_in(self, policy: str, *, window: timedelta, since: datetime, now: datetime) -> float:
+        return self.crowd * -math.expm1(-(window / self.every))
+
+    def label_wait_s(self, policy: str) -> float:
+        return self.wait_s
+
+    def history(self, policy: str, digest: str, *, since: datetime, newest: int = 5000) -> list[Session]:
+        return self.past
+
+    def canary_sessions(self, release_id: str, *, since: datetime | None = None) -> list[Session]:
+        return []
+
+    def era_sessions(self, policy: str, era: Era, *, since: datetime | None = None) -> list[Session]:
+        return []
+
+    def eras(self, policy: str) -> list[Era]:
+        return []
+
+    def lag_s(self, policy: str, *, now: datetime) -> float:
+        return 0.0
+
+    def engines_ready(self, policy: str, digest: str, *, seen_since: datetime) -> bool:
+        return True
+
+    def engine_failure(self, policy: str, digest: str, *, seen_since: datetime) -> str | None:
+        return None
+
+    def decisions(self, release_id: str, *, newest: int = 1000) -> list[dict[str, Any]]:
+        return []
+
+    def keep(self, release_id: str, digest: str, payload: bytes, *, now: datetime) -> None: ...
+
+    def kept(self, digest: str) -> bytes:
+        return b""
+
+
+def planned(config: GatesConfig, book: Returning) -> Plan | Refused:
+    return plan_canary(config, book, policy="p", champion="v1", now=AT)
+
+
+def people(count: int, **changes: Any) -> list[Session]:
+    return [session(n, signals={"task_success": n % 5 < 3}, reward=0.3 if n % 2 else -0.1, **changes) for n in range(count)]
+
+
+def test_a_product_of_any_size_gets_a_canary_as_long_as_its_traffic_needs() -> None:
+    """2,000, 20,000 and 200,000 turns a day were refused within a slot."""
+    lengths: list[float] = []
+    for crowd, margin in ((2_000_000, 0.015), (400_000, 0.015), (60_000, 0.015), (4_000, 0.06)):
+        metrics = tuple(_margin(m, margin) if m.required else m for m in GatesConfig().metrics)
+        plan = planned(GatesConfig(metrics=metrics), Returning(crowd, every=timedelta(days=2), history=people(400)))
+        assert isinstance(plan, Plan)
+        assert plan.lasts_s is not None
+        assert min(plan.powers.values()) >= 0.60
+        lengths.append(plan.lasts_s)
+    assert lengths == sorted(lengths)
+    assert lengths[0] == GatesConfig().canary_max_s
+    assert lengths[-1] > 24 * 3600
+
+
+def _margin(metric: MetricConfig, margin: float) -> MetricConfig:
+    return msgspec.structs.replace(metric, margin=margin)
+
+
+def test_the_last_window_and_the_labels_wait_of_a_canary_are_not_counted_on() -> None:
+    """Planned .77, real .58: a unit that begins in the last half hour is not complete by the deadline."""
+    config = GatesConfig()
+    quick, slow = (
+        traffic_of(config, Returning(1e6, every=timedelta(days=2), wait_s=wait_s), policy="p", champion="v1", now=AT)
+        for wait_s in (0.0, 1800.0)
+    )
+    # of 120 minutes the early stages take 25, the window 30, settling 5 s: 65 minutes are left, or 35 with half an hour of waiting
+    assert quick.stages(7200.0)[-1].units == pytest.approx(1e6 * -math.expm1(-(3900 - 5) / 172_800))
+    assert slow.stages(7200.0)[-1].units == pytest.approx(1e6 * -math.expm1(-(2100 - 5) / 172_800))
+
+
+def test_people_who_come_back_are_not_counted_twice_in_a_longer_window() -> None:
+    traffic = traffic_of(GatesConfig(), Returning(1000, every=timedelta(hours=1)), policy="p", champion="v1", now=AT)
+    day, week = traffic.window(86_400.0), traffic.window(604_800.0)
+    assert week.people == pytest.approx(day.people, rel=0.001)
+    assert week.power["task_success"] == pytest.approx(day.power["task_success"], abs=0.01)
+    assert week.attainable["task_success"] > 0.05  # a thousand people cannot show 1.5 points in any time
+
+
+def test_a_metric_that_nobody_reports_refuses_the_plan_with_the_cure() -> None:
+    silent = [session(n, signals={}) for n in range(100)]
+    refused = planned(GatesConfig(), Returning(1e6, every=timedelta(days=1), history=silent))
+    assert isinstance(refused, Refused)
+    assert refused.message.startswith("task_success: none of the champion's 100 people has any signal of it: send observation:task_success")
+
+
+def test_a_metric_in_which_the_champion_never_succeeds_refuses_the_plan() -> None:
+    barren = [session(n, signals={"task_success": False}) for n in range(100)]
+    refused = planned(GatesConfig(), Returning(1e6, every=timedelta(days=1), history=barren))
+    assert isinstance(refused, Refused)
+    assert "nothing can be shown to be no worse" in refused.message
+
+
+def test_the_lengths_that_are_tried_reach_from_the_shortest_to_the_longest() -> None:
+    assert windows_of(GatesConfig()) == [7200.0, 21_600.0, 64_800.0, 194_400.0, 583_200.0, 604_800.0]
+    assert windows_of(GatesConfig(canary_longest_s=0.0)) == [7200.0]
