@@ -77,6 +77,11 @@ class MetricConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     window_s: float | None = None
     """Sessions of a unit count this long after its first; 0 is the fast lane (the first turn alone); unset, `GatesConfig.window_s`."""
     missing: Missing = Missing.WORST
+    by_turns: bool = False
+    """Every turn counts, not every person: a unit's value is how few of its turns went badly, `turns_cap` of them at most. The same loss
+    weighs as much as the turns that it spoils, so a version that is worse for the few who use it most cannot hide behind the many."""
+    turns_cap: int | None = None
+    """With `by_turns`: turns of one person that count at most; unset, as many as one in a hundred of the champion's people has."""
     weight: float | None = None
     """Share of the harm family; unset, its class's share divided among the class."""
     prior: float | None = None
@@ -161,6 +166,7 @@ def _default_metrics() -> tuple[MetricConfig, ...]:
         m(name="fault", source="fault", kind=k.HARD, good=Good.DOWN, window_s=0.0, prior=0.01),
         m(name="invalid_tool_call", source="invalid_tool_call", kind=k.HARD, good=Good.DOWN, window_s=0.0, prior=0.01),
         m(name="task_success", source="observation:task_success", kind=k.GOLD, abort_margin=0.0075, margin=0.015),
+        m(name="failed_turns", source="observation:task_success", kind=k.GOLD, by_turns=True),
         m(name="reward", source="reward", kind=k.PROXY, low=-1.0, high=1.0, margin=0.02),
         m(name="acts", source="acts", kind=k.BEHAVIOUR, good=Good.SAME, abort_margin=0.03),
         m(name="asks", source="asks", kind=k.BEHAVIOUR, good=Good.SAME, abort_margin=0.03),
@@ -321,6 +327,10 @@ def _metric(metric: MetricConfig) -> str | None:
         return "low has to be below high"
     if metric.margin is not None and not 0.0 < metric.margin < 1.0:
         return "a non-inferiority margin lies between 0 and 1 (0.02 is two percentage points)"
+    if metric.by_turns and (metric.margin is not None or metric.good is Good.SAME):
+        return "a metric counted by turns is a guardrail: it takes no margin, and has to have a direction"
+    if metric.turns_cap is not None and metric.turns_cap < 1:
+        return "turns_cap is at least 1"
     if metric.margin is not None and metric.good is Good.SAME:
         return "a metric with two bad directions cannot be required; leave its margin out"
     if not 0.0 <= metric.abort_margin < 1.0 or (metric.window_s is not None and metric.window_s < 0.0):

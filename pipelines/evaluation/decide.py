@@ -20,7 +20,7 @@ import numpy as np
 from app.domain.gates import CanaryAction, Verdict
 from pipelines.evaluation import hacking
 from pipelines.evaluation.config import GatesConfig
-from pipelines.evaluation.doubts import doubts
+from pipelines.evaluation.doubts import COVERAGE, doubts
 from pipelines.evaluation.evidence import Evidence, hash_of
 from pipelines.evaluation.harm import Harm, harm_of
 from pipelines.evaluation.required import Required, gap_found, required_of
@@ -87,6 +87,7 @@ class _Case:
             self._harm = harm_of(config, evidence)
             self._required = required_of(config, evidence)
             self._gap = gap_found(config, evidence)
+            self._doubts = [*self._doubts, *self._silenced()]
         except ValueError as error:  # evidence that must not be used: NaN, outside its range, impossible probabilities
             self._doubts = [*self._doubts, f"unusable evidence: {error}"]
 
@@ -114,6 +115,13 @@ class _Case:
             return act.INCONCLUSIVE, "n_max", "all declared units were seen without an answer: the champion stays"
         waiting = [r.metric for r in self._required if not r.rejected]
         return act.CONTINUE, "required", f"not yet non-inferior: {', '.join(waiting) or 'no metric has evidence'}"
+
+    def _silenced(self) -> list[str]:
+        """Feedback that comes on more or fewer turns than the champion's: what is missing counts as failed, so no metric means the same."""
+        sources = {metric.name: metric.source for metric in self._config.metrics}
+        if self._changed is None or sources[self._changed] != "abandoned":
+            return []
+        return [f"{COVERAGE} per turn: the arms differ in {self._changed}, which chance does not explain"]
 
     def _hold(self) -> tuple[CanaryAction, str, str]:
         held_s = 0.0 if self._evidence.held_since is None else (self._evidence.at - self._evidence.held_since) / 1e6

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from app.domain.sessions import Session
 from pipelines.evaluation.config import GatesConfig, Good, MetricClass, MetricConfig
 from pipelines.evaluation.drawings import Draw, Drawing
-from pipelines.evaluation.measures import counted_missing, measured
+from pipelines.evaluation.measures import counted_missing, measured, of_unit
 from pipelines.evaluation.profiles import ArmProfile, with_session
 from pipelines.evaluation.references import Reference
 
@@ -281,7 +281,7 @@ class UnitBook:
             if all(value is None for value in found):
                 lane.missing[metric.name] = lane.missing.get(metric.name, 0) + 1
             values = [counted_missing(metric) if value is None else value for value in found]
-            lane.values.setdefault(metric.name, []).append(sum(values) / len(values) if values else counted_missing(metric))
+            lane.values.setdefault(metric.name, []).append(of_unit(metric, values, self._thresholds))
 
     def _profile(self, treated: bool, sessions: Sequence[Session]) -> None:
         for session in sessions:

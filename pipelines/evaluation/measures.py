@@ -1,7 +1,7 @@
 """What is measured on one turn, per source of a metric, before it is brought to [0, 1] and oriented."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from app.domain.sessions import Session
@@ -25,7 +25,7 @@ def measured(metric: MetricConfig, session: Session, thresholds: Mapping[str, fl
     raw = _raw(metric.source, session)
     if raw is None:
         return None
-    threshold = metric.threshold if metric.threshold is not None else thresholds.get(metric.name)
+    threshold = metric.threshold if metric.threshold is not None or metric.by_turns else thresholds.get(metric.name)
     if metric.source == "length" and threshold is None:
         return None
     if threshold is not None:
@@ -38,6 +38,19 @@ def measured(metric: MetricConfig, session: Session, thresholds: Mapping[str, fl
 def counted_missing(metric: MetricConfig) -> float:
     """What a turn without the signal counts as, oriented (intention to treat)."""
     return 1.0 if metric.missing is Missing.BEST else 0.0
+
+
+def of_unit(metric: MetricConfig, values: Sequence[float], thresholds: Mapping[str, float]) -> float:
+    """A person's value from those of their turns, in [0, 1]: the mean, or, counted by turns, 1 - bad turns / cap, good is up.
+
+    Mean effects on the latter are effects on the number of bad turns a person has, in units of the cap, fixed before the canary.
+    """
+    if not values:
+        return counted_missing(metric)
+    if not metric.by_turns:
+        return sum(values) / len(values)
+    cap = metric.turns_cap or thresholds.get(metric.name, 1.0)
+    return 1.0 - min(1.0, sum(1.0 - value for value in values) / cap)
 
 
 def is_fault(session: Session) -> bool:

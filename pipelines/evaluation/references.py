@@ -7,7 +7,7 @@ import numpy as np
 
 from app.domain.sessions import Session
 from pipelines.evaluation.config import GatesConfig, Good, MetricConfig
-from pipelines.evaluation.measures import counted_missing, measured
+from pipelines.evaluation.measures import counted_missing, measured, of_unit
 
 LEAST_UNITS = 30
 """Below this many people the configured prior is the better guess."""
@@ -15,6 +15,7 @@ VARIANCE_FLOOR = 0.0025
 LEAST_MARGIN = 1e-4
 """Where the champion never succeeds: no version can be shown to be no worse, so nothing is promoted on that."""
 LENGTH_QUANTILE = 0.95
+TURNS_QUANTILE = 0.99
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +25,7 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     """Oriented: good is up."""
     variance: float
     threshold: float | None = None
-    """For `length`: the p95."""
+    """For `length`: the p95. For a metric counted by turns: how many of one person's count at most."""
     units: int = 0
     """People it was measured on; 0 for the configured prior."""
     known: float = 1.0
@@ -33,31 +34,35 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 
 def references_of(config: GatesConfig, history: Sequence[Session]) -> dict[str, Reference]:
     """References from the champion's sessions; the configured priors where there are too few people."""
-    return {metric.name: _reference(metric, history) for metric in config.metrics}
+    return {metric.name: _reference(metric, history, window_s=config.window_of(metric)) for metric in config.metrics}
 
 
 def bounded(config: GatesConfig, metric: MetricConfig, margin: float, reference: Reference) -> float:
     """The margin of a metric whose good is up, at most `margin_share_max` of the champion's measured mean (a prior bounds nothing)."""
     if metric.good is not Good.UP or reference.units == 0:
         return margin
-    return max(LEAST_MARGIN, min(margin, config.margin_share_max * reference.mean))
+    return min(margin, max(LEAST_MARGIN, config.margin_share_max * reference.mean))
 
 
-def _reference(metric: MetricConfig, history: Sequence[Session]) -> Reference:
+def _reference(metric: MetricConfig, history: Sequence[Session], *, window_s: float) -> Reference:
     threshold = _threshold(metric, history)
     thresholds = {} if threshold is None else {metric.name: threshold}
-    people: dict[str, list[float]] = {}
+    people: dict[str, list[float]] = {}  # by person; counted by turns, by person and window, as the canary's units are
     turns = known = 0
     for session in history:
         if session.labelled:
             value = measured(metric, session, thresholds)
             turns, known = turns + 1, known + (value is not None)
-            people.setdefault(session.actor, []).append(counted_missing(metric) if value is None else value)
-    means = np.array([np.mean(values) for values in people.values()])
+            part = f" {session.exposed_at.timestamp() // max(window_s, 1.0)}" if metric.by_turns else ""
+            people.setdefault(session.actor + part, []).append(counted_missing(metric) if value is None else value)
+    if metric.by_turns and metric.turns_cap is None and len(people) >= LEAST_UNITS:
+        threshold = max(1.0, float(np.quantile([len(values) for values in people.values()], TURNS_QUANTILE, method="higher")))
+        thresholds = {metric.name: threshold}
+    means = np.array([of_unit(metric, values, thresholds) for values in people.values()])
     if len(means) < LEAST_UNITS:
         mean = _prior(metric)
         return Reference(mean=mean, variance=max(mean * (1.0 - mean), VARIANCE_FLOOR), threshold=threshold)
-    variance = max(float(means.var()), VARIANCE_FLOOR)
+    variance = max(float(means.var()), VARIANCE_FLOOR if not metric.by_turns else VARIANCE_FLOOR / 25.0)
     return Reference(mean=float(means.mean()), variance=variance, threshold=threshold, units=len(means), known=known / turns)
 
 
