@@ -1,0 +1,137 @@
+"""`make bench-train-of-releases`: a year of a product, one candidate after the other, with 2 thousand to 2 million turns a day.
+
+    python -m tests.bench.train_of_releases            6 years of each size
+    python -m tests.bench.train_of_releases --quick    2 years of each
+
+Candidates are drawn N(+0.3, 0.6) pp around whoever is champion; they come with every five-hour slot. While a canary runs the
+next one waits, and its batch joins the labels of those slots; it is still one draw: joining is given no credit. People come
+on a third of the days and use the product five times on such a day, so a longer canary sees fewer new people than its length
+says. What is gained is counted up, and the success rate stays at 60 %: otherwise a year of such candidates ends at 100 %
+under any rule. The gate is the production one: the plan's arithmetic chooses the length (two hours to a week) and, where a
+week cannot answer 1.5 points, the margin that it can; then betting and group-sequential halves decide. Beside it: ship
+unless z, GrowthBook's sequence or Spotify's group-sequential test finds harm, each slot.
+
+A false promotion is a candidate worse by the margin or more that was promoted, as a share of all promoted; "worse" counts every candidate
+that was promoted and is worse at all. Exit status 1 where the gain is not positive at every size, or false promotions exceed 5 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipelines.evaluation.statistics import power
+from pipelines.evaluation.statistics.units import BoolArray
+from tests.bench import baselines
+from tests.bench.canaries import NEVER, Canaries, drawn, hybrid_harm_stops
+from tests.bench.gates_release import RATE, VARIANCE, non_inferiority_stops
+from tests.bench.sections import Section
+
+SIZES = (2_000, 20_000, 200_000, 2_000_000)
+TURNS_A_DAY, COMES_EVERY = 5.0, 3.0
+"""Turns of a person on a day on which they come, and on every how many days that is."""
+SLOT_D = 5.0 / 24.0
+LENGTHS_D = (2.0 / 24.0, 0.25, 0.75, 2.25, 6.75, 7.0)
+UNFINISHED_D = 37.0 / 1440.0
+"""Whoever comes in the last 37 minutes is not complete by the deadline: a window of 30, seven of labels' wait."""
+LOOKS = 40
+MARGINS = (0.015, 0.02, 0.03, 0.05, 0.08, 0.12, 0.20)
+MEAN, SPREAD = 0.003, 0.006
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What the plan makes of a product's traffic."""
+
+    days: float
+    units: int
+    margin: float
+    n_max: int
+
+
+def people(turns: int, days: float) -> float:
+    """Distinct people within so many days."""
+    return turns / TURNS_A_DAY * COMES_EVERY * -math.expm1(-max(days, 0.0) / COMES_EVERY)
+
+
+def planned(turns: int) -> Planned:
+    """The smallest margin that some length answers with 60 % power, in the shortest such length."""
+    for margin in MARGINS:
+        for days in LENGTHS_D:
+            units = people(turns, days - UNFINISHED_D)
+            if power.power_of(margin=margin, variance=VARIANCE, information=units / 4.0) >= power.MINIMUM_POWER:
+                wanted = min(power.sample_size(margin=margin, variance=VARIANCE, share=0.5), math.floor(units))
+                per_look = max(1, wanted // LOOKS)
+                return Planned(days=days, units=per_look * LOOKS, margin=margin, n_max=per_look * LOOKS)
+    raise ValueError(f"{turns} turns a day answer none of {MARGINS}")
+
+
+def ours(slot: Canaries, plan: Planned) -> BoolArray:
+    """Promoted by the production gate: non-inferior before harmful. [R]"""
+    harm = np.minimum(*hybrid_harm_stops(slot, baseline=RATE, n_max=plan.n_max, share=0.5))
+    return non_inferiority_stops(slot, margin=plan.margin, n_max=plan.n_max, share=0.5) < harm
+
+
+def unless(rule: Callable[[Canaries], object]) -> Callable[[Canaries, Planned], BoolArray]:
+    """Shipped unless the rule finds harm."""
+    return lambda slot, _plan: np.asarray(rule(slot)) == NEVER
+
+
+RULES: dict[str, Callable[[Canaries, Planned], BoolArray]] = {
+    "ours": ours,
+    "z at each slot": unless(baselines.z_every_look),
+    "GrowthBook": unless(lambda slot: baselines.growthbook(slot, ignore_looks=3)),
+    "Spotify GST": unless(lambda slot: baselines.spotify_gst(slot, n_max=LOOKS * slot.units_per_look)),
+}
+
+
+def year(rng: np.random.Generator, turns: int, rule: str, *, years: int) -> dict[str, float]:
+    """Means over `years` years of one product under one rule."""
+    plan = planned(turns)
+    days = max(SLOT_D, plan.days) if rule == "ours" else SLOT_D
+    units = plan.units if rule == "ours" else int(people(turns, SLOT_D))
+    canaries, per_look = int(365.0 / days), max(1, units // LOOKS)
+    gained, promoted, false, worse, harm = (np.zeros(years) for _ in range(5))
+    for _ in range(canaries):
+        effect = rng.normal(MEAN, SPREAD, years)
+        slot = drawn(rng, repetitions=years, rate=RATE, effect=effect[:, None], share=0.5, looks=LOOKS, units_per_look=per_look)
+        ships = RULES[rule](slot, plan)
+        promoted, gained = promoted + ships, gained + np.where(ships, effect, 0.0)
+        false, worse = false + (ships & (effect <= -plan.margin)), worse + (ships & (effect < 0.0))
+        harm += np.where(ships & (effect < 0.0), -effect, 0.0)
+    return {
+        "traffic": turns, "candidates": canaries, "promoted": float(promoted.mean()), "days": days, "margin_pp": 100 * plan.margin,
+        "false_promotions": float(false.sum() / max(1.0, promoted.sum())), "worse": float(worse.sum() / max(1.0, promoted.sum())),
+        "harm_shipped_pp": float(100 * harm.mean()), "gain_pp_per_month": float(100 * gained.mean() / 12),
+    }  # fmt: skip
+
+
+def main() -> int:
+    """The table, then one line of JSON: a list per key, one entry for each size."""
+    parser = argparse.ArgumentParser(description="A year of releases for products of four sizes.")
+    parser.add_argument("--quick", action="store_true", help="two years of each instead of six")
+    options = parser.parse_args()
+    section = Section(title="A year of releases")
+    keys = ("candidates", "promoted", "false_promotions", "harm_shipped_pp", "gain_pp_per_month")
+    section.header("turns a day", "rule", "canary, days", "margin, pp", "worse", *keys)
+    found: list[dict[str, float]] = []
+    for turns in SIZES:
+        for rule in RULES:
+            row = year(np.random.default_rng([20261122, turns]), turns, rule, years=2 if options.quick else 6)
+            section.row(turns, rule, round(row["days"], 2), row["margin_pp"], round(row["worse"], 2), *(round(row[key], 3) for key in keys))
+            found += [row] if rule == "ours" else []
+    section.require("gain positive at every size", all(row["gain_pp_per_month"] > 0.0 for row in found))
+    section.require("false promotions <= 5 %", all(row["false_promotions"] <= 0.05 for row in found))
+    print(section.text())
+    print(json.dumps({key: [round(row[key], 4) for row in found] for key in ("traffic", *keys)}))
+    return 1 if section.broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
