@@ -20,7 +20,7 @@ from multiprocessing import get_context
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from tests.bench import gates_data, gates_harm, gates_release
+from tests.bench import gates_data, gates_harm, gates_people, gates_release
 from tests.bench.sections import Section
 
 QUICK = 0.05
@@ -29,6 +29,10 @@ KEYS = (
     "aa_false_abort_max",
     "aa_with_ramp_and_diurnal",
     "aa_clustered",
+    "aa_heavy_users",
+    "aa_carry_over",
+    "aa_holdback_eras",
+    "small_baseline_promoted",
     "median_delay_ratio_vs_sprt_5pp",
     "power_minus_2pp",
     "ni_promote_at_minus_delta",
@@ -44,6 +48,10 @@ SECTIONS: tuple[Callable[[float, int], Section], ...] = (
     gates_harm.controllers,
     gates_harm.ramp,
     gates_harm.repeated_users,
+    gates_people.heavy_users,
+    gates_people.carry_over,
+    gates_people.holdbacks,
+    gates_people.small_baselines,
     gates_harm.delays_and_family,
     gates_harm.delays,
     gates_harm.rare_errors,
