@@ -80,18 +80,41 @@ def addresses_of(host: str) -> Sequence[str]:
         raise BadRequest(f"{host} does not resolve ({error}): correct the webhook's address", param="url") from error
 
 
-def check_url(url: str, *, allow_loopback: bool, resolve: Resolve = addresses_of) -> None:
-    """Refuse addresses behind which our own network lies (server-side request forgery). Asked at registration and before every delivery."""
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+"""RFC 6052: a translator sends what goes there to the IPv4 address in the last 32 bits."""
+LOCAL_NAT64 = ipaddress.IPv6Network("64:ff9b:1::/48")
+"""RFC 8215: the same for translators of one's own network, who choose where in it the IPv4 address stands."""
+
+
+def check_url(url: str, *, allow_loopback: bool, resolve: Resolve = addresses_of) -> str:
+    """Refuse addresses behind which our own network lies (server-side request forgery). Asked at registration and before every delivery.
+
+    Returns one of the addresses that were looked at: the delivery goes there and asks no resolver again, which could say something else.
+    """
     parts = urlsplit(url)
     if parts.scheme not in ("https", "http") or not parts.hostname or parts.username or parts.password:
         raise BadRequest(f"{url!r} is no webhook address: give https://host/path without user and password", param="url")
     addresses = [ipaddress.ip_address(address.partition("%")[0]) for address in resolve(parts.hostname)]
     if allow_loopback and addresses and all(address.is_loopback for address in addresses):
-        return
+        return str(addresses[0])
     if parts.scheme != "https":
         raise BadRequest("a webhook's address has to begin with https://: the payload names people and versions", param="url")
-    if not addresses or not all(address.is_global for address in addresses):
+    if not addresses or not all(meant.is_global for address in addresses for meant in _meant(address)):
         raise BadRequest(f"{parts.hostname} lies in a private network: a webhook's address has to be public", param="url")
+    return str(addresses[0])
+
+
+def _meant(address: Address) -> list[Address]:
+    """The address, and the IPv4 address that a translator or a tunnel makes of it."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return [address]
+    inner = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+    if address in NAT64:
+        inner.append(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
+    if address in LOCAL_NAT64:
+        inner.append(ipaddress.IPv4Address("10.0.0.0"))  # not ours to know, so taken as inside
+    return [address, *(v4 for v4 in inner if v4 is not None)]
 
 
 def headers_of(delivery: Waiting, *, at: datetime) -> dict[str, str]:
@@ -116,7 +139,7 @@ class _TestEvent:
 
 
 class Courier:
-    """Delivers what is due. `client` must not follow redirects: they would lead past `check_url`."""
+    """Delivers what is due. Redirects are not followed: they would lead past `check_url`."""
 
     def __init__(
         self, book: WebhookBook, *, clock: Clock, client: httpx.Client | None = None, allow_loopback: bool = False,
@@ -124,7 +147,7 @@ class Courier:
     ) -> None:  # fmt: skip
         self._book = book
         self._clock = clock
-        self._client = client or httpx.Client(timeout=TIMEOUT_S, follow_redirects=False)
+        self._client = client or httpx.Client(timeout=TIMEOUT_S)
         self._allow_loopback = allow_loopback
         self._resolve = resolve
 
@@ -163,9 +186,17 @@ class Courier:
 
     def _post(self, delivery: Waiting) -> tuple[str, bool]:
         try:
-            check_url(delivery.webhook.url, allow_loopback=self._allow_loopback, resolve=self._resolve)
-            headers = headers_of(delivery, at=self._clock())
-            answer = self._client.post(delivery.webhook.url, content=delivery.payload, headers=headers)
+            address = check_url(delivery.webhook.url, allow_loopback=self._allow_loopback, resolve=self._resolve)
+            answer = self._send(delivery, address)
         except (httpx.HTTPError, BadRequest) as error:
             return f"{type(error).__name__}: {error}"[:500], False
         return str(answer.status_code), answer.is_success
+
+    def _send(self, delivery: Waiting, address: str) -> httpx.Response:
+        """To the address that was checked, under the name that was given, whose certificate it has to show; a redirect is an answer."""
+        named = httpx.URL(delivery.webhook.url)
+        headers = headers_of(delivery, at=self._clock()) | {"host": named.netloc.decode()}
+        return self._client.post(
+            named.copy_with(host=address), content=delivery.payload, headers=headers, extensions={"sni_hostname": named.host},
+            follow_redirects=False,
+        )  # fmt: skip

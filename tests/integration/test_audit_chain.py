@@ -76,6 +76,17 @@ def test_an_edit_with_a_fresh_hash_is_found_at_its_successor(chain: Engine) -> N
     assert "entry 4 does not follow" in str(_problem(chain))
 
 
+def test_an_edit_with_a_fresh_hash_and_one_mended_link_is_found(chain: Engine) -> None:
+    with writing(chain) as connection:
+        row = connection.execute(select(audit_table).where(audit_table.c.seq == 3)).one()
+        content = {**row._mapping, "actor": "user:eve"}
+        content.pop("hash")
+        fresh = audit.entry_hash(**content)
+        connection.execute(update(audit_table).where(audit_table.c.seq == 3).values(actor="user:eve", hash=fresh))
+        connection.execute(update(audit_table).where(audit_table.c.seq == 4).values(previous_hash=fresh))
+    assert "entry 4" in str(_problem(chain)), "its own hash covers its predecessor's"
+
+
 def test_a_deletion_is_found(chain: Engine) -> None:
     with writing(chain) as connection:
         connection.execute(delete(audit_table).where(audit_table.c.seq == 3))

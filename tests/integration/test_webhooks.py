@@ -148,6 +148,11 @@ def test_a_receiver_that_is_gone_is_not_asked_again(engine: Engine, book: SqlWeb
         ("https://user:secret@ops.example/hook", [PUBLIC]),
         ("file:///etc/passwd", [PUBLIC]),
         ("https://ops.example/hook", []),
+        ("https://ops.example/hook", ["64:ff9b::a00:7"]),  # NAT64 for 10.0.0.7
+        ("https://ops.example/hook", ["64:ff9b::a9fe:a9fe"]),  # and for 169.254.169.254
+        ("https://ops.example/hook", ["64:ff9b:1::a00:7"]),  # a NAT64 prefix of one's own network (RFC 8215)
+        ("https://ops.example/hook", ["::ffff:10.0.0.7"]),
+        ("https://ops.example/hook", ["2002:a00:7::1"]),  # 6to4 of 10.0.0.7
     ],
 )
 def test_addresses_inside_our_own_network_are_refused(url: str, addresses: list[str]) -> None:
@@ -167,3 +172,37 @@ def test_a_name_that_moved_into_our_network_is_not_followed(engine: Engine, book
     assert Courier(book, clock=room.clock, client=client, resolve=lambda host: ["10.0.0.7"]).deliver_due() == 0
     assert receiver.requests == []
     assert "private network" in str(book.deliveries(hook.id)[0]["last_status"])
+
+
+def test_a_delivery_goes_to_the_address_that_was_checked_and_asks_no_resolver_again(engine: Engine, book: SqlWebhookBook) -> None:
+    room, receiver, asked = _room(engine), Receiver(), list[str]()
+    _hook(book)
+    room.canary("v2")
+
+    def rebinding(host: str) -> list[str]:
+        asked.append(host)
+        return [PUBLIC] if len(asked) == 1 else ["10.0.0.7"]
+
+    client = httpx.Client(transport=httpx.MockTransport(receiver))
+    assert Courier(book, clock=room.clock, client=client, resolve=rebinding).deliver_due() == 1
+    (request,) = receiver.requests
+    assert (request.url.host, request.headers["host"]) == (PUBLIC, "ops.example")
+    assert request.extensions["sni_hostname"] == "ops.example", "whose certificate it has to show"
+    assert asked == ["ops.example"]
+
+
+def test_a_redirect_is_not_followed_whatever_client_delivers(engine: Engine, book: SqlWebhookBook) -> None:
+    room, asked = _room(engine), list[str]()
+    hook = _hook(book)
+    room.canary("v2")
+
+    def redirecting(request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url))
+        return httpx.Response(307, headers={"location": "http://169.254.169.254/latest/meta-data"})
+
+    for follows in (False, True):
+        client = httpx.Client(transport=httpx.MockTransport(redirecting), follow_redirects=follows)
+        assert Courier(book, clock=room.clock, client=client, resolve=lambda host: [PUBLIC]).deliver_due() == 0
+        room.clock.advance(10)
+    assert asked == [f"https://{PUBLIC}/hook"] * 2
+    assert book.deliveries(hook.id)[0]["last_status"] == "307"
