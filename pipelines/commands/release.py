@@ -1,30 +1,19 @@
-"""`ratchet release`: list, explain, approve, abort and roll back releases.
+"""`ratchet release`: list, explain, approve, abort and roll back releases. Reading is from the database, acting over HTTP (`operating`)."""
 
-On this machine, on the database itself: who acts is the user of the operating system, or whom `--as` names.
-"""
-
-import getpass
 import json
-from collections.abc import Callable
-from typing import Any, TypeVar
 
 import click
 from rich.console import Console
 from rich.table import Table
 
 from app import wiring
-from app.domain.errors import NotFound
+from app.domain.errors import NotFound, Refused
 from app.domain.ids import utc_now
 from app.domain.releases import Release
 from app.release.desk import ReleaseDesk
 from app.settings import Settings, from_environment, owner_of, read_toml
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def acting(command: F) -> F:
-    """The option that says who acts."""
-    return click.option("--as", "person", default=getpass.getuser, show_default="your user name", help="Who acts.")(command)
+from pipelines.commands.operating import Remote, acting, os_user, require_one_person
+from pipelines.commands.operating import break_glass as _break_glass
 
 
 @click.group()
@@ -105,67 +94,90 @@ def plan(policy: str) -> None:
 
 @release.command()
 @click.argument("release_id")
-@click.option("--evidence", help="Digest of the evidence you looked at; the current one without it.")
+@click.option("--evidence", required=True, help="`evidence_digest` of what you looked at (`ratchet release show`).")
 @click.option("--reason", help="Anything the next person should know.")
 @acting
-def approve(release_id: str, evidence: str | None, reason: str | None, person: str) -> None:
-    """Say yes to a release that is READY."""
+def approve(release_id: str, evidence: str, reason: str | None, url: str | None, break_glass: bool) -> None:
+    """Say yes to a release that is READY, on exactly this evidence."""
     settings = from_environment()
+    if not break_glass:
+        remote = Remote.of(settings, url)
+        _told(remote.post(f"/v1/releases/{remote.find(release_id)}/approve", {"evidence_digest": evidence, "reason": reason}))
+        return
     found = _find(settings, release_id)
-    bound = evidence or found.evidence_digest or ""
-    _tell(_desk(settings).approve(found.id, approver=_user(person), evidence=bound, reason=reason))
+    require_one_person(found)
+    who = _broken(settings, found, "approve", reason or "none given")
+    _tell(_desk(settings).approve(found.id, approver=who, evidence=evidence, reason=f"break glass: {reason or 'no reason given'}"))
 
 
 @release.command()
 @click.argument("release_id")
 @click.option("--reason", required=True, help="What is wrong with it.")
 @acting
-def reject(release_id: str, reason: str, person: str) -> None:
+def reject(release_id: str, reason: str, url: str | None, break_glass: bool) -> None:
     """Say no."""
     settings = from_environment()
-    _tell(_desk(settings).reject(_find(settings, release_id).id, approver=_user(person), reason=reason))
+    if not break_glass:
+        _post(settings, url, release_id, "reject", reason)
+        return
+    found = _find(settings, release_id)
+    _tell(_desk(settings).reject(found.id, approver=_broken(settings, found, "reject", reason), reason=reason))
 
 
 @release.command()
 @click.argument("release_id")
 @click.option("--reason", required=True, help="Why.")
 @acting
-def abort(release_id: str, reason: str, person: str) -> None:
+def abort(release_id: str, reason: str, url: str | None, break_glass: bool) -> None:
     """Stop a release that is not live yet."""
     settings = from_environment()
-    _tell(_desk(settings).abort(_find(settings, release_id).id, actor=_user(person), reason=reason))
+    if not break_glass:
+        _post(settings, url, release_id, "abort", reason)
+        return
+    found = _find(settings, release_id)
+    _tell(_desk(settings).abort(found.id, actor=_broken(settings, found, "abort", reason), reason=reason))
 
 
 @release.command()
 @click.argument("release_id")
 @click.option("--reason", required=True, help="Why.")
 @acting
-def rollback(release_id: str, reason: str, person: str) -> None:
+def rollback(release_id: str, reason: str, url: str | None, break_glass: bool) -> None:
     """Take a version back, whatever its state, and quarantine it."""
     settings = from_environment()
-    _tell(_desk(settings).roll_back(_find(settings, release_id).id, actor=_user(person), reason=reason))
+    if not break_glass:
+        _post(settings, url, release_id, "rollback", reason)
+        return
+    found = _find(settings, release_id)
+    _tell(_desk(settings).roll_back(found.id, actor=_broken(settings, found, "rollback", reason), reason=reason))
 
 
 @release.command()
 @click.argument("policy")
 @click.option("--reason", default="renewed by a person", show_default=True)
 @acting
-def anchor(policy: str, reason: str, person: str) -> None:
+def anchor(policy: str, reason: str, url: str | None, break_glass: bool) -> None:
     """Make the champion of POLICY the anchor that later versions are held against."""
     settings = from_environment()
     wiring.require_policy(wiring.load_policies(settings), policy)
-    pointer = _desk(settings).renew_anchor(policy, actor=_user(person), reason=reason)
-    click.echo(f"the anchor of {policy} is {pointer.anchor}")
+    if not break_glass:
+        renewed = Remote.of(settings, url).post(f"/v1/policies/{policy}/anchor", {"reason": reason})["anchor"]
+    else:
+        who = _break_glass(settings, policy=policy, subject=policy, act="anchor", reason=reason)
+        renewed = _desk(settings).renew_anchor(policy, actor=who, reason=reason).anchor
+    click.echo(f"the anchor of {policy} is {renewed}")
 
 
 @release.command()
 @click.argument("policy")
 @acting
-def unfreeze(policy: str, person: str) -> None:
+def unfreeze(policy: str, url: str | None, break_glass: bool) -> None:
     """One of the two votes that free the promotions of POLICY again."""
     settings = from_environment()
     wiring.require_policy(wiring.load_policies(settings), policy)
-    free = _desk(settings).unfreeze(policy, actor=_user(person))
+    if break_glass:
+        raise Refused(f"two people free {policy}, and the database cannot tell who is who: each votes with a RATCHET_KEY of their own")
+    free = Remote.of(settings, url).post(f"/v1/policies/{policy}/unfreeze", {"reason": "unfreeze"})["free"]
     click.echo("promotions are free" if free else "one vote of two: a second person has to run the same command")
 
 
@@ -173,16 +185,28 @@ def unfreeze(policy: str, person: str) -> None:
 @click.argument("policy")
 @click.argument("digest")
 @click.option("--reason", required=True, help="Why the offline gates are skipped; stays with the release for ever.")
-@acting
-def plant(policy: str, digest: str, reason: str, person: str) -> None:
-    """Put the known version DIGEST of POLICY into the canary's queue, past the offline gates."""
+@click.option("--break-glass", is_flag=True, help="Needed: this acts on the database itself, as your system's user; audited.")
+def plant(policy: str, digest: str, reason: str, break_glass: bool) -> None:
+    """Put the known version DIGEST of POLICY into the canary's queue, past the offline gates; two people have to approve it."""
     settings = from_environment()
     wiring.require_policy(wiring.load_policies(settings), policy)
+    if not break_glass:
+        raise Refused(f"planting is done on the database itself, as {os_user()}, and audited: say --break-glass")
     known = {v.digest: v for v in wiring.version_book(settings).of_policy(policy)}
     chosen = [version for key, version in known.items() if key.startswith(digest) or version.name == digest]
     if len(chosen) != 1:
         raise NotFound(f"{len(chosen)} versions of {policy} are called {digest!r}: give one digest or name of `ratchet lineage`")
-    _tell(_desk(settings).plant(chosen[0], actor=_user(person), reason=reason))
+    who = _break_glass(settings, policy=policy, subject=chosen[0].digest, act="plant", reason=reason)
+    _tell(_desk(settings).plant(chosen[0], actor=who, reason=reason))
+
+
+def _post(settings: Settings, url: str | None, release_id: str, act: str, reason: str) -> None:
+    remote = Remote.of(settings, url)
+    _told(remote.post(f"/v1/releases/{remote.find(release_id)}/{act}", {"reason": reason}))
+
+
+def _broken(settings: Settings, found: Release, act: str, reason: str) -> str:
+    return _break_glass(settings, policy=found.policy, subject=found.id, act=act, reason=reason)
 
 
 def _desk(settings: Settings) -> ReleaseDesk:
@@ -205,12 +229,12 @@ def _find(settings: Settings, text: str) -> Release:
     return found[0]
 
 
-def _user(person: str) -> str:
-    return f"user:{person.removeprefix('user:')}"
-
-
 def _tell(found: Release) -> None:
     click.echo(f"{found.version_name} is {found.state}: {found.reason}")
+
+
+def _told(answer: dict[str, str]) -> None:
+    click.echo(f"{answer['version_name']} is {answer['state']}: {answer['reason']}")
 
 
 def _console() -> Console:

@@ -21,6 +21,7 @@ from app.db.webhooks import SqlWebhookBook
 from app.domain.access import Scope
 from app.domain.errors import RatchetError
 from app.domain.ids import utc_now
+from app.domain.releases import ReleaseState
 from tests.fakes.releases import POLICY, ReleaseRoom, release_room
 
 
@@ -95,6 +96,24 @@ def test_the_approver_is_the_name_of_the_key(engine: Engine, room: ReleaseRoom) 
     assert client.post(url, json={**body, "approver": "somebody-else"}, headers=mine).status_code == 403
     assert client.post(url, json=body, headers=mine).json()["reason"].startswith("approved")
     assert client.get(f"/v1/releases/{release.id}", headers=mine).json()["approvals"][0]["approver"] == "user:grace"
+
+
+def test_a_key_of_one_policy_acts_on_no_other(engine: Engine, room: ReleaseRoom) -> None:
+    _, stranger = SqlKeys(engine).create(name="mallory", scopes=[Scope.RELEASE, Scope.READ], policy="another")
+    client, release = _client(engine, room), room.ready("v2")
+    theirs = {"authorization": f"Bearer {stranger}"}
+    acts: dict[str, dict[str, str]] = {
+        "approve": {"evidence_digest": str(release.evidence_digest)}, "reject": {"reason": "x"}, "abort": {"reason": "x"},
+        "rollback": {"reason": "x"},
+    }  # fmt: skip
+    for act, body in acts.items():
+        assert client.post(f"/v1/releases/{release.id}/{act}", json=body, headers=theirs).status_code == 404, act
+    room.desk.freeze(POLICY, actor="system:watch", reason="alarms")
+    for act in ("anchor", "unfreeze"):
+        assert client.post(f"/v1/policies/{POLICY}/{act}", json={"reason": "x"}, headers=theirs).status_code == 403, act
+    assert client.get(f"/v1/releases/{release.id}", headers=theirs).status_code == 404
+    assert room.ledger.find(release.id).state is ReleaseState.READY
+    assert SqlReleaseViews(engine).release(release.id)["approvals"] == []
 
 
 def test_a_rollback_over_http_moves_the_pointer_at_once(client: TestClient, room: ReleaseRoom) -> None:
