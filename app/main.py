@@ -40,6 +40,7 @@ from app.domain.ids import utc_now
 from app.domain.policies import PolicyConfig
 from app.domain.ports import Clock, Engines, Episodes, Inbox, Keys, Ledger, Reads, Routes
 from app.logging import configure
+from app.secret_files import keep_to_owner
 from app.settings import LOOPBACK, Settings, from_environment
 
 log = logging.getLogger("ratchet.api")
@@ -205,6 +206,7 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
 
 def main() -> None:
     """`python -m app.main`; what a person can act on ends in one sentence and exit code 2."""
+    keep_to_owner()
     try:
         settings = from_environment()
         configure("api", settings.log_level)

@@ -14,6 +14,11 @@ KEPT = 2
 """The newest and the one before it."""
 
 
+def keep_to_owner() -> None:
+    """From now on, what this process and its children make is readable by their user alone."""
+    os.umask(0o077)
+
+
 def private_folder(folder: Path) -> Path:
     """The folder, made where it is missing, with mode 0700."""
     folder.mkdir(parents=True, exist_ok=True)

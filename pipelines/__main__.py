@@ -6,6 +6,7 @@ import sys
 import click
 
 from app.domain.errors import RatchetError
+from app.secret_files import keep_to_owner
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("pipelines.commands.up:up", "Run every process of a deployment on this machine, supervised."),
@@ -72,6 +73,7 @@ def ratchet() -> None:
 
 def main() -> None:
     """Run `ratchet`; what a person can act on ends in one sentence and exit code 2."""
+    keep_to_owner()
     try:
         ratchet(prog_name="ratchet")
     except RatchetError as error:

@@ -12,6 +12,7 @@ from typing import IO
 
 from app.domain.errors import BadConfig
 from app.domain.policies import PolicyConfig
+from app.secret_files import private_folder
 
 FREE_BYTES_NEEDED = 2 * 2**30
 """A day of the embedded deployment: snapshots of 270 MB, optimizer states of 1 GB, segments and databases."""
@@ -40,7 +41,7 @@ def require_writable(folder: Path) -> None:
     """Refuse a data folder that cannot be made or written."""
     probe = folder / ".probe"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         probe.touch()
         probe.unlink()
     except OSError as error:
