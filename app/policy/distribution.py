@@ -33,7 +33,8 @@ def _nucleus(logprobs_NV: Tensor, top_p: float) -> Tensor:
     """True where a token belongs to the nucleus: the mass of all strictly more probable ones is below `top_p`."""
     ordered, order = logprobs_NV.sort(dim=-1, descending=True)
     before = ordered.exp().cumsum(-1) - ordered.exp()
-    return torch.zeros_like(logprobs_NV, dtype=torch.bool).scatter(-1, order, before < top_p)
+    least = max(top_p, torch.finfo(before.dtype).tiny)  # a smaller number is 0 here, and nothing would be left to draw
+    return torch.zeros_like(logprobs_NV, dtype=torch.bool).scatter(-1, order, before < least)
 
 
 def draw(logprobs_NV: Tensor, uniform_N: Tensor) -> Tensor:

@@ -113,7 +113,7 @@ def label() -> None:
     while not stop.is_set():
         labelled, complete_until = 0, backlog.complete_until(now=clock())
         for name, policy in policies.items():
-            rule_set = parse_rule_set(rules.active(name), read=read)
+            rule_set = parse_rule_set(rules.active(name), read=read, allowed=config.allowed_terms)
             labelled += label_due(
                 book, policy=name, config=policy, rule_set=rule_set, now=clock(), limit=config.batch_turns, complete_until=complete_until
             )
@@ -208,7 +208,8 @@ def watch() -> None:
     policies = wiring.load_policies(settings)
     rules = wiring.rule_book(settings, starting_toml(config.labelling.rule_set, config=settings.config))
     for name in policies:
-        check(gates, rewarded=frozenset(term.name for term, _ in parse_rule_set(rules.active(name)).terms))
+        rule_set = parse_rule_set(rules.active(name), allowed=config.labelling.allowed_terms)
+        check(gates, rewarded=frozenset(term.name for term, _ in rule_set.terms))
     end_within(stop)
     courier = wiring.courier(settings)
     threading.Thread(target=courier.run, args=(stop,), name="webhooks", daemon=True).start()

@@ -28,7 +28,7 @@ def rules() -> None:
 @click.argument("file", type=FILE)
 def validate(file: Path) -> None:
     """Read FILE as a rule set; say what it pays, or what is wrong with it."""
-    _show(parse_rule_set(file.read_text()))
+    _show(_parsed(from_environment(), file.read_text()))
 
 
 @rules.command()
@@ -41,7 +41,7 @@ def show(policy: str, as_toml: bool) -> None:
     if as_toml:
         click.echo(text, nl=False)
         return
-    _show(parse_rule_set(text))
+    _show(_parsed(settings, text))
     if not history:
         click.echo("never activated: it is the one that this deployment starts with")
     for entry in history:
@@ -68,7 +68,7 @@ def replay_(file: Path, policy: str, limit: int, movers: int) -> None:
     """Score the labelled turns of a policy by FILE and say what would change; nothing is written."""
     settings = from_environment()
     config = wiring.require_policy(wiring.load_policies(settings), policy)
-    rule_set = parse_rule_set(file.read_text())
+    rule_set = _parsed(settings, file.read_text())
     with wiring.labelled_turns(settings, policy, limit=limit) as labelled:
         found = replay(labelled, config=config, rule_set=rule_set, now=utc_now(), movers=movers)
     _show_replay(found)
@@ -83,10 +83,15 @@ def activate(file: Path, policy: str, by: str) -> None:
     settings = from_environment()
     wiring.require_policy(wiring.load_policies(settings), policy)
     text = file.read_text()
-    rule_set = parse_rule_set(text)
+    rule_set = _parsed(settings, text)
     book = wiring.rule_book(settings, "")
     book.activate(policy=policy, digest=rule_set.digest, name=rule_set.config.name, toml=text, by=by, now=utc_now())
     click.echo(f"{rule_set.config.name} ({rule_set.digest[:12]}) is in force for {policy}; running labellers take it up within seconds")
+
+
+def _parsed(settings: Settings, text: str) -> RuleSet:
+    """A rule set with the terms that this deployment's configuration allows."""
+    return parse_rule_set(text, allowed=loop_config(read_toml(settings.config)).labelling.allowed_terms)
 
 
 def _in_force(settings: Settings, policy: str) -> str:

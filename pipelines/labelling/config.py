@@ -13,6 +13,9 @@ class LabellingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     rule_set: str | None = None
     """TOML file of the rule set that a policy starts with; None is the default one shipped with the package. Later changes go through
     `ratchet rules activate`."""
+    allowed_terms: tuple[str, ...] = ()
+    """User-written terms that rule sets may name, as `package.module:attribute`. A rule set is a file that somebody sends round, and
+    what it names would be imported and called: so nothing but what stands here is."""
     judge_url: str | None = None
     """OpenAI-compatible endpoint that replaces the follow-up classifier; its key is read from RATCHET_JUDGE_KEY."""
     judge_model: str = ""

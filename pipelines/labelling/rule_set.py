@@ -1,7 +1,7 @@
 """Rule sets: which terms pay what. TOML, identified by the digest of its content, immutable once active."""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -20,7 +20,7 @@ class TermConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """One term of a rule set."""
 
     name: str
-    """A built-in name, or `package.module:attribute` of a user-written term factory called with the params."""
+    """A built-in name, or `package.module:attribute` of a user-written term factory called with the params, which the deployment allows."""
     weight: float
     aggregation: Aggregation | None = None
     """How several observations of one turn become one value; None is the term's own default."""
@@ -67,8 +67,11 @@ def starting_toml(file: str | None, *, config: Path | None) -> str:
         raise BadConfig(f"[labelling] rule_set: {error}; correct the path, or leave it out for the default rule set") from error
 
 
-def parse_rule_set(text: str, *, read: Reader | None = None) -> RuleSet:
-    """Read a rule set from TOML; `read` takes the follow-up classifier's place. Raises `BadConfig` naming the term and the field."""
+def parse_rule_set(text: str, *, read: Reader | None = None, allowed: Collection[str] = ()) -> RuleSet:
+    """Read a rule set from TOML; `read` takes the follow-up classifier's place. Raises `BadConfig` naming the term and the field.
+
+    Of import paths only those in `allowed` ([labelling] allowed_terms) are imported: reading a file must not run what it names.
+    """
     try:
         config = msgspec.toml.decode(text, type=RuleSetConfig)
     except msgspec.MsgspecError as error:
@@ -77,26 +80,28 @@ def parse_rule_set(text: str, *, read: Reader | None = None) -> RuleSet:
     doubled = sorted({name for name in names if names.count(name) > 1})
     if not names or doubled:
         raise BadConfig(f"rule set {config.name}: {'terms twice: ' + ', '.join(doubled) if doubled else 'it has no terms'}")
-    terms = tuple((_build(term, read), term.weight) for term in config.terms)
+    terms = tuple((_build(term, read, allowed), term.weight) for term in config.terms)
     return RuleSet(config=config, digest=content_hash(config)[:32], terms=terms)
 
 
-def _build(config: TermConfig, read: Reader | None) -> Term:
+def _build(config: TermConfig, read: Reader | None, allowed: Collection[str]) -> Term:
     params: Mapping[str, Any] = config.params if config.aggregation is None else {**config.params, "aggregation": config.aggregation}
     if config.name == FollowUp.name and read is not None:
         params = {**params, "read": read}
     try:
-        return _factory(config.name)(**params)
+        return _factory(config.name, allowed)(**params)
     except (TypeError, ValueError) as error:
         raise BadConfig(f"term {config.name}: {error}") from error
 
 
-def _factory(name: str) -> Any:  # noqa: ANN401 - a user-written factory has whatever parameters it has
+def _factory(name: str, allowed: Collection[str]) -> Any:  # noqa: ANN401 - a user-written factory has whatever parameters it has
     if name in BUILT_IN:
         return BUILT_IN[name]
     module, separator, attribute = name.partition(":")
     if not separator:
         raise BadConfig(f"no term is named {name!r}: use one of {', '.join(sorted(BUILT_IN))}, or package.module:attribute")
+    if name not in allowed:
+        raise BadConfig(f"term {name}: code that a rule set may run is named in the configuration; add it to [labelling] allowed_terms")
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:

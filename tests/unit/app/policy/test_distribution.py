@@ -22,7 +22,7 @@ def test_temperature_raises_probabilities_to_its_inverse() -> None:
 
 @pytest.mark.parametrize(
     ("top_p", "kept"),
-    [(0.4, [1.0, 0.0, 0.0]), (0.6, [0.625, 0.375, 0.0]), (0.85, [0.5, 0.3, 0.2])],
+    [(1e-300, [1.0, 0.0, 0.0]), (1e-45, [1.0, 0.0, 0.0]), (0.4, [1.0, 0.0, 0.0]), (0.6, [0.625, 0.375, 0.0]), (0.85, [0.5, 0.3, 0.2])],
 )
 def test_the_nucleus_is_the_smallest_set_that_reaches_top_p(top_p: float, kept: list[float]) -> None:
     assert nucleus_logprobs(LOGITS, temperature=1.0, top_p=top_p).exp()[0].tolist() == pytest.approx(kept)

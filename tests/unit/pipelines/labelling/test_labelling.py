@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -210,8 +211,18 @@ class Politeness:
 
 def test_a_user_written_term_is_found_by_its_import_path() -> None:
     toml = f'name = "own"\n[[terms]]\nname = "{__name__}:Politeness"\nweight = 2.0\nparams = {{ word = "please" }}\n'
-    assert reward(toml, due(completion="here you are, please")) == 2.0
-    assert reward(toml, due()) == 0.0
+    rule_set = parse_rule_set(toml, allowed=(f"{__name__}:Politeness",))
+    assert label(due(completion="here you are, please"), config=POLICY, rule_set=rule_set, now=NOON).reward == 2.0
+    assert label(due(), config=POLICY, rule_set=rule_set, now=NOON).reward == 0.0
+
+
+def test_reading_a_rule_set_runs_nothing_that_the_deployment_did_not_allow(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    toml = f'name = "x"\n[[terms]]\nname = "os:system"\nweight = 1\nparams = {{ command = "touch {trace}" }}\n'
+    for allowed in ((), ("os:path", "another.package:Term")):
+        with pytest.raises(BadConfig, match="allowed_terms"):
+            parse_rule_set(toml, allowed=allowed)
+    assert not trace.exists()
 
 
 @pytest.mark.parametrize(
@@ -230,7 +241,7 @@ def test_a_user_written_term_is_found_by_its_import_path() -> None:
 )
 def test_a_rule_set_that_makes_no_sense_is_refused_by_name(toml: str, message: str) -> None:
     with pytest.raises(BadConfig, match=message):
-        parse_rule_set(toml)
+        parse_rule_set(toml, allowed=("nowhere.at_all:Term",))
 
 
 def test_the_digest_is_of_the_content_and_not_of_the_layout() -> None:
