@@ -17,7 +17,7 @@ from fastapi import APIRouter, Depends
 
 from app import wiring
 from app.api import feedback, releases
-from app.api.access import Access, requires
+from app.api.access import Access, policy_of, requires
 from app.api.application import Application, build
 from app.api.barrier import Barrier, reached_as
 from app.api.chat.conversations import Conversations
@@ -191,7 +191,7 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
         webhooks=wiring.webhook_book(settings), allow_loopback=settings.host in LOOPBACK,
     )  # fmt: skip
     guarded = APIRouter(dependencies=[Depends(requires(Scope.READ))])
-    guarded.include_router(console(adapters.operations))
+    guarded.include_router(console(adapters.operations, policy_of))
     return Collaborators(
         inbox=adapters.inbox, routes=adapters.routes, engines=adapters.engines, policies=adapters.policies, keys=adapters.keys,
         episodes=adapters.episodes, ledger=adapters.reads, reads=adapters.reads,

@@ -210,9 +210,16 @@ def requires(scope: Scope) -> Callable[[HTTPConnection], "object"]:
 
     async def dependency(connection: HTTPConnection) -> Caller:
         access: Access = connection.app.state.access
-        return await access.caller(dict(connection.scope["headers"]), scope)
+        connection.state.caller = await access.caller(dict(connection.scope["headers"]), scope)
+        return connection.state.caller
 
     return dependency
+
+
+def policy_of(connection: HTTPConnection) -> str | None:
+    """The one policy that whoever asks may see, where `requires` let them in; None is all of them."""
+    caller: Caller = connection.state.caller
+    return caller.policy
 
 
 def _token(headers: Headers) -> str | None:

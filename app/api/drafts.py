@@ -160,11 +160,11 @@ class Desk:
         return msgspec.structs.replace(turn, actor=actor, messages=messages, completion=self.redactor.text(turn.completion))
 
     def _policy(self, named: str | None, caller: Caller) -> str | None:
+        if caller.policy is not None and named not in (None, caller.policy):
+            raise BadRequest(f"this key is for the policy {caller.policy!r} only", param="policy", code="wrong_policy")
         if named is not None and named not in self.policies:
             known = ", ".join(sorted(self.policies))
             raise BadRequest(f"no policy is named {named!r} (declared: {known})", param="policy", code="unknown_policy")
-        if caller.policy is not None and named not in (None, caller.policy):
-            raise BadRequest(f"this key is for the policy {caller.policy!r} only", param="policy", code="wrong_policy")
         return named or caller.policy
 
     def _signals(self, policy: str | None) -> Mapping[str, SignalConfig]:
@@ -200,7 +200,12 @@ def source_of(named: str | None, caller: Caller) -> str:
 def _source(source: str, policy: str | None) -> str:
     if not _SOURCE.fullmatch(source):
         raise BadRequest(f"source {source!r} is not allowed: use `api`, `collector`, `sdk:<name>` or `import:<name>`", param="source")
-    return source if policy is None or "@" in source else f"{source}@{policy}"
+    if policy is None:
+        return source
+    name, _, space = source.partition("@")
+    if space not in ("", policy):
+        raise BadRequest(f"this key is for the policy {policy!r}: it may not speak as {source!r}", param="source", code="wrong_policy")
+    return f"{name}@{policy}"
 
 
 def _content_id(draft: Draft, policy: str | None) -> str:

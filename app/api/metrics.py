@@ -40,9 +40,24 @@ class Metrics:
         for status, count in (TallyOf(statuses) if len(statuses) > 1 else dict.fromkeys(statuses, 1)).items():
             self._event_counts[status].inc(count)
 
-    def text(self) -> bytes:
-        """The exposition format. Reads the database: call it in a thread."""
-        return generate_latest(self.registry)
+    def text(self, policy: str | None = None) -> bytes:
+        """The exposition format, of one policy's series where one is named. Reads the database: call it in a thread."""
+        return generate_latest(self.registry if policy is None else _OfPolicy(self.registry, policy))
+
+
+class _OfPolicy(CollectorRegistry):
+    """The series of another registry that are labelled with one policy; those of no policy are everybody's sums and left out."""
+
+    def __init__(self, whole: CollectorRegistry, policy: str) -> None:
+        super().__init__()
+        self._whole = whole
+        self._policy = policy
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._whole.collect():
+            family.samples = [sample for sample in family.samples if sample.labels.get("policy") == self._policy]
+            if family.samples:
+                yield family
 
 
 class _LoopCollector:

@@ -42,9 +42,10 @@ def probes(*, checks: Mapping[str, Check], metrics: Metrics) -> APIRouter:
         return _json({"status": "ok"})
 
     @router.get("/metrics", responses={401: {}, 403: {}})
-    async def scrape(_caller: Reader) -> Response:
-        """Prometheus' text format."""
-        return Response(await asyncio.to_thread(metrics.text), media_type="text/plain; version=0.0.4; charset=utf-8")
+    async def scrape(caller: Reader) -> Response:
+        """Prometheus' text format; a key for one policy reads the series of that policy."""
+        text = await asyncio.to_thread(metrics.text, caller.policy)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @router.get("/info", tags=["dialects"])
     async def info() -> Response:
@@ -60,9 +61,10 @@ def views(*, reads: Reads, routes: Routes, policies: Mapping[str, PolicyConfig],
 
     @router.get("/v1/models")
     @router.get("/openai/v1/models", include_in_schema=False)
-    async def models(_caller: Annotated[Caller, Depends(requires(Scope.SAMPLE))]) -> Response:
+    async def models(caller: Annotated[Caller, Depends(requires(Scope.SAMPLE))]) -> Response:
         """The policies as OpenAI's list of models, each with the digest that is live."""
-        return _json({"object": "list", "data": [_model(name, routes, clock) for name in sorted(policies)]})
+        names = [name for name in sorted(policies) if caller.policy in (None, name)]
+        return _json({"object": "list", "data": [_model(name, routes, clock) for name in names]})
 
     @router.get("/v1/runs")
     async def runs(_caller: Reader, policy: PolicyName = None, limit: Limit = 50) -> Response:
@@ -77,15 +79,13 @@ def views(*, reads: Reads, routes: Routes, policies: Mapping[str, PolicyConfig],
     @router.get("/v1/labels/report", responses={404: {}})
     async def report(_caller: Reader, policy: Annotated[str, Query(max_length=200)]) -> Response:
         """Turns served, labels, exclusions by reason, rewards per version and segment."""
-        if policy not in policies or _caller.policy not in (None, policy):
-            raise UnknownPolicy(f"no policy is named {policy!r} (declared: {', '.join(sorted(policies))})")
+        _require(policy, policies, _caller)
         return _json(await asyncio.to_thread(reads.labels_report, policy))
 
     @router.get("/v1/policies/{policy}/attribution", responses={404: {}})
     async def attribution(_caller: Reader, policy: str) -> Response:
         """What the base model's licence asks a product to show, and what it asks besides."""
-        if policy not in policies or _caller.policy not in (None, policy):
-            raise UnknownPolicy(f"no policy is named {policy!r} (declared: {', '.join(sorted(policies))})")
+        _require(policy, policies, _caller)
         return _json(_attribution(policies[policy]))
 
     return router
@@ -99,6 +99,13 @@ def _attribution(policy: PolicyConfig) -> dict[str, Any]:
         "texts": list(answer.texts) if answer else [], "unmet": [o.does for o in answer.unmet] if answer else [],
         "undecided": list(answer.undecided) if answer else [],
     }  # fmt: skip
+
+
+def _require(policy: str, policies: Mapping[str, PolicyConfig], caller: Caller) -> None:
+    """Raise `UnknownPolicy` for what the caller's key does not see, whether or not there is such a policy."""
+    mine = [name for name in sorted(policies) if caller.policy in (None, name)]
+    if policy not in mine:
+        raise UnknownPolicy(f"no policy is named {policy!r} (declared: {', '.join(mine) or 'none'})")
 
 
 def _visible(policy: str | None, caller: Caller) -> str | None:

@@ -73,7 +73,7 @@ class Views(Protocol):
     def release(self, release_id: str) -> dict[str, Any]: ...
     def policies(self) -> list[str]: ...
     def deployment(self, policy: str) -> dict[str, Any]: ...
-    def audit(self, *, subject: str | None = None, newest: int = 100) -> list[AuditEntry]: ...
+    def audit(self, *, subject: str | None = None, policy: str | None = None, newest: int = 100) -> list[AuditEntry]: ...
     def verify(self, *, seen: tuple[int, str] | None = None) -> Any: ...  # noqa: ANN401 - plain data for the answer
 
 
@@ -143,9 +143,9 @@ def _reading(made: APIRouter, room: ReleaseRoom) -> None:
         return _json(await asyncio.to_thread(room.views.deployment, policy))
 
     @made.get("/v1/audit")
-    async def audit(_caller: Reader, subject: PolicyQuery = None, limit: Limit = 100) -> Response:
-        """The newest entries of the audit chain."""
-        entries = await asyncio.to_thread(lambda: room.views.audit(subject=subject, newest=limit))
+    async def audit(caller: Reader, subject: PolicyQuery = None, limit: Limit = 100) -> Response:
+        """The newest entries of the audit chain; a key for one policy reads those about it."""
+        entries = await asyncio.to_thread(lambda: room.views.audit(subject=subject, policy=caller.policy, newest=limit))
         return _json({"data": [dict(vars(entry)) for entry in entries]})
 
     @made.get("/v1/audit/verify")
@@ -209,46 +209,61 @@ def _governing(made: APIRouter, room: ReleaseRoom) -> None:
 
 def _webhooks(made: APIRouter, room: ReleaseRoom) -> None:
     @made.get("/v1/webhooks")
-    async def webhooks(_caller: Admin) -> Response:
+    async def webhooks(caller: Admin) -> Response:
         """Receivers of release events, without their secrets."""
-        return _json({"data": [_receiver(hook) for hook in await asyncio.to_thread(room.webhooks.all)]})
+        found = await asyncio.to_thread(room.webhooks.all)
+        return _json({"data": [_receiver(hook) for hook in found if caller.policy in (None, hook.policy)]})
 
     @made.post("/v1/webhooks", openapi_extra=openapi.body(WebhookBody), status_code=201)
-    async def register(_caller: Admin, request: Request) -> Response:
+    async def register(caller: Admin, request: Request) -> Response:
         """Register a receiver; its secret is shown in this answer only."""
         body, secret = await _read(request, WebhookBody), new_secret()
+        policy = _visible(body.policy, caller)
 
         def add() -> Any:  # noqa: ANN401 - `app.db.webhooks.Webhook`
             check_url(body.url, allow_loopback=room.allow_loopback)
-            return room.webhooks.add(policy=body.policy, url=body.url, secret=secret, events=body.events, now=utc_now())
+            return room.webhooks.add(policy=policy, url=body.url, secret=secret, events=body.events, now=utc_now())
 
         return _json({**_receiver(await asyncio.to_thread(add)), "secret": secret}, 201)
 
     @made.post("/v1/webhooks/{webhook_id}/rotate")
-    async def rotate(_caller: Admin, webhook_id: str) -> Response:
+    async def rotate(caller: Admin, webhook_id: str) -> Response:
         """A new secret; the one before it keeps signing until the next rotation."""
         secret = new_secret()
 
         def renew() -> Any:  # noqa: ANN401 - `app.db.webhooks.Webhook`
-            hook = room.webhooks.find(webhook_id)
+            hook = _hook(room, webhook_id, caller)
             return room.webhooks.set_secrets(webhook_id, [secret, *hook.secrets[:1]])
 
         return _json({**_receiver(await asyncio.to_thread(renew)), "secret": secret})
 
     @made.delete("/v1/webhooks/{webhook_id}")
-    async def disable(_caller: Admin, webhook_id: str) -> Response:
+    async def disable(caller: Admin, webhook_id: str) -> Response:
         """Stop deliveries to a receiver."""
 
         def stop() -> Any:  # noqa: ANN401 - `app.db.webhooks.Webhook`
-            room.webhooks.find(webhook_id)
+            _hook(room, webhook_id, caller)
             return room.webhooks.disable(webhook_id, now=utc_now())
 
         return _json(_receiver(await asyncio.to_thread(stop)))
 
     @made.get("/v1/webhooks/{webhook_id}/deliveries")
-    async def deliveries(_caller: Admin, webhook_id: str, limit: Limit = 100) -> Response:
+    async def deliveries(caller: Admin, webhook_id: str, limit: Limit = 100) -> Response:
         """What became of the newest deliveries."""
-        return _json({"data": await asyncio.to_thread(lambda: room.webhooks.deliveries(webhook_id, limit=limit))})
+
+        def read() -> list[dict[str, Any]]:
+            _hook(room, webhook_id, caller)
+            return room.webhooks.deliveries(webhook_id, limit=limit)
+
+        return _json({"data": await asyncio.to_thread(read)})
+
+
+def _hook(room: ReleaseRoom, webhook_id: str, caller: Caller) -> Any:  # noqa: ANN401 - `app.db.webhooks.Webhook`
+    """A receiver that the caller's key sees. Raises `NotFound`."""
+    hook = room.webhooks.find(webhook_id)
+    if caller.policy not in (None, hook.policy):
+        raise NotFound(f"there is no webhook {webhook_id}: list them first")
+    return hook
 
 
 async def _done(act: Callable[[], Release]) -> Response:

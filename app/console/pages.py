@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jinja2
-from fastapi import APIRouter, HTTPException
+from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse
 
 from app.console.charts import bars, lines, reaction_series
@@ -16,40 +16,51 @@ from app.domain.views import Operations
 
 HERE = Path(__file__).parent
 PAGES = (("", "Overview"), ("releases", "Releases"), ("versions", "Versions"), ("labels", "Labels"), ("cycles", "Cycles"))
+Render = Callable[[str, Request, str | None, Callable[[str], dict[str, object]]], HTMLResponse]
+"""(template, request, policy asked for, values of the policy shown) → page."""
 
 
-def console(operations: Operations) -> APIRouter:
-    """The router of the console, to be mounted at the root; every address begins with /console."""
+def everything(_request: Request) -> str | None:
+    """Whoever asks sees every policy."""
+    return None
+
+
+def console(operations: Operations, bound_to: Callable[[Request], str | None] = everything) -> APIRouter:
+    """The router of the console, to be mounted at the root; every address begins with /console.
+
+    `bound_to` names the one policy that whoever asks may see; None is all of them.
+    """
     router = APIRouter(prefix="/console", include_in_schema=False)
-    render = _renderer(operations)
+    render = _renderer(operations, bound_to)
 
     @router.get("")
-    def overview(policy: str | None = None) -> HTMLResponse:
-        return render("overview.html", policy, lambda name: _overview(operations, name))
+    def overview(request: Request, policy: str | None = None) -> HTMLResponse:
+        shared = bound_to(request) is None
+        return render("overview.html", request, policy, lambda name: _overview(operations, name, shared=shared))
 
     @router.get("/", response_class=RedirectResponse)
     def slash() -> str:
         return "/console"
 
     @router.get("/releases")
-    def releases(policy: str | None = None) -> HTMLResponse:
-        return render("releases.html", policy, lambda name: {"releases": operations.releases(name, limit=200)})
+    def releases(request: Request, policy: str | None = None) -> HTMLResponse:
+        return render("releases.html", request, policy, lambda name: {"releases": operations.releases(name, limit=200)})
 
     @router.get("/releases/{release_id}")
-    def release(release_id: str, policy: str | None = None) -> HTMLResponse:
-        return render("release.html", policy, lambda name: _release(operations, name, release_id))
+    def release(request: Request, release_id: str, policy: str | None = None) -> HTMLResponse:
+        return render("release.html", request, policy, lambda name: _release(operations, name, release_id))
 
     @router.get("/versions")
-    def versions(policy: str | None = None) -> HTMLResponse:
-        return render("versions.html", policy, lambda name: _versions(operations, name))
+    def versions(request: Request, policy: str | None = None) -> HTMLResponse:
+        return render("versions.html", request, policy, lambda name: _versions(operations, name))
 
     @router.get("/labels")
-    def labels(policy: str | None = None) -> HTMLResponse:
-        return render("labels.html", policy, lambda name: _labels(operations, name))
+    def labels(request: Request, policy: str | None = None) -> HTMLResponse:
+        return render("labels.html", request, policy, lambda name: _labels(operations, name))
 
     @router.get("/cycles")
-    def cycles(policy: str | None = None) -> HTMLResponse:
-        return render("cycles.html", policy, lambda name: {"cycles": operations.cycles(name, limit=200)})
+    def cycles(request: Request, policy: str | None = None) -> HTMLResponse:
+        return render("cycles.html", request, policy, lambda name: {"cycles": operations.cycles(name, limit=200)})
 
     @router.get("/static/console.css")
     def style() -> FileResponse:
@@ -58,14 +69,17 @@ def console(operations: Operations) -> APIRouter:
     return router
 
 
-def _renderer(operations: Operations) -> Callable[[str, str | None, Callable[[str], dict[str, object]]], HTMLResponse]:
+def _renderer(operations: Operations, bound_to: Callable[[Request], str | None]) -> Render:
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE / "templates"), autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters.update(short=short, age=age, clock_time=clock_time, share=share)
 
-    def render(template: str, policy: str | None, content: Callable[[str], dict[str, object]]) -> HTMLResponse:
-        """The page of the named policy, or of the first one."""
-        names = operations.policies()
-        chosen = policy if policy in names else next(iter(names), None)
+    def render(template: str, request: Request, policy: str | None, content: Callable[[str], dict[str, object]]) -> HTMLResponse:
+        """The page of the named policy, or of the first one that whoever asks may see."""
+        mine = bound_to(request)
+        names = [name for name in operations.policies() if mine in (None, name)]
+        if policy is not None and policy not in names:
+            raise HTTPException(404, f"there is no policy {policy}; /console lists those there are")
+        chosen = policy or next(iter(names), None)
         page = template if chosen is not None else "empty.html"
         stem = template.removesuffix(".html")
         here = {"overview": "", "release": "releases"}.get(stem, stem)
@@ -76,7 +90,8 @@ def _renderer(operations: Operations) -> Callable[[str, str | None, Callable[[st
     return render
 
 
-def _overview(operations: Operations, policy: str) -> dict[str, object]:
+def _overview(operations: Operations, policy: str, *, shared: bool) -> dict[str, object]:
+    """`shared`: whether sums over all policies are shown too."""
     releases = operations.releases(policy, limit=12)
     return {
         "pointer": operations.pointer(policy),
@@ -85,7 +100,7 @@ def _overview(operations: Operations, policy: str) -> dict[str, object]:
         "in_flight": [release for release in releases if release.state in IN_FLIGHT],
         "releases": releases,
         "progress": operations.progress(policy),
-        "accepted": operations.accepted_events(),
+        "accepted": operations.accepted_events() if shared else None,
         "waiting": operations.waiting_turns(policy),
         "chart": _persistence_chart(operations, policy),
     }

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, insert, or_, select, update
 
 from app.db.engine import insert_or_ignore
-from app.db.tables import audit, audit_head
+from app.db.tables import audit, audit_head, releases, versions
 from app.domain.gates import canonical_json
 from app.domain.releases import AuditEntry
 
@@ -68,11 +68,17 @@ def verify(connection: Connection, *, seen: tuple[int, str] | None = None) -> Ve
     return Verification(entries=last, head=previous_hash, problem=problem)
 
 
-def entries(connection: Connection, *, after: int = 0, subject: str | None = None, newest: int | None = None) -> Iterator[AuditEntry]:
-    """Entries in order (the newest first where only the `newest` are asked for)."""
+def entries(
+    connection: Connection, *, after: int = 0, subject: str | None = None, policy: str | None = None, newest: int | None = None
+) -> Iterator[AuditEntry]:
+    """Entries in order (the newest first where only the `newest` are asked for); with a policy what is about it."""
     query = select(audit).where(audit.c.seq > after)
     if subject is not None:
         query = query.where(audit.c.subject == subject)
+    if policy is not None:
+        its_releases = select(releases.c.id).where(releases.c.policy == policy)
+        its_versions = select(versions.c.digest).where(versions.c.policy == policy)
+        query = query.where(or_(audit.c.subject == policy, audit.c.subject.in_(its_releases), audit.c.subject.in_(its_versions)))
     query = query.order_by(audit.c.seq) if newest is None else query.order_by(audit.c.seq.desc()).limit(newest)
     for row in connection.execute(query.execution_options(yield_per=1000)):
         yield AuditEntry(**row._mapping)

@@ -65,7 +65,8 @@ class SqlCutSession:
     def unused_labels(self, *, versions: Sequence[str], since: datetime | None, until: datetime) -> list[LabelledTurn]:
         """Current labels in no batch, sorted by inference id."""
         sibling = turns.alias("sibling")
-        episode_open = exists(select(1).where(sibling.c.episode_id == turns.c.episode_id, sibling.c.labelled_at.is_(None)))
+        same_episode = (sibling.c.episode_id == turns.c.episode_id) & (sibling.c.policy == turns.c.policy)
+        episode_open = exists(select(1).where(same_episode, sibling.c.labelled_at.is_(None)))
         fresh = true() if since is None else labels.c.labelled_at > since
         statement = (
             select(labels, turns, episode_open.label("episode_open"), turns.c.episode_id.label("episode"))

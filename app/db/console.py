@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import Engine, Row, func, select
 
 from app.db.engine import reading
+from app.db.observations import of_the_turn_s_policy
 from app.db.pointer import read_pointer
 from app.db.tables import (
     cycles,
@@ -74,7 +75,7 @@ class SqlOperations:
     def labels(self, policy: str, *, limit: int = 20_000) -> list[LabelRow]:
         """Current labels, newest first."""
         said = (observations.c.inference_id == labels.c.inference_id) & (observations.c.name == ObservationName.TASK_SUCCESS)
-        succeeded = said & observations.c.retracted_at.is_(None)
+        succeeded = said & observations.c.retracted_at.is_(None) & of_the_turn_s_policy()
         query = (
             select(labels, turns.c.arm, turns.c.completion_tokens, observations.c.value.label("success"))
             .join(turns, turns.c.inference_id == labels.c.inference_id)

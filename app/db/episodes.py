@@ -19,10 +19,12 @@ class SqlEpisodes:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def find(self, episode_id: str) -> EpisodeState | None:
-        """The newest exposure of the episode and its summaries, oldest first. Raises `Unavailable`."""
-        newest = select(exposures).where(exposures.c.episode_id == episode_id).order_by(exposures.c.occurred_at.desc()).limit(1)
-        written = select(turns.c.completion, turns.c.tags).where(turns.c.episode_id == episode_id, turns.c.kind == "summary")
+    def find(self, episode_id: str, policy: str) -> EpisodeState | None:
+        """The newest exposure of the episode under this policy and its summaries, oldest first. Raises `Unavailable`."""
+        mine = (exposures.c.episode_id == episode_id) & (exposures.c.policy == policy)
+        newest = select(exposures).where(mine).order_by(exposures.c.occurred_at.desc()).limit(1)
+        its = (turns.c.episode_id == episode_id) & (turns.c.policy == policy)
+        written = select(turns.c.completion, turns.c.tags).where(its, turns.c.kind == "summary")
         try:
             with reading(self._engine) as connection:
                 exposure = connection.execute(newest).one_or_none()

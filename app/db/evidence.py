@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import BigInteger, ColumnElement, Connection, Engine, Row, Select, cast, func, select
 
 from app.db.engine import insert_or_ignore, reading, writing
+from app.db.observations import of_the_turn_s_policy
 from app.db.pointer import CHAMPION_MOVES
 from app.db.tables import (
     deployment_history,
@@ -167,7 +168,11 @@ def _observed(mine: ColumnElement[bool], match: ColumnElement[bool]) -> Select[A
     standing = observations.c.retracted_at.is_(None) | (observations.c.retracted_at > turns.c.label_due_at)
     joined = exposures.join(turns, turns.c.inference_id == exposures.c.inference_id).join(observations, match)
     picked = select(exposures.c.inference_id.label("inference"), observations.c.name, observations.c.value)
-    return picked.select_from(joined).where(mine, known, standing).order_by(observations.c.occurred_at, observations.c.id)
+    return (
+        picked.select_from(joined)
+        .where(mine, known, standing, of_the_turn_s_policy())
+        .order_by(observations.c.occurred_at, observations.c.id)
+    )
 
 
 def _with_signals(sessions: Iterable[Session], signals: Mapping[str, Mapping[str, Any]]) -> list[Session]:

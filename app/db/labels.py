@@ -99,10 +99,20 @@ def _retire(connection: Connection, ids: Sequence[str]) -> None:
 
 
 def observations_of(connection: Connection, found: Sequence[Row[*tuple[Any, ...]]]) -> dict[str, tuple[Observation, ...]]:
-    """Joined, not retracted observations of the turns and of their episodes, by inference id, in order of occurrence."""
+    """Joined, not retracted observations of the turns and of their episodes, by inference id, in order of occurrence.
+
+    What another policy's key said about an episode is about its own turns of it.
+    """
     by_turn = _observed(connection, observations.c.inference_id, {row.inference_id for row in found})
     by_episode = _observed(connection, observations.c.episode_id, {row.episode_id for row in found})
-    return {row.inference_id: _in_order(by_turn.get(row.inference_id, ()), by_episode.get(row.episode_id, ())) for row in found}
+    return {
+        row.inference_id: tuple(
+            observation
+            for observation in _in_order(by_turn.get(row.inference_id, ()), by_episode.get(row.episode_id, ()))
+            if observation.policy in (None, row.policy)
+        )
+        for row in found
+    }
 
 
 def _observed(connection: Connection, about: Column[Any], ids: Collection[str]) -> dict[str, list[Observation]]:

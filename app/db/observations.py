@@ -6,6 +6,9 @@ The status of an observation is a function of when it was received and which tur
     received ≤ due + lateness → joined      (due: of its turn, or the latest of its episode's turns)
     received later           → late
 
+An observation that names a policy, or whose key does, is about turns of that policy alone: others are unknown to it, so it stays parked and
+ends as an orphan, counted as `foreign`.
+
 History (an observation and turns from `import:` sources) is received long after everything: there the moment at which it occurred decides.
 """
 
@@ -15,7 +18,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, bindparam, exists, select, update
+from sqlalchemy import ColumnElement, Connection, Row, bindparam, exists, select, update
 
 from app.db.chunks import one_of, pair_of
 from app.db.engine import insert_or_ignore
@@ -49,12 +52,25 @@ class Targets:
         self._turns = turns_by_id(connection, {turn for turn, _ in pairs if turn is not None})
         self._episodes = turns_by_episode(connection, {episode for _, episode in pairs if episode is not None})
 
-    def of(self, inference_id: str | None, episode_id: str | None) -> list[TurnRef]:
-        """The turn, or every turn of the episode; empty where none is known."""
+    def of(self, inference_id: str | None, episode_id: str | None, policy: str | None) -> list[TurnRef]:
+        """The turn, or every turn of the episode, of that policy where one is named; empty where none is known."""
+        return [ref for ref in self._all(inference_id, episode_id) if policy in (None, ref.policy)]
+
+    def are_foreign(self, inference_id: str | None, episode_id: str | None, policy: str | None) -> bool:
+        """Whether the turns that are known are all of other policies."""
+        found = self._all(inference_id, episode_id)
+        return bool(found) and all(policy not in (None, ref.policy) for ref in found)
+
+    def _all(self, inference_id: str | None, episode_id: str | None) -> list[TurnRef]:
         if inference_id is not None:
             ref = self._turns.get(inference_id)
             return [] if ref is None else [ref]
         return self._episodes.get(episode_id or "", [])
+
+
+def of_the_turn_s_policy() -> ColumnElement[bool]:
+    """Joins observations to `turns`: those of another policy's key say nothing about a turn, whatever id they name."""
+    return observations.c.policy.is_(None) | (observations.c.policy == turns.c.policy)
 
 
 def status_of(source: str, occurred_at: datetime, received_at: datetime, known: Sequence[TurnRef], rules: JoinRules) -> str:
@@ -75,19 +91,27 @@ def insert_observations(connection: Connection, events: Sequence[tuple[AppliedEv
     taken_back = _retracted(connection, [(o.source, o.id) for _, o in events])
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for event, observation in events:
-        known = targets.of(observation.inference_id, observation.episode_id)
+        target = (observation.inference_id, observation.episode_id, observation.policy)
+        known = targets.of(*target)
         policy = observation.policy or (known[0].policy if known else None)
+        if targets.are_foreign(*target):
+            joined.counts[policy or "", "foreign"] += 1
         if known and all(ref.erased_at is not None for ref in known):
             joined.counts[policy or "", "erased"] += 1
             continue
         status = status_of(observation.source, observation.occurred_at, event.received_at, known, rules)
-        row = _row(event, observation, policy, status, taken_back.get((observation.source, observation.id)))
+        row = _row(event, observation, _stored_policy(observation, known), status, taken_back.get((observation.source, observation.id)))
         rows.setdefault((observation.source, observation.id), row)
         _note(joined, status, known, policy)
     if rows:
         connection.execute(insert_or_ignore(connection, observations), list(rows.values()))
         _match(connection, [identity for identity in rows if identity in taken_back])
     return joined
+
+
+def _stored_policy(said: Observation | Row[Any], known: Sequence[TurnRef]) -> str | None:
+    """What it said, else its turn's; an episode's turns may be of several policies, so one that names none stays with all of them."""
+    return said.policy or (known[0].policy if known and said.inference_id is not None else None)
 
 
 def _row(event: AppliedEvent, observation: Observation, policy: str | None, status: str, retracted_at: datetime | None) -> dict[str, Any]:
@@ -118,12 +142,13 @@ def join_waiting(connection: Connection, inference_ids: Sequence[str], episode_i
     targets = Targets(connection, ((row.inference_id, row.episode_id) for row in waiting))
     changes: list[dict[str, Any]] = []
     for row in waiting:
-        known = targets.of(row.inference_id, row.episode_id)
+        known = targets.of(row.inference_id, row.episode_id, row.policy)
         status = status_of(row.source, row.occurred_at, row.received_at, known, rules)
         if status == row.status or not known:
             continue
         policy = row.policy or known[0].policy
-        changes.append({"b_source": row.source, "b_id": row.id, "b_status": status, "b_policy": policy})
+        stored = _stored_policy(row, known)
+        changes.append({"b_source": row.source, "b_id": row.id, "b_status": status, "b_policy": stored})
         if status == JOINED:
             joined.changed_turns.update(ref.inference_id for ref in known)
         else:
@@ -152,8 +177,8 @@ def settle_crossed(connection: Connection, *, rules: JoinRules, limit: int = 10_
     """
     o, r = observations.c, retractions.c
     parked = select(o.inference_id, o.episode_id).where(o.status == PARKED).limit(limit)
-    turn_known = exists().where(turns.c.inference_id == o.inference_id)
-    episode_known = exists().where(turns.c.episode_id == o.episode_id)
+    turn_known = exists().where(turns.c.inference_id == o.inference_id, of_the_turn_s_policy())
+    episode_known = exists().where(turns.c.episode_id == o.episode_id, of_the_turn_s_policy())
     of_turns = list(connection.execute(parked.where(turn_known)))
     of_episodes = list(connection.execute(parked.where(episode_known)))
     joined = join_waiting(connection, [row.inference_id for row in of_turns], [row.episode_id for row in of_episodes], rules=rules)
@@ -208,7 +233,7 @@ def _mark_retracted(connection: Connection, first: Mapping[tuple[str, str], date
     _match(connection, [(row.source, row.id) for row in found])
     targets = Targets(connection, ((row.inference_id, row.episode_id) for row in earlier))
     for row in earlier:
-        joined.changed_turns.update(ref.inference_id for ref in targets.of(row.inference_id, row.episode_id))
+        joined.changed_turns.update(ref.inference_id for ref in targets.of(row.inference_id, row.episode_id, row.policy))
         if row.retracted_at is None:
             joined.counts[row.policy or "", "retracted"] += 1
 

@@ -54,10 +54,10 @@ class SqlReleaseViews:
                 "unfreeze_votes": votes or [],
             }
 
-    def audit(self, *, subject: str | None = None, newest: int = 100) -> list[AuditEntry]:
-        """The newest entries, newest first."""
+    def audit(self, *, subject: str | None = None, policy: str | None = None, newest: int = 100) -> list[AuditEntry]:
+        """The newest entries, newest first; with a policy those about it, its releases and its versions alone."""
         with reading(self._engine) as connection:
-            return list(entries(connection, subject=subject, newest=newest))
+            return list(entries(connection, subject=subject, policy=policy, newest=newest))
 
     def verify(self, *, seen: tuple[int, str] | None = None) -> Verification:
         """Recompute the chain."""

@@ -130,7 +130,9 @@ class EpisodeState:
 class Episodes(Protocol):
     """Looks running episodes up; what was served in the last second may be missing (the gateway remembers that itself)."""
 
-    def find(self, episode_id: str) -> EpisodeState | None: ...
+    def find(self, episode_id: str, policy: str) -> EpisodeState | None:
+        """The episode as far as this policy served it."""
+        ...
 
 
 class Keys(Protocol):

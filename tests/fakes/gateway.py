@@ -138,7 +138,7 @@ class MemoryEpisodes:
     def __init__(self) -> None:
         self.states: dict[str, EpisodeState] = {}
 
-    def find(self, episode_id: str) -> EpisodeState | None:
+    def find(self, episode_id: str, policy: str) -> EpisodeState | None:
         return self.states.get(episode_id)
 
 

@@ -206,3 +206,18 @@ def test_harm_is_counted_in_units_of_both_arms_and_as_a_share_of_the_people_serv
     exposed = operations.exposed("d9")
     assert (exposed.requests, exposed.people, exposed.units, exposed.people_meanwhile) == (4, 3, 11, 15)
     assert exposed.share == 0.2
+
+
+@pytest.mark.parametrize("path", ["", "/releases", "/releases/r1", "/versions", "/labels", "/cycles"])
+def test_a_reader_of_one_policy_sees_no_other_in_the_console(operations: SqlOperations, path: str) -> None:
+    def client(policy: str | None) -> TestClient:
+        app = FastAPI()
+        app.include_router(console(operations, lambda _request: policy))
+        return TestClient(app)
+
+    own, foreign = client("composer"), client("tab")
+    assert own.get(f"/console{path}", params={"policy": "composer"}).status_code == 200
+    assert foreign.get(f"/console{path}", params={"policy": "composer"}).status_code == 404
+    assert "composer" not in foreign.get(f"/console{path}").text
+    assert "events accepted" not in own.get("/console").text, "a sum over all policies"
+    assert "events accepted" in client(None).get("/console").text

@@ -150,3 +150,41 @@ def test_a_webhooks_secret_is_shown_once_and_rotates(client: TestClient) -> None
     assert rotated["secret"] != made.json()["secret"]
     assert client.delete(f"/v1/webhooks/{made.json()['id']}").json()["disabled_at"] is not None
     assert client.post("/v1/webhooks", json={"url": "http://169.254.169.254/latest"}).status_code == 400
+
+
+def test_a_key_of_one_policy_neither_reads_nor_acts_on_another_s_releases(engine: Engine, room: ReleaseRoom) -> None:
+    keys = SqlKeys(engine)
+    headers = {
+        policy: {"authorization": f"Bearer {keys.create(name=f'of-{policy}', scopes=[Scope.ADMIN], policy=policy)[1]}"}
+        for policy in (POLICY, "composer")
+    }
+    client, release = _client(engine, room), room.ready("v2")
+    foreign, own = headers["composer"], headers[POLICY]
+    yes, why = {"evidence_digest": release.evidence_digest}, {"reason": "mine now"}
+    for act, body in (("approve", yes), ("reject", why), ("abort", why), ("rollback", why)):
+        assert client.post(f"/v1/releases/{release.id}/{act}", json=body, headers=foreign).status_code == 404, act
+    for act in ("anchor", "unfreeze"):
+        assert client.post(f"/v1/policies/{POLICY}/{act}", json=why, headers=foreign).status_code == 403, act
+    assert client.get(f"/v1/releases/{release.id}", headers=foreign).status_code == 404
+    assert client.get("/v1/releases", headers=foreign).json()["data"] == []
+    assert client.get("/v1/audit", headers=foreign).json()["data"] == []
+    assert client.get("/v1/audit", params={"subject": release.id}, headers=foreign).json()["data"] == []
+    subjects = {entry["subject"] for entry in client.get("/v1/audit", headers=own).json()["data"]}
+    assert {release.id, POLICY} <= subjects
+    assert room.ledger.find(release.id).state == release.state
+
+
+def test_a_key_of_one_policy_has_webhooks_of_its_own(engine: Engine, room: ReleaseRoom) -> None:
+    keys = SqlKeys(engine)
+    _, own = keys.create(name="own", scopes=[Scope.ADMIN], policy=POLICY)
+    _, foreign = keys.create(name="foreign", scopes=[Scope.ADMIN], policy="composer")
+    client = _client(engine, room)
+    mine, theirs = {"authorization": f"Bearer {own}"}, {"authorization": f"Bearer {foreign}"}
+    made = client.post("/v1/webhooks", json={"url": "http://127.0.0.1:9/hook"}, headers=mine).json()
+    assert made["policy"] == POLICY, "what names no policy hears of the key's own"
+    assert client.post("/v1/webhooks", json={"url": "http://127.0.0.1:9/hook", "policy": POLICY}, headers=theirs).status_code == 403
+    assert client.get("/v1/webhooks", headers=theirs).json()["data"] == []
+    for method, path in (("POST", "/rotate"), ("GET", "/deliveries"), ("DELETE", "")):
+        assert client.request(method, f"/v1/webhooks/{made['id']}{path}", headers=theirs).status_code == 404, path
+    assert [hook["id"] for hook in client.get("/v1/webhooks", headers=mine).json()["data"]] == [made["id"]]
+    assert client.delete(f"/v1/webhooks/{made['id']}", headers=mine).status_code == 200

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from app.domain.assignment import Arm
@@ -23,47 +24,51 @@ class Conversation:
 
 
 class Conversations:
-    """An LRU in front of the `Episodes` port."""
+    """An LRU in front of the `Episodes` port.
+
+    Two policies may serve turns of one episode; each has its own conversation, so that nobody goes on with another policy's.
+    """
 
     def __init__(self, episodes: Episodes, *, remembered: int = REMEMBERED) -> None:
         self._episodes = episodes
         self._remembered = remembered
-        self._known: OrderedDict[str, Conversation] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str], Conversation] = OrderedDict()
+        """By episode and policy."""
 
-    async def find(self, episode_id: str) -> Conversation | None:
-        """What is known about an episode."""
-        known = self._known.get(episode_id)
+    async def find(self, episode_id: str, policy: str) -> Conversation | None:
+        """What is known about an episode of that policy."""
+        known = self._known.get((episode_id, policy))
         if known is not None:
-            self._known.move_to_end(episode_id)
+            self._known.move_to_end((episode_id, policy))
             return known
-        state = await asyncio.to_thread(self._episodes.find, episode_id)
+        state = await asyncio.to_thread(self._episodes.find, episode_id, policy)
         if state is None:
             return None
         return Conversation(arm=state.arm, last_inference_id=state.last_inference_id, summaries=state.summaries)
 
-    async def last_inference(self, episode_id: str) -> str | None:
-        """The newest inference of an episode."""
-        known = await self.find(episode_id)
-        return known.last_inference_id if known is not None else None
+    async def last_inference(self, episode_id: str, policies: Iterable[str]) -> str | None:
+        """The newest inference of an episode under any of these policies; ids are in order of time."""
+        found = [known.last_inference_id for policy in policies if (known := await self.find(episode_id, policy)) is not None]
+        return max(found, default=None)
 
-    def remember(self, episode_id: str, *, arm: Arm, inference_id: str, summaries: tuple[EpisodeSummary, ...] = ()) -> None:
+    def remember(self, episode_id: str, *, policy: str, arm: Arm, inference_id: str, summaries: tuple[EpisodeSummary, ...] = ()) -> None:
         """Note the newest turn of an episode."""
-        known = self._known.pop(episode_id, None)
-        self._known[episode_id] = Conversation(
+        known = self._known.pop((episode_id, policy), None)
+        self._known[episode_id, policy] = Conversation(
             arm=arm, last_inference_id=inference_id, summaries=known.summaries if known is not None else summaries
         )
         while len(self._known) > self._remembered:
             self._known.popitem(last=False)
 
-    def remember_summary(self, episode_id: str, summary: EpisodeSummary) -> None:
+    def remember_summary(self, episode_id: str, policy: str, summary: EpisodeSummary) -> None:
         """Note what the model wrote about an episode's beginning; forgotten episodes find it in the database."""
-        known = self._known.get(episode_id)
+        known = self._known.get((episode_id, policy))
         if known is not None:
-            self._known[episode_id] = replace(known, summaries=(*known.summaries, summary))
+            self._known[episode_id, policy] = replace(known, summaries=(*known.summaries, summary))
 
-    def forget(self, episode_id: str) -> None:
+    def forget(self, episode_id: str, policy: str) -> None:
         """The episode is over."""
-        self._known.pop(episode_id, None)
+        self._known.pop((episode_id, policy), None)
 
 
 def may_continue(arm: Arm, route: Route) -> bool:

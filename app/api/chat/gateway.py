@@ -71,12 +71,14 @@ class Gateway:
         body = read_body(raw, self.limits)
         config = self._config(body.model, caller)
         request = understand(body, headers, caller, config, salt=self.actor_salt)
-        known = await self.conversations.find(request.episode_id) if request.continues else None
+        known = await self.conversations.find(request.episode_id, request.policy) if request.continues else None
         arm = self._arm(request, known)
         summaries = known.summaries if known is not None else ()
         if not request.dryrun:
             await self.inbox.append([exposure_event(request, arm, self.clock())])
-            self.conversations.remember(request.episode_id, arm=arm, inference_id=request.inference_id, summaries=summaries)
+            self.conversations.remember(
+                request.episode_id, policy=request.policy, arm=arm, inference_id=request.inference_id, summaries=summaries
+            )
         return Opened(request=request, config=config, arm=arm, summaries=summaries)
 
     def recording(self, opened: Opened) -> Recording:
@@ -146,7 +148,7 @@ class Gateway:
         async def write(messages: list[dict[str, Any]], tags: dict[str, str]) -> str:
             text = await self._summarise(opened, messages, tags)
             written.append(EpisodeSummary(text=text.strip(), tags=tags))
-            self.conversations.remember_summary(opened.request.episode_id, written[-1])
+            self.conversations.remember_summary(opened.request.episode_id, opened.request.policy, written[-1])
             return text
 
         return (await shortened(context, opened.config, count=count, write=write)).fed()
@@ -165,12 +167,12 @@ class Gateway:
         return recording.text
 
     def _config(self, name: str, caller: Caller) -> PolicyConfig:
+        if caller.policy not in (None, name):
+            raise HttpError(403, f"this key is for the policy {caller.policy!r} only", code="wrong_policy", param="model")
         config = self.policies.get(name)
         if config is None:
             known = ", ".join(sorted(self.policies)) or "none"
             raise UnknownPolicy(f"no policy is named {name!r} (declared: {known}): use one of these as `model`")
-        if caller.policy not in (None, name):
-            raise HttpError(403, f"this key is for the policy {caller.policy!r} only", code="wrong_policy", param="model")
         return config
 
     def _arm(self, request: ChatRequest, known: Conversation | None) -> Arm:
@@ -186,7 +188,7 @@ class Gateway:
         finished_at = self.clock()
         self._count(request, recording)
         if request.ends:
-            self.conversations.forget(request.episode_id)
+            self.conversations.forget(request.episode_id, request.policy)
         if request.dryrun:
             return
         turn = recording.turn(finished_at=finished_at)

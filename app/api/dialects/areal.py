@@ -5,7 +5,7 @@ The agent at work holds it, and who acts must not say how well: a reward is post
 `session_id` (or the interaction). It goes to the declared signal `reward` where there is one, else it is a rating.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Annotated
 
 import msgspec
@@ -22,8 +22,8 @@ from app.domain.ids import uuid7
 from app.domain.signals import ObservationName
 
 SOURCE = "sdk:areal"
-LastInference = Callable[[str], Awaitable[str | None]]
-"""The newest inference of an episode."""
+LastInference = Callable[[str, Iterable[str]], Awaitable[str | None]]
+"""The newest inference of an episode under any of some policies."""
 
 
 class StartSession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,7 +70,8 @@ def router(counter: Counter, last_inference: LastInference) -> APIRouter:
             body: SetReward = decode(_reward, raw)
             if body.interaction_id is None and body.session_id is None:
                 raise BadRequest("name the session in session_id, or one answer in interaction_id", param="session_id")
-            target = body.interaction_id or await last_inference(body.session_id or "")
+            policies = counter.door.desk.policies if caller.policy is None else (caller.policy,)
+            target = body.interaction_id or await last_inference(body.session_id or "", policies)
             named = any("reward" in config.signals for config in counter.door.desk.policies.values())
             signal = Signal(
                 id=f"rl:{target or body.session_id}", key="reward" if named else ObservationName.RATING, value=body.reward,

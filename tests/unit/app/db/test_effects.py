@@ -116,7 +116,7 @@ def test_an_early_observation_is_parked_and_joined_when_its_turn_comes(bench: Be
     bench.apply(turn("a"))
     assert bench.statuses() == {"o": "joined", "p": "joined"}
     assert bench.counts()["early"] == 2
-    assert bench.rows(observations, "id", "policy") == [("o", "composer"), ("p", "composer")]
+    assert bench.rows(observations, "id", "policy") == [("o", "composer"), ("p", None)], "an episode may have turns of several policies"
 
 
 def test_lateness_is_judged_by_when_the_inbox_received_it(bench: Bench) -> None:
@@ -325,3 +325,36 @@ def test_history_is_joined_by_when_it_occurred_and_nothing_else_is(bench: Bench)
     said.append(("live", "api", "old", 30))
     bench.apply(*(observation(id_, of=of, source=source, occurred=at_s) for id_, source, of, at_s in said), received=year)
     assert bench.statuses() == {"in time": "joined", "too late": "late", "claims": "late", "live": "late"}
+
+
+@pytest.mark.parametrize("turn_first", [True, False])
+def test_what_another_policy_s_key_says_about_a_turn_is_never_joined_to_it(bench: Bench, turn_first: bool) -> None:
+    said = [observation("own", of="a", policy="composer"), observation("anybody", of="a"), observation("foreign", of="a", policy="tab")]
+    for effects in ([turn("a")], said) if turn_first else (said, [turn("a")]):
+        bench.apply(*effects)
+    assert bench.statuses() == {"own": "joined", "anybody": "joined", "foreign": "parked"}
+    assert bench.counts()["foreign"] == (1 if turn_first else 0)
+    (due,) = SqlLabels(bench.engine).due("composer", now=at(100), limit=10)
+    assert {o.id for o in due.observations} == {"own", "anybody"}
+    bench.store().expire_parked(now=at(1000))
+    assert bench.statuses()["foreign"] == "orphan"
+
+
+def test_a_key_s_observation_of_an_episode_reaches_its_own_policy_s_turns_alone(bench: Bench) -> None:
+    bench.apply(turn("a", episode="e"), turn("b", episode="e", policy="tab"))
+    bench.apply(
+        observation("of-tab", episode="e", policy="tab"), observation("of-both", episode="e"), observation("none", episode="e", policy="x")
+    )
+    found = {
+        policy: {o.id for due in SqlLabels(bench.engine).due(policy, now=at(100), limit=10) for o in due.observations}
+        for policy in ("composer", "tab")
+    }
+    assert found == {"composer": {"of-both"}, "tab": {"of-tab", "of-both"}}
+
+
+def test_foreign_observations_do_not_keep_crossed_ones_from_being_settled(bench: Bench) -> None:
+    bench.apply(turn("a"), observation("foreign", of="a", policy="tab"))
+    before = bench.rows(observations)
+    bench.store().expire_parked(now=at(2))
+    assert bench.rows(observations) == before
+    assert "orphaned" not in bench.counts()
