@@ -23,6 +23,7 @@ from app.api.barrier import Barrier, reached_as
 from app.api.chat.conversations import Conversations
 from app.api.chat.gateway import Gateway
 from app.api.chat.route import ChatRoute
+from app.api.connections import Connection, Server
 from app.api.dialects import areal, langfuse, mlflow, otel, phoenix
 from app.api.dialects.counter import Counter
 from app.api.door import Door
@@ -108,8 +109,8 @@ def create_app(with_: Collaborators) -> Application:
     )
 
 
-class ApiServer(uvicorn.Server):
-    """uvicorn that says when it is ready, and that records running turns before it stops."""
+class ApiServer(Server):
+    """A server that says when it is ready, and that records running turns before it stops."""
 
     def __init__(self, config: uvicorn.Config, *, chat: ChatRoute, ready: str) -> None:
         super().__init__(config)
@@ -140,7 +141,9 @@ def serve(settings: Settings) -> None:
 
 def _run(settings: Settings, adapters: wiring.HttpAdapters, listener: socket.socket) -> None:
     app = create_app(_collaborators(settings, adapters))
-    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1, backlog=2048)
+    config = uvicorn.Config(
+        app, http=Connection, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1, backlog=2048
+    )
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # uvicorn raises the signal again when it is done: then it must not kill us
     gc.freeze()  # what is loaded stays: the collector need not look at it again and again

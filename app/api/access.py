@@ -131,7 +131,7 @@ class Access:
             has = ", ".join(sorted(caller.scopes)) or "none"
             raise HttpError(403, f"this key has the scopes {has}, not {scope.value}: create one with --scope {scope.value}", code="scope")
         for bucket in (caller.session_bucket, caller.bucket):
-            if bucket is not None:
+            if bucket is not None and cost:
                 bucket.take(cost)
         return caller
 

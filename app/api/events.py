@@ -3,7 +3,7 @@
 The fast lane: plain ASGI and msgspec, past FastAPI's routing, which costs more than everything done here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -54,23 +54,32 @@ class EventsRoute:
 
     async def _answer(self, scope: AsgiScope, receive: Receive) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
         headers = dict(scope["headers"])
-        caller = await self.access.identify(headers)
+        caller = await self.access.caller(headers, Scope.INGEST, cost=0)
         body = await self.intake.read(scope, receive)
+        read = len(body)
         try:
-            prepared = list(self._prepare(body, headers, caller))
-            self.access.permit(caller, Scope.INGEST, cost=max(1, len(prepared)))
+            if cloudevents.is_binary(headers):
+                body = cloudevents.structured(body, headers)
+            events = self._charged(body, headers, caller)
+            prepared = list(self._prepare(events, body, headers, caller))
             answers = await self.door.commit(prepared)
         finally:
-            self.intake.release(len(body))
+            self.intake.release(read)
         status = 202 if any(answer.status != "rejected" for answer in answers) else 422
         return status, _encode(Answers(results=answers)), []
 
-    def _prepare(self, body: bytes, headers: Headers, caller: Caller) -> Iterator[CloudEvent | Answer]:
-        if cloudevents.is_binary(headers):
-            body = cloudevents.structured(body, headers)
-        events = self._split(body, headers)
+    def _charged(self, body: bytes, headers: Headers, caller: Caller) -> list[msgspec.Raw]:
+        """The events' JSON, each counted against the caller's rate before anything is done with it; a broken body counts as one."""
+        events: list[msgspec.Raw] = []
+        try:
+            events = self._split(body, headers)
+        finally:
+            self.access.permit(caller, Scope.INGEST, cost=max(1, len(events)))
         if not events:
             raise BadRequest("there is no event in the body", code="empty")
+        return events
+
+    def _prepare(self, events: Sequence[msgspec.Raw], body: bytes, headers: Headers, caller: Caller) -> Iterator[CloudEvent | Answer]:
         key = header(headers, b"idempotency-key")
         enveloped = cloudevents.MARK in body
         for index, raw in enumerate(events):

@@ -24,6 +24,8 @@ from app.domain.releases import AuditEntry, Pointer, Release, ReleaseState
 from app.release.webhooks import check_url, new_secret
 
 NOBODY = "user:anonymous"
+MOST_BYTES = 64 * 1024
+"""Of a body: names and a reason."""
 T = TypeVar("T")
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=2000)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=150)]
@@ -274,8 +276,13 @@ async def _read(request: Request, kind: type[T]) -> T:
     """The body. Its type has to be named: a form on somebody else's page can send everything but that without asking first."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HttpError(415, "send `content-type: application/json`", code="content_type")
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MOST_BYTES:
+            raise HttpError(413, f"the body is larger than {MOST_BYTES} bytes", code="body_too_large")
     try:
-        return msgspec.json.decode(await request.body(), type=kind)
+        return msgspec.json.decode(bytes(body), type=kind)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise BadRequest(f"the body: {error}") from error
 

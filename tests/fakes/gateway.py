@@ -15,6 +15,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from app.api.barrier import Barrier
+from app.api.connections import Connection, Server
 from app.domain.access import ApiKey, Scope, hash_secret, key_text, new_secret
 from app.domain.errors import BadRequest, RatchetError, Unavailable, UnknownPolicy
 from app.domain.events import CloudEvent, Observation
@@ -211,13 +212,13 @@ def events_of(inbox: Any, kind: str) -> list[CloudEvent]:
 
 
 @contextmanager
-def serving(app: ASGIApp) -> Iterator[str]:
+def serving(app: ASGIApp, *, connection: type[Connection] = Connection) -> Iterator[str]:
     """The app behind a real uvicorn on a free loopback port, in a thread; yields its base URL."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(128)
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
+        config = uvicorn.Config(app, http=connection, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+        server = Server(config)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
         thread.start()
         while not server.started:

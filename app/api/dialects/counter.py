@@ -34,14 +34,23 @@ class Counter:
     door: Door
 
     @asynccontextmanager
-    async def body(self, request: Request, *, max_bytes: int | None = None) -> AsyncIterator[tuple[Caller, bytes]]:
-        """The caller, allowed to ingest, and the body. Raises `RatchetError`."""
-        caller = await self.access.caller(dict(request.scope["headers"]), Scope.INGEST)
+    async def body(self, request: Request, *, max_bytes: int | None = None, charged: bool = True) -> AsyncIterator[tuple[Caller, bytes]]:
+        """The caller, allowed to ingest, and the body. Raises `RatchetError`.
+
+        A body of one record is `charged` here; one of several when its records are counted, before any of them is worked on (`charge`).
+        """
+        caller = await self.access.caller(dict(request.scope["headers"]), Scope.INGEST, cost=1 if charged else 0)
         raw = await self.intake.read(request.scope, request.receive, max_bytes=max_bytes)
         try:
             yield caller, raw
         finally:
             self.intake.release(len(raw))
+
+    def charge(self, caller: Caller, records: int) -> None:
+        """Count the records of a body against the caller's rate. Raises `Overloaded`; `BadRequest` for more than a body may have."""
+        if records > self.intake.limits.batch_events:
+            raise BadRequest(f"more than {self.intake.limits.batch_events} in one body: send smaller batches", code="too_many_events")
+        self.access.permit(caller, Scope.INGEST, cost=max(1, records))
 
     def check(self, signal: Signal, caller: Caller) -> list[Draft]:
         """The observations of a score, all of them valid. Raises `BadRequest`."""

@@ -53,10 +53,11 @@ def router(counter: Counter) -> APIRouter:
     @made.post("/api/public/scores", openapi_extra=openapi.body(LangfuseScore, also_array=True))
     async def scores(request: Request) -> Response:
         """Take scores."""
-        async with counter.body(request) as (caller, raw):
-            if raw[:64].lstrip()[:1] != b"[":
-                return json_response({"id": await _put(raw, counter, caller)})
-            return await _batch(raw, counter, caller)
+        async with counter.body(request, charged=False) as (caller, raw):
+            if raw[:64].lstrip()[:1] == b"[":
+                return await _batch(raw, counter, caller)
+            counter.charge(caller, 1)
+            return json_response({"id": await _put(raw, counter, caller)})
 
     @made.delete("/api/public/scores/{score_id}", status_code=202)
     async def delete(request: Request, score_id: str) -> Response:
@@ -71,8 +72,9 @@ def router(counter: Counter) -> APIRouter:
 async def _batch(raw: bytes, counter: Counter, caller: Caller) -> Response:
     """202 when all are taken, else 207 with what was wrong, as the client expects it."""
     scores: list[msgspec.Raw] = decode(_many, raw)
-    if not 0 < len(scores) <= counter.intake.limits.batch_events:
-        raise BadRequest(f"a batch has 1 to {counter.intake.limits.batch_events} scores", code="too_many_events")
+    counter.charge(caller, len(scores))
+    if not scores:
+        raise BadRequest("a batch has at least one score", code="empty")
     errors: list[str] = []
     for index, score in enumerate(scores):
         try:

@@ -76,11 +76,13 @@ async def _export(
     answer: Callable[[int, str], Message],
 ) -> Response:
     try:
-        async with counter.body(request) as (caller, raw):
+        async with counter.body(request, charged=False) as (caller, raw):
             is_json = "json" in (request.headers.get("content-type") or "")
             _parse(raw, message, is_json=is_json)
             rejected: list[str] = []
-            for evaluation in find(message):
+            evaluations = list(find(message))
+            counter.charge(caller, len(evaluations))
+            for evaluation in evaluations:
                 try:
                     await counter.put(_signal(evaluation), caller)
                 except BadRequest as error:

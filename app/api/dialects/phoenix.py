@@ -15,7 +15,6 @@ from app.api import openapi
 from app.api.dialects.counter import Counter, json_response
 from app.api.dialects.naming import Signal, inference_of, named_inference
 from app.api.drafts import Label, TargetId, decode
-from app.domain.errors import BadRequest
 
 SOURCE = "sdk:phoenix"
 
@@ -55,10 +54,9 @@ def router(counter: Counter) -> APIRouter:
     @made.post("/v1/span_annotations", openapi_extra=openapi.body(SpanAnnotations))
     async def annotate(request: Request) -> Response:
         """Take annotations; all of them or, where one is wrong, none."""
-        async with counter.body(request) as (caller, raw):
+        async with counter.body(request, charged=False) as (caller, raw):
             body: SpanAnnotations = decode(_body, raw)
-            if len(body.data) > counter.intake.limits.batch_events:
-                raise BadRequest(f"more than {counter.intake.limits.batch_events} annotations", param="data", code="too_many_events")
+            counter.charge(caller, len(body.data))
             signals = [_signal(annotation) for annotation in body.data]
             for signal in signals:
                 counter.check(signal, caller)

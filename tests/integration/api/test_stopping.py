@@ -7,7 +7,9 @@ import time
 
 import httpx
 import msgspec
+import pytest
 
+from app.api.connections import Connection
 from app.api.intake import Limits
 from app.domain.events import EventType
 from app.domain.turns import FinishReason, TurnServed
@@ -52,3 +54,38 @@ def test_a_body_that_drips_in_is_a_408_and_does_not_shut_out_others() -> None:
         for thread in dripping:
             thread.join(10)
     assert {answer.split(b" ")[1] for answer in answers} == {b"408"}
+
+
+class Hasty(Connection):
+    """As in production, in a tenth of a second."""
+
+    headers_s = body_s = 0.1
+
+
+@pytest.mark.parametrize(
+    "half",
+    [
+        b"",
+        b"POST /v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ",
+        b"GET /status HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{",
+        b"POST /v1/releases/r/abort HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{",
+        b"GET /status HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET /status HTTP/1.1\r\nHost: ",
+    ],
+)
+def test_half_a_request_is_cut_off_whatever_it_was_for(half: bytes) -> None:
+    with serving(create_app(collaborators()), connection=Hasty) as url:
+        with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=20) as slow:
+            slow.sendall(half)
+            try:
+                while slow.recv(65_536):
+                    pass
+            except ConnectionResetError:
+                pass  # cut off, without a farewell
+        assert httpx.get(f"{url}/status", timeout=20).status_code == 200
+
+
+def test_a_whole_request_may_take_its_time_to_be_answered() -> None:
+    engines = ScriptedEngines(before_token=lambda index: asyncio.sleep(1.5 if index == 0 else 0))
+    body = {"model": "composer", "messages": [{"role": "user", "content": "x"}]}
+    with serving(create_app(collaborators(engines=engines)), connection=Hasty) as url:
+        assert httpx.post(f"{url}/v1/chat/completions", json=body, timeout=20).status_code == 200

@@ -126,6 +126,39 @@ def test_a_rate_is_kept_and_says_when_to_come_back() -> None:
     assert 90 <= int(second.headers["retry-after"]) <= 100
 
 
+SCORE = {"traceId": "t", "name": "rating", "value": 1.0}
+ANNOTATION = {"span_id": "s", "name": "rating", "annotator_kind": "HUMAN", "result": {"score": 1.0}}
+RECORD = {"eventName": "gen_ai.evaluation.result", "attributes": [{"key": "gen_ai.evaluation.name", "value": {"stringValue": "rating"}}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/events", lambda n: [EVENT | {"id": f"e{i}"} for i in range(n)]),
+        ("/v1/events", lambda n: [{"broken": i} for i in range(n)]),
+        ("/api/public/scores", lambda n: [SCORE | {"id": f"s{i}"} for i in range(n)]),
+        ("/v1/span_annotations", lambda n: {"data": [ANNOTATION | {"identifier": str(i)} for i in range(n)]}),
+        ("/v1/logs", lambda n: {"resourceLogs": [{"scopeLogs": [{"logRecords": [RECORD] * n}]}]}),
+    ],
+)
+def test_a_rate_counts_the_records_of_a_body_and_not_the_body(path: str, body: Any) -> None:
+    keys = MemoryKeys()
+    key = keys.add(Scope.INGEST, rate_per_s=10)
+    client, inbox = service(keys)
+    answers = [client.post(path, json=body(count), headers={"x-api-key": key}) for count in (8, 8)]
+    assert answers[0].status_code not in (429, 503)
+    assert answers[1].status_code == (503 if path == "/v1/logs" else 429), "8 of 10 tokens are spent"
+    assert len(inbox.events) <= 8, "what is refused for its rate is not worked on"
+
+
+def test_a_broken_body_costs_a_token_too() -> None:
+    keys = MemoryKeys()
+    key = keys.add(Scope.INGEST, rate_per_s=1)
+    client, _ = service(keys)
+    headers = {"x-api-key": key, "content-type": "application/json"}
+    assert [client.post("/v1/events", content=b"[{", headers=headers).status_code for _ in range(2)] == [400, 429]
+
+
 def test_a_bucket_refills_with_time_and_lets_a_large_batch_through_when_full() -> None:
     now = [0.0]
     bucket = Bucket(10, lambda: now[0])
