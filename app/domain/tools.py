@@ -10,11 +10,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError
-from referencing import Registry
-from referencing.exceptions import Unresolvable
 
+from app.domain.schemas import satisfies
 from app.domain.turns import ToolCall, ToolVerdict
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -52,15 +49,6 @@ def settled(text: str) -> int:
     return len(text)
 
 
-def is_schema(parameters: Mapping[str, Any]) -> bool:
-    """Whether a tool's `parameters` is a JSON schema."""
-    try:
-        Draft202012Validator.check_schema(dict(parameters))
-    except SchemaError:
-        return False
-    return True
-
-
 def _read(text: str, schemas: Mapping[str, Any], *, whole: bool) -> list[tuple[str, str, ToolVerdict]]:
     """(name, raw arguments, verdict) of what stands between one pair of tags."""
     try:
@@ -89,13 +77,7 @@ def _judge(call: object, schemas: Mapping[str, Any]) -> tuple[str, str, ToolVerd
 
 
 def _satisfies(arguments: object, schema: object) -> bool:
-    """Whether the arguments are an object that satisfies the schema; references outside the schema are never fetched."""
+    """Whether the arguments are an object that satisfies the schema."""
     if not isinstance(arguments, dict):
         return False
-    if not isinstance(schema, dict):
-        return True
-    try:
-        validator: Any = Draft202012Validator(cast("dict[str, Any]", schema), registry=Registry())
-        return bool(validator.is_valid(arguments))
-    except Unresolvable:
-        return False
+    return not isinstance(schema, dict) or satisfies(cast("dict[str, Any]", arguments), cast("dict[str, Any]", schema))

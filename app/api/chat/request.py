@@ -12,7 +12,7 @@ from app.api.intake import Headers, Limits, check_tree, header
 from app.domain.errors import BadRequest
 from app.domain.ids import hash_actor, uuid7
 from app.domain.policies import PolicyConfig
-from app.domain.tools import is_schema
+from app.domain.schemas import is_schema
 from app.domain.turns import Consent, SamplingParams
 
 IGNORED = (

@@ -1,0 +1,69 @@
+"""Schemas of clients: their form in one pass, their application within a budget."""
+
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError
+
+from app.domain.schemas import is_schema, satisfies
+
+SCHEMAS: list[Any] = [
+    {}, True, False, {"type": "object"}, {"type": ["string", "null"]}, {"type": "objekt"}, {"type": []}, {"type": 3}, {"type": [1]},
+    {"properties": {"a": {"type": "integer"}}}, {"properties": []}, {"properties": {"a": 1}}, {"required": ["a"]}, {"required": "a"},
+    {"required": [1]}, {"items": {"type": "string"}}, {"items": 3}, {"anyOf": [{}]}, {"anyOf": []}, {"anyOf": {}}, {"oneOf": [1]},
+    {"enum": ["a", 1, None]}, {"enum": "a"}, {"minLength": 1}, {"minLength": -1}, {"minLength": "1"}, {"minLength": 1.5}, {"minimum": "1"},
+    {"minimum": 1.5}, {"multipleOf": 0}, {"multipleOf": 0.5}, {"uniqueItems": 1}, {"uniqueItems": True}, {"additionalProperties": False},
+    {"additionalProperties": 1}, {"$ref": "#/$defs/a", "$defs": {"a": {}}}, {"$ref": 1}, {"description": "x", "title": "y", "default": [1]},
+    {"description": 1}, {"properties": {"pattern": {"type": "string"}}}, {"not": {"type": "string"}}, {"if": {}, "then": 3},
+    {"dependentRequired": {"a": ["b"]}}, {"dependentRequired": {"a": "b"}}, {"const": {"any": "thing"}}, {"x-custom": 1}, None, [], "x", 3,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_the_walk_agrees_with_the_metaschema(schema: Any) -> None:
+    try:
+        Draft202012Validator.check_schema(schema)
+        known = True
+    except SchemaError:
+        known = False
+    assert is_schema(schema) == known
+
+
+def test_a_schema_of_megabytes_is_looked_at_once() -> None:
+    """3 MB took 44 s; the walk visits each of its 60,000 schemas once."""
+
+    class Counting(dict[str, Any]):
+        visits = 0
+
+        def items(self) -> Any:
+            Counting.visits += 1
+            return super().items()
+
+    properties = {f"p{n}": Counting({"type": "string", "description": "d" * 20}) for n in range(60_000)}
+    assert is_schema({"type": "object", "properties": properties})
+    assert Counting.visits == 60_000
+
+
+def test_a_pattern_that_never_ends_is_not_begun() -> None:
+    """Begun it would run for hours: it tries every way to split forty letters."""
+    evil = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(a+)+$"}}, "patternProperties": {"(b+)+$": {}}}
+    schema = evil | {"additionalProperties": False, "unevaluatedProperties": False}
+    assert satisfies({"a": "a" * 40 + "!", "b" * 40 + "!": 1}, schema)
+    assert not satisfies({"a": 1}, schema)
+
+
+def test_what_would_take_for_ever_to_decide_is_not_satisfied() -> None:
+    doubling = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"$ref": f"#/$defs/d{n + 1}"}]} for n in range(40)}
+    schema = {"$ref": "#/$defs/d0", "$defs": doubling | {"d40": {"type": "string"}}}
+    assert not satisfies({}, schema), "2^40 ways to say no"
+    assert not satisfies({"a": [[n] for n in range(20_000)]}, {"properties": {"a": {"uniqueItems": True}}}), "quadratic"
+    assert not satisfies({}, {"$ref": "#"})
+    assert satisfies({"a": list(range(500))}, {"properties": {"a": {"items": {"type": "integer"}}}})
+
+
+def test_a_property_may_be_called_as_a_keyword_is() -> None:
+    schema = {"type": "object", "properties": {"pattern": {"type": "integer"}}, "required": ["pattern"], "additionalProperties": False}
+    assert satisfies({"pattern": 1}, schema)
+    assert not satisfies({"pattern": "x"}, schema)
+    assert not satisfies({"other": 1, "pattern": 1}, schema)
