@@ -219,7 +219,7 @@ class GatesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A canary whose non-inferiority tests would have less is refused; 0 switches the refusal off, and says so in the plan."""
     margin_share_max: float = 0.25
     """No margin of a metric whose good is up is wider than this share of the champion's mean: 1.5 points of a success rate of 0.6 % would
-    let a version through that never succeeds."""
+    let a version through that never succeeds. 0 leaves the margins as they are written, and lets that happen."""
     traffic_days: float = 7.0
     holdback_first: float = 0.10
     holdback_s: float = 18_000.0
@@ -284,8 +284,8 @@ def _stages(config: GatesConfig) -> str | None:
         return f"the stages' shares are {shares}: give at least one, each larger than the one before, between 0 and 1"
     if not 0.0 <= config.holdback_first < 1.0 or not 0.0 <= config.anchor_share < 1.0:
         return "holdback_first and anchor_share are shares: set them to 0 or more and less than 1"
-    if not 0.0 < config.margin_share_max <= 1.0:
-        return "margin_share_max is a share of the champion's mean: set it above 0 and at most to 1"
+    if not 0.0 <= config.margin_share_max <= 1.0:
+        return "margin_share_max is a share of the champion's mean: set it to at most 1, or to 0 to leave the margins as they are"
     return None
 
 

@@ -39,7 +39,7 @@ def references_of(config: GatesConfig, history: Sequence[Session]) -> dict[str, 
 
 def bounded(config: GatesConfig, metric: MetricConfig, margin: float, reference: Reference) -> float:
     """The margin of a metric whose good is up, at most `margin_share_max` of the champion's measured mean (a prior bounds nothing)."""
-    if metric.good is not Good.UP or reference.units == 0:
+    if metric.good is not Good.UP or reference.units == 0 or config.margin_share_max == 0.0:
         return margin
     return min(margin, max(LEAST_MARGIN, config.margin_share_max * reference.mean))
 

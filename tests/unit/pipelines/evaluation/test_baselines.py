@@ -56,5 +56,7 @@ def test_a_margin_is_at_most_a_share_of_what_was_measured_and_a_prior_bounds_not
     assert bounded(CONFIG, GOLD, 0.10, guessed) == 0.10
     wide: GatesConfig = msgspec.structs.replace(CONFIG, margin_share_max=1.0)
     assert bounded(wide, GOLD, 0.10, rare) == 0.006
+    free: GatesConfig = msgspec.structs.replace(CONFIG, margin_share_max=0.0)
+    assert bounded(free, GOLD, 0.10, rare) == 0.10
     errors: MetricConfig = next(m for m in CONFIG.metrics if m.name == "fault")
     assert bounded(CONFIG, errors, 0.01, Reference(mean=0.999, variance=0.01, units=500)) == 0.01
