@@ -102,7 +102,7 @@ class SqlRelayTerm:
 
     def applied_directly(self, seqs: Sequence[int], *, now: datetime) -> None:
         """These were applied from the inbox itself: count them as an alarm."""
-        self._update_inbox(seqs, {"applied_at": now})
+        self._update_inbox(seqs, {"relayed_at": func.coalesce(inbox.c.relayed_at, now), "applied_at": now})
         with writing(self._state) as connection:
             add_counts(connection, {("", "applied_from_inbox"): len(seqs)})
 

@@ -5,7 +5,7 @@ reads are the same type. `(source, id)` of the envelope is the deduplication key
 """
 
 import hashlib
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
@@ -43,6 +43,23 @@ class CloudEvent(msgspec.Struct, frozen=True, kw_only=True):
     """`episode_id`, else `inference_id`: a decision and its outcomes share a partition."""
     data: bytes
     """Encoded JSON of the wire type; empty for a tombstone."""
+
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def envelope(event: CloudEvent, received_at: datetime) -> dict[str, str]:
+    """The attributes of an event as headers; `ce_ratchetreceived` is when the inbox committed it, in microseconds since the epoch."""
+    age = received_at - EPOCH
+    return {
+        "ce_specversion": "1.0",
+        "ce_id": event.id,
+        "ce_source": event.source,
+        "ce_type": event.type,
+        "ce_time": event.time.isoformat(),
+        "ce_ratchetreceived": str((age.days * 86_400 + age.seconds) * 1_000_000 + age.microseconds),
+        "content-type": "application/json",
+    }
 
 
 def payload_hash(event: CloudEvent) -> bytes:

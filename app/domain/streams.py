@@ -45,6 +45,17 @@ class Ack:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Unsendable:
+    """The broker will never take this record, however often it is sent."""
+
+    reason: str
+
+
+Sent = Ack | Unsendable | None
+"""What became of a record: it lies somewhere, it never will, or the broker did not say (then it is sent again)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Delivery:
     """One record as it came, before anybody decided whether its data makes sense."""
 
@@ -165,8 +176,8 @@ EraseFromSegment = Callable[[str, frozenset[str]], int]
 class EventSink(Protocol):
     """The one producer."""
 
-    def send(self, events: Sequence[OutgoingEvent]) -> list[Ack | None]:
-        """Send and wait; per event where it lies now, or None where the broker did not acknowledge."""
+    def send(self, events: Sequence[OutgoingEvent]) -> list[Sent]:
+        """Send and wait; per event where it lies now, why it never will, or None where the broker did not acknowledge."""
         ...
 
     def check_topics(self) -> None:

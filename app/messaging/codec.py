@@ -3,29 +3,19 @@
 `ce_ratchetreceived` (an extension attribute, microseconds since the epoch) carries when the inbox committed the event.
 """
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
-from app.domain.events import CloudEvent
+from app.domain.events import EPOCH, CloudEvent, envelope
 from app.domain.streams import Delivery
 
-CONTENT_TYPE = b"application/json"
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MAX_NAME = 200
 """Length of the names in the tables."""
 
 
 def encode_headers(event: CloudEvent, received_at: datetime) -> list[tuple[str, bytes]]:
     """The headers of a record; the value is `event.data`, the key `event.key`."""
-    return [
-        ("ce_specversion", b"1.0"),
-        ("ce_id", event.id.encode()),
-        ("ce_source", event.source.encode()),
-        ("ce_type", event.type.encode()),
-        ("ce_time", event.time.isoformat().encode()),
-        ("ce_ratchetreceived", str(_micros(received_at)).encode()),
-        ("content-type", CONTENT_TYPE),
-    ]
+    return [(name, text.encode()) for name, text in envelope(event, received_at).items()]
 
 
 def decode(record: Any) -> Delivery:  # noqa: ANN401 - kafka-python's record
@@ -66,8 +56,3 @@ def _time(text: str | None, otherwise: datetime) -> datetime:
     if moment.tzinfo is None:
         raise ValueError(f"header ce_time is {text!r}, which has no timezone")
     return moment
-
-
-def _micros(moment: datetime) -> int:
-    delta = moment - EPOCH
-    return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds

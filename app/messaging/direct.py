@@ -10,11 +10,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from app.domain.errors import Overloaded, Unavailable
+from app.domain.errors import BadRequest, Overloaded, Unavailable
 from app.domain.events import CloudEvent, Topic
 from app.domain.ids import utc_now
 from app.domain.ports import Clock, Receipt
-from app.domain.streams import Ack, EventSink, OutgoingEvent
+from app.domain.streams import EventSink, OutgoingEvent, Sent, Unsendable
 
 MAX_IN_FLIGHT_BYTES = 32 * 1024 * 1024
 EVENT_OVERHEAD_BYTES = 300
@@ -99,7 +99,7 @@ class DirectInbox:
         else:
             self._answer(group, acks)
 
-    def _answer(self, group: list[tuple[list[OutgoingEvent], int, Answer]], outcome: list[Ack | None] | Exception) -> None:
+    def _answer(self, group: list[tuple[list[OutgoingEvent], int, Answer]], outcome: list[Sent] | Exception) -> None:
         with self._wake:
             self._in_flight -= sum(size for _, size, _ in group)
         start = 0
@@ -108,8 +108,11 @@ class DirectInbox:
             start += len(outgoing)
 
 
-def _receipts(acks: Sequence[Ack | None]) -> list[Receipt] | Exception:
+def _receipts(acks: Sequence[Sent]) -> list[Receipt] | Exception:
     """All of a request or none of it: sending the taken ones again with the others does no harm."""
+    never = next((ack for ack in acks if isinstance(ack, Unsendable)), None)
+    if never is not None:
+        return BadRequest(f"{never.reason}: send it in smaller parts, or raise max_message_bytes in [kafka]", code="too_large")
     if None in acks:
         return Unavailable(f"the brokers did not acknowledge {list(acks).count(None)} of {len(acks)} events in time: send them again")
     return [Receipt.ACCEPTED] * len(acks)

@@ -11,7 +11,7 @@ from app.domain.errors import Unavailable
 from app.domain.events import Topic
 from app.domain.ids import utc_now
 from app.domain.ports import Clock
-from app.domain.streams import PARTITIONS, Ack, EpochBook, OutgoingEvent
+from app.domain.streams import PARTITIONS, Ack, EpochBook, OutgoingEvent, Sent
 from app.messaging.cluster import Cluster
 from app.messaging.topics import TopicAdmin, administering
 from app.messaging.transmitters import BatchTransmitter, IdempotentTransmitter, Transmitter
@@ -47,13 +47,13 @@ class KafkaSink:
         self._opened: dict[str, datetime] = {}
         self._started = clock()
 
-    def send(self, events: Sequence[OutgoingEvent]) -> list[Ack | None]:
+    def send(self, events: Sequence[OutgoingEvent]) -> list[Sent]:
         """Send and wait. Raises `Unavailable` when no connection can be made; single failures are None in the answer."""
         transmitter = self._connect()
-        acks: list[Ack | None] = transmitter.send([(self._names[event.topic], event) for event in events])
+        acks: list[Sent] = transmitter.send([(self._names[event.topic], event) for event in events])
         self._bytes.update(_bytes_by_topic(events))
         self._batches.update(dict.fromkeys({event.topic for event in events}, PARTITIONS))
-        if self._went_back([ack for ack in acks if ack is not None]):
+        if self._went_back([ack for ack in acks if isinstance(ack, Ack)]):
             log.warning("event=offsets_went_back reason=the broker restarted empty: nothing of this batch counts as sent")
             acks = [None for _ in acks]
             self._next_offset.clear()

@@ -3,19 +3,21 @@
 - `BatchTransmitter` (embedded): whole batches, one request in flight, acks all, not idempotent; fast, and with nothing to wedge.
 - `IdempotentTransmitter` (real cluster): kafka-python's producer with idempotence, mended, and a bound on bytes in flight.
 
-Both answer where each record lies, or None where the broker did not say; after a None the caller throws the transmitter away.
+Both answer where each record lies, that the broker will never take it, or None where the broker did not say; after a None the caller
+throws the transmitter away. A refusal of a whole batch is not yet one of its records: they are asked about one by one.
 """
 
 import logging
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from kafka import KafkaProducer
-from kafka.errors import KafkaError
+from kafka.errors import InvalidRecordError, KafkaError, MessageSizeTooLargeError, RecordListTooLargeError
 from kafka.protocol.producer import ProduceRequest
 
-from app.domain.streams import Ack, OutgoingEvent
+from app.domain.streams import Ack, OutgoingEvent, Sent, Unsendable
 from app.messaging.cluster import Cluster
 from app.messaging.codec import encode_headers
 from app.messaging.connecting import connect
@@ -37,8 +39,18 @@ Record = tuple[str, OutgoingEvent]
 class Transmitter(Protocol):
     """Sends and waits."""
 
-    def send(self, records: Sequence[Record]) -> list[Ack | None]:
-        """Per record where it lies now, or None."""
+    def send(self, records: Sequence[Record]) -> list[Sent]:
+        """Per record where it lies now, why it never will, or None."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Network(Protocol):
+    """A connection to one node."""
+
+    def call(self, request: ProduceRequest) -> Any:  # noqa: ANN401 - kafka-python's response
+        """Send a request and wait for its answer. Raises `KafkaError`."""
         ...
 
     def close(self) -> None: ...
@@ -47,15 +59,18 @@ class Transmitter(Protocol):
 class BatchTransmitter:
     """Whole record batches, one request at a time."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._network: Any = connect(_Network, network_settings(cluster))
+    def __init__(self, cluster: Cluster, *, network: "Network | None" = None) -> None:
+        self._network = network or connect(_Network, network_settings(cluster))
 
-    def send(self, records: Sequence[Record]) -> list[Ack | None]:
+    def send(self, records: Sequence[Record]) -> list[Sent]:
         """Send in requests of a few megabytes; after the first that fails, the rest is not tried."""
-        acks: list[Ack | None] = [None] * len(records)
-        for chunk in _requests(records):
+        acks: list[Sent] = [None] * len(records)
+        waiting = deque(_requests(records))
+        while waiting:
+            chunk = waiting.popleft()
             try:
-                self._send(records, chunk, acks)
+                refused = self._send(records, chunk, acks)
+                waiting.extendleft([index] for index in reversed(refused))
             except KafkaError as error:
                 log.warning("event=request_failed error=%r", error)
                 break
@@ -65,7 +80,9 @@ class BatchTransmitter:
         """Close the connection."""
         self._network.close()
 
-    def _send(self, records: Sequence[Record], chunk: range, acks: list[Ack | None]) -> None:
+    def _send(self, records: Sequence[Record], chunk: Sequence[int], acks: list[Sent]) -> list[int]:
+        """Send one request; returns the records of batches that were refused for what they hold: each is asked about by itself."""
+        refused: list[int] = []
         groups: dict[str, dict[int, list[int]]] = {}
         for index in chunk:
             name, outgoing = records[index]
@@ -73,14 +90,28 @@ class BatchTransmitter:
         response = self._network.call(_produce_request(records, groups))
         for topic in response.responses:
             for answer in topic.partition_responses:
-                if answer.error_code:
-                    log.warning("event=produce_refused topic=%s partition=%d error_code=%d", topic.name, answer.index, answer.error_code)
+                indices = groups[topic.name][answer.index]
+                if not answer.error_code:
+                    for position, index in enumerate(indices):
+                        acks[index] = Ack(topic=topic.name, partition=answer.index, offset=answer.base_offset + position)
                     continue
-                for position, index in enumerate(groups[topic.name][answer.index]):
-                    acks[index] = Ack(topic=topic.name, partition=answer.index, offset=answer.base_offset + position)
+                log.warning("event=produce_refused topic=%s partition=%d error_code=%d", topic.name, answer.index, answer.error_code)
+                if answer.error_code in _NEVER and len(indices) == 1:
+                    acks[indices[0]] = _refusal(records[indices[0]][1], _NEVER[answer.error_code].__name__)
+                elif answer.error_code in _NEVER:
+                    refused += indices
+        return refused
 
 
-def _requests(records: Sequence[Record]) -> Iterator[range]:
+_NEVER = {error.errno: error for error in (MessageSizeTooLargeError, RecordListTooLargeError, InvalidRecordError)}
+"""Error codes of a broker that no repetition changes."""
+
+
+def _refusal(outgoing: OutgoingEvent, why: str) -> Unsendable:
+    return Unsendable(reason=f"the broker does not take a record of {len(outgoing.event.data)} bytes ({why})")
+
+
+def _requests(records: Sequence[Record]) -> Iterator[Sequence[int]]:
     """Ranges of records that fit into one request each."""
     start, size = 0, 0
     for index, (_, outgoing) in enumerate(records):
@@ -137,15 +168,15 @@ class IdempotentTransmitter:
         self._producer: Any = connect(KafkaProducer, producer_settings(cluster))
         self._semaphore = ByteSemaphore(IN_FLIGHT_BYTES)
 
-    def send(self, records: Sequence[Record]) -> list[Ack | None]:
-        """Hand everything to the producer, then wait for each record's future."""
+    def send(self, records: Sequence[Record]) -> list[Sent]:
+        """Hand everything to the producer, then wait for each record's future. The producer itself splits batches that are too large."""
         sent = [self._send(name, outgoing) for name, outgoing in records]
         try:
             self._producer.flush(timeout=WAIT_S)
         except KafkaError as error:
             log.warning("event=flush_failed error=%r", error)
         deadline = time.monotonic() + WAIT_S
-        return [_acknowledged(future, deadline) for future in sent]
+        return [_outcome(future, outgoing, deadline) for future, (_, outgoing) in zip(sent, records, strict=True)]
 
     def close(self) -> None:
         """Close without waiting: nothing that was acknowledged depends on it. What its futures hold of the semaphore goes with it."""
@@ -165,16 +196,18 @@ class IdempotentTransmitter:
         except (KafkaError, ValueError, AssertionError) as error:
             self._semaphore.release(size)
             log.warning("event=send_refused id=%s error=%r", event.id, error)
-            return None
+            return _refusal(outgoing, type(error).__name__) if isinstance(error, tuple(_NEVER.values())) else None
         future.add_both(lambda _result: self._semaphore.release(size))
         return future
 
 
-def _acknowledged(future: Any, deadline: float) -> Ack | None:  # noqa: ANN401 - kafka-python's future
-    if future is None:
-        return None
+def _outcome(future: Any, outgoing: OutgoingEvent, deadline: float) -> Sent:  # noqa: ANN401 - kafka-python's future
+    if future is None or isinstance(future, Unsendable):
+        return future
     try:
         metadata = future.get(timeout=max(0.0, deadline - time.monotonic()))
+    except tuple(_NEVER.values()) as error:
+        return _refusal(outgoing, type(error).__name__)
     except KafkaError:
         return None
     return Ack(topic=metadata.topic, partition=metadata.partition, offset=metadata.offset)

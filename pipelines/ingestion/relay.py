@@ -1,6 +1,7 @@
 """The one relay: inbox, then outbox, to Kafka, in order; and the reconciler, which brings what got lost on the way.
 
     take office (lease) ──▶ read unsent rows ──▶ send ──▶ wait for every ack ──▶ mark the acknowledged ones ──▶ …
+                                                   └─ never taken (too large, refused) ──▶ apply from the inbox, or bury with the reason
                      every 3 s: rows sent and not applied ──▶ on their way? wait ──▶ else send again ──▶ after 3 rounds apply directly
 
 A crash between ack and mark costs a second sending, never a loss; ingestion ignores what it applied already.
@@ -9,16 +10,17 @@ A crash between ack and mark costs a second sending, never a loss; ingestion ign
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from app.domain.errors import LeaseLost, Unavailable
+from app.domain.events import Topic, envelope
 from app.domain.ids import utc_now, uuid7
 from app.domain.ports import Clock
 from app.domain.streams import (
     Ack,
+    DeadLetter,
     Delivery,
     EffectBatch,
     EffectStore,
@@ -26,11 +28,12 @@ from app.domain.streams import (
     OutgoingEvent,
     RelayOffice,
     RelayTerm,
-    TopicPartition,
+    Sent,
 )
 from pipelines.ingestion.config import RelayConfig
 from pipelines.ingestion.decode import sort_out
 from pipelines.ingestion.ingest import apply_isolating
+from pipelines.ingestion.journey import ALONE, Journey, Setbacks
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +79,8 @@ class Term:
     term: RelayTerm
     reconciled_at: float = float("-inf")
     kept_house_at: float = float("-inf")
-    journey: "Journey" = field(default_factory=lambda: Journey())
+    journey: Journey = field(default_factory=Journey)
+    setbacks: dict[str, Setbacks] = field(default_factory=lambda: {"inbox": Setbacks(), "outbox": Setbacks()})
 
     def serve(self, stopping: Callable[[], bool], check_office: Callable[[], None]) -> None:
         """Send, reconcile and keep house until told to stop. Raises `LeaseLost`."""
@@ -94,28 +98,58 @@ class Term:
                 self.relay.pause(0.3)
                 continue
             if not sent:
-                self.relay.pause(self.relay.config.idle_s)
+                self.relay.pause(max(self.relay.config.idle_s, *(setback.patience_s for setback in self.setbacks.values())))
 
     def send_inbox(self) -> int:
         """Send what waits in the inbox; returns how many were acknowledged."""
         rows = self.term.unsent_inbox(self.relay.config.batch)
-        return self._send(rows, self.term.mark_inbox, remember=True)
+        outcomes, never = self._send(rows, self.setbacks["inbox"])
+        acked = self._mark(rows, outcomes, self.term.mark_inbox)
+        if acked:
+            self.journey.sent(self.relay.clock(), [outcome for outcome in outcomes if isinstance(outcome, Ack)])
+        self._apply_directly([row for row in rows if row.seq in never], why=never)
+        return acked + len(never)
 
     def send_outbox(self) -> int:
         """Send what waits in the outbox."""
         rows = self.term.unsent_outbox(self.relay.config.batch)
-        return self._send(rows, self.term.mark_outbox, remember=False)
+        outcomes, never = self._send(rows, self.setbacks["outbox"])
+        acked = self._mark(rows, outcomes, self.term.mark_outbox)
+        self._bury([row for row in rows if row.seq in never], never)
+        return acked + len(never)
 
-    def _send(self, rows: Sequence[OutgoingEvent], mark: Callable[..., None], *, remember: bool) -> int:
+    def _send(self, rows: Sequence[OutgoingEvent], setbacks: Setbacks) -> tuple[list[Sent], dict[int, str]]:
+        """What became of each row, and why the broker will never take some. Nothing may stand in front of the others for ever."""
         if not rows:
-            return 0
-        acks = self.relay.sink.send(rows)
-        sent = [row.seq for row, ack in zip(rows, acks, strict=True) if ack is not None]
-        now = self.relay.clock()
-        mark(sent, now=now)
-        if remember:
-            self.journey.sent(now, [ack for ack in acks if ack is not None])
+            return [], {}
+        alone = setbacks.one_by_one
+        outcomes = self._one_by_one(rows) if alone else self.relay.sink.send(rows)
+        tried = rows[:ALONE] if alone else rows
+        return outcomes, setbacks.count(tried, outcomes[: len(tried)], alone=alone)
+
+    def _one_by_one(self, rows: Sequence[OutgoingEvent]) -> list[Sent]:
+        """The first rows, each by itself, while the broker answers at all. Raises `Unavailable` where it does not."""
+        outcomes: list[Sent] = [None] * len(rows)
+        for index, row in enumerate(rows[:ALONE]):
+            self.relay.sink.check_topics()
+            outcomes[index] = self.relay.sink.send([row])[0]
+        return outcomes
+
+    def _mark(self, rows: Sequence[OutgoingEvent], outcomes: Sequence[Sent], mark: Callable[..., None]) -> int:
+        sent = [row.seq for row, outcome in zip(rows, outcomes, strict=True) if isinstance(outcome, Ack)]
+        if sent:
+            mark(sent, now=self.relay.clock())
         return len(sent)
+
+    def _bury(self, rows: Sequence[OutgoingEvent], why: dict[int, str]) -> None:
+        """What the loop itself wanted to say and the broker never takes; not the copies of dead letters, which are in their table."""
+        if not rows:
+            return
+        log.error("event=outbox_not_sendable count=%d reason=%s", len(rows), why[rows[0].seq])
+        dead = [_dead(row, why[row.seq]) for row in rows if row.topic != Topic.DEAD_LETTERS]
+        if dead:
+            self.relay.store.apply(EffectBatch(dead=tuple(dead)), now=self.relay.clock())
+        self.term.mark_outbox([row.seq for row in rows], now=self.relay.clock())
 
     def reconcile(self) -> int:
         """Bring what was sent, is not applied and is not on its way any more; returns how many."""
@@ -136,10 +170,11 @@ class Term:
         self._apply_directly([row for row in lost if row.rounds >= self.relay.config.max_rounds])
         return len(lost)
 
-    def _apply_directly(self, rows: Sequence[OutgoingEvent]) -> None:
+    def _apply_directly(self, rows: Sequence[OutgoingEvent], *, why: dict[int, str] | None = None) -> None:
         if not rows:
             return
-        log.error("event=applied_from_inbox count=%d alarm=events did not reach ingestion through the broker", len(rows))
+        reason = why[rows[0].seq] if why else "events did not reach ingestion through the broker"
+        log.error("event=applied_from_inbox count=%d alarm=%s", len(rows), reason)
         events, dead = sort_out([_delivery(row) for row in rows])
         apply_isolating(self.relay.store, EffectBatch(events=tuple(events), dead=tuple(dead)), clock=self.relay.clock)
         self.term.applied_directly([row.seq for row in rows], now=self.relay.clock())
@@ -189,47 +224,14 @@ class Heartbeat:
                 log.warning("event=renewal_failed error=%r", error)
 
 
-@dataclass(kw_only=True)
-class Journey:
-    """What is on its way: batches sent, with where their last records lie, until ingestion has passed them.
-
-    Sending again what ingestion has simply not reached yet would bury it in repetitions: the prototype sent every event twice.
-    """
-
-    batches: deque[tuple[datetime, Mapping[TopicPartition, int]]] = field(
-        default_factory=deque[tuple[datetime, Mapping[TopicPartition, int]]]
-    )
-    """When a batch was marked as sent, and the offsets after its last records."""
-    consumed: Mapping[TopicPartition, int] = field(default_factory=dict[TopicPartition, int])
-    moved_at: datetime | None = None
-
-    def sent(self, now: datetime, acks: Sequence[Ack]) -> None:
-        """A batch was acknowledged and marked at `now`."""
-        ends: dict[TopicPartition, int] = {}
-        for ack in acks:
-            ends[ack.topic, ack.partition] = max(ack.offset + 1, ends.get((ack.topic, ack.partition), 0))
-        if ends:
-            self.batches.append((now, ends))
-
-    def arrived(self, consumed: Mapping[TopicPartition, int], now: datetime) -> None:
-        """Ingestion is at these offsets."""
-        if consumed != self.consumed:
-            self.consumed, self.moved_at = consumed, now
-        while self.batches and all(self.consumed.get(place, 0) >= end for place, end in self.batches[0][1].items()):
-            self.batches.popleft()
-
-    def forget_lost(self, live_topics: frozenset[str]) -> None:
-        """What lies in a topic that the broker lost will never be read."""
-        self.batches = deque(batch for batch in self.batches if all(topic in live_topics for topic, _ in batch[1]))
-
-    def is_under_way(self, row: OutgoingEvent, now: datetime, *, stalled_after: timedelta) -> bool:
-        """Whether ingestion moves and has not passed the batch that this row was sent with."""
-        if not self.batches or row.relayed_at is None or self.moved_at is None:
-            return False
-        return row.relayed_at >= self.batches[0][0] and now - self.moved_at < stalled_after
-
-
 def _delivery(row: OutgoingEvent) -> Delivery:
     return Delivery(
-        topic="inbox", partition=0, offset=row.seq, headers={}, value=row.event.data, event=row.event, received_at=row.received_at
+        topic="inbox", partition=0, offset=row.seq, headers=envelope(row.event, row.received_at), value=row.event.data, event=row.event,
+        received_at=row.received_at,
+    )  # fmt: skip
+
+
+def _dead(row: OutgoingEvent, reason: str) -> DeadLetter:
+    return DeadLetter(
+        topic="outbox", partition=0, offset=row.seq, headers=envelope(row.event, row.received_at), payload=row.event.data, reason=reason
     )

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from app.domain.batches import TurnPayload
 from app.domain.errors import BadRequest, Unavailable
-from app.domain.streams import Ack, Delivery, EffectBatch, OutgoingEvent, TopicPartition
+from app.domain.streams import Ack, Delivery, EffectBatch, OutgoingEvent, Sent, TopicPartition, Unsendable
 
 
 class MemorySegments:
@@ -93,16 +93,24 @@ class MemoryBroker:
     def __init__(self) -> None:
         self.sent: list[OutgoingEvent] = []
         self.dropping: set[str] = set()
+        self.spoiling: set[str] = set()
+        """Ids that make a send fail as a whole, as a record does at which a broker closes the connection."""
+        self.largest = 1 << 40
         self.epoch = 1
         self.down = False
         self.rotations: list[datetime] = []
 
-    def send(self, events: Sequence[OutgoingEvent]) -> list[Ack | None]:
+    def send(self, events: Sequence[OutgoingEvent]) -> list[Sent]:
         """Acknowledge in one partition."""
         if self.down:
             raise Unavailable("the broker does not answer: is it running?")
-        acks: list[Ack | None] = []
+        if self.spoiling & {event.event.id for event in events}:
+            return [None for _ in events]
+        acks: list[Sent] = []
         for event in events:
+            if len(event.event.data) > self.largest:
+                acks.append(Unsendable(reason=f"the broker does not take a record of {len(event.event.data)} bytes"))
+                continue
             if event.event.id in self.dropping:
                 acks.append(None)
                 continue
@@ -115,7 +123,9 @@ class MemoryBroker:
         self.sent, self.epoch = [], self.epoch + 1
 
     def check_topics(self) -> None:
-        """All is well."""
+        """All is well, or nobody answers."""
+        if self.down:
+            raise Unavailable("the broker does not answer: is it running?")
 
     def live_topics(self) -> frozenset[str]:
         """The current epoch's topic."""

@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from app.domain.errors import Overloaded, Unavailable
+from app.domain.errors import BadRequest, Overloaded, Unavailable
 from app.domain.events import CloudEvent, EventType
 from app.domain.ports import Receipt
-from app.domain.streams import Ack, OutgoingEvent
+from app.domain.streams import Ack, OutgoingEvent, Sent, Unsendable
 from app.messaging.direct import DirectInbox
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -26,12 +26,17 @@ class ObedientSink:
         self.open = threading.Event()
         self.open.set()
 
-    def send(self, events: Sequence[OutgoingEvent]) -> list[Ack | None]:
+    def send(self, events: Sequence[OutgoingEvent]) -> list[Sent]:
         self.open.wait(5)
         if self.failure is not None:
             raise self.failure
         self.sends.append([item.event.id for item in events])
-        return [None if e.event.id in self.deaf_to else Ack(topic=e.topic, partition=0, offset=i) for i, e in enumerate(events)]
+        return [self._outcome(e, i) for i, e in enumerate(events)]
+
+    def _outcome(self, event: OutgoingEvent, offset: int) -> Sent:
+        if event.event.id == "too-large":
+            return Unsendable(reason="the broker does not take a record of 9 bytes")
+        return None if event.event.id in self.deaf_to else Ack(topic=event.topic, partition=0, offset=offset)
 
     def check_topics(self) -> None: ...
 
@@ -89,6 +94,11 @@ def test_unreachable_brokers_are_unavailable(inbox: DirectInbox, sink: ObedientS
         asyncio.run(inbox.append([event("a")]))
     sink.failure = None
     assert asyncio.run(inbox.append([event("a")])) == [Receipt.ACCEPTED]
+
+
+def test_what_the_brokers_never_take_is_refused_and_not_asked_for_again(inbox: DirectInbox) -> None:
+    with pytest.raises(BadRequest, match="smaller parts"):
+        asyncio.run(inbox.append([event("too-large")]))
 
 
 def test_bytes_in_flight_are_bounded_and_given_back(inbox: DirectInbox) -> None:

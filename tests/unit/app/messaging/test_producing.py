@@ -1,17 +1,24 @@
 """The producer's bounds and settings, without a broker."""
 
 import threading
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kafka.producer.transaction_manager import TransactionManager, TransactionState
+from kafka.protocol.producer import ProduceRequest
 
 from app.domain.errors import Unavailable
+from app.domain.events import CloudEvent, Topic
+from app.domain.streams import Ack, OutgoingEvent, Unsendable
 from app.messaging.broker import broker_command
 from app.messaging.cluster import Cluster, announce, announced_port
 from app.messaging.profiles import consumer_settings, mend_idempotence, network_settings, producer_settings
 from app.messaging.semaphore import ByteSemaphore
+from app.messaging.transmitters import BatchTransmitter
 
 
 def test_bytes_in_flight_are_bounded_and_waiting_ends_when_room_is_made() -> None:
@@ -64,3 +71,33 @@ def test_the_idempotent_producer_asks_for_a_new_id_after_it_forgot_the_old_one()
     manager._current_state = TransactionState.READY
     manager.reset_producer_id()
     assert manager._current_state == TransactionState.UNINITIALIZED
+
+
+class PickyNode:
+    """Refuses every batch above a size as a whole, as a Kafka broker does (error code 10)."""
+
+    def __init__(self, largest: int) -> None:
+        self.largest = largest
+        self.next = 0
+
+    def call(self, request: ProduceRequest) -> Any:
+        return SimpleNamespace(responses=[SimpleNamespace(name=t.name, partition_responses=self._answers(t)) for t in request.topic_data])
+
+    def _answers(self, topic: Any) -> Sequence[Any]:
+        return [self._answer(part) for part in topic.partition_data]
+
+    def _answer(self, part: Any) -> Any:
+        large = len(part.records) > self.largest
+        self.next += not large
+        return SimpleNamespace(index=part.index, error_code=10 if large else 0, base_offset=-1 if large else self.next - 1)
+
+    def close(self) -> None: ...
+
+
+def test_of_a_batch_that_is_refused_only_the_record_that_is_too_large_is_given_up(tmp_path: Path) -> None:
+    now = datetime(2026, 11, 21, tzinfo=UTC)
+    random = b"".join(n.to_bytes(4, "big") for n in range(2_000))
+    rows = [CloudEvent(id=str(n), source="api", type="t", time=now, key="one-key", data=random if n == 2 else b"{}") for n in range(4)]
+    sender = BatchTransmitter(cluster(tmp_path), network=PickyNode(largest=4_000))
+    sent = sender.send([("ratchet.events.1", OutgoingEvent(seq=0, topic=Topic.EVENTS, event=row, received_at=now)) for row in rows])
+    assert [type(outcome) for outcome in sent] == [Ack, Ack, Unsendable, Ack]

@@ -12,7 +12,7 @@ from app.db.inbox import SqlInbox
 from app.db.outbox import OutboxEvent, enqueue
 from app.db.relay import SqlRelayOffice, inbox_metrics
 from app.db.streams import SqlEffects
-from app.db.tables import counters, inbox, turns
+from app.db.tables import counters, dead_letters, inbox, turns
 from app.domain.errors import LeaseLost, Unavailable
 from app.domain.events import EventType, Topic
 from app.domain.streams import EffectBatch, JoinRules, RelayTerm
@@ -196,6 +196,70 @@ def test_a_broker_that_is_down_leaves_everything_in_the_inbox(stage: Stage) -> N
         stage.take_office().send_inbox()
     with stage.engine.connect() as connection:
         assert inbox_metrics(connection, now=at(0))["inbox_unsent"] == 1
+
+
+def test_a_turn_larger_than_the_broker_takes_is_applied_from_the_inbox_and_what_follows_it_is_sent(stage: Stage) -> None:
+    """Four of them once filled the relay's read of 16 MB, and nothing behind them ever moved."""
+    large = [turn(f"large-{n}", completion="x" * 5_000_000) for n in range(5)]
+    stage.door.append_blocking([event_of(effect) for effect in large])
+    stage.accept("after")
+    stage.broker.largest = 1_000_000
+    term = stage.take_office()
+    for _ in range(3):
+        term.send_inbox()
+    stage.ingest()
+    assert stage.applied() == {"after", *(f"large-{n}" for n in range(5))}
+    assert stage.count("applied_from_inbox") == 5
+    stage.seconds = 20
+    assert term.reconcile() == 0
+    assert stage.unconfirmed() == 0
+
+
+def test_a_row_that_spoils_every_send_is_found_applied_from_the_inbox_and_the_others_are_sent(stage: Stage) -> None:
+    stage.accept("a", "spoiler", "b")
+    stage.broker.spoiling = {"turn-spoiler"}
+    term = stage.take_office()
+    for _ in range(12):
+        term.send_inbox()
+    assert [out.event.id for out in stage.broker.sent] == ["turn-a", "turn-b"]
+    stage.ingest()
+    assert stage.applied() == {"a", "spoiler", "b"}
+    assert stage.count("applied_from_inbox") == 1
+
+
+def test_while_the_broker_does_not_answer_nothing_counts_as_never_sendable(stage: Stage) -> None:
+    stage.accept("a", "b")
+    stage.broker.spoiling = {"turn-a"}
+    term = stage.take_office()
+    for _ in range(3):
+        term.send_inbox()
+    stage.broker.down = True
+    for _ in range(10):
+        with pytest.raises(Unavailable):
+            term.send_inbox()
+    assert stage.count("applied_from_inbox") == 0
+
+
+def test_an_outbox_row_that_is_never_taken_is_buried_and_the_others_are_sent(stage: Stage) -> None:
+    rows = [
+        OutboxEvent(topic=topic, type="ratchet.label.v1", key=key, payload=payload)
+        for topic, key, payload in (
+            (Topic.LABELS, "large", b"x" * 5_000),
+            (Topic.DEAD_LETTERS, "copy", b"x" * 5_000),
+            (Topic.LABELS, "b", b"{}"),
+        )
+    ]
+    with writing(stage.engine) as connection:
+        enqueue(connection, rows, now=at(0))
+    stage.broker.largest = 1_000
+    term = stage.take_office()
+    for _ in range(4):
+        term.send_outbox()
+    assert [out.event.key for out in stage.broker.sent] == ["b"]
+    assert term.send_outbox() == 0
+    with stage.engine.connect() as connection:
+        buried = connection.execute(select(dead_letters.c.topic, dead_letters.c.reason)).all()
+    assert [(row.topic, "5000 bytes" in row.reason) for row in buried] == [("outbox", True)]
 
 
 def test_the_outbox_follows_in_order(stage: Stage) -> None:
