@@ -39,7 +39,7 @@ from app.domain.access import Scope
 from app.domain.errors import BadConfig, RatchetError
 from app.domain.ids import utc_now
 from app.domain.policies import PolicyConfig
-from app.domain.ports import Clock, Engines, Episodes, Inbox, Keys, Ledger, Reads, Routes
+from app.domain.ports import Claims, Clock, Engines, Episodes, Inbox, Keys, Ledger, Reads, Routes
 from app.logging import configure
 from app.secret_files import keep_to_owner
 from app.settings import LOOPBACK, Settings, from_environment
@@ -62,6 +62,7 @@ class Collaborators:
     ledger: Ledger
     reads: Reads
     actor_salt: str
+    claims: Claims
     session_secrets: Callable[[], Sequence[str]]
     """Newest first; they sign and check the keys of sessions."""
     loopback: bool = False
@@ -88,7 +89,7 @@ def create_app(with_: Collaborators) -> Application:
     gateway = Gateway(
         inbox=with_.inbox, routes=with_.routes, engines=with_.engines, policies=with_.policies,
         conversations=Conversations(with_.episodes), redactor=redactor, metrics=metrics, clock=with_.clock, limits=with_.limits,
-        actor_salt=with_.actor_salt,
+        actor_salt=with_.actor_salt, claims=with_.claims,
     )  # fmt: skip
     return build(
         access=access,
@@ -200,6 +201,7 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
         episodes=adapters.episodes, ledger=adapters.reads, reads=adapters.reads,
         actor_salt=wiring.actor_salt(settings), session_secrets=wiring.session_secrets(settings),
         loopback=settings.host in LOOPBACK,
+        claims=adapters.claims,
         checks={"database": database, "engines": adapters.check_engines}, routers=[releases.router(room), guarded],
         barrier=Barrier(
             hosts=settings.hosts | reached_as(settings.host), origins=settings.origins, loopback=settings.host in LOOPBACK

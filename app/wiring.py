@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -26,6 +26,7 @@ from app.settings import LOOPBACK, Settings, policies, read_toml
 if TYPE_CHECKING:
     from app.db.backlog import SqlBacklog
     from app.db.batches import SqlBatchStore
+    from app.db.claims import SqlClaimSweep
     from app.db.console import SqlOperations
     from app.db.cycles import SqlCycles
     from app.db.dead_letters import SqlDeadLetters
@@ -49,10 +50,12 @@ if TYPE_CHECKING:
     from app.db.suite_sources import WellEnded
     from app.db.versions import SqlVersions
     from app.db.webhooks import SqlWebhookBook
-    from app.domain.batches import RewardedTurn
+    from app.domain.batches import RewardedTurn, TurnPayload
     from app.domain.decisions import Decision
     from app.domain.label_reports import LabelReport
+    from app.domain.ports import Claims
     from app.domain.rewards import DueTurn
+    from app.domain.turns import PayloadClaim
     from app.domain.versions import PastRun
     from app.messaging.cluster import Cluster
     from app.messaging.consumer import KafkaSource
@@ -186,7 +189,19 @@ def effect_store(settings: Settings, *, rules: JoinRules) -> "SqlEffects":
     from app.db.streams import SqlEffects
 
     segments = trajectories(settings)
-    return SqlEffects(open_state(settings), rules=lambda: rules, write_segment=segments.write_sized, erase_from_segment=segments.erase)
+    return SqlEffects(
+        open_state(settings), rules=lambda: rules, write_segment=segments.write_sized, erase_from_segment=segments.erase,
+        holds=segments.holds,
+    )  # fmt: skip
+
+
+def claim_sweep(settings: Settings) -> "SqlClaimSweep":
+    """Drops payloads of large turns whose event was never committed. Without an inbox nobody knows what is on its way: a week is waited."""
+    from app.db.claims import SqlClaimSweep
+
+    segments = trajectories(settings)
+    age = timedelta(hours=1) if settings.ingest == "inbox" else timedelta(days=7)
+    return SqlClaimSweep(open_state(settings), open_inbox(settings), claims=segments.claims, drop=segments.drop, min_age=age)
 
 
 def dead_letters(settings: Settings) -> "SqlDeadLetters":
@@ -419,6 +434,7 @@ class HttpAdapters:
     episodes: "SqlEpisodes"
     reads: "SqlReads"
     operations: "SqlOperations"
+    claims: "Claims"
 
     async def check_engines(self) -> None:
         """Raise `Unavailable` where no engine answers."""
@@ -456,7 +472,19 @@ def http_adapters(settings: Settings) -> HttpAdapters:
         episodes=SqlEpisodes(state),
         reads=SqlReads(state, inbox),
         operations=SqlOperations(state, inbox),
+        claims=LateClaims(settings),
     )
+
+
+class LateClaims:
+    """The Claims port, opened by the first large turn: most gateways never need the trajectory store."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._open = cache(lambda: trajectories(settings))
+
+    def deposit(self, payload: "TurnPayload") -> "PayloadClaim":
+        """See `ParquetSegments.deposit`."""
+        return self._open().deposit(payload)
 
 
 def key_book(settings: Settings) -> "SqlKeys":

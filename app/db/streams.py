@@ -6,6 +6,7 @@
 4. dead letters, counters, offsets
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -21,13 +22,15 @@ from app.db.engine import insert_or_ignore, reading, writing
 from app.db.exposures import insert_exposures
 from app.db.observations import Joined, apply_retractions, expire_parked, insert_observations, join_waiting, settle_crossed
 from app.db.tables import applied_events, observations, stream_offsets, turns
-from app.db.turns import insert_turns, note_evidence, payload_of, record_segment
+from app.db.turns import insert_turns, note_evidence, record_segment
+from app.domain.batches import payload_of
 from app.domain.errors import BadRequest, Unavailable
 from app.domain.events import Erasure, Exposure, Observation, Retraction
 from app.domain.streams import AppliedEvent, EffectBatch, EraseFromSegment, JoinRules, TopicPartition, WriteSegment
-from app.domain.turns import TurnServed
+from app.domain.turns import PayloadClaim, TurnServed
 
 E = TypeVar("E")
+log = logging.getLogger(__name__)
 
 BAD_DATA = (exc.DataError, exc.IntegrityError, exc.ProgrammingError)
 """The database refuses what a record says (a NUL in a text, a name that is too long): no retry helps."""
@@ -37,18 +40,26 @@ class SqlEffects:
     """The EffectStore port."""
 
     def __init__(
-        self, engine: Engine, *, rules: Callable[[], JoinRules], write_segment: WriteSegment, erase_from_segment: EraseFromSegment
+        self,
+        engine: Engine,
+        *,
+        rules: Callable[[], JoinRules],
+        write_segment: WriteSegment,
+        erase_from_segment: EraseFromSegment,
+        holds: Callable[[PayloadClaim], bool] = lambda _: False,
     ) -> None:
         self._engine = engine
         self._rules = rules
         self._write_segment = write_segment
         self._erase_from_segment = erase_from_segment
+        self._holds = holds
 
     def apply(self, batch: EffectBatch, *, now: datetime) -> int:
         """Apply in one transaction. Raises `BadRequest` when a record cannot be stored, `Unavailable` when retrying may help."""
+        missing = self._missing_claims(batch)
         try:
             with writing(self._engine) as connection:
-                return self._apply(connection, batch, now)
+                return self._apply(connection, batch, missing, now)
         except exc.DBAPIError as error:
             if isinstance(error, BAD_DATA):
                 raise BadRequest(f"the database refuses a record: {error.orig}") from error
@@ -65,11 +76,20 @@ class SqlEffects:
             add_counts(connection, counts + joined.counts)
         return counts.total()
 
-    def _apply(self, connection: Connection, batch: EffectBatch, now: datetime) -> int:
+    def _missing_claims(self, batch: EffectBatch) -> frozenset[str]:
+        """Turns whose payload is not where their event says: they are applied without it, and never trained on. Raises `Unavailable`."""
+        claimed = [turn for _, turn in _of(batch.events, TurnServed) if turn.payload]
+        missing = frozenset(turn.inference_id for turn in claimed if turn.payload and not self._holds(turn.payload))
+        for id_ in sorted(missing):
+            log.error("event=claim_missing inference_id=%s alarm=the payload of a turn is not in the trajectory store", id_)
+        return missing
+
+    def _apply(self, connection: Connection, batch: EffectBatch, missing: frozenset[str], now: datetime) -> int:
         fresh, counts = _deduplicate(connection, batch.events, now)
+        counts["", "claim_missing"] += sum(turn.inference_id in missing for _, turn in _of(fresh, TurnServed))
         rules = self._rules()
         fresh = self._forget_erased(connection, fresh, counts)
-        joined = self._apply_turns(connection, fresh, rules, now)
+        joined = self._apply_turns(connection, fresh, missing, rules, now)
         counts["", "exposure_ignored"] += insert_exposures(connection, [e for _, e in _of(fresh, Exposure)])
         joined.merge(apply_retractions(connection, [r for _, r in _of(fresh, Retraction)]))
         joined.merge(insert_observations(connection, _of(fresh, Observation), rules=rules))
@@ -98,7 +118,9 @@ class SqlEffects:
                 counts["", "erased"] += 1
         return kept
 
-    def _apply_turns(self, connection: Connection, fresh: Sequence[AppliedEvent], rules: JoinRules, now: datetime) -> Joined:
+    def _apply_turns(
+        self, connection: Connection, fresh: Sequence[AppliedEvent], missing: frozenset[str], rules: JoinRules, now: datetime
+    ) -> Joined:
         served = _of(fresh, TurnServed)
         if not served:
             return Joined()
@@ -110,10 +132,19 @@ class SqlEffects:
         }
         inserted = insert_turns(connection, [turn for _, turn in served], rules=rules, erased=shells)
         new = [(event, turn) for event, turn in served if turn.inference_id in inserted]
-        self._write(connection, [(event, turn) for event, turn in new if turn.inference_id not in shells], now)
+        self._write(connection, [(event, turn) for event, turn in new if turn.inference_id not in shells and not turn.payload], now)
+        self._claim(connection, [turn for _, turn in new if turn.inference_id not in missing], frozenset(shells), now)
         joined = join_waiting(connection, sorted(inserted), sorted({turn.episode_id for _, turn in new}), rules=rules)
         joined.counts["", "turn_ignored"] += len(served) - len(new)
         return joined
+
+    def _claim(self, connection: Connection, new: Sequence[TurnServed], shells: frozenset[str], now: datetime) -> None:
+        """Point at the segments that were written before their events; those of people who were erased meanwhile go."""
+        for turn in new:
+            if turn.payload and turn.inference_id in shells:
+                self._erase_from_segment(turn.payload.segment, frozenset({turn.inference_id}))
+            elif turn.payload:
+                record_segment(connection, turn.payload.segment, [turn.inference_id], size_bytes=turn.payload.bytes, now=now)
 
     def _write(self, connection: Connection, new: Sequence[tuple[AppliedEvent, TurnServed]], now: datetime) -> None:
         """One segment for the batch's new turns, named after the first of them: no other batch ever has that record as new."""

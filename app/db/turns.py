@@ -11,7 +11,6 @@ from sqlalchemy import ColumnElement, Connection, case, exists, select, true, up
 from app.db.chunks import one_of
 from app.db.engine import insert_or_ignore
 from app.db.tables import batch_items, segments, turns
-from app.domain.batches import TurnPayload
 from app.domain.events import is_imported
 from app.domain.rewards import segment_key
 from app.domain.streams import JoinRules
@@ -49,7 +48,7 @@ def _row(turn: TurnServed, rules: JoinRules, erased_at: datetime | None) -> dict
         "inference_id": turn.inference_id, "episode_id": turn.episode_id, "policy": turn.policy, "version": turn.version,
         "kind": turn.kind, "source": turn.source, "started_at": turn.started_at, "finished_at": turn.finished_at,
         "label_due_at": turn.finished_at + rules.label_wait(turn.policy), "actor": turn.actor, "segment": segment_key(turn.segment),
-        "finish_reason": str(turn.finish_reason), "train_consent": turn.consent.train, "has_logprobs": turn.logprobs is not None,
+        "finish_reason": str(turn.finish_reason), "train_consent": turn.consent.train, "has_logprobs": _has_logprobs(turn),
         "prompt_tokens": turn.usage.prompt_tokens, "completion_tokens": turn.usage.completion_tokens,
         "tool_calls": msgspec.to_builtins(turn.tool_calls), "time_to_first_token_s": turn.time_to_first_token_s,
         "release_id": turn.assignment.release_id, "stage": turn.assignment.stage, "arm": turn.assignment.arm,
@@ -59,22 +58,12 @@ def _row(turn: TurnServed, rules: JoinRules, erased_at: datetime | None) -> dict
     return row if erased_at is None else row | SHELL
 
 
+def _has_logprobs(turn: TurnServed) -> bool:
+    return turn.payload.has_logprobs if turn.payload else turn.logprobs is not None
+
+
 SHELL: dict[str, Any] = {"actor": None, "completion": "", "tags": {}, "tool_calls": [], "segment": "", "payload_segment": None}
 """What is left of a turn after its person was erased: that it was served, by which version, and when."""
-
-
-def payload_of(turn: TurnServed) -> TurnPayload:
-    """The part of a turn that goes into a segment."""
-    experts = turn.routed_experts
-    return TurnPayload(
-        inference_id=turn.inference_id, episode_id=turn.episode_id, policy=turn.policy, version=turn.version,
-        prompt_tokens=tuple(turn.prompt_tokens), completion_tokens=tuple(turn.completion_tokens),
-        logprobs=None if turn.logprobs is None else tuple(turn.logprobs),
-        routed_experts=None if experts is None else tuple(tuple(tuple(layer) for layer in token) for token in experts),
-        kept_log_mass=None if turn.kept_log_mass is None else tuple(turn.kept_log_mass),
-        temperature=turn.sampling.temperature, top_p=turn.sampling.top_p, finished_at=turn.finished_at,
-        messages=tuple(turn.messages), completion=turn.completion,
-    )  # fmt: skip
 
 
 def record_segment(connection: Connection, name: str, inference_ids: Sequence[str], *, size_bytes: int, now: datetime) -> None:

@@ -6,6 +6,8 @@ from datetime import datetime
 
 import msgspec
 
+from app.domain.turns import PayloadClaim, TurnServed
+
 
 @dataclass(frozen=True, kw_only=True)
 class BatchItem:
@@ -99,6 +101,27 @@ class TurnPayload:
     finished_at: datetime
     messages: tuple[dict[str, object], ...] = ()
     completion: str = ""
+
+
+def payload_of(turn: TurnServed) -> TurnPayload:
+    """The part of a turn that goes into a segment."""
+    experts = turn.routed_experts
+    return TurnPayload(
+        inference_id=turn.inference_id, episode_id=turn.episode_id, policy=turn.policy, version=turn.version,
+        prompt_tokens=tuple(turn.prompt_tokens), completion_tokens=tuple(turn.completion_tokens),
+        logprobs=None if turn.logprobs is None else tuple(turn.logprobs),
+        routed_experts=None if experts is None else tuple(tuple(tuple(layer) for layer in token) for token in experts),
+        kept_log_mass=None if turn.kept_log_mass is None else tuple(turn.kept_log_mass),
+        temperature=turn.sampling.temperature, top_p=turn.sampling.top_p, finished_at=turn.finished_at,
+        messages=tuple(turn.messages), completion=turn.completion,
+    )  # fmt: skip
+
+
+def without_payload(turn: TurnServed, claim: PayloadClaim | msgspec.UnsetType) -> TurnServed:
+    """The turn with a reference in the place of what lies in the trajectory store."""
+    return msgspec.structs.replace(
+        turn, messages=[], prompt_tokens=[], completion_tokens=[], logprobs=None, routed_experts=None, kept_log_mass=None, payload=claim
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

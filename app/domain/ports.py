@@ -19,6 +19,7 @@ from app.domain.events import CloudEvent, Observation
 from app.domain.releases import Route
 from app.domain.serving import GenerateRequest, GenerationChunk, ScoreRequest
 from app.domain.training import AdamParams, Datum, ForwardBackward, LossSpec, StepOutcome
+from app.domain.turns import PayloadClaim
 from app.domain.versions import TrainingRun, Version
 
 
@@ -46,6 +47,14 @@ class Inbox(Protocol):
 
     async def append(self, events: Sequence[CloudEvent]) -> list[Receipt]:
         """Commit the events (group commit) and say per event what became of it. Raises `Overloaded` when the backlog is full."""
+        ...
+
+
+class Claims(Protocol):
+    """Where the payloads of large turns go before their event."""
+
+    def deposit(self, payload: TurnPayload) -> PayloadClaim:
+        """Write it durably; the same payload again gives the same claim. Raises `Unavailable`."""
         ...
 
 

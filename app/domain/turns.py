@@ -72,6 +72,16 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     probability: float = 1.0
 
 
+class PayloadClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the payload of a turn lies that is too large for an event: a segment of that one turn, written before the event."""
+
+    segment: str
+    digest: str
+    """SHA-256 of the segment as it was written."""
+    bytes: int
+    has_logprobs: bool
+
+
 class TurnServed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What was served: made by the gateway (or an importer), eaten by ingestion.
 
@@ -113,3 +123,5 @@ class TurnServed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """`gateway` or `import:<name>` (history: labelled, never trained on)."""
     time_to_first_token_s: float | None = None
     tags: dict[str, str] = {}
+    payload: PayloadClaim | msgspec.UnsetType = msgspec.UNSET
+    """Set where messages, tokens and what belongs to them are in the trajectory store; then those fields are empty here."""

@@ -2,11 +2,14 @@
 
 A segment is whole or absent: it is written beside its place, synchronised, and renamed (S3: an object appears when its upload ends).
 The only change ever made to one is leaving turns out of it when their person is erased. Small segments are not merged: one holds what one
-transaction of ingestion brought, so a quiet product has many small files.
+transaction of ingestion brought, so a quiet product has many small files. A turn too large for an event has a segment of its own
+(`claims/`), written by the gateway; the turn's row points at it like at any other.
 """
 
+import hashlib
 import os
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,8 @@ import pyarrow.parquet as pq
 from pyarrow.compute import invert, is_in  # type: ignore[attr-defined] - made at import
 
 from app.domain.batches import TurnPayload
-from app.domain.errors import BadConfig, BadInput
+from app.domain.errors import BadConfig, BadInput, Unavailable
+from app.domain.turns import PayloadClaim
 from app.durable import sync
 
 SCHEMA = pa.schema(
@@ -40,8 +44,12 @@ SCHEMA = pa.schema(
 )
 
 
+CLAIM = "claim-"
+"""Segments that begin so hold one turn each and were written before its event."""
+
+
 class ParquetSegments:
-    """The TrajectoryStore port."""
+    """The TrajectoryStore and Claims ports."""
 
     def __init__(self, location: str) -> None:
         self._filesystem, self._root = _open(location)
@@ -80,6 +88,41 @@ class ParquetSegments:
             self._replace(path, kept)
         return removed
 
+    def deposit(self, payload: TurnPayload) -> PayloadClaim:
+        """The Claims port: a segment of one turn, named after it. Raises `Unavailable` where the store does not take it."""
+        name = CLAIM + hashlib.blake2b(payload.inference_id.encode(), digest_size=16).hexdigest()
+        path = self._path(name)
+        try:
+            self._filesystem.create_dir(path.rpartition("/")[0], recursive=True)
+            self._replace(path, _table([payload]))
+            content = self._bytes(path)
+        except OSError as error:
+            raise Unavailable(f"the trajectory store does not take a payload ({error}): check its space and its address") from error
+        return PayloadClaim(segment=name, digest=_digest(content), bytes=len(content), has_logprobs=payload.logprobs is not None)
+
+    def holds(self, claim: PayloadClaim) -> bool:
+        """Whether the claimed segment is there as it was written. Raises `Unavailable` where the store does not answer."""
+        if not claim.segment.startswith(CLAIM):
+            return False
+        try:
+            return _digest(self._bytes(self._path(claim.segment))) == claim.digest
+        except (FileNotFoundError, BadInput):
+            return False
+        except OSError as error:
+            raise Unavailable(f"the trajectory store does not answer ({error}): check its address and its credentials") from error
+
+    def drop(self, name: str) -> None:
+        """Delete a segment; one that is gone already is fine."""
+        try:
+            self._filesystem.delete_file(self._path(name))
+        except FileNotFoundError:
+            return
+
+    def claims(self, before: datetime) -> list[str]:
+        """Names of claimed segments that were written before a moment."""
+        found = self._filesystem.get_file_info(pafs.FileSelector(f"{self._root}/claims", allow_not_found=True))
+        return [info.base_name.removesuffix(".parquet") for info in found if info.base_name.startswith(CLAIM) and info.mtime < before]
+
     def names(self) -> list[str]:
         """Every segment there is."""
         found = self._filesystem.get_file_info(pafs.FileSelector(self._root, allow_not_found=True))
@@ -90,7 +133,11 @@ class ParquetSegments:
     def _path(self, name: str) -> str:
         if not name or "/" in name or name.startswith("."):
             raise BadInput(f"{name!r} is no name of a segment: use topic-partition-offset")
-        return f"{self._root}/{name}.parquet"
+        return f"{self._root}/{'claims/' if name.startswith(CLAIM) else ''}{name}.parquet"
+
+    def _bytes(self, path: str) -> bytes:
+        with self._filesystem.open_input_stream(path) as stream:
+            return bytes(stream.read())
 
     def _read(self, name: str, ids: Sequence[str]) -> list[TurnPayload]:
         table = self._load(self._path(name))
@@ -112,7 +159,7 @@ class ParquetSegments:
         pq.write_table(table, partial, compression="zstd")
         sync(Path(partial))
         os.replace(partial, path)
-        sync(Path(self._root))
+        sync(Path(path).parent)
 
 
 def _open(location: str) -> tuple[Any, str]:
@@ -125,6 +172,10 @@ def _open(location: str) -> tuple[Any, str]:
     root = Path(location).resolve()
     root.mkdir(parents=True, exist_ok=True)
     return pafs.LocalFileSystem(), str(root)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _is_in(table: pa.Table, ids: Iterable[str]) -> Any:  # noqa: ANN401 - pyarrow ships no types

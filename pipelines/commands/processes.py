@@ -66,6 +66,7 @@ def relay() -> None:
     candidate = Relay(
         office=wiring.relay_office(settings, group=ingestion.group), sink=wiring.event_sink(settings),
         store=wiring.effect_store(settings, rules=rules), config=config, owner=owner(), clock=wiring.clock(settings),
+        sweep=wiring.claim_sweep(settings).sweep,
     )  # fmt: skip
     end_within(stop)
     gc.freeze()

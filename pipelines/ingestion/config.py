@@ -40,6 +40,8 @@ class RelayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     keep_payloads_s: float = 7 * 86_400.0
     """How long the inbox keeps payloads of applied events; identities are kept for ever."""
     housekeeping_every_s: float = 30.0
+    sweep_every_s: float = 3600.0
+    """How often payloads without an event are looked for."""
 
 
 def streaming_config(toml: Mapping[str, Any]) -> tuple[IngestionConfig, RelayConfig]:

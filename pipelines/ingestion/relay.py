@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from app.domain.errors import LeaseLost, Unavailable
 from app.domain.events import Topic, envelope
@@ -52,6 +52,8 @@ class Relay:
     clock: Clock = utc_now
     pause: Callable[[float], None] = time.sleep
     owner: str = field(default_factory=uuid7)
+    sweep: Callable[[datetime], int] = lambda now: 0
+    """Drops what was deposited for events that never came; returns how much."""
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Take office whenever it is free and do its work until told to stop."""
@@ -79,6 +81,7 @@ class Term:
     term: RelayTerm
     reconciled_at: float = float("-inf")
     kept_house_at: float = float("-inf")
+    swept_at: float = field(default_factory=time.monotonic)
     journey: Journey = field(default_factory=Journey)
     setbacks: dict[str, Setbacks] = field(default_factory=lambda: {"inbox": Setbacks(), "outbox": Setbacks()})
 
@@ -188,6 +191,10 @@ class Term:
             self.kept_house_at = now
             self.relay.sink.rotate(applied_before=self.term.applied_before(now=self.relay.clock()))
             self.term.trim(applied_before=self.relay.clock() - timedelta(seconds=self.relay.config.keep_payloads_s))
+        if now - self.swept_at > self.relay.config.sweep_every_s:
+            self.swept_at = now
+            if swept := self.relay.sweep(self.relay.clock()):
+                log.warning("event=claims_swept count=%d reason=their events were never committed", swept)
 
 
 class Heartbeat:

@@ -27,6 +27,7 @@ from app.domain.serving import GenerateRequest, GenerationChunk, ScoreRequest
 from app.domain.turns import FinishReason
 from app.main import Collaborators
 from tests.fakes.inbox import MemoryInbox
+from tests.fakes.streaming import MemoryClaims
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 CHAMPION, CANDIDATE, PREVIOUS = "c" * 64, "d" * 64, "b" * 64
@@ -200,6 +201,7 @@ def collaborators(**changes: Any) -> Collaborators:
     given: dict[str, Any] = {
         "inbox": inbox, "routes": FixedRoutes("composer"), "engines": ScriptedEngines(), "policies": {"composer": policy_config()},
         "keys": MemoryKeys(), "episodes": MemoryEpisodes(),
+        "claims": MemoryClaims(),
         "ledger": ledger, "reads": FixedReads(), "actor_salt": "salt", "barrier": Barrier(hosts=frozenset({"testserver"})),
         "loopback": True, "session_secrets": lambda: ("a session secret",),
     }  # fmt: skip

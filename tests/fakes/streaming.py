@@ -6,6 +6,7 @@ from datetime import datetime
 from app.domain.batches import TurnPayload
 from app.domain.errors import BadRequest, Unavailable
 from app.domain.streams import Ack, Delivery, EffectBatch, OutgoingEvent, Sent, TopicPartition, Unsendable
+from app.domain.turns import PayloadClaim
 
 
 class MemorySegments:
@@ -31,6 +32,21 @@ class MemorySegments:
         """Leave turns out."""
         segment = self.written.get(name, {})
         return len([segment.pop(id_) for id_ in inference_ids & set(segment)])
+
+
+class MemoryClaims:
+    """Claims in a dict; `full` makes it refuse."""
+
+    def __init__(self) -> None:
+        self.payloads: dict[str, TurnPayload] = {}
+        self.full = False
+
+    def deposit(self, payload: TurnPayload) -> PayloadClaim:
+        """Keep it."""
+        if self.full:
+            raise Unavailable("the trajectory store does not take a payload: check its space")
+        self.payloads[payload.inference_id] = payload
+        return PayloadClaim(segment=f"claim-{payload.inference_id}", digest="d", bytes=1, has_logprobs=payload.logprobs is not None)
 
 
 class ScriptedSource:

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from app.db.turns import payload_of
-from app.domain.batches import TurnPayload
-from app.domain.errors import BadInput
+from app.domain.batches import TurnPayload, payload_of
+from app.domain.errors import BadInput, Unavailable
 from app.domain.ports import TrajectoryStore
 from app.trajectories.segments import ParquetSegments
 from tests.fakes.served import turn
@@ -81,3 +81,25 @@ def test_the_same_payloads_give_the_same_bytes_in_any_order(tmp_path: Path) -> N
 def test_a_name_that_leaves_the_folder_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(BadInput, match="no name of a segment"):
         ParquetSegments(str(tmp_path)).write(name, [BARE])
+
+
+def test_a_claimed_payload_is_read_like_any_other_and_a_broken_or_missing_one_is_noticed(tmp_path: Path) -> None:
+    store = ParquetSegments(str(tmp_path))
+    claim = store.deposit(RICH)
+    assert store.deposit(RICH) == claim
+    assert store.read([(claim.segment, "rich")]) == {"rich": RICH}
+    assert store.holds(claim)
+    assert (claim.has_logprobs, claim.bytes > 1_000) == (True, True)
+    path = tmp_path / "claims" / f"{claim.segment}.parquet"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert not store.holds(claim)
+    path.unlink()
+    assert not store.holds(claim)
+    assert not store.holds(msgspec.structs.replace(claim, segment="s-0-1"))
+
+
+def test_a_store_that_is_full_says_so_and_keeps_nothing(tmp_path: Path) -> None:
+    store = ParquetSegments(str(tmp_path / "segments"))
+    (tmp_path / "segments" / "claims").write_text("in the way")
+    with pytest.raises(Unavailable, match="does not take a payload"):
+        store.deposit(RICH)

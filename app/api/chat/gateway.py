@@ -25,15 +25,18 @@ from app.api.intake import Headers, Limits
 from app.api.metrics import Metrics
 from app.api.redaction import Redactor
 from app.domain.assignment import Arm, assign
+from app.domain.batches import payload_of, without_payload
 from app.domain.errors import Overloaded, RatchetError, Unavailable, UnknownPolicy
 from app.domain.events import CloudEvent
 from app.domain.ids import uuid7
 from app.domain.policies import PolicyConfig
-from app.domain.ports import Clock, Engines, EpisodeSummary, Inbox, Routes
+from app.domain.ports import Claims, Clock, Engines, EpisodeSummary, Inbox, Routes
 from app.domain.serving import GenerateRequest, GenerationChunk
 from app.domain.turns import FinishReason, TurnServed
 
 log = logging.getLogger("ratchet.api")
+CLAIM_ABOVE_BYTES = 256 * 1024
+"""A turn whose event is larger than this leaves its payload in the trajectory store: brokers take 1 MiB, and hold every byte n times."""
 COMMIT_PATIENCE_S = 10.0
 """How long a sampled turn waits for a full or unreachable inbox before its answer is given up with an error."""
 
@@ -63,6 +66,7 @@ class Gateway:
     clock: Clock
     limits: Limits
     actor_salt: str
+    claims: Claims
     _commits: set["asyncio.Task[None]"] = field(default_factory=set["asyncio.Task[None]"])
     """Commits under way: held here so that a cancelled request does not lose its turn."""
 
@@ -205,12 +209,24 @@ class Gateway:
         """Commit a turn, patiently: what was sampled is worth a few seconds of waiting."""
         if redacted:
             turn = await asyncio.to_thread(redact, turn, self.redactor)
-        await self._append_patiently(turn_event(turn))
+        await self._append_patiently(await self._event(turn))
         log.info(
             "turn_served inference_id=%s episode_id=%s policy=%s version=%s arm=%s finish=%s tokens=%d",
             turn.inference_id, turn.episode_id, turn.policy, turn.version[:12], turn.assignment.arm, turn.finish_reason,
-            len(turn.completion_tokens),
+            turn.usage.completion_tokens,
         )  # fmt: skip
+
+    async def _event(self, turn: TurnServed) -> CloudEvent:
+        """The turn as an event; a large payload is deposited first. Where that fails the inbox takes it whole, and no broker sees it."""
+        event = turn_event(turn)
+        if len(event.data) <= CLAIM_ABOVE_BYTES:
+            return event
+        try:
+            claim = await asyncio.to_thread(lambda: self.claims.deposit(payload_of(turn)))
+        except Unavailable as error:
+            log.error("payload_not_deposited inference_id=%s bytes=%d error=%s", turn.inference_id, len(event.data), error)
+            return event
+        return turn_event(without_payload(turn, claim))
 
     async def _append_patiently(self, event: CloudEvent) -> None:
         deadline = time.monotonic() + COMMIT_PATIENCE_S

@@ -93,6 +93,8 @@ def _imported(turn: TurnServed, desk: Desk, caller: Caller) -> CloudEvent:
         raise BadRequest("only turns with source `import:<name>` can be sent; others come from the gateway", param="data.source")
     if turn.logprobs is not None or turn.completion_tokens or turn.prompt_tokens:
         raise BadRequest("an imported turn has no tokens and no log-probabilities of ours", param="data.logprobs")
+    if turn.payload is not msgspec.UNSET:
+        raise BadRequest("an imported turn carries its own content: leave `payload` out", param="data.payload")
     if turn.policy not in desk.policies or caller.policy not in (None, turn.policy):
         raise BadRequest(f"no policy is named {turn.policy!r} for this key", param="data.policy", code="unknown_policy")
     if turn.started_at.tzinfo is None or turn.finished_at.tzinfo is None:

@@ -13,7 +13,7 @@ from app.domain.errors import BadRequest, Overloaded, Unavailable
 from app.domain.events import EventType, Exposure
 from app.domain.ids import hash_actor
 from app.domain.ports import EpisodeState
-from app.domain.turns import FinishReason, ToolVerdict, TurnServed
+from app.domain.turns import FinishReason, PayloadClaim, ToolVerdict, TurnServed
 from app.main import create_app
 from tests.fakes.gateway import (
     CANDIDATE,
@@ -27,6 +27,7 @@ from tests.fakes.gateway import (
     policy_config,
 )
 from tests.fakes.inbox import MemoryInbox
+from tests.fakes.streaming import MemoryClaims
 
 WEATHER = {
     "type": "function",
@@ -238,6 +239,31 @@ def test_a_turn_with_personal_data_is_stored_without_it_and_without_tokens() -> 
     assert turn.messages[0]["content"] == "call [PHONE]"
     assert (turn.logprobs, turn.completion_tokens, turn.prompt_tokens) == (None, [], [])
     assert turn.tags["redacted"] == "true"
+
+
+def test_a_large_turn_leaves_its_payload_in_the_trajectory_store_and_its_event_stays_small() -> None:
+    claims = MemoryClaims()
+    client, inbox = service(claims=claims)
+    text = "word " * 80_000
+    assert ask(client, messages=[{"role": "user", "content": text}]).status_code == 200
+    (event,) = events_of(inbox, EventType.TURN)
+    (turn,) = turns(inbox)
+    assert len(event.data) < 2_000
+    assert turn.payload == PayloadClaim(segment=f"claim-{turn.inference_id}", digest="d", bytes=1, has_logprobs=True)
+    assert (turn.messages, turn.prompt_tokens, turn.completion_tokens, turn.logprobs) == ([], [], [], None)
+    assert (turn.usage.completion_tokens, turn.completion) == (5, "Hello, world!")
+    kept = claims.payloads[turn.inference_id]
+    assert (kept.messages, len(kept.prompt_tokens)) == (({"role": "user", "content": text},), 80_001)
+
+
+def test_a_large_turn_goes_whole_into_the_inbox_where_the_trajectory_store_is_full() -> None:
+    claims = MemoryClaims()
+    claims.full = True
+    client, inbox = service(claims=claims)
+    assert ask(client, messages=[{"role": "user", "content": "word " * 80_000}]).status_code == 200
+    (turn,) = turns(inbox)
+    assert not turn.payload
+    assert len(turn.prompt_tokens) == 80_001
 
 
 def test_a_turn_without_personal_data_keeps_its_tokens() -> None:

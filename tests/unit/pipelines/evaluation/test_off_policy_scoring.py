@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.db.turns import payload_of
-from app.domain.batches import RewardedTurn, TurnPayload
+from app.domain.batches import RewardedTurn, TurnPayload, payload_of
 from app.domain.errors import BadRequest, Unavailable
 from app.domain.gates import GateResult, Verdict
 from app.domain.serving import ScoreRequest
