@@ -36,7 +36,7 @@ from app.api.redaction import Redactor
 from app.api.sessions import Sessions
 from app.console.pages import console
 from app.domain.access import Scope
-from app.domain.errors import BadConfig, RatchetError
+from app.domain.errors import BadConfig, RatchetError, Unavailable
 from app.domain.ids import utc_now
 from app.domain.policies import PolicyConfig
 from app.domain.ports import Claims, Clock, Engines, Episodes, Inbox, Keys, Ledger, Reads, Routes
@@ -70,6 +70,8 @@ class Collaborators:
     clock: Clock = utc_now
     limits: Limits = field(default_factory=Limits)
     checks: Mapping[str, Check] = field(default_factory=dict[str, Check])
+    notes: Mapping[str, Check] = field(default_factory=dict[str, Check])
+    """Told by `/health` beside the checks, without making the service unwell."""
     routers: Sequence[APIRouter] = ()
     """Of other rooms: releases, console."""
     barrier: Barrier = field(default_factory=Barrier)
@@ -103,7 +105,7 @@ def create_app(with_: Collaborators) -> Application:
             phoenix.router(counter),
             otel.router(counter),
             areal.router(counter, gateway.conversations.last_inference),
-            probes(checks=with_.checks, metrics=metrics),
+            probes(checks=with_.checks, metrics=metrics, notes=with_.notes),
             views(reads=with_.reads, routes=with_.routes, policies=with_.policies, clock=with_.clock),
             *with_.routers,
         ],
@@ -187,6 +189,10 @@ def listen(settings: Settings) -> socket.socket:
 
 
 def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collaborators:
+    async def ingestion() -> None:
+        if said := await asyncio.to_thread(adapters.ingestion_troubles):
+            raise Unavailable("; ".join(said))
+
     async def database() -> None:
         await asyncio.to_thread(adapters.reads.ping)
 
@@ -201,7 +207,7 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
         episodes=adapters.episodes, ledger=adapters.reads, reads=adapters.reads,
         actor_salt=wiring.actor_salt(settings), session_secrets=wiring.session_secrets(settings),
         loopback=settings.host in LOOPBACK,
-        claims=adapters.claims,
+        claims=adapters.claims, notes={"ingestion": ingestion},
         checks={"database": database, "engines": adapters.check_engines}, routers=[releases.router(room), guarded],
         barrier=Barrier(
             hosts=settings.hosts | reached_as(settings.host), origins=settings.origins, loopback=settings.host in LOOPBACK

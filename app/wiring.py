@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from app.db.streams import SqlEffects
     from app.db.suite_scores import SqlScores
     from app.db.suite_sources import WellEnded
+    from app.db.troubles import SqlTroubles
     from app.db.versions import SqlVersions
     from app.db.webhooks import SqlWebhookBook
     from app.domain.batches import RewardedTurn, TurnPayload
@@ -159,13 +160,13 @@ def event_source(settings: Settings, *, group: str, max_records: int) -> "KafkaS
     from app.db.epochs import SqlEpochs
     from app.db.members import SqlMembership
     from app.db.relay import has_backlog
-    from app.db.streams import read_offsets
+    from app.db.streams import SqlPositions
     from app.messaging.consumer import KafkaSource
 
     state, inbox = open_state(settings), open_inbox(settings)
     return KafkaSource(
         cluster(settings), SqlEpochs(state), SqlMembership(state, group=group), group=group,
-        applied=lambda: read_offsets(state, group), backlog=lambda: has_backlog(inbox), max_records=max_records,
+        positions=SqlPositions(state, group=group), backlog=lambda: has_backlog(inbox), max_records=max_records,
     )  # fmt: skip
 
 
@@ -202,6 +203,13 @@ def claim_sweep(settings: Settings) -> "SqlClaimSweep":
     segments = trajectories(settings)
     age = timedelta(hours=1) if settings.ingest == "inbox" else timedelta(days=7)
     return SqlClaimSweep(open_state(settings), open_inbox(settings), claims=segments.claims, drop=segments.drop, min_age=age)
+
+
+def troubles(settings: Settings, *, name: str) -> "SqlTroubles":
+    """Where a process says what it waits for."""
+    from app.db.troubles import SqlTroubles
+
+    return SqlTroubles(open_state(settings), name=name)
 
 
 def dead_letters(settings: Settings) -> "SqlDeadLetters":
@@ -435,6 +443,8 @@ class HttpAdapters:
     reads: "SqlReads"
     operations: "SqlOperations"
     claims: "Claims"
+    ingestion_troubles: Callable[[], list[str]]
+    """What keeps accepted events from being applied, a sentence each."""
 
     async def check_engines(self) -> None:
         """Raise `Unavailable` where no engine answers."""
@@ -461,6 +471,7 @@ def http_adapters(settings: Settings) -> HttpAdapters:
     from app.db.keys import SqlKeys
     from app.db.pointer import SqlRoutes
     from app.db.reads import SqlReads
+    from app.db.troubles import ingestion_troubles
 
     state, inbox = open_state(settings), open_inbox(settings)
     return HttpAdapters(
@@ -473,6 +484,7 @@ def http_adapters(settings: Settings) -> HttpAdapters:
         reads=SqlReads(state, inbox),
         operations=SqlOperations(state, inbox),
         claims=LateClaims(settings),
+        ingestion_troubles=lambda: ingestion_troubles(state, inbox),
     )
 
 

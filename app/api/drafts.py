@@ -2,11 +2,11 @@
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import cached_property, lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, cast, get_args
 
 import msgspec
 
@@ -16,6 +16,7 @@ from app.api.redaction import Redactor
 from app.domain.errors import BadRequest
 from app.domain.events import CloudEvent, EventType, Observation, Retraction
 from app.domain.ids import hash_actor, uuid7
+from app.domain.moments import check_moments
 from app.domain.policies import Level, PolicyConfig, SignalConfig
 from app.domain.ports import Clock
 from app.domain.signals import check_value, split_path
@@ -25,8 +26,6 @@ AwareTime = Annotated[datetime, msgspec.Meta(tz=True)]
 TargetId = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 EventId = Annotated[str, msgspec.Meta(min_length=1, max_length=180)]
 Label = Annotated[str, msgspec.Meta(min_length=1, max_length=120)]
-FUTURE = timedelta(days=1)
-"""Clocks may be wrong by minutes; an observation from further ahead would win over every later correction."""
 _SOURCE = re.compile(r"(api|collector|(sdk|import):[\w.\-]+)(@[\w.\-]+)?")
 
 
@@ -77,6 +76,25 @@ def decode(decoder: "msgspec.json.Decoder[Any]", raw: bytes | memoryview | msgsp
         raise BadRequest("the body is nested too deep", code="too_deep") from error
 
 
+def refuse_unknown(raw: msgspec.Raw, kind: type[msgspec.Struct]) -> None:
+    """A client's field that the type does not know is a mistake of the client. Raises `BadRequest` with its path."""
+    for path in _unknown(msgspec.json.decode(raw), kind, ""):
+        raise BadRequest(f"{path}: Object contains unknown field `{path.rpartition('.')[2]}`", param=path)
+
+
+def _unknown(sent: object, kind: Any, at: str) -> Iterator[str]:  # noqa: ANN401 - a type, or a list of one
+    if isinstance(sent, list):
+        for index, member in enumerate(cast("list[object]", sent)):
+            yield from _unknown(member, get_args(kind)[0] if get_args(kind) else None, f"{at}{index}.")
+    elif isinstance(sent, dict) and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        known = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+        for name, value in cast("dict[str, object]", sent).items():
+            if name not in known:
+                yield at + name
+            else:
+                yield from _unknown(value, known[name], f"{at}{name}.")
+
+
 def _wrong_field(text: str) -> BadRequest:
     message, path = split_path(text)
     named = re.search(r"(?:unknown|required) field `([^`]*)`", message)
@@ -121,8 +139,7 @@ class Desk:
         check_value(draft.name, draft.value, self._signals(policy), level=level)
         now = self.clock()
         occurred_at = draft.occurred_at or now
-        if occurred_at > now + FUTURE:
-            raise BadRequest(f"occurred_at lies in the future ({occurred_at.isoformat()}): check the sender's clock", param="occurred_at")
+        _check_time(occurred_at, now)
         observation = Observation(
             id=draft.id or _content_id(draft, policy),
             policy=policy,
@@ -144,7 +161,9 @@ class Desk:
     def retraction(self, draft: RetractionDraft, caller: Caller) -> CloudEvent:
         """The event that takes an observation back; the same retraction twice is one event."""
         source = source_of(draft.source, caller)
-        occurred_at = draft.occurred_at or self.clock()
+        now = self.clock()
+        occurred_at = draft.occurred_at or now
+        _check_time(occurred_at, now)
         retraction = Retraction(observation_id=draft.observation_id, source=source, occurred_at=occurred_at)
         return CloudEvent(
             id=f"{draft.observation_id}:retracted", source=source, type=EventType.RETRACTION.value, time=occurred_at,
@@ -178,6 +197,13 @@ class Desk:
         named = self.policies.get(policy) if policy is not None else None
         asked = named.redact if named is not None else self.redacts
         return self.redactor.value(value) if asked else value
+
+
+def _check_time(occurred_at: datetime, now: datetime) -> None:
+    try:
+        check_moments(received_at=now, occurred_at=occurred_at)
+    except ValueError as error:
+        raise BadRequest(str(error), param="occurred_at") from error
 
 
 def _level(draft: Draft) -> Level:

@@ -25,16 +25,20 @@ PolicyName = Annotated[str | None, Query(max_length=200)]
 Reader = Annotated[Caller, Depends(requires(Scope.READ))]
 
 
-def probes(*, checks: Mapping[str, Check], metrics: Metrics) -> APIRouter:
-    """Health, status and metrics. Health and status need no key: a probe has none, and they tell no secrets."""
+def probes(*, checks: Mapping[str, Check], metrics: Metrics, notes: Mapping[str, Check] | None = None) -> APIRouter:
+    """Health, status and metrics. Health and status need no key: a probe has none, and they tell no secrets.
+
+    `notes` are told like checks, and do not make the service unwell: it answers while ingestion waits for a bucket.
+    """
     router = APIRouter(tags=["operations"])
 
     @router.get("/health", responses={503: {"description": "A dependency is not well."}})
     async def health() -> Response:
-        """Whether every dependency is well; 503 where one is not."""
-        results = await asyncio.gather(*(_outcome(check) for check in checks.values()))
-        body = dict(zip(checks, results, strict=True))
-        return _json(body, 200 if all(result == "ok" for result in results) else 503)
+        """Whether every dependency is well; 503 where one is not. `ingestion` says what keeps accepted events from being applied."""
+        asked = {**checks, **(notes or {})}
+        results = await asyncio.gather(*(_outcome(check) for check in asked.values()))
+        body = dict(zip(asked, results, strict=True))
+        return _json(body, 200 if all(body[name] == "ok" for name in checks) else 503)
 
     @router.get("/status")
     async def status() -> Response:

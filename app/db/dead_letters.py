@@ -7,13 +7,15 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Row, Select, delete, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from app.db.chunks import pair_of
 from app.db.engine import reading, writing
 from app.db.outbox import OutboxEvent, enqueue
 from app.db.tables import dead_letters
-from app.domain.events import Topic
+from app.domain.events import CloudEvent, Topic
 from app.domain.streams import DeadLetter, StoredDeadLetter
 
 MAX_REASON = 2_000
+MAX_NAME = 200
 
 
 def bury(connection: Connection, dead: Sequence[DeadLetter], *, now: datetime) -> None:
@@ -24,6 +26,7 @@ def bury(connection: Connection, dead: Sequence[DeadLetter], *, now: datetime) -
         {
             "topic": letter.topic, "partition": letter.partition, "offset": letter.offset, "reason": letter.reason[:MAX_REASON],
             "headers": dict(letter.headers), "payload": letter.payload, "attempts": 1, "first_seen_at": now, "last_seen_at": now,
+            "source": _identity(letter, "ce_source"), "event_id": _identity(letter, "ce_id"),
         }
         for letter in dead
     ]  # fmt: skip
@@ -35,6 +38,19 @@ def bury(connection: Connection, dead: Sequence[DeadLetter], *, now: datetime) -
     }
     connection.execute(statement.on_conflict_do_update(index_elements=["topic", "partition", "offset"], set_=seen_again), rows)
     enqueue(connection, [_event(letter) for letter in dead], now=now)
+
+
+def _identity(letter: DeadLetter, header: str) -> str | None:
+    text = letter.headers.get(header, "")
+    return text if 0 < len(text) <= MAX_NAME else None
+
+
+def buried_among(connection: Connection, events: Sequence[CloudEvent]) -> set[tuple[str, str]]:
+    """Those of the events that lie among the dead letters as they are: to send them again would bury them again."""
+    d, waiting = dead_letters.c, {(event.source, event.id): event.data for event in events}
+    known = select(d.source, d.event_id, d.payload).where(pair_of(connection, (d.source, d.event_id), sorted(waiting)))
+    found = connection.execute(known) if waiting else ()
+    return {(row.source, row.event_id) for row in found if bytes(row.payload) == waiting[row.source, row.event_id]}
 
 
 def _event(letter: DeadLetter) -> OutboxEvent:

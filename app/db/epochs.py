@@ -6,6 +6,7 @@ from sqlalchemy import Engine, insert, select, update
 
 from app.db.engine import reading, writing
 from app.db.tables import topic_epochs
+from app.db.verdicts import judged
 
 
 class SqlEpochs:
@@ -32,9 +33,9 @@ class SqlEpochs:
         return (last or 0) + 1
 
     def readable(self, topic: str) -> list[int]:
-        """Epochs that the broker may still hold, oldest first; the last is the current one."""
+        """Epochs that the broker may still hold, oldest first; the last is the current one. Raises `Unavailable`."""
         t = topic_epochs.c
-        with reading(self._engine) as connection:
+        with judged(), reading(self._engine) as connection:
             statement = select(t.epoch).where(t.topic == topic, t.deleted_at.is_(None)).order_by(t.epoch)
             return list(connection.execute(statement).scalars())
 

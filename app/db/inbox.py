@@ -25,6 +25,7 @@ from app.db.inbox_rows import Row, count_answers, insert_rows, unsent_count
 from app.domain.errors import BadRequest, Overloaded, Unavailable
 from app.domain.events import CloudEvent, payload_hash
 from app.domain.ids import utc_now
+from app.domain.moments import check_moments
 from app.domain.ports import Clock, Receipt
 
 MAX_IN_FLIGHT_BYTES = 32 * 1024 * 1024
@@ -225,6 +226,10 @@ def _row(event: CloudEvent, now: datetime | None) -> Row:
     for name, text in (("source", event.source), ("id", event.id), ("type", event.type), ("key", event.key)):
         if len(text) > MAX_NAME or not text or ("\x00" in text) or not (text.isascii() or _encodes(text)):
             raise BadRequest(f"{name} is {text[:40]!r}: use 1 to {MAX_NAME} characters of valid text without NUL", param=name)
+    try:
+        check_moments(received_at=now, time=event.time)
+    except ValueError as error:
+        raise BadRequest(str(error), param="time") from error
     return Row(
         source=event.source, event_id=event.id, type=str(event.type), key=event.key, time=event.time,
         payload=event.data, payload_hash=payload_hash(event), received_at=now,

@@ -14,6 +14,7 @@ from app.db.clock import database_now
 from app.db.engine import upsert, writing
 from app.db.leases import expired
 from app.db.tables import leases
+from app.db.verdicts import judged
 from app.domain.ids import uuid7
 from app.domain.ports import Clock
 from app.domain.streams import PARTITIONS
@@ -32,9 +33,9 @@ class SqlMembership:
         self._clock = clock
 
     def partitions(self) -> frozenset[int]:
-        """The partitions that are this member's now: every n-th, by its rank among the n members alive."""
+        """The partitions that are this member's now: every n-th, by its rank among the n members alive. Raises `Unavailable`."""
         ours = leases.c.name.startswith(self._prefix, autoescape=True)
-        with writing(self._engine) as connection:
+        with judged(), writing(self._engine) as connection:
             now = database_now(connection) if self._clock is None else self._clock()
             row = {"name": self._name, "owner": self._name, "token": 0, "expires_at": now + TTL}
             connection.execute(upsert(connection, leases, key=("name",), update=("expires_at",)), row)

@@ -15,9 +15,11 @@ from app.db import leases
 from app.db.chunks import one_of
 from app.db.clock import ConnectionClock
 from app.db.counters import add_counts
+from app.db.dead_letters import buried_among
 from app.db.engine import reading, writing
 from app.db.streams import applied_among, offsets
 from app.db.tables import inbox, outbox
+from app.db.verdicts import judged
 from app.domain.events import CloudEvent, Topic
 from app.domain.ports import Lease
 from app.domain.streams import OutgoingEvent, TopicPartition
@@ -81,7 +83,7 @@ class SqlRelayTerm:
             connection.execute(update(outbox).where(one_of(connection, outbox.c.seq, seqs)).values(sent_at=now))
 
     def confirm_applied(self, *, relayed_before: datetime, limit: int, now: datetime) -> list[OutgoingEvent]:
-        """Take what was applied off the list; returns what was relayed before that moment and is not applied."""
+        """Take what was applied, or buried, off the list; returns what was relayed before that moment and is neither."""
         unconfirmed = inbox.c.relayed_at.is_not(None) & inbox.c.applied_at.is_(None)
         with reading(self._inbox) as connection:
             identities = select(inbox.c.seq, inbox.c.source, inbox.c.event_id).where(unconfirmed, inbox.c.relayed_at < relayed_before)
@@ -92,7 +94,11 @@ class SqlRelayTerm:
         missing = [row.seq for row in rows if (row.source, row.event_id) not in applied]
         with reading(self._inbox) as connection:
             wanted = select(*_INBOX).where(one_of(connection, inbox.c.seq, missing)).order_by(inbox.c.seq)
-            return [_from_inbox(row) for row in connection.execute(wanted)] if missing else []
+            waiting = [_from_inbox(row) for row in connection.execute(wanted)] if missing else []
+        with reading(self._state) as connection:
+            buried = buried_among(connection, [row.event for row in waiting])
+        self._update_inbox([row.seq for row in waiting if (row.event.source, row.event.id) in buried], {"applied_at": now})
+        return [row for row in waiting if (row.event.source, row.event.id) not in buried]
 
     def send_again(self, seqs: Sequence[int]) -> None:
         """Put these back among the unsent, one round older."""
@@ -184,7 +190,7 @@ def inbox_metrics(connection: Connection, *, now: datetime) -> dict[str, float]:
 
 
 def has_backlog(engine: Engine) -> bool:
-    """Whether anything was relayed that is not known to be applied."""
-    with reading(engine) as connection:
+    """Whether anything was relayed that is not known to be applied. Raises `Unavailable`."""
+    with judged(), reading(engine) as connection:
         statement = select(inbox.c.seq).where(inbox.c.relayed_at.is_not(None), inbox.c.applied_at.is_(None)).limit(1)
         return connection.execute(statement).first() is not None

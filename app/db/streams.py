@@ -8,11 +8,11 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, exc, func, select
+from sqlalchemy import Connection, Engine, delete, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from app.db import dead_letters, erasures
@@ -23,17 +23,14 @@ from app.db.exposures import insert_exposures
 from app.db.observations import Joined, apply_retractions, expire_parked, insert_observations, join_waiting, settle_crossed
 from app.db.tables import applied_events, observations, stream_offsets, turns
 from app.db.turns import insert_turns, note_evidence, record_segment
+from app.db.verdicts import judged
 from app.domain.batches import payload_of
-from app.domain.errors import BadRequest, Unavailable
 from app.domain.events import Erasure, Exposure, Observation, Retraction
-from app.domain.streams import AppliedEvent, EffectBatch, EraseFromSegment, JoinRules, TopicPartition, WriteSegment
+from app.domain.streams import AppliedEvent, EffectBatch, EraseFromSegment, JoinRules, Position, TopicPartition, WriteSegment
 from app.domain.turns import PayloadClaim, TurnServed
 
 E = TypeVar("E")
 log = logging.getLogger(__name__)
-
-BAD_DATA = (exc.DataError, exc.IntegrityError, exc.ProgrammingError)
-"""The database refuses what a record says (a NUL in a text, a name that is too long): no retry helps."""
 
 
 class SqlEffects:
@@ -55,21 +52,16 @@ class SqlEffects:
         self._holds = holds
 
     def apply(self, batch: EffectBatch, *, now: datetime) -> int:
-        """Apply in one transaction. Raises `BadRequest` when a record cannot be stored, `Unavailable` when retrying may help."""
+        """Apply in one transaction. Raises `BadRequest` when a record cannot be stored, `Unavailable` when retrying may help, and
+        `OwnFault` when the schema is not the one of this version.
+        """
         missing = self._missing_claims(batch)
-        try:
-            with writing(self._engine) as connection:
-                return self._apply(connection, batch, missing, now)
-        except exc.DBAPIError as error:
-            if isinstance(error, BAD_DATA):
-                raise BadRequest(f"the database refuses a record: {error.orig}") from error
-            raise Unavailable(f"the database does not take the batch ({error.orig}): it is tried again") from error
-        except (exc.StatementError, UnicodeEncodeError) as error:
-            raise BadRequest(f"the database refuses a record: {error}") from error
+        with judged(), writing(self._engine) as connection:
+            return self._apply(connection, batch, missing, now)
 
     def expire_parked(self, *, now: datetime) -> int:
         """Ledger observations whose turn never came as orphans, after joining those whose turn came at the same moment."""
-        with writing(self._engine) as connection:
+        with judged(), writing(self._engine) as connection:
             joined = settle_crossed(connection, rules=self._rules())
             note_evidence(connection, joined.changed_turns)
             counts = expire_parked(connection, rules=self._rules(), now=now)
@@ -205,13 +197,17 @@ def _stored_hashes(connection: Connection, events: Sequence[AppliedEvent]) -> di
 
 
 def save_offsets(connection: Connection, batch: EffectBatch, *, now: datetime) -> None:
-    """Move the group's offsets forward; a consumer that lost its partitions and comes late never moves them back."""
+    """Move the group's offsets forward; a consumer that lost its partitions and comes late never moves them back.
+
+    Offsets of another topic of the same name are no later and no earlier: they take the place of the old ones.
+    """
     if not batch.next_offsets:
         return
     rows = [
         {
             "consumer_group": batch.group, "topic": topic, "partition": partition, "next_offset": offset,
             "high_water": max(offset, batch.high_waters.get((topic, partition), offset)), "updated_at": now,
+            "incarnation": batch.incarnations.get(topic),
         }
         for (topic, partition), offset in sorted(batch.next_offsets.items())
     ]  # fmt: skip
@@ -220,8 +216,8 @@ def save_offsets(connection: Connection, batch: EffectBatch, *, now: datetime) -
     connection.execute(
         statement.on_conflict_do_update(
             index_elements=["consumer_group", "topic", "partition"],
-            set_={"next_offset": new.next_offset, "high_water": new.high_water, "updated_at": new.updated_at},
-            where=stream_offsets.c.next_offset < new.next_offset,
+            set_={name: new[name] for name in ("next_offset", "high_water", "updated_at", "incarnation")},
+            where=(stream_offsets.c.next_offset < new.next_offset) | stream_offsets.c.incarnation.is_distinct_from(new.incarnation),
         ),
         rows,
     )
@@ -234,9 +230,33 @@ def offsets(connection: Connection, group: str) -> dict[TopicPartition, int]:
 
 
 def read_offsets(engine: Engine, group: str) -> Mapping[TopicPartition, int]:
-    """`offsets` in a transaction of its own."""
-    with reading(engine) as connection:
+    """`offsets` in a transaction of its own. Raises `Unavailable`."""
+    with judged(), reading(engine) as connection:
         return offsets(connection, group)
+
+
+class SqlPositions:
+    """The Positions port."""
+
+    def __init__(self, engine: Engine, *, group: str) -> None:
+        self._engine = engine
+        self._group = group
+
+    def read(self) -> Mapping[TopicPartition, Position]:
+        """Every partition's. Raises `Unavailable`."""
+        statement = select(stream_offsets).where(stream_offsets.c.consumer_group == self._group)
+        with judged(), reading(self._engine) as connection:
+            rows = connection.execute(statement).all()
+        return {(row.topic, row.partition): Position(row.next_offset, row.incarnation) for row in rows}
+
+    def forget(self, places: Collection[TopicPartition]) -> None:
+        """Forget where we were, and count it. Raises `Unavailable`."""
+        c = stream_offsets.c
+        with judged(), writing(self._engine) as connection:
+            for topic, partition in sorted(places):
+                mine = (c.consumer_group == self._group) & (c.topic == topic) & (c.partition == partition)
+                connection.execute(delete(stream_offsets).where(mine))
+            add_counts(connection, Counter({("", "offsets_reset"): len(places)}))
 
 
 # --- metrics ------------------------------------------------------------------------------------------------------------------

@@ -42,6 +42,15 @@ metadata = MetaData(
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+def _micros(moment: datetime) -> int:
+    delta = moment - EPOCH
+    return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+
+
+_FIRST, _LAST = _micros(datetime(1, 1, 2, tzinfo=UTC)), _micros(datetime(9999, 12, 30, tzinfo=UTC))
+"""What is stored beyond these (a year 1 with an offset) would raise at every reading, for ever."""
+
+
 class UtcMicros(TypeDecorator[datetime]):
     """A timezone-aware UTC datetime, stored as integer microseconds since the epoch: exact, ordered, the same on both databases."""
 
@@ -54,14 +63,13 @@ class UtcMicros(TypeDecorator[datetime]):
             return None
         if value.tzinfo is None:
             raise ValueError(f"{value!r} has no timezone; use app.domain.ids.utc_now()")
-        delta = value - EPOCH
-        return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+        return _micros(value)
 
     def process_result_value(self, value: int | None, dialect: Dialect) -> datetime | None:
         """Back to an aware datetime, exactly."""
         if value is None:
             return None
-        return EPOCH + timedelta(microseconds=value)
+        return EPOCH + timedelta(microseconds=min(max(value, _FIRST), _LAST))
 
 
 def _partial(name: str, *columns: str, where: str, sqlite: str | None = None) -> Index:
@@ -116,8 +124,10 @@ stream_offsets = Table(
     Column("next_offset", BigInteger, nullable=False),
     Column("high_water", BigInteger),
     Column("updated_at", UtcMicros, nullable=False),
+    Column("incarnation", Name),
     PrimaryKeyConstraint("consumer_group", "topic", "partition"),
 )
+"""`incarnation`: id of the cluster and of the topic. An offset says nothing about a topic of the same name that was made anew."""
 
 topic_epochs = Table(
     "topic_epochs",
@@ -155,9 +165,23 @@ dead_letters = Table(
     Column("first_seen_at", UtcMicros, nullable=False),
     Column("last_seen_at", UtcMicros, nullable=False),
     Column("replayed_at", UtcMicros),
+    Column("source", Name),
+    Column("event_id", Name),
     UniqueConstraint("topic", "partition", "offset"),
+    Index("ix_dead_letters_source_event_id", "source", "event_id"),
     sqlite_autoincrement=True,
 )
+"""`source` and `event_id`: the identity in its envelope, where that is readable; what is buried need not be sent again."""
+
+troubles = Table(
+    "troubles",
+    metadata,
+    Column("name", Name, primary_key=True),
+    Column("reason", Text, nullable=False),
+    Column("since", UtcMicros, nullable=False),
+    Column("updated_at", UtcMicros, nullable=False),
+)
+"""What a process waits for at present, in a sentence; `/health` shows it."""
 
 leases = Table(
     "leases",

@@ -13,6 +13,7 @@ RatchetError                 something a person can act on; the message names th
 ├── NotFound                 an id that names nothing
 ├── Unavailable              a dependency does not answer; retrying later may help (503)
 │   └── Overloaded           a limit is reached; `retry_after_s` says when to come back (429)
+├── OwnFault                 code and database do not agree, or every record fails alike: nothing is buried, the process stops
 └── Held                     a training run that refuses to update; `reason` is from `HoldReason`
 
 Anything else that escapes is a bug of ours and crashes loudly.
@@ -78,6 +79,10 @@ class Overloaded(Unavailable):
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class OwnFault(RatchetError):
+    """A fault of ours, not of the data: whoever meets it stops and says so, and buries nothing."""
 
 
 class Held(RatchetError):

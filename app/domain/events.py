@@ -1,7 +1,9 @@
 """What travels on Kafka: CloudEvents 1.0 in binary mode around the wire types below.
 
-Wire types are frozen msgspec structs with unknown fields forbidden: the HTTP body, the Kafka value and what labelling
-reads are the same type. `(source, id)` of the envelope is the deduplication key, for ever.
+Wire types are frozen msgspec structs: the Kafka value and what labelling reads are the same type. Whoever reads them passes over fields
+that it does not know (a newer version wrote them), so a field may be added when it has a default and changes no meaning; what changes one
+is a new version of the type. The door is strict: what a client sends and nobody knows is a mistake. `(source, id)` of the envelope is the
+deduplication key, for ever.
 """
 
 import hashlib
@@ -76,7 +78,7 @@ def is_imported(source: str) -> bool:
     return source.startswith(IMPORTED)
 
 
-class Observation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """Something that happened to a turn or an episode afterwards.
 
     Made by the HTTP dialects, eaten by ingestion and labelling. Exactly one of `inference_id` and `episode_id` is set.
@@ -99,7 +101,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tags: dict[str, str] = {}
 
 
-class Retraction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Retraction(msgspec.Struct, frozen=True, kw_only=True):
     """Takes an observation back (a cleared thumb). Early retractions are parked like early observations."""
 
     observation_id: str
@@ -107,7 +109,7 @@ class Retraction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     occurred_at: datetime
 
 
-class Exposure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Exposure(msgspec.Struct, frozen=True, kw_only=True):
     """Who is about to be served by which version with which probability; durable *before* the first token."""
 
     id: str
@@ -132,7 +134,7 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     occurred_at: datetime
 
 
-class Erasure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Erasure(msgspec.Struct, frozen=True, kw_only=True):
     """Forget everything about an actor; recorded as an event so that replays forget as well."""
 
     id: str

@@ -3,10 +3,10 @@
 inbox, outbox ──Relay──▶ EventSink ──▶ (Kafka) ──▶ EventSource ──ingest──▶ EffectStore ──▶ rows, segments, offsets
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from app.domain.batches import TurnPayload
 from app.domain.events import CloudEvent, Erasure, Exposure, Observation, Retraction
@@ -115,6 +115,14 @@ class StoredDeadLetter:
     replayed_at: datetime | None
 
 
+class Position(NamedTuple):
+    """How far a group is in a partition."""
+
+    next_offset: int
+    incarnation: str | None
+    """Ids of the cluster and the topic that the offset counts in; None where they were not known."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EffectBatch:
     """Everything one transaction applies."""
@@ -124,6 +132,8 @@ class EffectBatch:
     next_offsets: Mapping[TopicPartition, int] = field(default_factory=dict[TopicPartition, int])
     high_waters: Mapping[TopicPartition, int] = field(default_factory=dict[TopicPartition, int])
     """Where the partitions end, as far as known; for the lag display."""
+    incarnations: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Per topic, which one of that name the offsets count in."""
     group: str = "ratchet-ingest"
     replayed_dead_letters: tuple[int, ...] = ()
     """Ids of dead letters that these events came from, marked as replayed in the same transaction."""
@@ -213,7 +223,23 @@ class EventSource(Protocol):
         """Where the assigned partitions end, as far as known."""
         ...
 
+    def incarnations(self) -> Mapping[str, str]:
+        """Per topic, which one of that name was read: ids of cluster and topic. Empty where names alone say it."""
+        ...
+
     def close(self) -> None: ...
+
+
+class Positions(Protocol):
+    """Where a group reads on, as the database knows it."""
+
+    def read(self) -> Mapping[TopicPartition, Position]:
+        """Every partition's. Raises `Unavailable`."""
+        ...
+
+    def forget(self, places: Collection[TopicPartition]) -> None:
+        """These offsets count in topics that are no more: read from the beginning, and count the reset. Raises `Unavailable`."""
+        ...
 
 
 class EffectStore(Protocol):

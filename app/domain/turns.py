@@ -1,4 +1,4 @@
-"""A turn: one model answer, exactly as it was sampled."""
+"""A turn: one model answer, exactly as it was sampled. Readers pass over fields that they do not know, see `app.domain.events`."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -30,7 +30,7 @@ class ToolVerdict(StrEnum):
     """Parsed, but does not satisfy the tool's JSON schema."""
 
 
-class ToolCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """One tool call found in the completion, with its parse verdict."""
 
     id: str
@@ -40,7 +40,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     verdict: ToolVerdict
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the tokens were drawn; the logged probabilities are those of the distribution after all of these."""
 
     temperature: float = 1.0
@@ -50,20 +50,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stop: tuple[str, ...] = ()
 
 
-class Consent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Consent(msgspec.Struct, frozen=True, kw_only=True):
     """What may be done with the turn."""
 
     train: bool = True
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Token counts."""
 
     prompt_tokens: int
     completion_tokens: int
 
 
-class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """Which arm served the turn, and how likely that was; copied from the turn's exposure."""
 
     release_id: str | None = None
@@ -82,7 +82,7 @@ class PayloadClaim(msgspec.Struct, frozen=True, kw_only=True):
     has_logprobs: bool
 
 
-class TurnServed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TurnServed(msgspec.Struct, frozen=True, kw_only=True):
     """What was served: made by the gateway (or an importer), eaten by ingestion.
 
     `logprobs[i]` is the natural log-probability of `completion_tokens[i]` under the sampled distribution, so both have the

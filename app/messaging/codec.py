@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from app.domain.events import EPOCH, CloudEvent, envelope
+from app.domain.moments import EARLIEST, LATEST
 from app.domain.streams import Delivery
 
 MAX_NAME = 200
@@ -31,7 +32,7 @@ def decode(record: Any) -> Delivery:  # noqa: ANN401 - kafka-python's record
             time=_time(headers.get("ce_time"), received_at), key=(record.key or b"").decode(), data=record.value or b"",
         )  # fmt: skip
         if "ce_ratchetreceived" in headers:
-            received_at = EPOCH + timedelta(microseconds=int(headers["ce_ratchetreceived"]))
+            received_at = _received(headers["ce_ratchetreceived"])
     except (ValueError, OverflowError) as error:  # UnicodeDecodeError is a ValueError
         event, problem = None, f"broken envelope: {error}"
         headers = {name: (value or b"").decode(errors="replace") for name, value in record.headers}
@@ -46,6 +47,13 @@ def _named(headers: dict[str, str], name: str) -> str:
     if not text or len(text) > MAX_NAME or "\x00" in text:
         raise ValueError(f"header {name} is {text[:40]!r}, 1 to {MAX_NAME} characters without NUL are needed")
     return text
+
+
+def _received(text: str) -> datetime:
+    moment = EPOCH + timedelta(microseconds=int(text))
+    if not EARLIEST <= moment < LATEST:
+        raise ValueError(f"header ce_ratchetreceived says {moment.isoformat()}, outside {EARLIEST:%Y} to {LATEST:%Y}")
+    return moment
 
 
 def _time(text: str | None, otherwise: datetime) -> datetime:

@@ -1,5 +1,8 @@
 """One member of the consumer group. The database says where to read on; what the broker remembers of it is a hint for onlookers.
 
+Offsets count in one topic of one cluster: they are bound to the ids of both. A topic that was made anew, and a position beyond its end, is
+an alarm; it is then read from its beginning, and deduplication passes over what is known.
+
 Embedded broker only: a live consumer may jump over acknowledged records when two producers shared a partition, so a gap in the
 offsets is read again from where it began (`facts/ingestion.md`, section 2.5). On a real cluster gaps are legal.
 
@@ -13,12 +16,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from kafka import KafkaConsumer
-from kafka.errors import KafkaConfigurationError, KafkaError
+from kafka.errors import KafkaConfigurationError, KafkaError, OffsetOutOfRangeError
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from app.domain.errors import Unavailable
 from app.domain.events import Topic
-from app.domain.streams import Delivery, EpochBook
+from app.domain.streams import Delivery, EpochBook, Positions
 from app.domain.streams import TopicPartition as Place
 from app.messaging.cluster import Cluster
 from app.messaging.codec import decode
@@ -52,7 +55,7 @@ class KafkaSource:
         membership: Membership,
         *,
         group: str,
-        applied: Callable[[], Mapping[Place, int]],
+        positions: Positions,
         backlog: Callable[[], bool],
         max_records: int = 2_000,
         topic: Topic = Topic.EVENTS,
@@ -61,7 +64,7 @@ class KafkaSource:
         self._epochs = epochs
         self._membership = membership
         self._group = group
-        self._applied = applied
+        self._positions = positions
         self._backlog = backlog
         self._max_records = max_records
         self._topic = topic
@@ -69,6 +72,7 @@ class KafkaSource:
         self._places: list[Place] = []
         self._next: dict[Place, int] = {}
         self._gap_reads: dict[Place, int] = {}
+        self._incarnations: dict[str, str] = {}
         self._looked_at = float("-inf")
         self._heard_at = time.monotonic()
 
@@ -80,12 +84,18 @@ class KafkaSource:
                 time.sleep(min(timeout_s, 0.2))
                 return []
             polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=self._max_records)
+        except OffsetOutOfRangeError as error:
+            self._start_over([(place.topic, place.partition) for place in error.args[0]], "the position lies outside the topic")
+            return []
         except KafkaConfigurationError:
             raise  # a mistake of ours, which no retry cures
         except KafkaError as error:
             self._discard()
             raise Unavailable(f"the broker does not answer ({type(error).__name__}: {error}): is it running?") from error
         self._listen(bool(polled))
+        if beyond := self._beyond_the_end():
+            self._start_over(beyond, "the position lies beyond the end")
+            return []
         return [decode(record) for place, records in polled.items() for record in self._in_order((place.topic, place.partition), records)]
 
     def commit(self, next_offsets: Mapping[Place, int]) -> None:
@@ -104,6 +114,10 @@ class KafkaSource:
             return {}
         ends = {(place.topic, place.partition): self._consumer.highwater(place) for place in self._consumer.assignment()}
         return {place: end for place, end in ends.items() if end is not None}
+
+    def incarnations(self) -> Mapping[str, str]:
+        """Which topics of their names are read; empty on the embedded broker, whose names carry an epoch."""
+        return dict(self._incarnations)
 
     def jump(self, place: Place, offset: int) -> None:
         """Move the fetch position alone, as the embedded broker's defect does: what is jumped over is noticed and read again."""
@@ -124,6 +138,7 @@ class KafkaSource:
         mine = self._membership.partitions()
         places = [(topic, partition) for topic in self._readable() for partition in sorted(mine)]
         if self._consumer is not None and places == self._places:
+            self._follow_topics()
             return
         if {topic for topic, _ in self._places} - {topic for topic, _ in places}:
             self._discard()  # its cached metadata would make the broker create the lost topic again
@@ -137,14 +152,54 @@ class KafkaSource:
             self._consumer = connect(KafkaConsumer, consumer_settings(self._cluster) | {"group_id": self._group})
             self._heard_at = time.monotonic()
         self._consumer.assign([TopicPartition(*place) for place in places])
-        applied = self._applied()
+        positions = self._positions.read()
         self._places, self._next, self._gap_reads = places, {}, {}
+        self._incarnations = self._look_up({topic for topic, _ in places})
         for place in places:
-            if place in applied or self._cluster.embedded:
-                self._next[place] = applied.get(place, 0)
+            if place in positions or self._cluster.embedded:
+                self._next[place] = positions[place].next_offset if place in positions else 0
                 self._consumer.seek(TopicPartition(*place), self._next[place])
             else:
                 self._consumer.seek_to_beginning(TopicPartition(*place))
+        known = {place: positions[place].incarnation for place in places if place in positions}
+        strange = [place for place, before in known.items() if before not in (None, self._incarnations.get(place[0]))]
+        if strange:
+            self._start_over(strange, "the topic is not the one that was read")
+
+    # --- offsets that no longer count ---
+
+    def _follow_topics(self) -> None:
+        """Notice a topic that was deleted and made anew while it was read."""
+        now = self._look_up({topic for topic, _ in self._places})
+        strange = [place for place in self._places if now.get(place[0]) != self._incarnations.get(place[0])]
+        self._incarnations = now
+        if strange:
+            self._start_over(strange, "the topic was made anew")
+
+    def _look_up(self, topics: set[str]) -> dict[str, str]:
+        """Ids of the cluster and of each topic, from the client's metadata (at most five seconds old)."""
+        if self._cluster.embedded:
+            return {}
+        cluster = self._consumer._cluster
+        for topic in topics:
+            if cluster.topic_id(topic) is None:
+                self._consumer.partitions_for_topic(topic)  # asks the brokers
+        return {topic: f"{cluster.cluster_id}/{cluster.topic_id(topic)}" for topic in topics if cluster.topic_id(topic) is not None}
+
+    def _beyond_the_end(self) -> list[Place]:
+        if self._cluster.embedded:
+            return []
+        ends = self.high_waters()
+        return [place for place, expected in self._next.items() if ends.get(place, expected) < expected]
+
+    def _start_over(self, places: list[Place], why: str) -> None:
+        """Read from the beginning. What was applied is known by its identity; what was overwritten in the meantime is lost to us."""
+        shown = ",".join(f"{topic}:{partition}@{self._next.get((topic, partition), '?')}" for topic, partition in places)
+        log.error("event=offsets_reset partitions=%s alarm=%s: reading from its beginning", shown, why)
+        self._positions.forget(places)
+        for place in places:
+            self._next.pop(place, None)
+            self._consumer.seek_to_beginning(TopicPartition(*place))
 
     def _readable(self) -> list[str]:
         if not self._cluster.embedded:

@@ -57,7 +57,8 @@ def network_settings(cluster: Cluster) -> dict[str, Any]:
 
 def consumer_settings(cluster: Cluster) -> dict[str, Any]:
     """Embedded: fetches wait 200 ms; shorter ones stall the broker, longer ones are latency."""
-    special: dict[str, Any] = {"fetch_max_wait_ms": 200, "receive_message_max_bytes": 1 << 30} if cluster.embedded else {}
+    embedded = {"fetch_max_wait_ms": 200, "receive_message_max_bytes": 1 << 30}
+    special: dict[str, Any] = embedded if cluster.embedded else {"auto_offset_reset": "none"}  # a reset is ours to notice
     return _CONSUMER | special | {"bootstrap_servers": cluster.servers(), "client_id": "ratchet-ingest"}
 
 

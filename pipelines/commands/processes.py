@@ -85,7 +85,10 @@ def ingest() -> None:
     config, _ = streaming_config(read_toml(settings.config))
     rules = JoinRules(policies=wiring.load_policies(settings), label_wait_s=config.label_wait_s, lateness_s=config.lateness_s)
     source = wiring.event_source(settings, group=config.group, max_records=config.max_records)
-    member = Ingest(source=source, store=wiring.effect_store(settings, rules=rules), config=config, clock=wiring.clock(settings))
+    member = Ingest(
+        source=source, store=wiring.effect_store(settings, rules=rules), config=config, clock=wiring.clock(settings),
+        report=wiring.troubles(settings, name=f"ingest {owner()}").report,
+    )  # fmt: skip
     end_within(stop)
     gc.freeze()
     log.info("ingest ready group=%s", config.group)

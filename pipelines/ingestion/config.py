@@ -16,8 +16,8 @@ class IngestionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_records: int = 2_000
     """Records per transaction."""
     poll_s: float = 0.25
-    retries: int = 5
-    """Tries of a transaction that a database refused for the moment, 0.2 s to 10 s apart; then the process ends and is restarted."""
+    retries: int = 3
+    """Tries of a transaction that fails in a way nobody expected; then the record at fault is looked for and buried."""
     label_wait_s: float = 1800.0
     """For turns of policies that are no longer declared."""
     lateness_s: float = 14_400.0

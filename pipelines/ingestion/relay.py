@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cached_property
 
 from app.domain.errors import LeaseLost, Unavailable
 from app.domain.events import Topic, envelope
@@ -32,7 +33,7 @@ from app.domain.streams import (
 )
 from pipelines.ingestion.config import RelayConfig
 from pipelines.ingestion.decode import sort_out
-from pipelines.ingestion.ingest import apply_isolating
+from pipelines.ingestion.isolate import Isolator
 from pipelines.ingestion.journey import ALONE, Journey, Setbacks
 
 log = logging.getLogger(__name__)
@@ -84,6 +85,11 @@ class Term:
     swept_at: float = field(default_factory=time.monotonic)
     journey: Journey = field(default_factory=Journey)
     setbacks: dict[str, Setbacks] = field(default_factory=lambda: {"inbox": Setbacks(), "outbox": Setbacks()})
+
+    @cached_property
+    def isolator(self) -> Isolator:
+        """Applies what does not go through the broker."""
+        return Isolator(store=self.relay.store, clock=self.relay.clock, pause=self.relay.pause)
 
     def serve(self, stopping: Callable[[], bool], check_office: Callable[[], None]) -> None:
         """Send, reconcile and keep house until told to stop. Raises `LeaseLost`."""
@@ -179,7 +185,7 @@ class Term:
         reason = why[rows[0].seq] if why else "events did not reach ingestion through the broker"
         log.error("event=applied_from_inbox count=%d alarm=%s", len(rows), reason)
         events, dead = sort_out([_delivery(row) for row in rows])
-        apply_isolating(self.relay.store, EffectBatch(events=tuple(events), dead=tuple(dead)), clock=self.relay.clock)
+        self.isolator.apply(EffectBatch(events=tuple(events), dead=tuple(dead)))
         self.term.applied_directly([row.seq for row in rows], now=self.relay.clock())
 
     def _when_due(self) -> None:

@@ -32,7 +32,7 @@ from app.db.labels import SqlLabels
 from app.db.members import SqlMembership
 from app.db.migrate import upgrade
 from app.db.relay import SqlRelayOffice, has_backlog
-from app.db.streams import SqlEffects, read_offsets
+from app.db.streams import SqlEffects, SqlPositions
 from app.db.tables import inbox, observations, turns
 from app.domain.access import Scope
 from app.domain.ids import utc_now, uuid7
@@ -181,7 +181,7 @@ def streams(events: int, url: str | None) -> dict[str, float]:
         sent_per_s = _rate(lambda: _until(term.send_inbox, events), events)
         source = KafkaSource(
             broker.cluster, SqlEpochs(engine), SqlMembership(engine, group=GROUP), group=GROUP,
-            applied=lambda: read_offsets(engine, GROUP), backlog=lambda: has_backlog(engine),
+            positions=SqlPositions(engine, group=GROUP), backlog=lambda: has_backlog(engine),
         )  # fmt: skip
         member = Ingest(source=source, store=store, config=IngestionConfig())
         _until(member.step, 1)

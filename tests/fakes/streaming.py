@@ -1,10 +1,10 @@
 """Doubles of the streaming ports, each named for how it behaves."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from app.domain.batches import TurnPayload
-from app.domain.errors import BadRequest, Unavailable
+from app.domain.errors import BadRequest, OwnFault, Unavailable
 from app.domain.streams import Ack, Delivery, EffectBatch, OutgoingEvent, Sent, TopicPartition, Unsendable
 from app.domain.turns import PayloadClaim
 
@@ -71,14 +71,21 @@ class ScriptedSource:
         """Nothing is known."""
         return {}
 
+    def incarnations(self) -> Mapping[str, str]:
+        """There is one topic only."""
+        return {}
+
     def close(self) -> None:
         """Nothing to hand over."""
 
 
 class PickyStore:
-    """Applies batches to a list, but refuses every batch with one of the given event ids, and fails as often as told."""
+    """Applies batches to a list, but refuses or breaks on every batch with one of the given event ids, and fails as often as told."""
 
-    def __init__(self, *, refuses: Sequence[str] = (), failures: int = 0) -> None:
+    def __init__(self, *, refuses: Sequence[str] = (), breaks_on: Sequence[str] = (), failures: int = 0) -> None:
+        self.breaks_on = set(breaks_on)
+        self.own_fault = False
+        self.on_failure: Callable[[], object] = lambda: None
         self.refuses = set(refuses)
         self.failures = failures
         self.batches: list[EffectBatch] = []
@@ -92,7 +99,12 @@ class PickyStore:
         """Apply, refuse or fail."""
         if self.failures:
             self.failures -= 1
+            self.on_failure()
             raise Unavailable("the database is busy: it is tried again")
+        if self.own_fault:
+            raise OwnFault("the database's schema is not the one of this version")
+        if self.breaks_on & {event.id for event in batch.events}:
+            raise OverflowError("date value out of range")
         if bad := self.refuses & {event.id for event in batch.events}:
             raise BadRequest(f"the database refuses a record: {sorted(bad)}")
         self.batches.append(batch)

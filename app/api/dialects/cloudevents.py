@@ -9,10 +9,11 @@ from typing import Annotated
 import msgspec
 
 from app.api.access import Caller
-from app.api.drafts import AwareTime, Desk, Draft, EventId, RetractionDraft, decode, source_of
+from app.api.drafts import AwareTime, Desk, Draft, EventId, RetractionDraft, decode, refuse_unknown, source_of
 from app.api.intake import Headers, check_tree
 from app.domain.errors import BadRequest
 from app.domain.events import CloudEvent, EventType
+from app.domain.moments import check_moments
 from app.domain.turns import TurnServed
 
 MARK = b'"specversion"'
@@ -65,7 +66,9 @@ def event(raw: msgspec.Raw, desk: Desk, caller: Caller) -> CloudEvent:
         source = draft.source or _source(envelope)
         return desk.retraction(msgspec.structs.replace(draft, source=source, occurred_at=draft.occurred_at or envelope.time), caller)
     if envelope.type == EventType.TURN:
-        return _imported(decode(_turn, envelope.data), desk, caller)
+        turn: TurnServed = decode(_turn, envelope.data)
+        refuse_unknown(envelope.data, TurnServed)
+        return _imported(turn, desk, caller)
     known = ", ".join((EventType.OBSERVATION, EventType.RETRACTION, EventType.TURN))
     raise BadRequest(f"type {envelope.type!r} is not accepted here (known: {known})", param="type", code="unknown_type")
 
@@ -97,8 +100,10 @@ def _imported(turn: TurnServed, desk: Desk, caller: Caller) -> CloudEvent:
         raise BadRequest("an imported turn carries its own content: leave `payload` out", param="data.payload")
     if turn.policy not in desk.policies or caller.policy not in (None, turn.policy):
         raise BadRequest(f"no policy is named {turn.policy!r} for this key", param="data.policy", code="unknown_policy")
-    if turn.started_at.tzinfo is None or turn.finished_at.tzinfo is None:
-        raise BadRequest("times need a zone", param="data.finished_at")
+    try:
+        check_moments(received_at=desk.clock(), started_at=turn.started_at, finished_at=turn.finished_at)
+    except ValueError as error:
+        raise BadRequest(str(error), param=f"data.{str(error).partition(' ')[0]}") from error
     check_tree(msgspec.to_builtins(turn, builtin_types=(bytes,)), desk.limits)
     source = source_of(turn.source, caller)
     turn = desk.imported(msgspec.structs.replace(turn, source=source))

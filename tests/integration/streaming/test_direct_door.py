@@ -11,7 +11,7 @@ from app.db.engine import open_engine, reading
 from app.db.epochs import SqlEpochs
 from app.db.members import SqlMembership
 from app.db.relay import has_backlog
-from app.db.streams import SqlEffects, read_offsets
+from app.db.streams import SqlEffects, SqlPositions
 from app.db.tables import inbox, observations, turns
 from app.domain.errors import Unavailable
 from app.domain.ports import Receipt
@@ -50,7 +50,7 @@ def test_what_the_brokers_acknowledged_is_applied_once_and_a_broker_that_is_away
 
     segments = MemorySegments()
     source = KafkaSource(
-        cluster, SqlEpochs(engine), SqlMembership(engine, group=GROUP), group=GROUP, applied=lambda: read_offsets(engine, GROUP),
+        cluster, SqlEpochs(engine), SqlMembership(engine, group=GROUP), group=GROUP, positions=SqlPositions(engine, group=GROUP),
         backlog=lambda: has_backlog(engine),
     )  # fmt: skip
     store = SqlEffects(engine, rules=lambda: JoinRules(policies={}), write_segment=segments.write_sized, erase_from_segment=segments.erase)

@@ -18,7 +18,7 @@ from app.db.epochs import SqlEpochs
 from app.db.inbox import SqlInbox
 from app.db.members import SqlMembership
 from app.db.relay import SqlRelayOffice, has_backlog
-from app.db.streams import SqlEffects, read_offsets
+from app.db.streams import SqlEffects, SqlPositions
 from app.db.tables import dead_letters, observations, outbox, topic_epochs, turns
 from app.domain.errors import Unavailable
 from app.domain.events import Topic
@@ -59,7 +59,7 @@ class Line:
     def source(self) -> KafkaSource:
         return KafkaSource(
             self.broker.cluster, SqlEpochs(self.engine), SqlMembership(self.engine, group=GROUP), group=GROUP,
-            applied=lambda: read_offsets(self.engine, GROUP), backlog=lambda: has_backlog(self.engine),
+            positions=SqlPositions(self.engine, group=GROUP), backlog=lambda: has_backlog(self.engine),
         )  # fmt: skip
 
     def sink(self) -> KafkaSink:

@@ -20,7 +20,7 @@ from app.db.engine import open_engine, reading, writing
 from app.db.labels import SqlLabels
 from app.db.streams import SqlEffects, read_offsets, stream_metrics
 from app.db.tables import batch_items, dead_letters, exposures, labels, observations, outbox, retractions, segments, stream_offsets, turns
-from app.domain.errors import BadRequest
+from app.domain.errors import BadRequest, Unavailable
 from app.domain.rewards import Label
 from app.domain.streams import AppliedEvent, DeadLetter, Effect, EffectBatch, JoinRules
 from tests.fakes.served import applied, at, erasure, exposure, observation, retraction, turn
@@ -185,7 +185,7 @@ def test_nothing_is_kept_when_the_segment_cannot_be_written(bench: Bench) -> Non
     def fail(name: str, payloads: Sequence[Any]) -> int:
         raise OSError("disk full")
 
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(Unavailable, match="disk full"):
         bench.store(write=fail).apply(EffectBatch(events=(applied(turn("a")),), next_offsets={("t", 0): 1}), now=at(1))
     assert bench.rows(turns) == bench.rows(stream_offsets) == []
     assert bench.apply(turn("a")) == 1

@@ -1,8 +1,10 @@
 """One poll, one transaction; what the database refuses is isolated, what it cannot do now is tried again."""
 
+from typing import Any
+
 import pytest
 
-from app.domain.errors import Unavailable
+from app.domain.errors import OwnFault, Unavailable
 from app.domain.streams import Delivery
 from pipelines.ingestion.config import IngestionConfig
 from pipelines.ingestion.ingest import Ingest
@@ -14,8 +16,8 @@ def deliveries(*ids: str) -> list[Delivery]:
     return [delivery_of(event_of(observation(id_, of="t")), offset=offset) for offset, id_ in enumerate(ids)]
 
 
-def ingest(source: ScriptedSource, store: PickyStore) -> Ingest:
-    return Ingest(source=source, store=store, config=IngestionConfig(), clock=lambda: at(0), pause=lambda _: None)
+def ingest(source: ScriptedSource, store: PickyStore, **more: Any) -> Ingest:
+    return Ingest(source=source, store=store, config=IngestionConfig(), clock=lambda: at(0), pause=lambda _: None, **more)
 
 
 def test_offsets_are_committed_to_kafka_only_after_the_database_has_them() -> None:
@@ -24,17 +26,53 @@ def test_offsets_are_committed_to_kafka_only_after_the_database_has_them() -> No
     assert store.batches[-1].next_offsets == source.committed[-1] == {("ratchet.events.1", 0): 2}
 
 
+def test_a_database_that_stays_away_is_waited_for_and_said_so_and_nothing_is_committed_meanwhile() -> None:
+    source, store, said = ScriptedSource(deliveries("a"), deliveries("b")), PickyStore(failures=40), list[str | None]()
+    member = ingest(source, store, report=said.append)
+    store.on_failure = lambda: source.committed and pytest.fail("committed before the database had it")
+    assert [member.step(), member.step()] == [1, 1]
+    assert said == [*["the database is busy: it is tried again"] * 40, None, None]
+    assert (store.applied, len(source.committed)) == (["a", "b"], 2)
+
+
+def test_a_database_that_stays_away_does_not_hold_up_the_end_of_the_process() -> None:
+    source, store = ScriptedSource(deliveries("a")), PickyStore(failures=1000)
+    with pytest.raises(Unavailable):
+        ingest(source, store).step(stopping=lambda: True)
+    assert source.committed == []
+
+
+def test_what_nobody_expected_of_one_record_buries_that_record_after_a_few_tries_and_the_others_go_on() -> None:
+    """A `finished_at` of year 9999 once raised OverflowError in apply, for ever, and nothing behind it moved."""
+    source, store = ScriptedSource(deliveries(*"abcdefg")), PickyStore(breaks_on=["d"])
+    assert ingest(source, store).step() == 6
+    assert store.applied == list("abcefg")
+    (letter,) = store.batches[-1].dead
+    assert (letter.offset, letter.reason) == (3, "OverflowError: date value out of range")
+    assert source.committed == [{("ratchet.events.1", 0): 7}]
+
+
+def test_when_every_record_of_a_type_fails_alike_the_fault_is_ours_and_nothing_is_buried() -> None:
+    names = [f"o{n}" for n in range(50)]
+    source, store, said = ScriptedSource(deliveries(*names)), PickyStore(breaks_on=names), list[str | None]()
+    with pytest.raises(OwnFault, match="no fault of the data"):
+        ingest(source, store, report=said.append).step()
+    assert (store.batches, source.committed) == ([], [])
+    assert len(said) == 1
+
+
+def test_a_schema_that_is_not_ours_stops_the_process_and_buries_nothing() -> None:
+    source, store = ScriptedSource(deliveries("a", "b")), PickyStore()
+    store.own_fault = True
+    with pytest.raises(OwnFault):
+        ingest(source, store).step()
+    assert (store.batches, source.committed) == ([], [])
+
+
 def test_a_busy_database_is_tried_again_with_the_same_batch() -> None:
     source, store = ScriptedSource(deliveries("a")), PickyStore(failures=4)
     assert ingest(source, store).step() == 1
     assert store.applied == ["a"]
-
-
-def test_a_database_that_stays_away_ends_the_process_before_anything_is_committed() -> None:
-    source, store = ScriptedSource(deliveries("a")), PickyStore(failures=1000)
-    with pytest.raises(Unavailable):
-        ingest(source, store).step()
-    assert source.committed == []
 
 
 def test_a_record_that_the_database_refuses_is_buried_and_every_other_one_applied_in_order() -> None:
