@@ -31,6 +31,8 @@ class Settings:
     inbox_url: str
     kafka_bootstrap: str | None
     """Unset: a supervised embedded broker on loopback. Set: a real cluster, with the idempotent, replicated profile."""
+    kafka_password: str | None
+    """Of the SASL user, or the secret of the OAuth client, that `[kafka]` names."""
     segments: str
     """Local folder or s3://bucket/prefix."""
     weights: str
@@ -78,6 +80,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
         database_url=get("DATABASE_URL", f"sqlite:///{data}/ratchet.db"),
         inbox_url=get("INBOX_URL", environment.get("RATCHET_DATABASE_URL") or f"sqlite:///{data}/inbox.db"),
         kafka_bootstrap=get("KAFKA_BOOTSTRAP", "") or None,
+        kafka_password=get("KAFKA_PASSWORD", "") or None,
         segments=get("SEGMENTS", str(data / "segments")),
         weights=get("WEIGHTS", str(data / "weights")),
         mlflow_uri=get("MLFLOW_URI", f"sqlite:///{data}/mlflow.db"),

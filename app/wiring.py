@@ -132,8 +132,12 @@ def inbox_writer(settings: Settings) -> "SqlInbox":
 def cluster(settings: Settings) -> "Cluster":
     """The Kafka cluster: a real one where RATCHET_KAFKA_BOOTSTRAP names it, else the embedded broker of this data folder."""
     from app.messaging.cluster import Cluster
+    from app.messaging.options import kafka_config
 
-    return Cluster(bootstrap=settings.kafka_bootstrap, address_file=settings.data / "broker.json")
+    return Cluster(
+        bootstrap=settings.kafka_bootstrap, address_file=settings.data / "broker.json", options=kafka_config(read_toml(settings.config)),
+        password=settings.kafka_password,
+    )  # fmt: skip
 
 
 def become_broker(settings: Settings, *, port: int | None = None) -> None:

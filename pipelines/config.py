@@ -48,11 +48,11 @@ class LoopConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 def loop_config(toml: Mapping[str, Any]) -> LoopConfig:
     """Compose the stages' configs from the parsed file. Raises `BadConfig` naming the table and key."""
-    known = set(LoopConfig.__struct_fields__) | {"policies"}
+    known = set(LoopConfig.__struct_fields__) | {"policies", "kafka"}
     unknown = sorted(set(toml) - known)
     if unknown:
         raise BadConfig(f"the configuration has unknown tables {', '.join(unknown)}; known ones are {', '.join(sorted(known))}")
     try:
-        return msgspec.convert({name: table for name, table in toml.items() if name != "policies"}, LoopConfig)
+        return msgspec.convert({name: table for name, table in toml.items() if name in LoopConfig.__struct_fields__}, LoopConfig)
     except msgspec.ValidationError as error:
         raise BadConfig(f"the configuration: {error}") from error

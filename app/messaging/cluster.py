@@ -1,10 +1,11 @@
 """Which cluster this is: the embedded broker on loopback, or a real one; each has its own client profile."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from app.domain.errors import Unavailable
+from app.messaging.options import KafkaConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +16,9 @@ class Cluster:
     """host:port,… of a real cluster; None for the embedded broker."""
     address_file: Path
     """Where the embedded broker says on which port it listens."""
+    options: KafkaConfig = KafkaConfig()
+    """How a real cluster is spoken to, and what its topics must be."""
+    password: str | None = field(default=None, repr=False)
 
     @property
     def embedded(self) -> bool:

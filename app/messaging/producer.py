@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from kafka.errors import KafkaError
 
-from app.domain.errors import Unavailable
+from app.domain.errors import BadConfig, Unavailable
 from app.domain.events import Topic
 from app.domain.ids import utc_now
 from app.domain.ports import Clock
@@ -46,6 +46,7 @@ class KafkaSink:
         self._next_offset: dict[tuple[str, int], int] = {}
         self._opened: dict[str, datetime] = {}
         self._started = clock()
+        self._compared = False
 
     def send(self, events: Sequence[OutgoingEvent]) -> list[Sent]:
         """Send and wait. Raises `Unavailable` when no connection can be made; single failures are None in the answer."""
@@ -63,11 +64,20 @@ class KafkaSink:
         return acks
 
     def check_topics(self) -> None:
-        """Create what is missing; open new epochs of topics that the broker lost or made anew by itself. Raises `Unavailable`."""
+        """Create what is missing; open new epochs of what the broker lost or made anew itself. Raises `Unavailable`, `BadConfig`."""
         with administering(self._cluster) as admin:
             there = admin.partitions()
             for topic in Topic:
                 self._names[topic] = self._checked(topic, there, admin)
+            if not self._cluster.embedded and not self._compared:
+                self._compare(admin)
+
+    def _compare(self, admin: TopicAdmin) -> None:
+        """Once a process: hold the topics to the configuration, so that what would fail in a month fails at the start."""
+        told = [sentence for topic in Topic for sentence in admin.mismatches(topic)]
+        if told:
+            raise BadConfig("; ".join(told))
+        self._compared = True
 
     def _checked(self, topic: str, there: dict[str, int], admin: TopicAdmin) -> str:
         epoch = self._epochs.current(topic) if self._cluster.embedded else None
@@ -76,7 +86,7 @@ class KafkaSink:
             return name
         if not self._cluster.embedded:
             if name in there:
-                raise Unavailable(f"topic {name} has {there[name]} partitions, not {PARTITIONS}: create it anew with {PARTITIONS}")
+                raise BadConfig("; ".join(admin.mismatches(name)))
             admin.create(name)
             return name
         return self._open_epoch(topic, admin, lost=epoch is not None)

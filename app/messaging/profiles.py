@@ -6,6 +6,7 @@ from kafka.producer.transaction_manager import TransactionManager, TransactionSt
 from kafka.version import __version__
 
 from app.messaging.cluster import Cluster
+from app.messaging.security import security_settings
 
 IN_FLIGHT_BYTES = 32 * 1024 * 1024
 SILENT_S = 15.0
@@ -15,8 +16,6 @@ _PRODUCER: dict[str, Any] = {
     "acks": "all",
     "linger_ms": 20,
     "batch_size": 262_144,
-    "compression_type": "zstd",
-    "max_request_size": 4 * 1024 * 1024,  # the door takes 256 KB an event; a turn with its tokens is larger
     "delivery_timeout_ms": 10_000,
     "request_timeout_ms": 4_000,
     "max_block_ms": 4_000,
@@ -40,7 +39,13 @@ _CONSUMER: dict[str, Any] = {
 def producer_settings(cluster: Cluster) -> dict[str, Any]:
     """kafka-python's producer for a real cluster: idempotent, with the fix below."""
     mend_idempotence()
-    return _PRODUCER | {"enable_idempotence": True, "bootstrap_servers": cluster.servers(), "client_id": "ratchet-relay"}
+    compression = cluster.options.compression
+    return (
+        _PRODUCER
+        | {"enable_idempotence": True, "bootstrap_servers": cluster.servers(), "client_id": "ratchet-relay"}
+        | {"compression_type": None if compression == "none" else compression, "max_request_size": cluster.options.max_message_bytes}
+        | security_settings(cluster)
+    )
 
 
 def network_settings(cluster: Cluster) -> dict[str, Any]:
@@ -59,7 +64,7 @@ def consumer_settings(cluster: Cluster) -> dict[str, Any]:
     """Embedded: fetches wait 200 ms; shorter ones stall the broker, longer ones are latency."""
     embedded = {"fetch_max_wait_ms": 200, "receive_message_max_bytes": 1 << 30}
     special: dict[str, Any] = embedded if cluster.embedded else {"auto_offset_reset": "none"}  # a reset is ours to notice
-    return _CONSUMER | special | {"bootstrap_servers": cluster.servers(), "client_id": "ratchet-ingest"}
+    return _CONSUMER | special | {"bootstrap_servers": cluster.servers(), "client_id": "ratchet-ingest"} | security_settings(cluster)
 
 
 def mend_idempotence() -> None:

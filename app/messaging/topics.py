@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kafka.admin import KafkaAdminClient
-from kafka.errors import KafkaConfigurationError, KafkaError
+from kafka.admin import ConfigResource, KafkaAdminClient
+from kafka.errors import KafkaConfigurationError, KafkaError, TopicAlreadyExistsError
 
-from app.domain.errors import Unavailable
+from app.domain.errors import BadConfig, Unavailable
 from app.domain.streams import PARTITIONS
 from app.messaging.cluster import Cluster
 from app.messaging.connecting import connect
+from app.messaging.options import KafkaConfig, mismatches, topic_settings
+from app.messaging.security import security_settings
 
 CONNECT_TIMEOUT_MS = 4_000
 
@@ -26,9 +28,9 @@ def administering(cluster: Cluster) -> Iterator["TopicAdmin"]:
         settings: dict[str, Any] = {
             "bootstrap_servers": cluster.servers(), "client_id": "ratchet-admin", "request_timeout_ms": CONNECT_TIMEOUT_MS,
             "bootstrap_timeout_ms": CONNECT_TIMEOUT_MS,
-        }  # fmt: skip
+        } | security_settings(cluster)  # fmt: skip
         admin = connect(KafkaAdminClient, settings)
-        yield TopicAdmin(admin, replicas=1 if cluster.embedded else 3)
+        yield TopicAdmin(admin, options=None if cluster.embedded else cluster.options)
     except KafkaConfigurationError:
         raise  # a mistake of ours, which no retry cures
     except KafkaError as error:
@@ -41,9 +43,10 @@ def administering(cluster: Cluster) -> Iterator["TopicAdmin"]:
 class TopicAdmin:
     """What may be done to topics."""
 
-    def __init__(self, admin: Any, *, replicas: int) -> None:  # noqa: ANN401 - kafka-python ships no types
+    def __init__(self, admin: Any, *, options: KafkaConfig | None) -> None:  # noqa: ANN401 - kafka-python ships no types
         self._admin = admin
-        self._replicas = replicas
+        self._options = options
+        """Of a real cluster."""
 
     def partitions(self) -> dict[str, int]:
         """Number of partitions of every topic there is."""
@@ -51,11 +54,31 @@ class TopicAdmin:
         return {topic["name"]: len(topic["partitions"]) for topic in found if not topic.get("error_code")}
 
     def create(self, name: str) -> None:
-        """Create a topic with `PARTITIONS` partitions and wait until it can be written to."""
-        configs = {} if self._replicas == 1 else {"min.insync.replicas": "2"}
-        wanted = {name: {"num_partitions": PARTITIONS, "replication_factor": self._replicas, "configs": configs}}
-        self._admin.create_topics(wanted, timeout_ms=CONNECT_TIMEOUT_MS, raise_errors=False)
+        """Create a topic with `PARTITIONS` partitions and wait until it can be written to. Raises `BadConfig` where a cluster refuses."""
+        replicas, configs = (1, {}) if self._options is None else (self._options.replication, topic_settings(self._options))
+        wanted = {name: {"num_partitions": PARTITIONS, "replication_factor": replicas, "configs": configs}}
+        answer = self._admin.create_topics(wanted, timeout_ms=CONNECT_TIMEOUT_MS, raise_errors=False)
+        for topic in answer["topics"]:
+            if self._options is not None and topic["error_code"] not in (0, TopicAlreadyExistsError.errno):
+                why = topic.get("error_message") or f"error code {topic['error_code']}"
+                raise BadConfig(
+                    f"the cluster refuses to create topic {name} with {replicas} replicas ({why}): set replication and "
+                    "min_insync_replicas in [kafka] to what its brokers can hold, or create the topic by hand"
+                )
         self._admin.wait_for_topics([name], timeout_ms=CONNECT_TIMEOUT_MS)
+
+    def mismatches(self, name: str) -> list[str]:
+        """How an existing topic of a real cluster differs from the configuration, a sentence each."""
+        assert self._options is not None
+        (topic,) = self._admin.describe_topics([name])
+        wanted = ConfigResource("TOPIC", name, configs=dict.fromkeys(topic_settings(self._options)))
+        found = self._admin.describe_configs([wanted], config_filter="all")
+        told = next(iter(found.values()), {}).get(name, {})
+        return mismatches(
+            self._options, name, partitions=len(topic["partitions"]),
+            replication=min((len(partition["replica_nodes"]) for partition in topic["partitions"]), default=0),
+            settings={setting: str(data["value"]) for setting, data in told.items() if data.get("value") is not None},
+        )  # fmt: skip
 
     def delete(self, name: str) -> None:
         """Delete a topic; the only way the embedded broker gives memory back."""

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from app.messaging.options import kafka_config
 from app.settings import policies, read_toml
 from pipelines.__main__ import COMMANDS
 from tests.architecture.sources import ROOT, known_settings
@@ -59,3 +60,9 @@ def test_prometheus_scrapes_services_that_exist(services: dict[str, Any]) -> Non
 
 def test_the_smallest_configuration_is_one() -> None:
     assert list(policies(read_toml(INFRA / "ratchet.toml"), relative_to=INFRA)) == ["composer"]
+
+
+def test_the_topics_have_no_more_replicas_than_the_cluster_has_brokers(services: dict[str, Any]) -> None:
+    voters = services["kafka"]["environment"]["KAFKA_CONTROLLER_QUORUM_VOTERS"].split(",")
+    asked = kafka_config(read_toml(INFRA / "ratchet.toml"))
+    assert (asked.replication, asked.min_insync_replicas) <= (len(voters), len(voters))

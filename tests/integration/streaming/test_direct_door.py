@@ -19,6 +19,7 @@ from app.domain.streams import JoinRules
 from app.messaging.cluster import Cluster
 from app.messaging.consumer import KafkaSource
 from app.messaging.direct import DirectInbox
+from app.messaging.options import KafkaConfig
 from app.messaging.producer import KafkaSink
 from pipelines.ingestion.config import IngestionConfig
 from pipelines.ingestion.ingest import Ingest
@@ -36,11 +37,17 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
         yield running
 
 
+def as_real(broker: Broker, folder: Path) -> Cluster:
+    """The embedded broker spoken to as a real cluster of one: idempotent, no epochs."""
+    options = KafkaConfig(replication=1, min_insync_replicas=1)
+    return Cluster(bootstrap=broker.cluster.servers(), address_file=folder / "none.json", options=options)
+
+
 def test_what_the_brokers_acknowledged_is_applied_once_and_a_broker_that_is_away_is_an_error(
     broker: Broker, sqlite_url: str, tmp_path: Path
 ) -> None:
     engine = open_engine(sqlite_url)
-    cluster = Cluster(bootstrap=broker.cluster.servers(), address_file=tmp_path / "none.json")  # as a real one: idempotent, no epochs
+    cluster = as_real(broker, tmp_path)
     sink = KafkaSink(cluster, SqlEpochs(engine))
     sink.check_topics()
     door = DirectInbox(sink)

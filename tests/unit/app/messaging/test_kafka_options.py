@@ -1,0 +1,94 @@
+"""[kafka]: contradictions refused, clients told, and every difference of a topic said in a sentence with its cure."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.domain.errors import BadConfig
+from app.messaging.cluster import Cluster
+from app.messaging.options import KafkaConfig, kafka_config, mismatches, topic_settings
+from app.messaging.profiles import consumer_settings, producer_settings
+from app.messaging.security import security_settings
+from app.messaging.topics import TopicAdmin
+
+
+def cluster(password: str | None = "hush", **options: Any) -> Cluster:
+    return Cluster(bootstrap="kafka:9093", address_file=Path("none"), options=KafkaConfig(**options), password=password)
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"security": "SASL_SSL"}, "go together"),
+        ({"sasl_mechanism": "SCRAM-SHA-512", "username": "u"}, "go together"),
+        ({"security": "SASL_SSL", "sasl_mechanism": "PLAIN"}, "username"),
+        ({"security": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER", "username": "u"}, "token_url"),
+        ({"security": "SSL", "certificate_file": "c.pem"}, "key_file"),
+        ({"replication": 1}, "no write could ever be acknowledged"),
+        ({"security": "TLS"}, "security"),
+        ({"replicas": 3}, "replicas"),
+    ],
+)
+def test_a_table_that_contradicts_itself_is_refused(table: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadConfig, match=rf"\[kafka\].*{said}"):
+        kafka_config({"kafka": table})
+
+
+def test_scram_over_tls_with_a_client_certificate_reaches_every_client() -> None:
+    secure = cluster(
+        security="SASL_SSL",
+        sasl_mechanism="SCRAM-SHA-512",
+        username="ratchet",
+        ca_file="ca.pem",
+        certificate_file="c.pem",
+        key_file="k.pem",
+    )
+    wanted = {
+        "security_protocol": "SASL_SSL", "sasl_mechanism": "SCRAM-SHA-512", "sasl_plain_username": "ratchet", "sasl_plain_password": "hush",
+        "ssl_cafile": "ca.pem", "ssl_certfile": "c.pem", "ssl_keyfile": "k.pem", "ssl_check_hostname": True,
+    }  # fmt: skip
+    for settings in (producer_settings(secure), consumer_settings(secure), security_settings(secure)):
+        assert {name: settings[name] for name in wanted} == wanted
+    assert "hush" not in repr(secure)
+
+
+def test_a_missing_password_is_named() -> None:
+    with pytest.raises(BadConfig, match="RATCHET_KAFKA_PASSWORD"):
+        security_settings(cluster(None, security="SASL_PLAINTEXT", sasl_mechanism="PLAIN", username="u"))
+
+
+def test_sizes_and_compression_are_those_of_the_table() -> None:
+    settings = producer_settings(cluster(max_message_bytes=5_000_000, compression="lz4"))
+    assert (settings["max_request_size"], settings["compression_type"]) == (5_000_000, "lz4")
+    assert producer_settings(cluster(compression="none"))["compression_type"] is None
+
+
+def test_every_difference_of_a_topic_is_a_sentence_with_its_cure() -> None:
+    config = KafkaConfig(retention_ms=86_400_000, cleanup_policy="compact,delete")
+    right = topic_settings(config) | {"cleanup.policy": "delete,compact", "max.message.bytes": "9000000", "min.insync.replicas": "3"}
+    assert mismatches(config, "ratchet.events", partitions=6, replication=4, settings=right) == []
+    wrong = {"min.insync.replicas": "1", "max.message.bytes": "1000", "retention.ms": "1000", "cleanup.policy": "delete"}
+    told = mismatches(config, "ratchet.events", partitions=4, replication=1, settings=wrong)
+    assert [word in sentence for word, sentence in zip(
+        ("4 partitions", "1 replicas", "min.insync.replicas=1", "max.message.bytes=1000", "retention.ms=1000", "cleanup.policy=delete"),
+        told, strict=True,
+    )] == [True] * 6  # fmt: skip
+
+
+class OneBroker:
+    """A cluster of one broker, as its admin client shows it."""
+
+    def create_topics(self, wanted: dict[str, dict[str, Any]], **_: object) -> dict[str, Any]:
+        (name, asked) = next(iter(wanted.items()))
+        code = 38 if asked["replication_factor"] > 1 else 0
+        message = "Unable to replicate the partition 3 time(s): The target replication factor of 3 cannot be reached" if code else None
+        return {"topics": [{"name": name, "error_code": code, "error_message": message}]}
+
+    def wait_for_topics(self, *_: object, **__: object) -> None: ...
+
+
+def test_a_cluster_that_refuses_the_replication_says_so_instead_of_making_everybody_wait() -> None:
+    with pytest.raises(BadConfig, match=r"refuses to create topic ratchet.events with 3 replicas .*set replication"):
+        TopicAdmin(OneBroker(), options=KafkaConfig()).create("ratchet.events")
+    TopicAdmin(OneBroker(), options=KafkaConfig(replication=1, min_insync_replicas=1)).create("ratchet.events")
