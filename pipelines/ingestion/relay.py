@@ -206,7 +206,8 @@ class Term:
 class Heartbeat:
     """Renews the lease from a thread of its own: a broker that lets us wait twelve seconds must not cost the office."""
 
-    def __init__(self, term: RelayTerm, clock: Clock) -> None:
+    def __init__(self, term: RelayTerm, clock: Clock, *, every_s: float = RENEW_EVERY_S) -> None:
+        self._every_s = every_s
         self._term = term
         self._clock = clock
         self._stop = threading.Event()
@@ -221,13 +222,17 @@ class Heartbeat:
         self._stop.set()
         self._thread.join()
 
+    def join(self, timeout_s: float) -> None:
+        """Wait until the beating ends: the office is lost, or the relay leaves it."""
+        self._thread.join(timeout_s)
+
     def check(self) -> None:
         """Raises `LeaseLost` once the office is lost."""
         if self._lost is not None:
             raise self._lost
 
     def _beat(self) -> None:
-        while not self._stop.wait(RENEW_EVERY_S):
+        while not self._stop.wait(self._every_s):
             try:
                 self._term.renew(now=self._clock())
             except LeaseLost as error:

@@ -17,7 +17,7 @@ import msgspec
 
 from app.api.access import Caller
 from app.api.chat.conversations import Conversation, Conversations, may_continue
-from app.api.chat.recording import Recording, exposure_event, redact, turn_event
+from app.api.chat.recording import Recording, exposure_event, redact, turn_event, unkept
 from app.api.chat.request import ChatRequest, read_body, understand
 from app.api.chat.summary import context_of, shortened
 from app.api.errors import HttpError
@@ -196,6 +196,8 @@ class Gateway:
         if request.dryrun:
             return
         turn = recording.turn(finished_at=finished_at)
+        if not request.stored:
+            turn = unkept(turn)
         await self.shielded(self.commit_turn(turn, redacted=opened.config.redact))
 
     async def shielded(self, work: Coroutine[Any, Any, None]) -> None:

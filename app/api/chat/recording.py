@@ -122,6 +122,16 @@ def redact(turn: TurnServed, redactor: Redactor) -> TurnServed:
     )  # fmt: skip
 
 
+def unkept(turn: TurnServed) -> TurnServed:
+    """`store: false`: that a turn was served, by which version, how long it took and how it ended; nothing that anybody said."""
+    calls = [msgspec.structs.replace(call, arguments="") for call in turn.tool_calls]
+    fault = {name: text for name, text in turn.tags.items() if name == "fault"}
+    return msgspec.structs.replace(
+        turn, messages=[], completion="", prompt_tokens=[], completion_tokens=[], logprobs=None, routed_experts=None, kept_log_mass=None,
+        tool_calls=calls, tags=fault | {"stored": "false"},
+    )  # fmt: skip
+
+
 def turn_event(turn: TurnServed) -> CloudEvent:
     """The turn as it goes into the inbox."""
     return CloudEvent(

@@ -113,6 +113,8 @@ class ChatRequest:
     include_usage: bool
     logprobs: bool
     dryrun: bool
+    stored: bool = True
+    """False where the caller said `store: false`: nothing that was said is kept beyond serving it."""
 
 
 def read_body(raw: bytes, limits: Limits) -> ChatBody:
@@ -152,6 +154,7 @@ def understand(body: ChatBody, headers: Headers, caller: Caller, config: PolicyC
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
         logprobs=bool(body.logprobs),
         dryrun=bool(body.tensorzero_dryrun),
+        stored=body.store is not False,
     )
 
 

@@ -1,5 +1,6 @@
 """`ingest=direct` against a real broker: accepted means acknowledged and applied once; a broker that is away is an error, not a silence."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import anyio
 import pytest
 from sqlalchemy import func, select
 
+from app.db.counters import read_counts
 from app.db.engine import open_engine, reading
 from app.db.epochs import SqlEpochs
 from app.db.members import SqlMembership
@@ -14,6 +16,7 @@ from app.db.relay import has_backlog
 from app.db.streams import SqlEffects, SqlPositions
 from app.db.tables import inbox, observations, turns
 from app.domain.errors import Unavailable
+from app.domain.events import CloudEvent
 from app.domain.ports import Receipt
 from app.domain.streams import JoinRules
 from app.messaging.cluster import Cluster
@@ -75,4 +78,43 @@ def test_what_the_brokers_acknowledged_is_applied_once_and_a_broker_that_is_away
         anyio.run(door.append, [event_of(observation("lost", of="a"))])
     door.close()
     source.close()
+    engine.dispose()
+
+
+@pytest.mark.parametrize("fresh", [5, 60], ids=["fewer records than before", "more records than before"])
+def test_events_of_a_cluster_that_came_back_empty_are_applied_and_the_reset_is_an_alarm(
+    broker: Broker, sqlite_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, fresh: int
+) -> None:
+    """500 of 500 accepted events once had no effect and left no line in the log: their offsets lay before those of the topic that was gone."""
+    engine = open_engine(sqlite_url)
+    cluster, segments = as_real(broker, tmp_path), MemorySegments()
+    store = SqlEffects(engine, rules=lambda: JoinRules(policies={}), write_segment=segments.write_sized, erase_from_segment=segments.erase)
+
+    def say(*events: CloudEvent) -> None:
+        door = DirectInbox(KafkaSink(cluster, SqlEpochs(engine)))
+        assert set(anyio.run(door.append, events)) == {Receipt.ACCEPTED}
+        door.close()
+
+    def apply(wanted: int) -> None:
+        source = KafkaSource(
+            cluster, SqlEpochs(engine), SqlMembership(engine, group=GROUP), group=GROUP, positions=SqlPositions(engine, group=GROUP),
+            backlog=lambda: False,
+        )  # fmt: skip
+        member = Ingest(source=source, store=store, config=IngestionConfig())
+        applied, deadline = 0, time.monotonic() + 120
+        while applied < wanted and time.monotonic() < deadline:
+            applied += member.step()
+        source.close()
+        assert applied == wanted
+
+    say(event_of(turn("a")), *(event_of(observation(f"before-{n}", of="a")) for n in range(30)))
+    apply(31)
+    broker.kill()
+    broker.start()
+    say(*(event_of(observation(f"after-{n}", of="a")) for n in range(fresh)))
+    apply(fresh)
+    assert "alarm=the topic is not the one that was read" in caplog.text
+    with reading(engine) as connection:
+        assert read_counts(connection)["", "offsets_reset"] >= 1
+        assert connection.execute(select(func.count()).select_from(observations)).scalar_one() == 30 + fresh
     engine.dispose()

@@ -241,6 +241,18 @@ def test_a_turn_with_personal_data_is_stored_without_it_and_without_tokens() -> 
     assert turn.tags["redacted"] == "true"
 
 
+def test_of_a_turn_that_is_not_to_be_stored_nothing_that_was_said_reaches_the_inbox() -> None:
+    client, inbox = service(claims=(claims := MemoryClaims()))
+    answer = ask(client, messages=[{"role": "user", "content": "canary-prompt " * 80_000}], store=False, metadata={"note": "canary-note"})
+    assert answer.json()["choices"][0]["message"]["content"] == "Hello, world!"
+    said = b"".join(event.data for event in inbox.events.values())
+    assert not any(word in said for word in (b"canary", b"Hello"))
+    assert claims.payloads == {}
+    (turn,) = turns(inbox)
+    assert (turn.usage.completion_tokens, turn.finish_reason, turn.consent.train, turn.tags) == (5, "stop", False, {"stored": "false"})
+    assert (turn.prompt_tokens, turn.completion_tokens, turn.logprobs) == ([], [], None)
+
+
 def test_a_large_turn_leaves_its_payload_in_the_trajectory_store_and_its_event_stays_small() -> None:
     claims = MemoryClaims()
     client, inbox = service(claims=claims)

@@ -18,7 +18,7 @@ from sqlalchemy import Engine, Table, func, insert, select, update
 from app.db.counters import read_counts
 from app.db.engine import open_engine, reading, writing
 from app.db.labels import SqlLabels
-from app.db.streams import SqlEffects, read_offsets, stream_metrics
+from app.db.streams import SqlEffects, SqlPositions, read_offsets, stream_metrics
 from app.db.tables import batch_items, dead_letters, exposures, labels, observations, outbox, retractions, segments, stream_offsets, turns
 from app.domain.errors import BadRequest, Unavailable
 from app.domain.rewards import Label
@@ -174,11 +174,24 @@ def test_a_parked_observation_becomes_an_orphan_and_still_joins_when_its_turn_co
 
 def test_offsets_move_forward_only(bench: Bench) -> None:
     place = ("ratchet.events.1", 3)
-    for offset in (10, 7, 12):
+    seen: list[int] = []
+    for offset in (10, 7, 12, 9):
         bench.store().apply(EffectBatch(next_offsets={place: offset}, high_waters={place: 20}), now=at(1))
-    assert read_offsets(bench.engine, "ratchet-ingest") == {place: 12}
+        seen.append(read_offsets(bench.engine, "ratchet-ingest")[place])
+    assert seen == [10, 10, 12, 12]
     with reading(bench.engine) as connection:
         assert stream_metrics(connection)["lag"] == 8
+
+
+def test_offsets_of_a_topic_made_anew_take_the_place_of_the_old_ones_and_forgetting_is_counted(bench: Bench) -> None:
+    place = ("ratchet.events", 3)
+    positions = SqlPositions(bench.engine, group="ratchet-ingest")
+    for offset, topic in ((500, "cluster/one"), (7, "cluster/two"), (5, "cluster/two")):
+        bench.store().apply(EffectBatch(next_offsets={place: offset}, incarnations={place[0]: topic}), now=at(1))
+    assert positions.read() == {place: (7, "cluster/two")}
+    positions.forget([place])
+    assert positions.read() == {}
+    assert bench.counts()["offsets_reset"] == 1
 
 
 def test_nothing_is_kept_when_the_segment_cannot_be_written(bench: Bench) -> None:

@@ -1,12 +1,16 @@
 """The relay over a real inbox (SQLite) and a broker in memory: nothing lost, whoever dies when."""
 
+import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import cast
 
+import msgspec
 import pytest
 from sqlalchemy import Engine, select
 
+from app.db.dead_letters import SqlDeadLetters
 from app.db.engine import open_engine, writing
 from app.db.inbox import SqlInbox
 from app.db.outbox import OutboxEvent, enqueue
@@ -14,11 +18,12 @@ from app.db.relay import SqlRelayOffice, inbox_metrics
 from app.db.streams import SqlEffects
 from app.db.tables import counters, dead_letters, inbox, turns
 from app.domain.errors import LeaseLost, Unavailable
-from app.domain.events import EventType, Topic
+from app.domain.events import EventType, Topic, envelope
 from app.domain.streams import EffectBatch, JoinRules, RelayTerm
+from pipelines.commands.dlq import replay_one
 from pipelines.ingestion.config import RelayConfig
 from pipelines.ingestion.decode import sort_out
-from pipelines.ingestion.relay import Relay, Term
+from pipelines.ingestion.relay import Heartbeat, Relay, Term
 from tests.fakes.served import at, delivery_of, event_of, turn
 from tests.fakes.streaming import MemoryBroker, MemorySegments
 
@@ -178,6 +183,94 @@ def test_a_relay_whose_lease_was_stolen_while_it_was_paused_marks_nothing_more(s
     assert second.send_inbox() == 1
     stage.ingest()
     assert stage.applied() == {"a"}
+
+
+class WatchedTerm:
+    """A term that only counts its renewals; `lost` makes the next one say so."""
+
+    def __init__(self) -> None:
+        self.renewed = threading.Semaphore(0)
+        self.lost = False
+
+    def renew(self, *, now: datetime) -> None:
+        self.renewed.release()
+        if self.lost:
+            raise LeaseLost("the lease 'relay' was taken over")
+
+
+def test_the_heartbeat_renews_the_office_while_the_relay_waits_for_its_broker_and_tells_of_its_loss() -> None:
+    term = WatchedTerm()
+    with Heartbeat(cast(RelayTerm, term), lambda: at(0), every_s=0.01) as heartbeat:
+        assert all(term.renewed.acquire(timeout=60) for _ in range(3))
+        heartbeat.check()
+        term.lost = True
+        assert term.renewed.acquire(timeout=60)
+        heartbeat.join(60)
+        with pytest.raises(LeaseLost):
+            heartbeat.check()
+
+
+def test_a_relay_that_lost_its_office_lets_go_of_the_broker_and_applies_for_it_again(stage: Stage) -> None:
+    """Run as the process runs it: the office is taken from it in the middle of a term, and it does not act on."""
+    stage.accept("a")
+    terms, closed, stop = list[bool](), list[bool](), list[bool]()
+    office = SqlRelayOffice(stage.engine, stage.engine, group="g")
+
+    class Office:
+        def take(self, owner: str, *, now: datetime) -> RelayTerm | None:
+            term = office.take(owner, now=now)
+            terms.append(term is not None)
+            return term
+
+    def lose_it_then_stop(_: float) -> None:
+        if len(terms) == 1:
+            stage.seconds += 30
+            assert office.take("another", now=stage.now()) is not None
+            stage.accept("b")
+        else:
+            stop.append(True)
+
+    stage.broker.close = lambda: closed.append(True)
+    Relay(
+        office=Office(), sink=stage.broker, store=stage.store, config=RelayConfig(), clock=stage.now, pause=lose_it_then_stop, owner="one"
+    ).run(lambda: bool(stop))
+    assert (terms[:2], closed) == ([True, False], [True])
+    with stage.engine.connect() as connection:
+        sent = connection.execute(select(inbox.c.event_id).where(inbox.c.relayed_at.is_not(None))).scalars().all()
+    assert sent == ["turn-a"]
+
+
+def test_what_ingestion_buried_is_not_sent_again(stage: Stage) -> None:
+    """A consumer of another version once buried a record five times: at each sending again, and at the end from the inbox."""
+    stage.door.append_blocking([msgspec.structs.replace(event_of(turn("odd")), type="ratchet.hologram.v1")])
+    stage.accept("a")
+    term = stage.take_office()
+    term.send_inbox()
+    stage.ingest()
+    stage.seconds = 60
+    assert [term.reconcile(), term.send_inbox()] == [0, 0]
+    assert stage.unconfirmed() == 0
+    with stage.engine.connect() as connection:
+        assert connection.execute(select(dead_letters.c.attempts)).scalars().all() == [1]
+
+
+def test_a_dead_letter_from_the_inbox_keeps_its_headers_and_is_replayed_once_its_cause_is_mended(stage: Stage) -> None:
+    odd = msgspec.structs.replace(event_of(turn("odd")), type="ratchet.hologram.v1")
+    stage.door.append_blocking([odd])
+    stage.broker.largest = 1
+    term = stage.take_office()
+    term.send_inbox()
+    (stored,) = SqlDeadLetters(stage.engine).find()
+    assert stored.letter.headers == envelope(odd, received_at(stage))
+    mended = {**stored.letter.headers, "ce_type": EventType.TURN}
+    replay_one(replace(stored, letter=replace(stored.letter, headers=mended)), stage.store)
+    assert stage.applied() == {"odd"}
+    assert SqlDeadLetters(stage.engine).find() == []
+
+
+def received_at(stage: Stage) -> datetime:
+    with stage.engine.connect() as connection:
+        return connection.execute(select(inbox.c.received_at)).scalar_one()
 
 
 def test_while_one_relay_is_in_office_no_other_takes_it(stage: Stage) -> None:
