@@ -85,7 +85,7 @@ def test_what_the_brokers_acknowledged_is_applied_once_and_a_broker_that_is_away
 def test_events_of_a_cluster_that_came_back_empty_are_applied_and_the_reset_is_an_alarm(
     broker: Broker, sqlite_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, fresh: int
 ) -> None:
-    """500 of 500 accepted events once had no effect and left no line in the log: their offsets lay before those of the topic that was gone."""
+    """500 of 500 accepted events once had no effect and left no line in the log: they lay before the offsets of a topic that was gone."""
     engine = open_engine(sqlite_url)
     cluster, segments = as_real(broker, tmp_path), MemorySegments()
     store = SqlEffects(engine, rules=lambda: JoinRules(policies={}), write_segment=segments.write_sized, erase_from_segment=segments.erase)
