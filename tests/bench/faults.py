@@ -8,8 +8,8 @@
 3. Faults that do not come by chance, one by one: oversize turns, version skew, a cluster that comes back empty, bad times, a full disk.
 4. The eight planted bugs must be caught, and the control without an inbox must lose events.
 
-Ends with {"events", "kills", "pauses", "wires", "locks", "lost", "duplicated", "labels_differ", "applied_p99_s", "trials_sound", …}; exit code 1
-when a bound is broken. Every run prints its seed; `--seed` repeats it.
+Ends with {"events", "kills", "pauses", "wires", "locks", "lost", "duplicated", "labels_differ", "applied_p99_s", "trials_sound", …}; exit
+code 1 when a bound is broken. Every run prints its seed; `--seed` repeats it.
 """
 
 import argparse
