@@ -71,8 +71,7 @@ class TopicAdmin:
         """How an existing topic of a real cluster differs from the configuration, a sentence each."""
         assert self._options is not None
         (topic,) = self._admin.describe_topics([name])
-        wanted = ConfigResource("TOPIC", name, configs=dict.fromkeys(topic_settings(self._options)))
-        found = self._admin.describe_configs([wanted], config_filter="all")
+        found = self._admin.describe_configs([ConfigResource("TOPIC", name)], config_filter="all")
         told = next(iter(found.values()), {}).get(name, {})
         return mismatches(
             self._options, name, partitions=len(topic["partitions"]),

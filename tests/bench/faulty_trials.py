@@ -11,7 +11,7 @@ import ctypes
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -208,12 +208,8 @@ def small_disk(folder: Path) -> Iterator[Callable[[], Callable[[], object]]]:
             folder.write_text("in the way")
             return lambda: (folder.unlink(missing_ok=True), folder.with_suffix(".away").rename(folder))
         balloon = folder / "balloon"
-        with balloon.open("wb") as file:
-            try:
-                while True:
-                    file.write(b"x" * 4096)
-                    file.flush()
-            except OSError:
+        with balloon.open("wb", buffering=0) as file, suppress(OSError):
+            while file.write(b"x" * 4096):
                 pass
         return lambda: balloon.unlink(missing_ok=True)
 
