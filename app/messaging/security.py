@@ -51,7 +51,7 @@ class ClientCredentials(AbstractTokenProvider):
         self._token = ""
         self._ends_s = float("-inf")
 
-    def token(self) -> str:
+    def token(self) -> Any:  # noqa: ANN401 - the base class says nothing, which reads as None
         """A token that is good for a while. Raises `Unavailable`."""
         if time.monotonic() >= self._ends_s:
             self._fetch()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kafka.admin import ConfigResource, KafkaAdminClient
+from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 from kafka.errors import KafkaConfigurationError, KafkaError, TopicAlreadyExistsError
 
 from app.domain.errors import BadConfig, Unavailable
@@ -71,7 +71,7 @@ class TopicAdmin:
         """How an existing topic of a real cluster differs from the configuration, a sentence each."""
         assert self._options is not None
         (topic,) = self._admin.describe_topics([name])
-        found = self._admin.describe_configs([ConfigResource("TOPIC", name)], config_filter="all")
+        found = self._admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)], config_filter="all")
         told = next(iter(found.values()), {}).get(name, {})
         return mismatches(
             self._options, name, partitions=len(topic["partitions"]),
