@@ -39,7 +39,7 @@ class Isolator:
         Halves go without offsets; those follow with the last, empty batch, when everything before them is in the database.
         """
         try:
-            new = self._try(batch)
+            new = self.attempt(batch)
             self._passed(batch.events)
             return new
         except Refusal as refusal:
@@ -53,7 +53,7 @@ class Isolator:
             self.store.apply(replace(batch, events=(), dead=(*batch.dead, *search.dead)), now=self.clock())
             return search.new
 
-    def _try(self, batch: EffectBatch) -> int:
+    def attempt(self, batch: EffectBatch) -> int:
         """One transaction, again where nobody knows why it failed. Raises `Refusal` where it stays so."""
         for attempt in range(self.tries):
             try:
@@ -112,7 +112,7 @@ class Search:
             return
         for half in (events[: len(events) // 2], events[len(events) // 2 :]):
             try:
-                self.new += self.isolator._try(EffectBatch(events=tuple(half), group=self.group))
+                self.new += self.isolator.attempt(EffectBatch(events=tuple(half), group=self.group))
                 self.passed += half
             except Refusal as again:
                 self.split(half, again)
