@@ -307,8 +307,8 @@ class Trainer(Protocol):
         """Apply the accumulated gradient and forget it; afterwards the weights are again those that would be published."""
         ...
 
-    def retreat(self, share: float, params: AdamParams) -> None:
-        """Take back a share of the last step, which was made with `params`; shares of several calls add up, to 1 at most."""
+    def retreat(self, kept: float, start: Path) -> None:
+        """Go back towards `start` (the folder of a snapshot, or of a saved state), keeping a share of the way; the optimizer stays."""
         ...
 
     def load_state(self, snapshot: Path) -> None:

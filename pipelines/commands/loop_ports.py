@@ -50,10 +50,12 @@ def loop_world(settings: Settings, config: LoopConfig, policies: dict[str, Polic
     ledger = wiring.release_ledger(settings)
     weights = wiring.open_weights(settings)
     progress = wiring.progress_log(settings)
+    engines = wiring.engine_ledger(settings)
     trainers = RayTrainers(wiring.ray_token(settings))
     training = TrainingPorts(
         trajectories=wiring.trajectories(settings), weights=weights, runs=wiring.run_store(settings), progress=progress,
         folder=settings.data / "training", trainers=trainers,
+        pinned=lambda policy: {digest for of, digest in engines.wanted() if of == policy} | {ledger.pointer(policy).anchor},
     )  # fmt: skip
     batches = wiring.batch_store(settings)
     ports = CyclePorts(

@@ -54,20 +54,3 @@ def adam_step(
             touched = 0
     state.rest()
     masters.rest()
-
-
-@torch.no_grad()
-def take_back(masters: TensorFile, state: AdamState, params: AdamParams, share: float, *, changed: Callable[[str], None]) -> None:
-    """Undo a share of the last step; shares of several calls add up, to 1 at most.
-
-    AdamW's step is a function of its state after it, θ' = θ(1 − ηλ) − η·m̂/(√v̂ + ε), so no copy of the weights is needed. The moments
-    keep what the step's gradient told them. Weight decay is left where it is: ηλ is a millionth and belongs to no gradient.
-    """
-    taken = float(state.tensors[STEP])
-    first_bias, second_bias = 1 - params.beta1**taken, 1 - params.beta2**taken
-    for name, master in masters.tensors.items():
-        root = (state.tensors[f"second.{name}"] / second_bias).sqrt_().add_(params.eps)
-        master.addcdiv_(state.tensors[f"first.{name}"], root, value=share * params.learning_rate / first_bias)
-        changed(name)
-        state.rest()
-        masters.rest()

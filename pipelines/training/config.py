@@ -38,14 +38,20 @@ class GuardLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Effective sample size over tokens, as a share of them."""
     min_mean_ratio: float = 0.5
     max_mean_ratio: float = 2.0
-    max_mismatch: float = 0.1
-    """Mean KL(behaviour ‖ policy) per token at step zero, nats: above, engine and trainer disagree about the same weights."""
+    max_mismatch: float = 0.01
+    """Mean KL(behaviour ‖ policy) per token at step zero, nats, over turns that the champion sampled: above, engine and trainer disagree
+    about the same weights. A bf16 engine and an fp32 trainer differ by 0.001; raw log-probabilities at temperature 0.7 by 0.066, a
+    forgotten top-p by 0.039 (SmolLM2)."""
+    max_mismatch_p99: float = 0.5
+    """99th percentile of |log π_behaviour − log π| there: a few tokens that are quite wrong hide in a mean."""
     min_entropy_share: float = 0.5
     """Entropy after the update as a share of the entropy before."""
     max_kl_champion: float = 0.2
-    """Nats per token."""
+    """Nats per token; the upper end of the estimate's interval counts. A step beyond it is taken back until the rest is inside."""
     max_kl_anchor: float = 1.0
-    """Nats per token."""
+    """Nats per token, likewise; a candidate that is nearer to the anchor than its parent is inside whatever the distance."""
+    anchor_alarm: float = 0.8
+    """Share of the anchor's budget from which on a person is asked to renew the anchor."""
 
 
 class LoraConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,7 +81,13 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     correction: CorrectionConfig = CorrectionConfig()
     guards: GuardLimits = GuardLimits()
     kl_beta: float = 0.005
-    """Reward units per nat of divergence from the anchor; 0 switches the anchor pass off."""
+    """Reward units per nat of divergence from the anchor; 0 switches the anchor pass off. Where a line of versions begins, and the least
+    it falls to."""
+    kl_target: float = 0.5
+    """Divergence from the anchor that β is steered to, as a share of `guards.max_kl_anchor`: above it β doubles at most per update, below
+    it falls by half at most (after Ziegler et al. 2019, arXiv 1909.08593, section 2.2)."""
+    kl_beta_max: float = 1.0
+    """The most it rises to."""
     turns_per_step: int = 32
     """Turns per Adam step; chains and turns with the same prompt stay together."""
     learning_rate: float = 1e-5

@@ -43,6 +43,25 @@ def ratio_report(logprobs: Sequence[float], behaviour: Sequence[float]) -> Ratio
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A mean per token over turns, which are what varies independently."""
+
+    mean: float
+    upper: float
+    """Of a one-sided 95 % interval."""
+
+
+def estimate(turns: Sequence[Sequence[float]]) -> Estimate:
+    """The ratio estimate Σ sums / Σ lengths and its linearised standard error (Cochran 1977, 6.4): turns are the clusters, tokens of one
+    are not independent. One turn alone says nothing about the spread: its upper end is infinite."""
+    tokens, count = sum(len(turn) for turn in turns), len(turns)
+    middle = math.fsum(value for turn in turns for value in turn) / tokens
+    rest = math.fsum((math.fsum(turn) - middle * len(turn)) ** 2 for turn in turns)
+    error = math.sqrt(rest * count / (count - 1)) / tokens if count > 1 else math.inf
+    return Estimate(mean=middle, upper=middle + 1.645 * error)
+
+
 def check_turns(count: int, limits: GuardLimits) -> None:
     """Enough turns could be read."""
     if count < limits.min_turns:
@@ -60,11 +79,12 @@ def check_rewards(advantages: Sequence[float]) -> None:
 
 def check_mismatch(report: RatioReport, limits: GuardLimits) -> None:
     """At step zero the trainer computes what the engine logged."""
-    if not report.kl <= limits.max_mismatch:
+    if not (report.kl <= limits.max_mismatch and report.p99_gap <= limits.max_mismatch_p99):
         raise Held(
             HoldReason.ENGINE_MISMATCH,
-            f"before the first step KL(logged ‖ computed) is {report.kl:.4f} nats per token, above {limits.max_mismatch}: "
-            "the engine and the trainer disagree about the same weights; compare their versions, templates and dtypes",
+            f"before the first step KL(logged ‖ computed) is {report.kl:.4f} nats per token and one token in a hundred is off by "
+            f"{report.p99_gap:.2f}, the limits are {limits.max_mismatch} and {limits.max_mismatch_p99}: the engine and the trainer "
+            "disagree about the same weights; compare their versions, templates, sampling parameters and dtypes",
         )
 
 
@@ -101,12 +121,13 @@ def check_entropy(before: float, after: float, limits: GuardLimits) -> None:
         )
 
 
-def check_kl(reason: HoldReason, kl: float, limit: float) -> None:
-    """The policy stays within its budget."""
-    check_finite("divergence", kl)
-    if kl > limit:
+def check_kl(reason: HoldReason, kl: Estimate, limit: float) -> None:
+    """The policy stays within its budget, as far as one can tell: the interval's upper end is inside too."""
+    check_finite("divergence", kl.upper)
+    if kl.upper > limit:
         whom = "champion" if reason is HoldReason.KL_CHAMPION else "anchor"
         raise Held(
-            reason, f"the candidate is {kl:.4f} nats per token from the {whom}, above the budget of {limit}: lower the learning rate"
-            + ("" if reason is HoldReason.KL_CHAMPION else ", raise training.kl_beta, or renew the anchor")
+            reason, f"the candidate is {kl.mean:.4f} (up to {kl.upper:.4f}) nats per token from the {whom}, above the budget of {limit}, "
+            "even with most of the last step taken back: lower the learning rate"
+            + ("" if reason is HoldReason.KL_CHAMPION else ", or look at the champion and renew the anchor (`ratchet release anchor`)")
         )  # fmt: skip

@@ -42,7 +42,12 @@ def kl_from_sampler(sampler: Sequence[float], new: Sequence[float]) -> float:
     Beyond r = e² the term goes on along its tangent: one token that the sampler drew at 1e-5 and that an update made likely would
     otherwise count for all others (measured with SmolLM2: 13 and 145 nats per token where the steps themselves had 0.07).
     """
-    return mean([_divergence(b - a) for a, b in zip(sampler, new, strict=True)])
+    return mean(terms_from_sampler(sampler, new))
+
+
+def terms_from_sampler(sampler: Sequence[float], new: Sequence[float]) -> list[float]:
+    """What `kl_from_sampler` is the mean of, per token."""
+    return [_divergence(b - a) for a, b in zip(sampler, new, strict=True)]
 
 
 def _divergence(gap: float) -> float:
@@ -55,8 +60,12 @@ def kl_to_reference(sampler: Sequence[float], new: Sequence[float], reference: S
 
     Importance-weighted k1; unbiased but for the cap, so it may be slightly negative near zero.
     """
-    weighted = [min(math.exp(min(n - s, 50.0)), cap) * (n - r) for s, n, r in zip(sampler, new, reference, strict=True)]
-    return mean(weighted)
+    return mean(terms_to_reference(sampler, new, reference, cap=cap))
+
+
+def terms_to_reference(sampler: Sequence[float], new: Sequence[float], reference: Sequence[float], *, cap: float = 10.0) -> list[float]:
+    """What `kl_to_reference` is the mean of, per token."""
+    return [min(math.exp(min(n - s, 50.0)), cap) * (n - r) for s, n, r in zip(sampler, new, reference, strict=True)]
 
 
 def batch_metrics(batch: BatchManifest) -> dict[str, Any]:

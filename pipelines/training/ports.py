@@ -1,6 +1,6 @@
 """The outside world of a run, plugged in by whoever calls `train`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -31,4 +31,6 @@ class TrainingPorts:
     folder: Path
     """Checkpoints and optimizer states; on a cluster, storage that driver and workers share."""
     trainers: Trainers
+    pinned: Callable[[str], Collection[str]] = lambda policy: ()
+    """Digests of a policy whose optimizer state has to stay: champion, what a rollback may return to, candidates on their way."""
     clock: Callable[[], datetime] = utc_now

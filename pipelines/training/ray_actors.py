@@ -73,8 +73,8 @@ class RayTrainer:
     def optim_step(self, params: AdamParams) -> StepOutcome:
         return self._every("optim_step", params)[0]
 
-    def retreat(self, share: float, params: AdamParams) -> None:
-        self._every("retreat", share, params)
+    def retreat(self, kept: float, start: Path) -> None:
+        self._every("retreat", kept, start)
 
     def load_state(self, snapshot: Path) -> None:
         self._every("load_state", snapshot)

@@ -18,15 +18,17 @@ import msgspec
 from app.domain.batches import BatchManifest
 from app.domain.errors import Held, RatchetError
 from app.domain.versions import HoldReason, RunStatus, TrainingRun, Version
+from pipelines.training.checkpoint import newest_checkpoint
 from pipelines.training.config import TrainingConfig
 from pipelines.training.ports import TrainingPorts
+from pipelines.training.states import forget_states
 from pipelines.training.update import Update, UpdateResult
 
 log = logging.getLogger(__name__)
 
 FINISHED = frozenset({RunStatus.SUCCEEDED, RunStatus.HELD})
-OPTIMIZERS_KEPT = 4
-"""Optimizer folders kept besides the parent's: candidates still on their way through the gates."""
+AROUND_THE_WORK = ("workers", "threads", "checkpoint_every_s", "attempt_timeout_s")
+"""What a resumed run takes from the configuration of today: how it is worked on, not what is learned."""
 
 
 def train(
@@ -39,6 +41,7 @@ def train(
     known = ports.runs.get(run_id)
     if known is not None and known.status in FINISHED:
         return known
+    config = _resumed_config(known, config, folder=ports.folder / "runs" / run_id)
     run = TrainingRun(
         id=run_id, policy=batch.policy, batch_id=batch.id, parent=parent.digest, status=RunStatus.RUNNING,
         config=msgspec.to_builtins(config), started_at=known.started_at if known else ports.clock(),
@@ -49,12 +52,37 @@ def train(
         run = _succeeded(run, update.make(), ports)
     except Held as held:
         run = _ended(run, RunStatus.HELD, update, ports, reason=HoldReason(held.reason), message=str(held))
+        _steer(run, update, ports)
     except RatchetError as error:
         _ended(run, RunStatus.FAILED, update, ports, message=str(error))
         raise
     shutil.rmtree(update.folder, ignore_errors=True)
-    _forget_optimizers(ports.folder / "optimizer", keep={parent.digest, run.candidate or ""})
+    pinned = {parent.digest, anchor.digest, run.candidate or "", *ports.pinned(run.policy)}
+    forget_states(ports.folder / "optimizer", policy=run.policy, keep=pinned)
     return run
+
+
+def _resumed_config(known: TrainingRun | None, config: TrainingConfig, *, folder: Path) -> TrainingConfig:
+    """A run that left a checkpoint goes on with the configuration it began with: its steps were planned by it. One that left none, or whose
+    configuration this version cannot read, begins again with the present one."""
+    if known is None or newest_checkpoint(folder).folder is None:
+        return config
+    try:
+        stored = msgspec.convert(known.config, TrainingConfig)
+    except msgspec.ValidationError as error:
+        log.warning("training run=%s was begun with a configuration that cannot be read (%s): it begins again", known.id, error)
+        shutil.rmtree(folder, ignore_errors=True)
+        return config
+    if stored != config:
+        log.warning("training run=%s goes on with the configuration it was begun with; the present one is for the next run", known.id)
+    return msgspec.structs.replace(stored, **{name: getattr(config, name) for name in AROUND_THE_WORK})
+
+
+def _steer(run: TrainingRun, update: Update, ports: TrainingPorts) -> None:
+    """A run that the anchor's budget held still says how strong the penalty has to be next time: twice as strong."""
+    if run.hold_reason is HoldReason.KL_ANCHOR:
+        stronger = min(2 * update.beta, update.config.kl_beta_max)
+        ports.runs.put_tracker(run.parent, run.policy, update.remembered | {"kl_beta": stronger})
 
 
 def _succeeded(run: TrainingRun, made: UpdateResult, ports: TrainingPorts) -> TrainingRun:
@@ -73,10 +101,3 @@ def _ended(
     ports.runs.put(run)
     log.warning("training run=%s policy=%s status=%s reason=%s: %s", run.id, run.policy, status.value, reason, message)
     return run
-
-
-def _forget_optimizers(folder: Path, *, keep: set[str]) -> None:
-    """Optimizer states follow the champion's lineage: keep the parent's and the newest few, drop the rest."""
-    others = [path for path in folder.glob("*") if path.name not in keep]
-    for path in sorted(others, key=lambda p: p.stat().st_mtime)[:-OPTIMIZERS_KEPT]:
-        shutil.rmtree(path, ignore_errors=True)

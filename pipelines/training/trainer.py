@@ -29,7 +29,7 @@ from app.policy.packing import ScoredSequence, pack
 from app.policy.scorer import Scorer, Scores
 from app.policy.snapshot import WEIGHTS, write_snapshot
 from pipelines.training.activations import Activations, keep_activations
-from pipelines.training.adam import AdamState, adam_step, take_back
+from pipelines.training.adam import AdamState, adam_step
 from pipelines.training.adapters import DOWN, UP, Adapters
 from pipelines.training.config import LoraConfig, RouterReplayConfig
 from pipelines.training.loss import token_loss
@@ -114,10 +114,21 @@ class LocalTrainer:
         self._forget_gradients()
         return StepOutcome(grad_norm=float(norm), applied=finite)
 
-    def retreat(self, share: float, params: AdamParams) -> None:
-        """Take back a share of the last step; shares of several calls add up."""
-        masters, adam = self._state()
-        take_back(masters, adam, params, share, changed=self._serve)
+    @torch.no_grad()
+    def retreat(self, kept: float, start: Path) -> None:
+        """Keep a share of the way that the masters came from `start`, the folder of a snapshot or of a saved state."""
+        masters, _ = self._state()
+        part = self.shards.part_of(self.parameters)
+        with safe_open(start / MASTER if (start / MASTER).is_file() else start / WEIGHTS, framework="pt") as opened:
+            begun = set(opened.keys())
+            for name, master in masters.tensors.items():
+                if name in begun:
+                    before = part(name, opened.get_tensor(name)).to(master.device, torch.float32)
+                    torch.lerp(before, master.clone(), kept, out=master)
+                elif name.endswith(UP):
+                    master.mul_(kept)  # fresh adapters began at zero
+                self._serve(name)
+                masters.rest()
         self._merge()
 
     def load_state(self, snapshot: Path) -> None:

@@ -15,26 +15,27 @@ from app.domain.ports import Trainer
 from app.domain.training import AdamParams, Datum, ForwardBackward, LossSpec
 from app.domain.versions import HoldReason, Version
 from pipelines.training import guards
-from pipelines.training.advantage import advantages
-from pipelines.training.checkpoint import damage, newest_checkpoint, seal, write_checkpoint
+from pipelines.training.advantage import advantages, next_beta
+from pipelines.training.checkpoint import Restored, newest_checkpoint, write_checkpoint
 from pipelines.training.config import TrainingConfig
 from pipelines.training.estimators import Estimator
 from pipelines.training.estimators.batch_mean import BatchMean
 from pipelines.training.estimators.group_mean import GroupMean
 from pipelines.training.estimators.segment_tracker import SegmentTracker
-from pipelines.training.guards import ratio_report
+from pipelines.training.guards import estimate, ratio_report
+from pipelines.training.judgement import RETREATS, JudgedTurn, Judgement, compare
 from pipelines.training.measurement import (
     batch_metrics,
-    kl_from_sampler,
-    kl_to_reference,
     mean,
     ratio_histogram,
     step_metrics,
+    terms_from_sampler,
     turn_metrics,
 )
 from pipelines.training.plan import Step, cut_micro_batches, plan_steps
 from pipelines.training.ports import TrainingPorts
 from pipelines.training.samples import Limits, Sample, read_samples
+from pipelines.training.states import Inherited, inherited, keep_state
 from pipelines.training.stopwatch import Stopwatch
 from pipelines.training.trainer import TrainerSetup
 
@@ -59,8 +60,14 @@ class Progress:
     """log π_ref of each turn's tokens, by inference id."""
     start: dict[str, list[list[float]]] = field(default_factory=dict[str, list[list[float]]])
     """Log-probabilities and entropies of the first step's turns under the parent, by inference id."""
+    dtype: str = ""
+    """What `auto` was resolved to: the rest of the run computes in it too."""
     steps: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     histogram: list[int] = field(default_factory=list[int])
+
+
+Scored = dict[int, tuple[Sequence[float], Sequence[float]]]
+"""Log-probabilities and entropies [T] by index of the turn."""
 
 
 class Update:
@@ -78,6 +85,9 @@ class Update:
         self.baselines: list[float] = []
         self.done, self.total = 0, 1
         self.computing = Stopwatch()
+        self.restored: Restored = newest_checkpoint(self.folder)
+        self.remembered = ports.runs.tracker(parent.digest) or {}
+        self.beta = max(float(self.remembered.get("kl_beta", 0.0)), config.kl_beta) if config.kl_beta > 0 else 0.0
 
     def make(self) -> UpdateResult:
         """Read, learn, judge, publish. Raises `Held` and `Unavailable`."""
@@ -88,18 +98,19 @@ class Update:
         )  # fmt: skip
         setup = self._setup()
         with self.ports.trainers.opened(setup, workers=self.config.workers, timeout_s=self.config.attempt_timeout_s) as trainer:
-            self.metrics["dtype"] = trainer.precision()
             self._prepare(trainer, steps)
+            self.progress.dtype = self.metrics["dtype"] = trainer.precision()
             saved_at = time.monotonic()
             for number in range(self.progress.next_step, len(steps)):
-                self._step(trainer, steps[number], number)
+                if not self._step(trainer, steps[number], number):
+                    break
                 if time.monotonic() - saved_at >= self.config.checkpoint_every_s and number + 1 < len(steps):
                     write_checkpoint(self.folder, trainer, vars(self.progress), step=number + 1)
                     saved_at = time.monotonic()
-            drift = self._judge(trainer, steps[0])
+            judged = self._judge(trainer, steps[0])
             candidate = self._publish(trainer)
-        state = estimator.remember([sample.rewarded() for sample in self.samples], drift=drift)
-        return UpdateResult(candidate=candidate, metrics=self.metrics, tracker=state)
+        state = estimator.remember([sample.rewarded() for sample in self.samples], drift=judged.drift)
+        return UpdateResult(candidate=candidate, metrics=self.metrics, tracker=state | {"kl_beta": self.metrics["kl_beta_next"]})
 
     # --- before the first step ------------------------------------------------------------------------------------------------
 
@@ -127,18 +138,26 @@ class Update:
             return GroupMean()
         if self.config.estimator == "batch_mean":
             return BatchMean()
-        return SegmentTracker(self.config.tracker, self.ports.runs.tracker(self.parent.digest))
+        return SegmentTracker(self.config.tracker, self.remembered)
 
     def _setup(self) -> TrainerSetup:
         config = self.config
+        self.inherited = inherited(self.parent, shape=self._shape())
+        base = self.ports.weights.path(self.inherited.base) if self.inherited.base else self.parent_folder
+        begun = str((self.restored.progress or {}).get("dtype", ""))
         return TrainerSetup(
-            snapshot=self.parent_folder, scratch=self.folder, dtype=config.dtype, threads=config.threads, lora=config.lora,
-            activations=config.activations, share_prefixes=config.share_prefixes, router_replay=config.router_replay,
+            snapshot=self.parent_folder, base=base, scratch=self.folder, dtype=begun or config.dtype, threads=config.threads,
+            lora=config.lora, activations=config.activations, share_prefixes=config.share_prefixes, router_replay=config.router_replay,
         )  # fmt: skip
+
+    def _shape(self) -> dict[str, object]:
+        """Which parameters are trained: a state of others cannot be inherited."""
+        lora = self.config.lora
+        return {} if lora is None else {"rank": lora.rank, "alpha": lora.alpha, "target_modules": list(lora.target_modules)}
 
     def _prepare(self, trainer: Trainer, steps: Sequence[Step]) -> None:
         """Resume from the newest whole checkpoint; or score everything under the anchor and start from the parent."""
-        restored = newest_checkpoint(self.folder)
+        restored = self.restored
         self.metrics["damaged_checkpoints"] = list(restored.damaged)
         self.total = sum(len(step.micro_batches) for step in steps)
         if restored.folder is not None and restored.progress is not None:
@@ -169,30 +188,27 @@ class Update:
         return cut_micro_batches(self.samples, chosen, self.config.micro_batch_tokens * self.config.workers)
 
     def _start_from_parent(self, trainer: Trainer) -> None:
-        """With the parent's optimizer state and fp32 weights, where they are whole and still those of the parent."""
-        folder = Path(self.parent.optimizer_uri) if self.parent.optimizer_uri else None
-        if self.config.lora is not None or folder is None or not folder.is_dir():
-            trainer.load_state(self.parent_folder)
-            self.metrics["optimizer"] = "new"
-            return
-        damaged = damage(folder)
-        if damaged:
-            log.error("optimizer state damaged files=%s; starting with a new optimizer", ",".join(damaged))
-            self.metrics["damaged_checkpoints"] += damaged
-            trainer.load_state(self.parent_folder)
-        else:
-            trainer.load_state_with_optimizer(folder)
-        self.metrics["optimizer"] = "new" if damaged else "inherited"
+        """With the parent's masters and optimizer state, where they are whole and of the same kind of training."""
+        trainer.load_state(self.parent_folder)
+        found: Inherited = self.inherited
+        self.metrics["optimizer"] = found.kind.value
+        self.metrics["damaged_checkpoints"] += found.damaged
+        if found.start is not None:
+            trainer.load_state_with_optimizer(found.start)
+        if found.loss is not None:
+            log.warning("lineage run=%s policy=%s state=%s: %s", self.folder.name, self.batch.policy, found.kind.value, found.loss)
+            self.metrics["alarms"] = [found.loss]
 
     # --- the steps ------------------------------------------------------------------------------------------------------------------
 
-    def _step(self, trainer: Trainer, step: Step, number: int) -> None:
-        """Accumulate the gradient over the step's micro-batches, look at the ratios, then let Adam act."""
+    def _step(self, trainer: Trainer, step: Step, number: int) -> bool:
+        """Accumulate the gradient over the step's micro-batches, look at the ratios, then let Adam act; False where the steps before it
+        have already left the budget, as these turns, which they did not see, show."""
         spec = LossSpec(
             normaliser=len(step.turns) * self.config.loss_tokens, correction=self.config.correction.name,
             clip_low=self.config.correction.low, clip_high=self.config.correction.high,
         )  # fmt: skip
-        found: dict[int, tuple[Sequence[float], Sequence[float]]] = {}
+        found: Scored = {}
         loss = 0.0
         for micro in step.micro_batches:
             with self.computing.running():
@@ -206,7 +222,10 @@ class Update:
         report = ratio_report(new, old)
         if number == 0:
             self._remember_start(found, new, old)
-            guards.check_mismatch(report, self.config.guards)
+            self._check_mismatch(found)
+        elif self._left_the_budget(found):
+            self.metrics["stopped_at_step"] = number
+            return False
         guards.check_ratio(report, self.config.guards)
         with self.computing.running():
             outcome = trainer.optim_step(self._adam())
@@ -215,16 +234,32 @@ class Update:
         self.progress.steps.append(step_metrics(report, loss=loss, grad_norm=outcome.grad_norm, entropy=entropy))
         self.progress.next_step = number + 1
         self.metrics["steps"] = self.progress.steps
+        return True
 
-    def _remember_start(self, found: dict[int, tuple[Sequence[float], Sequence[float]]], new: list[float], old: list[float]) -> None:
+    def _left_the_budget(self, found: Scored) -> bool:
+        terms = [terms_from_sampler(self.samples[index].logprobs, logprobs) for index, (logprobs, _) in found.items()]
+        return estimate(terms).upper > self.config.guards.max_kl_champion
+
+    def _check_mismatch(self, found: Scored) -> None:
+        """On what the champion itself sampled; turns of older versions differ because the weights do, and the ratio guards judge them."""
+        own = [index for index in found if self.samples[index].item.version == self.batch.champion]
+        if not own:
+            return
+        new = [value for index in own for value in found[index][0]]
+        report = ratio_report(new, [value for index in own for value in self.samples[index].logprobs])
+        self.metrics |= {"mismatch": report.kl, "mismatch_p99": report.p99_gap}
+        guards.check_mismatch(report, self.config.guards)
+
+    def _remember_start(self, found: Scored, new: list[float], old: list[float]) -> None:
         """What the parent itself says of the first step's turns; the finished candidate is compared with it."""
         self.progress.histogram = ratio_histogram(new, old)
         self.progress.start = {self.samples[i].item.inference_id: [list(a), list(b)] for i, (a, b) in found.items()}
 
     def _adam(self) -> AdamParams:
         config = self.config
+        rate = config.lora.learning_rate if config.lora else config.learning_rate
         return AdamParams(
-            learning_rate=config.learning_rate, beta1=config.beta1, beta2=config.beta2, eps=config.eps,
+            learning_rate=rate, beta1=config.beta1, beta2=config.beta2, eps=config.eps,
             weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm,
         )  # fmt: skip
 
@@ -232,7 +267,7 @@ class Update:
         sample = self.samples[index]
         if advantage is None:
             advantage = advantages(
-                reward=sample.item.reward, baseline=self.baselines[index], behaviour=sample.logprobs, beta=self.config.kl_beta,
+                reward=sample.item.reward, baseline=self.baselines[index], behaviour=sample.logprobs, beta=self.beta,
                 anchor=self.progress.anchor.get(sample.item.inference_id),
             )  # fmt: skip
         payload = sample.payload
@@ -249,29 +284,52 @@ class Update:
 
     # --- after the last step ----------------------------------------------------------------------------------------------------------
 
-    def _judge(self, trainer: Trainer, first: Step) -> float:
-        """Compare the finished candidate with champion and anchor on turns of the first step; returns the mean |Δ log π|."""
-        limits = self.config.guards
-        after: dict[int, tuple[Sequence[float], Sequence[float]]] = {}
+    def _judge(self, trainer: Trainer, first: Step) -> Judgement:
+        """Compare the finished candidate with champion and anchor on turns of the first step; outside a budget, go back."""
+        self.metrics |= self._summary() | {"kept": 1.0}
+        judged = self._compare(trainer, first)
+        for _ in range(RETREATS):
+            kept = judged.kept(self.config.guards)
+            if kept is None:
+                break
+            trainer.retreat(kept, self.inherited.start or self.parent_folder)
+            self.metrics["kept"] *= kept
+            judged = self._compare(trainer, first)
+        judged.check(self.config.guards)
+        self._ask_for_renewal(judged)
+        return judged
+
+    def _compare(self, trainer: Trainer, first: Step) -> Judgement:
+        turns: list[JudgedTurn] = []
         for micro in self._judged(first):
             with self.computing.running():
                 answer = trainer.forward([self._datum(index, advantage=()) for index in micro])
-            after |= dict(zip(micro, zip(answer.logprobs, answer.entropy, strict=True), strict=True))
-        ids = [self.samples[index].item.inference_id for index in after]
-        new = [value for logprobs, _ in after.values() for value in logprobs]
-        old = [value for i in ids for value in self.progress.start[i][0]]
-        entropy_before = mean([value for i in ids for value in self.progress.start[i][1]])
-        entropy_after = mean([value for _, entropies in after.values() for value in entropies])
-        reference = [value for i in ids for value in self.progress.anchor.get(i, self.progress.start[i][0])]
-        drift = mean([abs(a - b) for a, b in zip(new, old, strict=True)])
-        self.metrics |= self._summary() | {
-            "entropy_before": entropy_before, "entropy_after": entropy_after, "drift": drift,
-            "kl_champion": kl_from_sampler(old, new), "kl_anchor": kl_to_reference(old, new, reference),
-        }  # fmt: skip
-        guards.check_entropy(entropy_before, entropy_after, limits)
-        guards.check_kl(HoldReason.KL_CHAMPION, self.metrics["kl_champion"], limits.max_kl_champion)
-        guards.check_kl(HoldReason.KL_ANCHOR, self.metrics["kl_anchor"], limits.max_kl_anchor)
-        return drift
+            for index, logprobs, entropies in zip(micro, answer.logprobs, answer.entropy, strict=True):
+                identity = self.samples[index].item.inference_id
+                before, entropy = self.progress.start[identity]
+                anchor = self.progress.anchor.get(identity, before)
+                turns.append(
+                    JudgedTurn(champion=before, anchor=anchor, candidate=logprobs, entropy_before=entropy, entropy_after=entropies)
+                )
+        judged, config = compare(turns), self.config
+        target = config.kl_target * config.guards.max_kl_anchor
+        after = next_beta(self.beta, kl=judged.anchor.mean, target=target, least=config.kl_beta, most=config.kl_beta_max)
+        self.metrics |= judged.metrics(config.guards) | {"kl_beta": self.beta, "kl_beta_next": after}
+        return judged
+
+    def _ask_for_renewal(self, judged: Judgement) -> None:
+        """Before the anchor's budget is gone, and the penalty stops learning, a person has to look and renew it."""
+        limits, used = self.config.guards, judged.anchor.upper / self.config.guards.max_kl_anchor
+        if used < limits.anchor_alarm:
+            return
+        far = f"{judged.anchor.mean:.3f}, up to {judged.anchor.upper:.3f}, of {limits.max_kl_anchor} nats per token"
+        said = (
+            f"{used:.0%} of the KL budget to the anchor is used ({far}; the penalty goes from {self.beta:g} to "
+            f"{self.metrics['kl_beta_next']:g}): look at the champion beside the anchor and renew it with "
+            f"`ratchet release anchor {self.batch.policy}`, or learning slows to a halt"
+        )
+        log.warning("anchor_budget run=%s policy=%s used=%.2f", self.folder.name, self.batch.policy, used)
+        self.metrics["alarms"] = [*self.metrics.get("alarms", []), said]
 
     def _summary(self) -> dict[str, Any]:
         """The figures of the steps as single numbers, for charts over versions."""
@@ -279,7 +337,7 @@ class Update:
         return {
             "steps": steps, "ratio_histogram": self.progress.histogram, "loss": mean([s["loss"] for s in steps]),
             "grad_norm": mean([s["grad_norm"] for s in steps]), "entropy": mean([s["entropy"] for s in steps]),
-            "mismatch": steps[0]["kl"], "mismatch_p99": steps[0]["p99_gap"], "mean_ratio": mean([s["mean_ratio"] for s in steps]),
+            "mean_ratio": mean([s["mean_ratio"] for s in steps]),
             "effective_share": min(s["effective_share"] for s in steps), "compute_s": round(self.computing.seconds, 3),
         }  # fmt: skip
 
@@ -295,15 +353,13 @@ class Update:
             )
         stored = self.ports.weights.publish(folder)
         assert stored == digest, f"the store says {stored}, the snapshot {digest}"
-        self.metrics["optimizer_uri"] = str(self._keep_optimizer(trainer, digest)) if self.config.lora is None else None
+        self.metrics["optimizer_uri"] = str(self._keep_state(trainer, digest))
         return digest
 
-    def _keep_optimizer(self, trainer: Trainer, digest: str) -> Path:
-        final = self.ports.folder / "optimizer" / digest
-        incoming = final.with_name(f".{digest}.incoming")
-        shutil.rmtree(incoming, ignore_errors=True)
-        shutil.rmtree(final, ignore_errors=True)
-        trainer.save_state(incoming)
-        seal(incoming)
-        incoming.rename(final)
-        return final
+    def _keep_state(self, trainer: Trainer, digest: str) -> Path:
+        base = None
+        if self.config.lora is not None:
+            base = self.inherited.base or self.parent.digest
+        return keep_state(
+            self.ports.folder / "optimizer", trainer, policy=self.batch.policy, digest=digest, shape=self._shape(), base=base
+        )  # fmt: skip

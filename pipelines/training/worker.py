@@ -71,8 +71,8 @@ class TrainingWorker:
     def optim_step(self, params: AdamParams) -> StepOutcome:
         return self._open().optim_step(params)
 
-    def retreat(self, share: float, params: AdamParams) -> None:
-        self._open().retreat(share, params)
+    def retreat(self, kept: float, start: Path) -> None:
+        self._open().retreat(kept, start)
 
     def load_state(self, snapshot: Path) -> None:
         self._open().load_state(snapshot)

@@ -30,8 +30,8 @@ from tests.bench.train import MODEL, conversations
 from tests.fakes.learning import NOON, FakeProgress, FakeWeights, fake_ports, make_batch, version_of
 
 PARENT, ANCHOR = "p" * 64, "a" * 64
-OPEN = GuardLimits(max_kl_champion=99, max_kl_anchor=99, min_entropy_share=0.0, max_mismatch=99, min_effective_sample_share=0.0,
-                   min_mean_ratio=0.0, max_mean_ratio=1e9)  # fmt: skip
+OPEN = GuardLimits(max_kl_champion=99, max_kl_anchor=99, min_entropy_share=0.0, max_mismatch=99, max_mismatch_p99=99,
+                   min_effective_sample_share=0.0, min_mean_ratio=0.0, max_mean_ratio=1e9)  # fmt: skip
 """Guards out of the way: the answers are people's, so no policy drew them."""
 CONFIG = TrainingConfig(turns_per_step=16, loss_tokens=48, kl_beta=0.002, final_pass_turns=16, guards=OPEN)
 

@@ -15,8 +15,8 @@ from tests.fakes.learning import NOON, make_batch, put_version, random_prompts, 
 
 LIKED = 8
 """Tokens below this please the simulated user: a third of the 24 there are, so a random policy starts near 1/3 and the optimum is 1."""
-OPEN = GuardLimits(max_kl_champion=99, max_kl_anchor=99, min_entropy_share=0.0, max_mismatch=99, min_effective_sample_share=0.0,
-                   min_mean_ratio=0.0, max_mean_ratio=1e9)  # fmt: skip
+OPEN = GuardLimits(max_kl_champion=99, max_kl_anchor=99, min_entropy_share=0.0, max_mismatch=99, max_mismatch_p99=99,
+                   min_effective_sample_share=0.0, min_mean_ratio=0.0, max_mean_ratio=1e9)  # fmt: skip
 """Guards out of the way: what is measured is the update rule."""
 CONFIG = TrainingConfig(
     learning_rate=6e-3, turns_per_step=24, micro_batch_tokens=512, threads=1, dtype="float32", checkpoint_every_s=999.0, guards=OPEN,

@@ -48,6 +48,31 @@ def test_an_engine_that_logs_something_else() -> None:
         guards.check_mismatch(ratio_report([math.nan], [-2.0]), LIMITS)
 
 
+@pytest.mark.parametrize("gap", [0.36, 0.28])
+def test_what_a_healthy_engine_never_shows_is_a_mismatch(gap: float) -> None:
+    # KL ≈ gap²/2: raw log-probabilities at temperature 0.7 give 0.066 nats a token, a forgotten top-p 0.039 (SmolLM2)
+    logged = [-1.0 + sign * gap for sign in (1, -1)] * 50
+    with held(HoldReason.ENGINE_MISMATCH):
+        guards.check_mismatch(ratio_report([-1.0] * 100, logged), LIMITS)
+    guards.check_mismatch(ratio_report([-1.0] * 100, [-1.0 + sign * 0.05 for sign in (1, -1)] * 50), LIMITS)  # 0.00125: bf16 beside fp32
+
+
+def test_a_few_tokens_that_are_quite_wrong_do_not_hide_in_the_mean() -> None:
+    # two tokens in a hundred 0.9 too low: 0.02 · (e^-0.9 − 1 + 0.9) = 0.0061 nats on average
+    report = ratio_report([-1.9] * 2 + [-1.0] * 98, [-1.0] * 100)
+    assert report.kl < LIMITS.max_mismatch
+    with held(HoldReason.ENGINE_MISMATCH):
+        guards.check_mismatch(report, LIMITS)
+
+
+def test_the_interval_of_a_divergence_by_hand() -> None:
+    # turns of 2 and 1 tokens: mean (1 + 3 + 5)/3 = 3; residuals 4 − 6 = −2 and 5 − 3 = 2; error √((4 + 4) · 2/1)/3 = 4/3
+    found = guards.estimate([[1.0, 3.0], [5.0]])
+    assert found.mean == pytest.approx(3.0)
+    assert found.upper == pytest.approx(3.0 + 1.645 * 4 / 3)
+    assert guards.estimate([[1.0, 3.0]]).upper == math.inf
+
+
 def test_a_small_effective_sample() -> None:
     # one ratio of 20 among nine of 1: (29)²/(10 · 409) = 0.2056
     report = ratio_report([0.0] * 9 + [math.log(20)], [0.0] * 10)
@@ -76,6 +101,6 @@ def test_entropy_that_collapses() -> None:
 
 @pytest.mark.parametrize("reason", [HoldReason.KL_CHAMPION, HoldReason.KL_ANCHOR])
 def test_a_divergence_above_its_budget(reason: HoldReason) -> None:
-    guards.check_kl(reason, 0.2, 0.2)
+    guards.check_kl(reason, guards.Estimate(mean=0.1, upper=0.2), 0.2)
     with held(reason):
-        guards.check_kl(reason, 0.21, 0.2)
+        guards.check_kl(reason, guards.Estimate(mean=0.1, upper=0.21), 0.2)
