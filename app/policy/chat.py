@@ -43,10 +43,19 @@ class Chat:
             plain = _with_tools(plain, tools)
         given: list[Any] | None = [dict(tool) for tool in tools] if tools and "tools" in template else None
         try:
-            text = self.tokenizer.apply_chat_template(plain, tools=given, add_generation_prompt=True, tokenize=False)
+            return self.encode(self._written([_with_objects(message) for message in plain], given))
+        except TypeError:  # a template that joins the arguments as text, as DeepSeek's does
+            return self.encode(self._written(plain, given))
+
+    def _written(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> str:
+        """The chat as the template writes it. Raises `BadRequest`; `TypeError` where it wants arguments in the other form."""
+        as_objects = any(_has_objects(message) for message in messages)
+        try:
+            return str(self.tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False))
         except (TemplateError, TypeError, KeyError, ValueError) as error:
+            if as_objects and isinstance(error, TypeError):
+                raise
             raise BadRequest(f"the model's chat template refuses these messages: {error}", param="messages") from error
-        return self.encode(str(text))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of text as it is: nothing is added, special tokens written out in it count as such."""
@@ -65,6 +74,28 @@ def _plain(message: Mapping[str, Any], *, in_template: bool) -> dict[str, Any]:
     if message.get("tool_calls") and not in_template:
         plain["content"] += "".join(f"<tool_call>\n{_call(call)}\n</tool_call>" for call in message["tool_calls"])
     return plain
+
+
+def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with the arguments of its tool calls as objects. OpenAI sends them as JSON text, and templates such as Qwen's write them
+    with `tojson`: text would come out encoded twice, and the model would learn to answer so. What is not JSON stays text."""
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": [_call_with_object(call) for call in calls]} if calls else message
+
+
+def _call_with_object(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return dict(call)
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except ValueError:
+        return dict(call)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _has_objects(message: Mapping[str, Any]) -> bool:
+    return any(not isinstance((call.get("function") or {}).get("arguments", ""), str) for call in message.get("tool_calls") or [])
 
 
 def _text(content: object) -> str:

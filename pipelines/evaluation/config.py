@@ -123,10 +123,15 @@ class ApprovalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class HealthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits of G0 (sheet 4.1); a warning is given at half of each."""
 
-    response_kl_max: float = 3.0
-    """nat per response, to the champion."""
-    anchor_kl_max: float = 10.0
-    """nat per response, to the anchor: the budget until a person renews it."""
+    token_kl_max: float | None = None
+    """nat per token to the champion, upper end of the estimate's interval; unset: the budget the run was made under
+    (`training.guards.max_kl_champion`), so that the trainer never makes what this gate has to refuse."""
+    anchor_token_kl_max: float | None = None
+    """nat per token to the anchor, likewise (`training.guards.max_kl_anchor`): the budget until a person renews it."""
+    response_kl_max: float | None = None
+    """nat per response, to the champion, besides; unset: none, because a long answer is not a worse one."""
+    anchor_kl_max: float | None = None
+    """nat per response, to the anchor, besides."""
     entropy_ratio_min: float = 0.5
     """Entropy over the anchor's."""
     reward_std_ratio_min: float = 0.05

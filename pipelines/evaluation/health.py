@@ -5,7 +5,7 @@ A hard limit fails, half of it warns, and a figure that was not measured or is n
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -23,6 +23,9 @@ BUDGET_SHARE = 0.8
 """How far to the fitted peak of the gold metric the anchor's budget reaches."""
 LEAST_VERSIONS = 6
 """Versions with a known gold metric that the peak is fitted on."""
+TOKEN_KL, ANCHOR_TOKEN_KL = 0.2, 1.0
+"""Budgets in nat per token of a run that recorded none."""
+ANCHORED = frozenset({"token_kl_anchor", "response_kl_anchor"})
 DECIDING = frozenset({"variance_collapse", "length_drift"})
 """Monitors whose alert fails; exclusion rates and the on-policy share are told to people, the live gate acts on them."""
 FAULTY = frozenset({Exclusion.TOO_LONG, Exclusion.EMPTY_COMPLETION, Exclusion.TOKENS_OUT_OF_RANGE})
@@ -41,6 +44,8 @@ class Limit:
     limit: float
     above: bool
     """Whether larger is worse."""
+    binding: bool = True
+    """False where being beyond it warns only."""
 
     @property
     def is_known(self) -> bool:
@@ -48,7 +53,7 @@ class Limit:
 
     @property
     def fails(self) -> bool:
-        return self.value is not None and (self.value > self.limit if self.above else self.value < self.limit)
+        return self.binding and self.value is not None and (self.value > self.limit if self.above else self.value < self.limit)
 
     @property
     def warns(self) -> bool:
@@ -62,11 +67,12 @@ class Limit:
 
 def judge_health(run: TrainingRun, *, config: GatesConfig, now: datetime, history: Sequence[PastRun] = ()) -> GateResult:
     """Judge the run behind a candidate; `history` is the champion's line of runs, oldest first, its own last."""
-    limits = _limits(run.metrics, config.health, _overoptimisation(config, run, history))
+    limits = _limits(run, config.health, _overoptimisation(config, run, history))
     monitored = _monitored(run, config.health, history)
     verdict, reason = _verdict(run, limits, [finding for finding in monitored if finding.monitor in DECIDING])
     warnings = [str(x) for x in limits if x.warns and not x.fails]
     warnings += [f"monitor {f.monitor} is at {f.value:.3g}, the limit is {f.limit:.3g}" for f in monitored if f.level is not Level.OK]
+    warnings += _alarms(run)
     evidence = {
         "run": run.id, "status": run.status, "figures": {limit.name: _plain(limit.value) for limit in limits},
         "limits": {limit.name: limit.limit for limit in limits}, "warnings": warnings,
@@ -96,22 +102,46 @@ def anchor_budget(history: Sequence[tuple[float, float]]) -> float | None:
     return (BUDGET_SHARE * math.exp(min(a / -minus_b - 1.0, 50.0))) ** 2
 
 
-def _limits(metrics: Mapping[str, Any], config: HealthConfig, history: Sequence[tuple[float, float]]) -> list[Limit]:
-    budget = anchor_budget(history)
-    length = _figure(metrics, "length_mean")
+def _limits(run: TrainingRun, config: HealthConfig, history: Sequence[tuple[float, float]]) -> list[Limit]:
+    metrics = run.metrics
     shares: Mapping[str, float] = metrics.get("term_shares") or {}
     return [
-        Limit(name="response_kl_champion", value=_times(_figure(metrics, "kl_champion"), length), limit=config.response_kl_max, above=True),
-        Limit(
-            name="response_kl_anchor", value=_times(_figure(metrics, "kl_anchor"), length), above=True,
-            limit=config.anchor_kl_max if budget is None else min(budget, config.anchor_kl_max),
-        ),
+        *_budgets(run, config, history),
         Limit(name="entropy_ratio", value=_ratio(metrics, "entropy_after", "entropy_before"), limit=config.entropy_ratio_min, above=False),
         Limit(name="reward_std", value=_figure(metrics, "reward_std"), limit=config.reward_std_ratio_min, above=False),
-        Limit(name="component_share", value=max(shares.values(), default=None), limit=config.component_share_max, above=True),
+        Limit(
+            name="component_share", value=monitors.dominance(shares)[1] if shares else None, limit=config.component_share_max, above=True
+        ),
         Limit(name="ceiling_rate", value=_figure(metrics, "ceiling_rate"), limit=config.ceiling_rate_max, above=True),
         Limit(name="effective_share", value=_figure(metrics, "effective_share"), limit=config.ess_min, above=False),
     ]  # fmt: skip
+
+
+def _budgets(run: TrainingRun, config: HealthConfig, history: Sequence[tuple[float, float]]) -> list[Limit]:
+    """How far the candidate may be from champion and anchor: per token always, per response where the configuration says so or the line of
+    versions shows where the gold metric turns. One that came nearer to the anchor than its parent is not stopped for being far from it."""
+    metrics = run.metrics
+    made_under: Mapping[str, Any] = run.config.get("guards") or {}
+    length, champion, anchor = (_figure(metrics, name) for name in ("length_mean", "kl_champion", "kl_anchor"))
+    per_token = {
+        "token_kl_champion": (_upper(metrics, "kl_champion"), config.token_kl_max, made_under.get("max_kl_champion", TOKEN_KL)),
+        "token_kl_anchor": (_upper(metrics, "kl_anchor"), config.anchor_token_kl_max, made_under.get("max_kl_anchor", ANCHOR_TOKEN_KL)),
+    }  # fmt: skip
+    fitted = [budget for budget in (anchor_budget(history), config.anchor_kl_max) if budget is not None]
+    per_response = {
+        "response_kl_champion": (_times(champion, length), config.response_kl_max),
+        "response_kl_anchor": (_times(anchor, length), min(fitted, default=None)),
+    }
+    found = [Limit(name=name, value=value, limit=own or made, above=True) for name, (value, own, made) in per_token.items()]
+    found += [Limit(name=n, value=value, limit=limit, above=True) for n, (value, limit) in per_response.items() if limit is not None]
+    before = _figure(metrics, "kl_anchor_before")
+    nearer = anchor is not None and before is not None and anchor < before
+    return [replace(x, binding=False) if nearer and x.name in ANCHORED else x for x in found]
+
+
+def _upper(metrics: Mapping[str, Any], name: str) -> float | None:
+    """Upper end of the interval of a divergence; the estimate itself in the record of an older run."""
+    return _figure(metrics, f"{name}_upper") if f"{name}_upper" in metrics else _figure(metrics, name)
 
 
 def _overoptimisation(config: GatesConfig, run: TrainingRun, history: Sequence[PastRun]) -> list[tuple[float, float]]:
@@ -176,8 +206,14 @@ def _verdict(run: TrainingRun, limits: Sequence[Limit], monitored: Sequence[Find
         return Verdict.FAIL, "; ".join([*(str(limit) for limit in failed), *alerts])
     if unknown:
         return Verdict.INCONCLUSIVE, f"{', '.join(limit.name for limit in unknown)}: not measured by the run"
-    warned = [str(limit) for limit in limits if limit.warns]
+    warned = [*_alarms(run), *(str(limit) for limit in limits if limit.warns)]
     return Verdict.PASS, f"sound, with warnings: {'; '.join(warned)}" if warned else "sound"
+
+
+def _alarms(run: TrainingRun) -> list[str]:
+    """What the run itself asks people to look at."""
+    alarms: Sequence[object] = run.metrics.get("alarms") or []
+    return [str(alarm) for alarm in alarms]
 
 
 def _figure(metrics: Mapping[str, Any], name: str) -> float | None:
@@ -201,5 +237,5 @@ def _plain(value: float | None) -> float | str | None:
 
 def _budget_used(limits: Sequence[Limit]) -> float:
     """Share of the KL budget to the anchor that the candidate uses."""
-    anchor = next(limit for limit in limits if limit.name == "response_kl_anchor")
-    return anchor.value / anchor.limit if anchor.value is not None and anchor.is_known and anchor.limit > 0.0 else 1.0
+    anchored = [limit for limit in limits if limit.name in ANCHORED]
+    return max(x.value / x.limit if x.value is not None and x.is_known and x.limit > 0.0 else 1.0 for x in anchored)

@@ -81,13 +81,11 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     correction: CorrectionConfig = CorrectionConfig()
     guards: GuardLimits = GuardLimits()
     kl_beta: float = 0.005
-    """Reward units per nat of divergence from the anchor; 0 switches the anchor pass off. Where a line of versions begins, and the least
-    it falls to."""
+    """Reward units per nat of divergence from the anchor, near it; 0 switches the penalty off."""
+    kl_beta_max: float = 0.2
+    """What the penalty rises to at one and a half of `kl_target`, see `pipelines.training.advantage.penalty`."""
     kl_target: float = 0.5
-    """Divergence from the anchor that β is steered to, as a share of `guards.max_kl_anchor`: above it β doubles at most per update, below
-    it falls by half at most (after Ziegler et al. 2019, arXiv 1909.08593, section 2.2)."""
-    kl_beta_max: float = 1.0
-    """The most it rises to."""
+    """Divergence from the anchor around which the line of versions settles, as a share of `guards.max_kl_anchor`."""
     turns_per_step: int = 32
     """Turns per Adam step; chains and turns with the same prompt stay together."""
     learning_rate: float = 1e-5

@@ -48,8 +48,17 @@ class Estimate:
     """A mean per token over turns, which are what varies independently."""
 
     mean: float
-    upper: float
-    """Of a one-sided 95 % interval."""
+    error: float
+    """Standard error."""
+
+    @property
+    def upper(self) -> float:
+        """Of a one-sided 95 % interval."""
+        return self.mean + 1.645 * self.error
+
+    def plus(self, other: "Estimate") -> "Estimate":
+        """The sum of two, taken as independent."""
+        return Estimate(mean=self.mean + other.mean, error=math.hypot(self.error, other.error))
 
 
 def estimate(turns: Sequence[Sequence[float]]) -> Estimate:
@@ -59,7 +68,7 @@ def estimate(turns: Sequence[Sequence[float]]) -> Estimate:
     middle = math.fsum(value for turn in turns for value in turn) / tokens
     rest = math.fsum((math.fsum(turn) - middle * len(turn)) ** 2 for turn in turns)
     error = math.sqrt(rest * count / (count - 1)) / tokens if count > 1 else math.inf
-    return Estimate(mean=middle, upper=middle + 1.645 * error)
+    return Estimate(mean=middle, error=error)
 
 
 def check_turns(count: int, limits: GuardLimits) -> None:

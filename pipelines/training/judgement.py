@@ -43,7 +43,7 @@ class Judgement:
     anchor: Estimate
     """KL(candidate ‖ anchor)."""
     anchor_before: float
-    """KL(champion ‖ anchor), on the same tokens."""
+    """KL(champion ‖ anchor)."""
     entropy_before: float
     entropy_after: float
     drift: float
@@ -85,13 +85,22 @@ class Judgement:
         return None
 
 
-def compare(turns: Sequence[JudgedTurn]) -> Judgement:
-    """All figures over the turns."""
+def compare(turns: Sequence[JudgedTurn], *, before: Estimate) -> Judgement:
+    """All figures over the turns; `before` is KL(champion ‖ anchor) over every turn of the batch.
+
+    KL(candidate ‖ anchor) is that, plus the difference that the update made on the turns of the final pass: they are few, and the
+    difference of two estimates on the same tokens varies less than either (a control variate).
+    """
     return Judgement(
         champion=estimate([terms_from_sampler(t.champion, t.candidate) for t in turns]),
-        anchor=estimate([terms_to_reference(t.champion, t.candidate, t.anchor) for t in turns]),
-        anchor_before=mean([old - far for t in turns for old, far in zip(t.champion, t.anchor, strict=True)]),
+        anchor=before.plus(estimate([_moved(t) for t in turns])),
+        anchor_before=before.mean,
         entropy_before=mean([value for t in turns for value in t.entropy_before]),
         entropy_after=mean([value for t in turns for value in t.entropy_after]),
         drift=mean([abs(new - old) for t in turns for new, old in zip(t.candidate, t.champion, strict=True)]),
     )
+
+
+def _moved(turn: JudgedTurn) -> list[float]:
+    after = terms_to_reference(turn.champion, turn.candidate, turn.anchor)
+    return [new - (old - far) for new, old, far in zip(after, turn.champion, turn.anchor, strict=True)]

@@ -52,7 +52,6 @@ def train(
         run = _succeeded(run, update.make(), ports)
     except Held as held:
         run = _ended(run, RunStatus.HELD, update, ports, reason=HoldReason(held.reason), message=str(held))
-        _steer(run, update, ports)
     except RatchetError as error:
         _ended(run, RunStatus.FAILED, update, ports, message=str(error))
         raise
@@ -76,13 +75,6 @@ def _resumed_config(known: TrainingRun | None, config: TrainingConfig, *, folder
     if stored != config:
         log.warning("training run=%s goes on with the configuration it was begun with; the present one is for the next run", known.id)
     return msgspec.structs.replace(stored, **{name: getattr(config, name) for name in AROUND_THE_WORK})
-
-
-def _steer(run: TrainingRun, update: Update, ports: TrainingPorts) -> None:
-    """A run that the anchor's budget held still says how strong the penalty has to be next time: twice as strong."""
-    if run.hold_reason is HoldReason.KL_ANCHOR:
-        stronger = min(2 * update.beta, update.config.kl_beta_max)
-        ports.runs.put_tracker(run.parent, run.policy, update.remembered | {"kl_beta": stronger})
 
 
 def _succeeded(run: TrainingRun, made: UpdateResult, ports: TrainingPorts) -> TrainingRun:

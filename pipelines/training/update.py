@@ -15,14 +15,14 @@ from app.domain.ports import Trainer
 from app.domain.training import AdamParams, Datum, ForwardBackward, LossSpec
 from app.domain.versions import HoldReason, Version
 from pipelines.training import guards
-from pipelines.training.advantage import advantages, next_beta
+from pipelines.training.advantage import advantages, penalty
 from pipelines.training.checkpoint import Restored, newest_checkpoint, write_checkpoint
 from pipelines.training.config import TrainingConfig
 from pipelines.training.estimators import Estimator
 from pipelines.training.estimators.batch_mean import BatchMean
 from pipelines.training.estimators.group_mean import GroupMean
 from pipelines.training.estimators.segment_tracker import SegmentTracker
-from pipelines.training.guards import estimate, ratio_report
+from pipelines.training.guards import Estimate, estimate, ratio_report
 from pipelines.training.judgement import RETREATS, JudgedTurn, Judgement, compare
 from pipelines.training.measurement import (
     batch_metrics,
@@ -86,8 +86,9 @@ class Update:
         self.done, self.total = 0, 1
         self.computing = Stopwatch()
         self.restored: Restored = newest_checkpoint(self.folder)
-        self.remembered = ports.runs.tracker(parent.digest) or {}
-        self.beta = max(float(self.remembered.get("kl_beta", 0.0)), config.kl_beta) if config.kl_beta > 0 else 0.0
+        self.before = Estimate(mean=0.0, error=0.0)
+        """KL(champion ‖ anchor)."""
+        self.beta = config.kl_beta
 
     def make(self) -> UpdateResult:
         """Read, learn, judge, publish. Raises `Held` and `Unavailable`."""
@@ -99,6 +100,7 @@ class Update:
         setup = self._setup()
         with self.ports.trainers.opened(setup, workers=self.config.workers, timeout_s=self.config.attempt_timeout_s) as trainer:
             self._prepare(trainer, steps)
+            self._steer()
             self.progress.dtype = self.metrics["dtype"] = trainer.precision()
             saved_at = time.monotonic()
             for number in range(self.progress.next_step, len(steps)):
@@ -110,7 +112,7 @@ class Update:
             judged = self._judge(trainer, steps[0])
             candidate = self._publish(trainer)
         state = estimator.remember([sample.rewarded() for sample in self.samples], drift=judged.drift)
-        return UpdateResult(candidate=candidate, metrics=self.metrics, tracker=state | {"kl_beta": self.metrics["kl_beta_next"]})
+        return UpdateResult(candidate=candidate, metrics=self.metrics, tracker=state)
 
     # --- before the first step ------------------------------------------------------------------------------------------------
 
@@ -138,7 +140,7 @@ class Update:
             return GroupMean()
         if self.config.estimator == "batch_mean":
             return BatchMean()
-        return SegmentTracker(self.config.tracker, self.remembered)
+        return SegmentTracker(self.config.tracker, self.ports.runs.tracker(self.parent.digest))
 
     def _setup(self) -> TrainerSetup:
         config = self.config
@@ -186,6 +188,17 @@ class Update:
         """The turns on which the finished candidate is compared: of the first step, because the parent itself scored those."""
         chosen = sorted(first.turns)[: self.config.final_pass_turns or None]
         return cut_micro_batches(self.samples, chosen, self.config.micro_batch_tokens * self.config.workers)
+
+    def _steer(self) -> None:
+        """How far the champion is from the anchor, over every turn that was scored under it, and so how much more the anchor pulls."""
+        scored = [(sample.logprobs, self.progress.anchor.get(sample.item.inference_id)) for sample in self.samples]
+        away = [[old - far for old, far in zip(old, far, strict=True)] for old, far in scored if far is not None]
+        if away:
+            self.before = estimate(away)
+        config = self.config
+        target = config.kl_target * config.guards.max_kl_anchor
+        self.beta = penalty(self.before.mean, target=target, least=config.kl_beta, most=config.kl_beta_max)
+        self.metrics["kl_beta"] = self.beta
 
     def _start_from_parent(self, trainer: Trainer) -> None:
         """With the parent's masters and optimizer state, where they are whole and of the same kind of training."""
@@ -311,10 +324,8 @@ class Update:
                 turns.append(
                     JudgedTurn(champion=before, anchor=anchor, candidate=logprobs, entropy_before=entropy, entropy_after=entropies)
                 )
-        judged, config = compare(turns), self.config
-        target = config.kl_target * config.guards.max_kl_anchor
-        after = next_beta(self.beta, kl=judged.anchor.mean, target=target, least=config.kl_beta, most=config.kl_beta_max)
-        self.metrics |= judged.metrics(config.guards) | {"kl_beta": self.beta, "kl_beta_next": after}
+        judged = compare(turns, before=self.before)
+        self.metrics |= judged.metrics(self.config.guards)
         return judged
 
     def _ask_for_renewal(self, judged: Judgement) -> None:
@@ -324,8 +335,8 @@ class Update:
             return
         far = f"{judged.anchor.mean:.3f}, up to {judged.anchor.upper:.3f}, of {limits.max_kl_anchor} nats per token"
         said = (
-            f"{used:.0%} of the KL budget to the anchor is used ({far}; the penalty goes from {self.beta:g} to "
-            f"{self.metrics['kl_beta_next']:g}): look at the champion beside the anchor and renew it with "
+            f"{used:.0%} of the KL budget to the anchor is used ({far}; the penalty has risen from "
+            f"{self.config.kl_beta:g} to {self.beta:.3g}): look at the champion beside the anchor and renew it with "
             f"`ratchet release anchor {self.batch.policy}`, or learning slows to a halt"
         )
         log.warning("anchor_budget run=%s policy=%s used=%.2f", self.folder.name, self.batch.policy, used)

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from app.domain.rewards import PROCESS_TERMS
+
 COMPONENT_SHARE_LIMIT = 0.90
 STD_RATIO_ALERT = 0.05
 STD_RATIO_WARN = 0.20
@@ -37,11 +39,24 @@ class Finding:
 
 
 def component_dominance(sizes: Mapping[str, float], *, limit: float = COMPONENT_SHARE_LIMIT) -> Finding:
-    """Share of the absolute reward (`sizes`, per component) that comes from its largest one; one alone invites hacking."""
-    total = math.fsum(sizes.values())
-    name = max(sizes, key=lambda n: sizes[n], default="")
-    share = sizes[name] / total if total > 0.0 else math.nan
+    """Share of the absolute reward (`sizes`, per component) that comes from its largest one; one alone invites hacking. See `dominance`."""
+    name, share = dominance(sizes)
     return _too_high("component_dominance", share, limit, name)
+
+
+def dominance(sizes: Mapping[str, float]) -> tuple[str, float]:
+    """The component that outweighs the others, and its share of them all; NaN of nothing, and of what is no number.
+
+    Judged against the channels that exist: where people can answer in one way only (thumbs, say), all feedback comes through it, and its
+    weight says nothing about hacking. Then only the terms about the turn itself (length, tool calls, …) can outweigh it.
+    """
+    total = math.fsum(sizes.values())
+    if not (math.isfinite(total) and total > 0.0):
+        return "", math.nan
+    channels = {name for name, size in sizes.items() if size > 0.0 and name not in PROCESS_TERMS}
+    judged = {name: size / total for name, size in sizes.items() if len(channels) > 1 or name not in channels}
+    name = max(judged, key=lambda n: judged[n], default="")
+    return name, judged.get(name, 0.0)
 
 
 def variance_collapse(std: float, reference_std: float, *, limit: float = STD_RATIO_ALERT) -> Finding:

@@ -53,6 +53,31 @@ def test_an_earlier_tool_call_is_written_back_as_the_model_wrote_it(chat: Chat) 
     assert '<tool_call>\n{"name": "look_up", "arguments": {"q": 1}}\n</tool_call>' in found
 
 
+QWEN = (
+    "{% for message in messages %}{{ message.content }}{% for call in message.tool_calls or [] %}"
+    '<tool_call>\n{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>'
+    "{% endfor %}{% endfor %}"
+)
+DEEPSEEK = "{% for call in messages[0].tool_calls %}{{ call.function.name + ' ' + call.function.arguments }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "arguments", "written"),
+    [
+        (QWEN, '{"q": "a b"}', '"arguments": {"q": "a b"}}'),
+        (QWEN, '{"q": {"r": [1]}}', '"arguments": {"q": {"r": [1]}}}'),
+        (QWEN, "", '"arguments": {}}'),
+        (QWEN, "{broken", '"arguments": "{broken"}'),  # what the model really wrote
+        (DEEPSEEK, '{"q": 1}', 'look_up {"q": 1}'),
+    ],
+)
+def test_arguments_of_an_earlier_tool_call_are_encoded_once(tiny_model: Path, template: str, arguments: str, written: str) -> None:
+    other = Chat.load(tiny_model)
+    other.tokenizer.chat_template = template
+    call = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": arguments}}
+    assert written in text(other, {"role": "assistant", "content": None, "tool_calls": [call]})
+
+
 def test_what_the_template_refuses_is_a_bad_request(tiny_model: Path) -> None:
     strict = Chat.load(tiny_model)
     strict.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
@@ -61,13 +86,13 @@ def test_what_the_template_refuses_is_a_bad_request(tiny_model: Path) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(written=st.text(max_size=40))
+@given(written=st.text(max_size=40).filter(lambda text: "<|" not in text))  # special tokens written out count as such
 def test_any_text_round_trips(chat: Chat, written: str) -> None:
     assert chat.decode(chat.encode(written)) == written
 
 
 @settings(max_examples=60, deadline=None)
-@given(written=st.text(max_size=40))
+@given(written=st.text(max_size=40).filter(lambda text: "<|" not in text))  # special tokens written out count as such
 def test_streamed_text_adds_up_and_never_shows_half_a_character(chat: Chat, written: str) -> None:
     stream = TextStream(chat)
     shown = [stream.push(token) for token in chat.encode(written)]

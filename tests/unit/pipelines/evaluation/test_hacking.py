@@ -76,7 +76,7 @@ def test_nothing_is_said_before_both_arms_have_enough_turns() -> None:
 
 
 def test_what_the_version_beside_it_shows_as_well_is_no_sign_of_the_candidate() -> None:
-    both = {"terms": {"rating": 100.0}, "at_ceiling": 390}
+    both = {"terms": {"rating": 97.0, "undo": 3.0}, "at_ceiling": 390}
     treated, control = msgspec.structs.replace(SOUND, arm="treated", **both), msgspec.structs.replace(SOUND, **both)
     levels = {f.monitor: f.level for f in hacking.monitored(HealthConfig(), _evidence(treated, control))}
     assert (levels["component_dominance"], levels["saturation"]) == (Level.WARN, Level.WARN)

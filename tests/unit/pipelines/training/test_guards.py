@@ -101,6 +101,6 @@ def test_entropy_that_collapses() -> None:
 
 @pytest.mark.parametrize("reason", [HoldReason.KL_CHAMPION, HoldReason.KL_ANCHOR])
 def test_a_divergence_above_its_budget(reason: HoldReason) -> None:
-    guards.check_kl(reason, guards.Estimate(mean=0.1, upper=0.2), 0.2)
+    guards.check_kl(reason, guards.Estimate(mean=0.1, error=0.0999 / 1.645), 0.2)
     with held(reason):
-        guards.check_kl(reason, guards.Estimate(mean=0.1, upper=0.21), 0.2)
+        guards.check_kl(reason, guards.Estimate(mean=0.1, error=0.11 / 1.645), 0.2)

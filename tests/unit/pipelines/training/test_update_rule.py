@@ -13,7 +13,7 @@ from app.domain.training import Datum, LossName, LossSpec
 from app.domain.turns import SamplingParams
 from app.policy.model import load_policy
 from app.policy.sampling import sample
-from pipelines.training.advantage import advantages
+from pipelines.training.advantage import advantages, penalty
 from pipelines.training.config import TrackerConfig
 from pipelines.training.corrections import token_weights
 from pipelines.training.estimators import Estimator, RewardedTurn
@@ -227,3 +227,10 @@ def test_turns_drawn_with_top_p_have_ratio_one_under_their_own_weights(tiny_mode
     blind = ratio_report([p for row in trainer.forward([replace(d, kept_log_mass=()) for d in data]).logprobs for p in row], logged)
     assert corrected.mean_gap < 1e-5
     assert blind.mean_ratio < 0.9  # what the same turns look like where the mass that top-p kept was not logged
+
+
+def test_the_penalty_grows_as_the_anchors_budget_is_used() -> None:
+    # target 0.5: at the least up to 0.25, the geometric mean of least and most at 0.5, the most from 0.75 on
+    betas = [penalty(kl, target=0.5, least=0.01, most=1.0) for kl in (-0.1, 0.25, 0.5, 0.75, 3.0)]
+    assert betas == pytest.approx([0.01, 0.01, 0.1, 1.0, 1.0])
+    assert penalty(3.0, target=0.5, least=0.0, most=1.0) == 0.0
