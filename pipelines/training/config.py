@@ -82,7 +82,7 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     guards: GuardLimits = GuardLimits()
     kl_beta: float = 0.005
     """Reward units per nat of divergence from the anchor, near it; 0 switches the penalty off."""
-    kl_beta_max: float = 0.2
+    kl_beta_max: float = 0.07
     """What the penalty rises to at one and a half of `kl_target`, see `pipelines.training.advantage.penalty`."""
     kl_target: float = 0.5
     """Divergence from the anchor around which the line of versions settles, as a share of `guards.max_kl_anchor`."""

@@ -1,0 +1,150 @@
+"""How far an update may go: budgets, steps back, ratios and gradients out of bounds."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from app.domain.batches import TurnPayload
+from app.domain.training import AdamParams, Datum, LossSpec
+from app.domain.versions import HoldReason, RunStatus
+from app.policy.forward import token_logprobs
+from app.policy.model import load_model
+from app.policy.snapshot import snapshot_digest
+from pipelines.training import TrainingPorts
+from pipelines.training.config import LoraConfig
+from pipelines.training.measurement import terms_to_reference
+from pipelines.training.trainer import LocalTrainer, TrainerSetup
+from tests.fakes.learning import (
+    fake_ports,
+    put_version,
+    small_snapshot,
+)
+from tests.fakes.updating import CONFIG, a_batch, assert_held, broken_guards, one_update, run
+
+
+@pytest.fixture
+def ports(tmp_path: Path) -> TrainingPorts:
+    return fake_ports(tmp_path)
+
+
+def test_an_entropy_that_collapses_holds(ports: TrainingPorts) -> None:
+    parent = put_version(ports)
+    assert_held(run(ports, a_batch(ports, parent), parent, config=broken_guards(min_entropy_share=2.0)), ports, HoldReason.ENTROPY_COLLAPSE)
+
+
+@pytest.mark.parametrize("kl_beta", [0.0, 0.005])
+def test_a_candidate_beyond_the_anchors_budget_is_held_and_the_penalty_has_risen(ports: TrainingPorts, kl_beta: float) -> None:
+    anchor, child = one_update(ports)
+    config = msgspec.structs.replace(broken_guards(max_kl_anchor=1e-4), kl_beta=kl_beta)
+    made = run(ports, a_batch(ports, child, slot=1), child, anchor=anchor, config=config, name="two")
+    assert_held(made, ports, HoldReason.KL_ANCHOR)
+    assert made.metrics["kl_beta"] == (0.07 if kl_beta else 0.0)
+
+
+def test_the_divergence_from_the_anchor_is_measured_to_the_anchor(ports: TrainingPorts) -> None:
+    anchor, child = one_update(ports)
+    batch = a_batch(ports, child, slot=1)
+    config = msgspec.structs.replace(CONFIG, turns_per_step=64, final_pass_turns=0)
+    made = run(ports, batch, child, anchor=anchor, config=config, name="two")
+    assert made.candidate is not None, made.message
+    found = ports.trajectories.read((item.payload_segment, item.inference_id) for item in batch.items if item.payload_segment)
+    champion, to, candidate = (
+        [scored(ports, digest, turn) for turn in found.values()] for digest in (child.digest, anchor.digest, made.candidate)
+    )
+    # every turn of the batch is in the final pass here, so the estimate is that over all of them
+    rows = [terms_to_reference(*row) for row in zip(champion, candidate, to, strict=True)]
+    far = sum(map(sum, rows)) / sum(map(len, rows))
+    assert far > 2 * made.metrics["kl_champion"]
+    assert made.metrics["kl_anchor"] == pytest.approx(far, rel=1e-3)
+
+
+def scored(ports: TrainingPorts, digest: str, turn: TurnPayload) -> list[float]:
+    """Log-probabilities of the answer under a published version."""
+    model = load_model(ports.weights.path(digest), dtype=torch.float32)
+    with torch.no_grad():
+        return token_logprobs(model, turn.prompt_tokens, turn.completion_tokens).tolist()
+
+
+def test_what_lies_inside_the_budget_is_published_instead_of_nothing(ports: TrainingPorts) -> None:
+    parent = put_version(ports)
+    batch = a_batch(ports, parent)
+    free = run(ports, batch, parent, name="free")
+    budget = 0.5 * free.metrics["kl_champion_upper"]
+    made = run(ports, batch, parent, config=broken_guards(max_kl_champion=budget), name="bounded")
+    assert made.status is RunStatus.SUCCEEDED, made.message
+    assert made.metrics["kl_champion_upper"] <= budget
+    assert made.metrics["kl_champion_upper"] > 0.5 * budget  # as far as it reaches
+    assert made.metrics["kept"] < 1
+    assert made.candidate not in (parent.digest, free.candidate)
+
+
+def test_steps_end_where_unseen_turns_show_that_the_budget_is_spent(ports: TrainingPorts) -> None:
+    parent = put_version(ports)
+    config = msgspec.structs.replace(broken_guards(max_kl_champion=0.01), learning_rate=2e-2)
+    made = run(ports, a_batch(ports, parent, count=64), parent, config=config)
+    assert made.metrics["stopped_at_step"] < 8
+    assert len(made.metrics["steps"]) == made.metrics["stopped_at_step"]
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=4)])
+def test_half_the_way_back_is_half_the_way(tmp_path: Path, lora: LoraConfig | None) -> None:
+    snapshot = tmp_path / "snapshot"
+    small_snapshot(snapshot)
+    trainer = LocalTrainer(TrainerSetup(snapshot=snapshot, scratch=tmp_path / "scratch", dtype="float32", threads=1, lora=lora))
+    data = [Datum(tokens=(1, 2, 3, 4), first_scored=2, logprobs=(-3.0, -3.0), advantages=(1.0, -0.5))]
+
+    def after_steps(count: int) -> dict[str, torch.Tensor]:
+        for _ in range(count):
+            trainer.forward_backward(data, LossSpec(normaliser=2.0))
+            trainer.optim_step(AdamParams(learning_rate=1e-2))
+        folder = tmp_path / f"state-{len(list(tmp_path.glob('state-*')))}"
+        trainer.save_state(folder)
+        return load_file(folder / "weights.safetensors")
+
+    first = after_steps(1)
+    third = after_steps(2)
+    trainer.retreat(0.5, tmp_path / "state-0")
+    half = after_steps(0)
+    for name, tensor in first.items():
+        assert torch.allclose(half[name], (tensor + third[name]) / 2, atol=1e-6), name
+    trainer.retreat(0.0, snapshot)
+    digest = trainer.save_weights_for_sampler(tmp_path / "back", snapshot)
+    assert digest == snapshot_digest(snapshot)
+    trainer.close()
+
+
+def test_a_ratio_that_leaves_its_bounds_in_a_later_step_holds(ports: TrainingPorts) -> None:
+    parent = put_version(ports)
+    config = broken_guards(min_effective_sample_share=0.999, max_mismatch=99.0, max_mismatch_p99=99.0)
+    made = run(ports, a_batch(ports, parent), parent, config=config)
+    assert made.metrics["steps"][0]["effective_share"] > 0.999  # what the champion sampled, under the champion
+    assert_held(made, ports, HoldReason.LOW_ESS)
+
+
+def test_a_gradient_that_is_no_number_holds_and_changes_nothing(tmp_path: Path) -> None:
+    ports = fake_ports(tmp_path)
+    parent = put_version(ports)
+    # the loss is finite in fp32 (9e37 of 3e38), the square of its gradient is not
+    config = msgspec.structs.replace(CONFIG, loss_tokens=1e-37)
+    made = run(ports, a_batch(ports, parent), parent, config=config)
+    assert_held(made, ports, HoldReason.NOT_FINITE)
+    assert made.message is not None
+    assert "gradient" in made.message
+
+
+def test_a_large_gradient_is_clipped_to_its_norm(tmp_path: Path) -> None:
+    snapshot = tmp_path / "snapshot"
+    small_snapshot(snapshot)
+    data = [Datum(tokens=(1, 2, 3, 4), first_scored=2, logprobs=(-3.0, -3.0), advantages=(50.0, -20.0))]
+    trainer = LocalTrainer(TrainerSetup(snapshot=snapshot, scratch=tmp_path / "scratch", dtype="float32", threads=1))
+    trainer.forward_backward(data, LossSpec(normaliser=1.0))
+    # with beta1 = 0 the first moment is the gradient that Adam was given
+    assert trainer.optim_step(AdamParams(learning_rate=1e-3, beta1=0.0, max_grad_norm=0.5)).grad_norm > 10
+    trainer.save_state(tmp_path / "state")
+    moments = load_file(tmp_path / "state" / "optimizer.safetensors")
+    norm = sum(float(tensor.square().sum()) for name, tensor in moments.items() if name.startswith("first.")) ** 0.5
+    assert norm == pytest.approx(0.5, rel=1e-4)
+    trainer.close()
