@@ -84,7 +84,7 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Reward units per nat of divergence from the anchor, near it; 0 switches the penalty off."""
     kl_beta_max: float = 0.07
     """What the penalty rises to at one and a half of `kl_target`, see `pipelines.training.advantage.penalty`."""
-    kl_target: float = 0.5
+    kl_target: float = 0.45
     """Divergence from the anchor around which the line of versions settles, as a share of `guards.max_kl_anchor`."""
     turns_per_step: int = 32
     """Turns per Adam step; chains and turns with the same prompt stay together."""
