@@ -75,7 +75,7 @@ async def _guarded(endpoint: ASGIApp, scope: Scope, receive: Receive, send: Send
 
 def build(*, access: Access, barrier: Barrier, chat: ChatRoute, events: EventsRoute, routers: list[APIRouter]) -> Application:
     """The application with its error handling; `routers` are mounted in order."""
-    app = Application(title="Ratchet", version="0.1.0", docs_url="/docs", redoc_url=None)
+    app = Application(title="Ratchet", version="0.1.0", docs_url=None, redoc_url=None)
     app.state.access = access
     app.chat = chat
     app.barrier = barrier

@@ -7,12 +7,16 @@ from typing import Any
 from sqlalchemy import Engine, Row, insert, or_, select, update
 from sqlalchemy.exc import OperationalError
 
+from app.db import audit
 from app.db.engine import reading, writing
 from app.db.tables import api_keys
 from app.domain.access import ApiKey, Scope, hash_secret, key_text, new_secret
 from app.domain.errors import NotFound, Unavailable
 from app.domain.ids import utc_now, uuid7
 from app.domain.ports import Clock
+
+SYSTEM = "system:keys"
+"""Who acts where nobody says who."""
 
 
 class SqlKeys:
@@ -43,8 +47,9 @@ class SqlKeys:
         policy: str | None = None,
         rate_per_s: float | None = None,
         expires_at: datetime | None = None,
+        by: str = SYSTEM,
     ) -> tuple[ApiKey, str]:
-        """Store a new key; returns it with its text, which nobody can ask for again."""
+        """Store a new key, and who made it in the audit chain; returns it with its text, which nobody can ask for again."""
         prefix, secret = new_secret()
         key_id = uuid7()
         key = ApiKey(
@@ -53,13 +58,16 @@ class SqlKeys:
         )  # fmt: skip
         with writing(self._engine) as connection:
             connection.execute(insert(api_keys).values(_values(key)))
+            audit.append(connection, actor=by, action="key.created", subject=prefix, detail=_said(key), now=key.created_at)
         return key, key_text(prefix, secret)
 
-    def revoke(self, prefix: str) -> ApiKey:
+    def revoke(self, prefix: str, *, by: str = SYSTEM) -> ApiKey:
         """End a key for good; revoking twice changes nothing. Raises `NotFound`."""
-        mine = api_keys.c.prefix == prefix
+        mine, now = api_keys.c.prefix == prefix, self._clock()
         with writing(self._engine) as connection:
-            connection.execute(update(api_keys).where(mine, api_keys.c.revoked_at.is_(None)).values(revoked_at=self._clock()))
+            ended = connection.execute(update(api_keys).where(mine, api_keys.c.revoked_at.is_(None)).values(revoked_at=now))
+            if ended.rowcount:
+                audit.append(connection, actor=by, action="key.revoked", subject=prefix, detail={}, now=now)
         found = self._select(select(api_keys).where(mine))
         if not found:
             raise NotFound(f"no key begins with {prefix!r}: see `ratchet keys list`")
@@ -71,6 +79,12 @@ class SqlKeys:
                 return [_key(row) for row in connection.execute(query)]
         except OperationalError as error:
             raise Unavailable(f"the database does not answer ({error.orig}): check RATCHET_DATABASE_URL") from error
+
+
+def _said(key: ApiKey) -> dict[str, Any]:
+    """What the audit chain keeps of a key: all but what it is checked by."""
+    expires = key.expires_at.isoformat() if key.expires_at else None
+    return {"name": key.name, "scopes": sorted(s.value for s in key.scopes), "policy": key.policy, "expires_at": expires}
 
 
 def _values(key: ApiKey) -> dict[str, Any]:

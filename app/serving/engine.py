@@ -7,6 +7,7 @@
 | `POST /score`      | `ScoreRequest` → `{"logprobs": [T]}`; live answers go first                                     |
 | `GET /versions`    | what is held, by digest                                                                        |
 | `GET /health`      | `{"status": "ok", …}`                                                                          |
+| `GET /metrics`     | load, sampled tokens and versions by state, for Prometheus                                     |
 
 Refusals are `{"error": {"message", "param", "code"}}`: 400 (the request), 404 (weights not held), 429 with Retry-After (full).
 Loopback by default and without keys: the gateway is the door, this is behind it.
@@ -14,6 +15,7 @@ Loopback by default and without keys: the gateway is the door, this is behind it
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import TypeVar
 
@@ -67,6 +69,22 @@ def create_engine(worker: Worker, residency: Residency) -> FastAPI:
     async def health() -> Response:
         ready = [digest for digest in residency.states() if worker.holds(digest)]
         return _json({"status": "ok", "ready": ready, "load": worker.load, "sampled_tokens": worker.sampled_tokens})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        states = Counter(state.value for state, _ in residency.states().values())
+        lines = [
+            "# HELP ratchet_engine_load Answers that are sampled or wait to be.",
+            "# TYPE ratchet_engine_load gauge",
+            f"ratchet_engine_load {worker.load}",
+            "# HELP ratchet_engine_sampled_tokens_total Tokens sampled since the engine started.",
+            "# TYPE ratchet_engine_sampled_tokens_total counter",
+            f"ratchet_engine_sampled_tokens_total {worker.sampled_tokens}",
+            "# HELP ratchet_engine_versions Versions that are wanted here, by state.",
+            "# TYPE ratchet_engine_versions gauge",
+            *(f'ratchet_engine_versions{{state="{state}"}} {count}' for state, count in sorted(states.items())),
+        ]
+        return Response("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return app
 

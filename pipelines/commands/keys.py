@@ -10,6 +10,7 @@ from app import wiring
 from app.domain.access import ApiKey, Scope
 from app.domain.ids import utc_now
 from app.settings import from_environment
+from pipelines.commands.operating import os_user
 
 
 @click.group()
@@ -32,7 +33,7 @@ def create(name: str, scopes: tuple[str, ...], policy: str | None, rate: float |
         wiring.require_policy(wiring.load_policies(settings), policy)
     expires_at = utc_now() + timedelta(days=expires_days) if expires_days else None
     key, text = wiring.key_book(settings).create(
-        name=name, scopes=[Scope(scope) for scope in scopes], policy=policy, rate_per_s=rate, expires_at=expires_at
+        name=name, scopes=[Scope(scope) for scope in scopes], policy=policy, rate_per_s=rate, expires_at=expires_at, by=os_user()
     )
     click.echo(text)
     click.echo(f"This is the only time the key is shown. Its prefix is {key.prefix}; `ratchet keys revoke {key.prefix}` ends it.", err=True)
@@ -53,7 +54,7 @@ def list_() -> None:
 @click.argument("prefix")
 def revoke(prefix: str) -> None:
     """End a key for good; running services refuse it within two seconds."""
-    key = wiring.key_book(from_environment()).revoke(prefix)
+    key = wiring.key_book(from_environment()).revoke(prefix, by=os_user())
     click.echo(f"{key.prefix} ({key.name}) is revoked")
 
 

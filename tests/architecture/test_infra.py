@@ -58,6 +58,19 @@ def test_prometheus_scrapes_services_that_exist(services: dict[str, Any]) -> Non
     assert {target.split(":")[0] for target in targets} <= services.keys()
 
 
+def test_prometheus_shows_the_api_a_key() -> None:
+    jobs = yaml.safe_load((INFRA / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
+    asked = {target: job.get("authorization", {}) for job in jobs for static in job["static_configs"] for target in static["targets"]}
+    compose = yaml.safe_load((INFRA / "compose.yaml").read_text())
+    mounted = {config["target"] for config in compose["services"]["prometheus"]["configs"]}
+    assert asked["api:8400"]["credentials_file"] in mounted
+
+
+def test_no_secret_is_on_a_command_line(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        assert "${" not in str(service.get("command", "")) + str(service.get("entrypoint", "")), name
+
+
 def test_the_smallest_configuration_is_one() -> None:
     assert list(policies(read_toml(INFRA / "ratchet.toml"), relative_to=INFRA)) == ["composer"]
 

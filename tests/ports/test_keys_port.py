@@ -7,6 +7,7 @@ from typing import Protocol
 import pytest
 from sqlalchemy import text
 
+from app.db.audit import entries, verify
 from app.db.engine import open_engine, reading
 from app.db.keys import SqlKeys
 from app.domain.access import ApiKey, Scope, split_key
@@ -72,4 +73,20 @@ def test_secrets_are_not_stored_and_revoked_and_expired_keys_are_gone(database_u
     assert [k.prefix for k in keys.history()] == [key.prefix, expiring.prefix]
     with pytest.raises(NotFound, match="ratchet keys list"):
         keys.revoke("rk_00000000")
+    engine.dispose()
+
+
+def test_who_made_and_who_ended_a_key_is_in_the_audit_chain(database_url: str) -> None:
+    engine = open_engine(database_url)
+    keys = SqlKeys(engine)
+    key, shown = keys.create(name="ops", scopes=[Scope.ADMIN], by="user:ada")
+    keys.revoke(key.prefix, by="user:bob")
+    keys.revoke(key.prefix, by="user:eve")  # it has ended already
+    with reading(engine) as connection:
+        found = [(entry.actor, entry.action, entry.subject) for entry in entries(connection)]
+        said = str([entry.detail for entry in entries(connection)])
+        assert verify(connection).problem is None
+    assert found == [("user:ada", "key.created", key.prefix), ("user:bob", "key.revoked", key.prefix)]
+    assert "admin" in said
+    assert shown[12:] not in said
     engine.dispose()

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from prometheus_client.parser import text_string_to_metric_families
 
 from app.domain.errors import BadRequest, Overloaded, Unavailable
 from app.domain.ports import EngineState
@@ -128,6 +129,12 @@ def test_a_body_that_is_no_request_is_refused_in_words(running: RunningEngine, b
     answer = httpx.post(f"{running.url}/generate", content=body, trust_env=False)
     assert answer.status_code == 400
     assert "GenerateRequest" in answer.json()["error"]["message"]
+
+
+def test_an_engine_says_how_it_is_in_the_format_that_prometheus_reads(running: RunningEngine) -> None:
+    found = {family.name: family for family in text_string_to_metric_families(httpx.get(f"{running.url}/metrics").raise_for_status().text)}
+    assert found.keys() == {"ratchet_engine_load", "ratchet_engine_sampled_tokens", "ratchet_engine_versions"}
+    assert sum(sample.value for sample in found["ratchet_engine_versions"].samples if sample.labels == {"state": "ready"}) >= 1
 
 
 def test_a_dead_engine_costs_nothing_while_another_lives(running: RunningEngine, first: str) -> None:

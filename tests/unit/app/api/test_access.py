@@ -109,6 +109,11 @@ def test_probes_need_no_key() -> None:
     assert [client.get(path).status_code for path in ("/health", "/status", "/info")] == [200, 200, 200]
 
 
+def test_no_page_of_ours_loads_a_script_from_another_host() -> None:
+    client, _ = service(MemoryKeys())
+    assert [client.get(path).status_code for path in ("/docs", "/redoc")] == [404, 404]
+
+
 def test_a_key_for_another_policy_gets_no_answers_from_this_one() -> None:
     keys = MemoryKeys()
     key = keys.add(Scope.INGEST, policy="tab")
