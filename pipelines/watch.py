@@ -2,7 +2,8 @@
 
 TLDR: for every policy, first look for harm in everything that is being served, and only then move anything forward.
 
-    tick ─▶ 1. champion, holdback   harm, fall, limits burnt?  ──▶ roll back
+    tick ─▶ 1. champion, holdback   harm, fall, limits burnt while the reference is healthier?  ──▶ roll back
+                                    limits burnt and nothing healthier: an incident  ──▶ alarm, nothing moves (ask the last good version)
             2. canary and whatever waits (READY, APPROVED, PROMOTING)
                                     harm? ──▶ abort + quarantine      data in doubt? ──▶ hold, void approvals
                                     stage done? ──▶ ramp              non-inferior? ──▶ READY (asks people)
@@ -20,7 +21,8 @@ TLDR: for every policy, first look for harm in everything that is being served, 
 | an engine to hold it     | PROMOTING | the ledger; harm or an abort wins                                |
 
 Nothing of this waits in a way that stops step 1 and 2: each is asked on every tick, in every state from CANARY to SUPERSEDED. The watch may
-be killed at any point: every act is one transaction, every decision is made again from the database.
+be killed at any point, and several may run: every act is one transaction that names the state and stage it was decided for, every decision
+is made again from the database.
 """
 
 import logging
@@ -32,6 +34,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from app.domain.alarms import AlarmKind
 from app.domain.errors import Quarantined, RatchetError, Refused, StaleGeneration
 from app.domain.gates import CanaryAction, GateName, GateResult
 from app.domain.ports import Clock, ProgressLog
@@ -50,6 +53,8 @@ from pipelines.evaluation.subjects import ENGINE_ALIVE, CanarySubject, EraSubjec
 log = logging.getLogger("ratchet.watch")
 S = ReleaseState
 ACTOR = "system:watch"
+ASKING_SHARE = 0.10
+"""Share of the people who ask the last good version in an incident of a champion without a holdback."""
 JUDGED = (S.CANARY, S.READY, S.APPROVED, S.PROMOTING)
 
 
@@ -120,22 +125,51 @@ class Watch:
         decision = decide_champion(subject.config, evidence)
         self.ports.progress.report(self.policy, "holdback", evidence.units, evidence.units, _brief(decision))
         if decision.action is CanaryAction.ABORT:
-            self._record(release, decision, evidence, GateName.HOLDBACK)
-            self.ports.desk.roll_back(release.id, actor=ACTOR, reason=decision.reason)
-            log.warning("rolled_back policy=%s release=%s cause=%s reason=%s", self.policy, release.id, decision.cause, decision.reason)
+            self._take_back(release, decision, evidence)
+        elif decision.cause == "incident":
+            self._raise_incident(release, pointer, decision)
         elif decision.action is CanaryAction.HOLD:
-            self.ports.desk.freeze(self.policy, actor=ACTOR, reason=decision.reason)
+            self.ports.desk.freeze(self.policy, AlarmKind.MONITORS, actor=ACTOR, reason=decision.reason, release_id=release.id)
             self._say("champion", decision.reason)
         else:
             self._bar_reference(pointer, decision)
+        if decision.cause != "incident" and decision.numbers["keeps_limits"]:
+            self._end_incident(release)
+
+    def _take_back(self, release: Release, decision: Decision, evidence: Evidence) -> None:
+        """Roll back to the version that was shown to be healthier, where one was; not where people are called already."""
+        if any(a.kind is AlarmKind.ROLLBACK_CAP and a.release_id == release.id for a in self.ports.desk.alarms(self.policy)):
+            return
+        result = self._result(release, decision, evidence, GateName.HOLDBACK)
+        to = evidence.champion if evidence.champion != release.digest else None
+        gone = self.ports.desk.roll_back(release.id, actor=ACTOR, reason=decision.reason, to=to, because=result, seen=release)
+        if gone.state is S.CHAMPION:
+            self._say("champion", f"people have to decide, too many rollbacks today: {decision.reason}")
+            return
+        log.warning("rolled_back policy=%s release=%s cause=%s reason=%s", self.policy, release.id, decision.cause, decision.reason)
+
+    def _raise_incident(self, release: Release, pointer: Pointer, decision: Decision) -> None:
+        """Nothing moves; but where nobody is on another version, a tenth of the people ask the last good one whether it is healthier."""
+        if self.ports.desk.raise_incident(self.policy, release_id=release.id, reason=decision.reason):
+            log.warning("incident policy=%s release=%s reason=%s", self.policy, release.id, decision.reason)
+        former = pointer.previous
+        if pointer.holdback > 0.0 or former is None or former == pointer.digest:
+            return
+        if self.ports.evidence.engines_ready(self.policy, former, seen_since=self.ports.clock() - ENGINE_ALIVE):
+            why = "an incident, and nobody is on another version: is the last good one healthier?"
+            self.ports.desk.hold_back(self.policy, share=ASKING_SHARE, digest=None, reason=why, seen=pointer)
+
+    def _end_incident(self, release: Release) -> None:
+        if self.ports.desk.end_incident(self.policy, reason=f"{release.version_name} keeps its limits again"):
+            log.info("incident_over policy=%s release=%s", self.policy, release.id)
 
     def _bar_reference(self, pointer: Pointer, decision: Decision) -> None:
-        """The holdback's version exceeds an absolute limit and the champion does not: nobody stays on it."""
-        if any("control arm" in sentence for sentence in decision.numbers["burnt"]) and pointer.reference is not None:
+        """The holdback's version exceeds an absolute limit and the champion is healthier: nobody stays on it."""
+        if decision.numbers["reference_burnt"] and pointer.reference is not None:
             reference = pointer.reference
             former = [r for r in self.ports.releases.list(policy=self.policy, states=(S.SUPERSEDED,)) if r.digest == reference]
             for release in former[:1]:
-                self.ports.desk.roll_back(release.id, actor=ACTOR, reason=decision.numbers["burnt"][0])
+                self.ports.desk.roll_back(release.id, actor=ACTOR, reason=decision.numbers["reference_burnt"][0], seen=release)
 
     def _era_subject(self, pointer: Pointer, release: Release) -> EraSubject:
         if self._era is None or self._era.era.generation != pointer.generation:
@@ -162,21 +196,21 @@ class Watch:
             self._doubt(release, decision, evidence)
 
     def _abort(self, release: Release, decision: Decision, evidence: Evidence) -> None:
-        self._record(release, decision, evidence, GateName.CANARY)
-        self.ports.desk.abort(release.id, actor=ACTOR, reason=decision.reason, quarantine=decision.cause != "data")
+        result, barred = self._result(release, decision, evidence, GateName.CANARY), decision.cause != "data"
+        self.ports.desk.abort(release.id, actor=ACTOR, reason=decision.reason, quarantine=barred, because=result, seen=release)
         log.warning("aborted policy=%s release=%s cause=%s reason=%s", self.policy, release.id, decision.cause, decision.reason)
 
     def _move_canary(self, release: Release, decision: Decision, evidence: Evidence) -> None:
         desk = self.ports.desk
         match decision.action:
             case CanaryAction.RAMP:
-                self._record(release, decision, evidence, GateName.CANARY)
-                desk.ramp(release.id, reason=decision.reason)
+                result = self._result(release, decision, evidence, GateName.CANARY)
+                desk.ramp(release.id, reason=decision.reason, because=result, seen=release)
             case CanaryAction.READY:
-                desk.mark_ready(release.id, self._result(release, decision, evidence, GateName.CANARY))
+                desk.mark_ready(release.id, self._result(release, decision, evidence, GateName.CANARY), seen=release)
             case CanaryAction.INCONCLUSIVE:
-                self._record(release, decision, evidence, GateName.CANARY)
-                desk.stop(release.id, to=S.INCONCLUSIVE, reason=decision.reason, actor=ACTOR)
+                result = self._result(release, decision, evidence, GateName.CANARY)
+                desk.stop(release.id, to=S.INCONCLUSIVE, reason=decision.reason, actor=ACTOR, because=result, seen=release)
             case _:
                 self._record_change(release, decision, evidence)
 
@@ -184,10 +218,10 @@ class Watch:
         """A release that waits for people: a doubt about its data takes approvals back, and its end asks for new ones."""
         last = self._last_action(release)
         if decision.action is CanaryAction.HOLD and last != CanaryAction.HOLD:
-            self._record(release, decision, evidence, GateName.CANARY)
-            self.ports.desk.void(release.id, reason=decision.reason)
+            result = self._result(release, decision, evidence, GateName.CANARY)
+            self.ports.desk.void(release.id, reason=decision.reason, because=result, seen=release)
         elif decision.action is CanaryAction.READY and last == CanaryAction.HOLD:
-            self.ports.desk.rebind(release.id, self._result(release, decision, evidence, GateName.CANARY))
+            self.ports.desk.rebind(release.id, self._result(release, decision, evidence, GateName.CANARY), seen=release)
 
     def _last_action(self, release: Release) -> str | None:
         live = [row for row in self.ports.evidence.decisions(release.id) if row["gate"] == GateName.CANARY]
@@ -196,11 +230,9 @@ class Watch:
     def _record_change(self, release: Release, decision: Decision, evidence: Evidence) -> None:
         """A decision that moves nothing is recorded when it is another one than before, and at the start of the canary."""
         if self._last_action(release) != decision.action:
-            self._record(release, decision, evidence, GateName.CANARY)
+            result = self._result(release, decision, evidence, GateName.CANARY)
+            self.ports.desk.record_live(release.id, result, action=decision.action, seen=release)
         self._say(release.id, f"{decision.action} at stage {release.stage}: {decision.cause}")
-
-    def _record(self, release: Release, decision: Decision, evidence: Evidence, gate: GateName) -> None:
-        self.ports.desk.record_live(release.id, self._result(release, decision, evidence, gate), action=decision.action)
 
     def _result(self, release: Release, decision: Decision, evidence: Evidence, gate: GateName) -> GateResult:
         """The decision for the record, its evidence stored so that anybody can decide again."""
@@ -220,7 +252,7 @@ class Watch:
         if release.state in (S.READY, S.APPROVED, S.PROMOTING) and self._is_late(release):
             desk.expire(release.id)
         elif release.state is S.APPROVED:
-            release = desk.begin_promotion(release.id)
+            release = desk.begin_promotion(release.id, seen=release)
         if release.state is S.PROMOTING and self._engine_holds(release):
             promoted = desk.promote(release.id)
             log.info("promoted policy=%s release=%s version=%s", self.policy, promoted.id, promoted.version_name)
@@ -237,7 +269,7 @@ class Watch:
         release, now = queued[0], self.ports.clock()
         failure = self.ports.evidence.engine_failure(self.policy, release.digest, seen_since=now - ENGINE_ALIVE)
         if failure is not None:
-            self.ports.desk.stop(release.id, to=S.ABORTED, reason=failure, actor=ACTOR)
+            self.ports.desk.stop(release.id, to=S.ABORTED, reason=failure, actor=ACTOR, seen=release)
         elif not self._engine_holds(release):
             self._say(release.id, "waits for an engine to hold it")
         else:
@@ -247,7 +279,7 @@ class Watch:
         champion = self.ports.desk.pointer(self.policy).digest
         plan = plan_canary(frozen_config(release), self.ports.evidence, policy=self.policy, champion=champion, now=now)
         if isinstance(plan, power.Refused):
-            self.ports.desk.stop(release.id, to=S.REJECTED, reason=plan.message, actor=ACTOR)
+            self.ports.desk.stop(release.id, to=S.REJECTED, reason=plan.message, actor=ACTOR, seen=release)
             log.warning("refused policy=%s release=%s %s", self.policy, release.id, plan.message)
             return
         declared: dict[str, Any] = msgspec.to_builtins(plan)
@@ -270,20 +302,20 @@ class Watch:
         if pointer.holdback > 0.0 and pointer.holdback_digest is None and over:
             kept = self.config.anchor_share if pointer.anchor != pointer.digest else 0.0
             why = "the slot after the promotion is over: the anchor keeps its share"
-            self.ports.desk.hold_back(self.policy, share=kept, digest=pointer.anchor if kept else None, reason=why)
+            self.ports.desk.hold_back(self.policy, share=kept, digest=pointer.anchor if kept else None, reason=why, seen=pointer)
         self._guard_anchor()
 
     def _guard_anchor(self) -> None:
         if self._anchor is None:
             self._anchor = AnchorWatch(self.policy, self.config, self.ports.evidence)
         pointer = self.ports.desk.pointer(self.policy)
-        alarm = self._anchor.ask(pointer, now=self.ports.clock())
+        alarm = self._anchor.ask(pointer, self.ports.desk.alarms(self.policy), now=self.ports.clock())
         if alarm is not None and pointer.release_id is not None and pointer.digest != pointer.anchor:
             log.warning("anchor_alarm policy=%s %s", self.policy, alarm)
-            self.ports.desk.roll_back(pointer.release_id, actor=ACTOR, reason=alarm, to=pointer.anchor, freeze=alarm)
+            self.ports.desk.roll_back(pointer.release_id, actor=ACTOR, reason=alarm, to=pointer.anchor, alarm=AlarmKind.ANCHOR)
         elif self._anchor.gap():
             why = "two champions running earned more reward than the anchor and were not better at what it stands for"
-            self.ports.desk.freeze(self.policy, actor=ACTOR, reason=why)
+            self.ports.desk.freeze(self.policy, AlarmKind.GAP, actor=ACTOR, reason=why, release_id=pointer.release_id)
             self._say("anchor", why)
 
 

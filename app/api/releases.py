@@ -85,9 +85,10 @@ class Desk(Protocol):
     def approve(self, release_id: str, *, approver: str, evidence: str, reason: str | None = None) -> Release: ...
     def reject(self, release_id: str, *, approver: str, reason: str) -> Release: ...
     def abort(self, release_id: str, *, actor: str, reason: str, quarantine: bool = False) -> Release: ...
-    def roll_back(self, release_id: str, *, actor: str, reason: str, to: str | None = None, freeze: str | None = None) -> Release: ...
+    def roll_back(self, release_id: str, *, actor: str, reason: str, to: str | None = None) -> Release: ...
     def renew_anchor(self, policy: str, *, actor: str, reason: str = ...) -> Pointer: ...
     def unfreeze(self, policy: str, *, actor: str) -> bool: ...
+    def lift(self, policy: str, digest: str, *, actor: str, reason: str) -> bool: ...
 
 
 class Webhooks(Protocol):
@@ -134,13 +135,13 @@ def _reading(made: APIRouter, room: ReleaseRoom) -> None:
 
     @made.get("/v1/releases/{release_id}")
     async def release(caller: Reader, release_id: str) -> Response:
-        """One release: its way, every gate's newest answer with its numbers, and the approvals that stand."""
+        """One release: its way, every gate's newest answer with its numbers, the approvals that stand, the alarms about it."""
         await _require_visible(room, release_id, caller)
         return _json(await asyncio.to_thread(room.views.release, release_id))
 
     @made.get("/v1/policies/{policy}/deployment")
     async def deployment(caller: Reader, policy: str) -> Response:
-        """What is live, what was, what is quarantined, and whether promotions are frozen."""
+        """What is live, what was, what is quarantined, whether promotions are frozen, and every alarm with its end."""
         _require_policy(policy, caller)
         return _json(await asyncio.to_thread(room.views.deployment, policy))
 
@@ -207,6 +208,14 @@ def _governing(made: APIRouter, room: ReleaseRoom) -> None:
         who = _person(request, caller, body.approver)
         _require_policy(policy, caller)
         return _json({"free": await asyncio.to_thread(lambda: room.desk.unfreeze(policy, actor=who))})
+
+    @made.post("/v1/policies/{policy}/quarantine/{digest}/lift", openapi_extra=openapi.body(ActBody), responses={409: {}})
+    async def lift(caller: Operator, policy: str, digest: str, request: Request) -> Response:
+        """One of the two votes that lift a version's quarantine; it may serve again, and rollbacks may go to it."""
+        body = await _read(request, ActBody)
+        who = _person(request, caller, body.approver)
+        _require_policy(policy, caller)
+        return _json({"lifted": await asyncio.to_thread(lambda: room.desk.lift(policy, digest, actor=who, reason=body.reason))})
 
 
 def _webhooks(made: APIRouter, room: ReleaseRoom) -> None:

@@ -112,7 +112,7 @@ def _release(operations: Operations, policy: str, release_id: str) -> dict[str, 
         raise HTTPException(404, f"no release {release_id} of policy {policy}; /console/releases lists those there are")
     return {
         "release": found, "gates": operations.gates(release_id), "steps": operations.steps(release_id),
-        "exposed": operations.exposed(found.digest),
+        "exposed": operations.exposed(found.digest), "alarms": operations.alarms(policy, release_id),
     }  # fmt: skip
 
 

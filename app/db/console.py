@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Engine, Row, func, select
 
+from app.db.alarms import read_alarms
 from app.db.engine import reading
 from app.db.observations import of_the_turn_s_policy
 from app.db.pointer import read_pointer
@@ -24,6 +25,7 @@ from app.db.tables import (
     turns,
     versions,
 )
+from app.domain.alarms import Alarm
 from app.domain.cycles import Cycle, CycleStatus
 from app.domain.releases import Pointer, Release, ReleaseState
 from app.domain.signals import ObservationName
@@ -63,6 +65,11 @@ class SqlOperations:
         """The release's way so far, oldest move first."""
         query = select(release_history).where(release_history.c.release_id == release_id).order_by(release_history.c.generation)
         return [_picked(StepRow, row) for row in self._rows(query)]
+
+    def alarms(self, policy: str, release_id: str) -> list[Alarm]:
+        """Alarms about a release, newest first."""
+        with reading(self._state) as connection:
+            return read_alarms(connection, policy, release_id=release_id)
 
     def versions(self, policy: str, labels: Sequence[LabelRow] | None = None) -> list[VersionRow]:
         """Oldest first, with the measures of what they served: over `labels` where the caller has read them already."""

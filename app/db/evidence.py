@@ -1,13 +1,14 @@
 """What the live gates read: exposures with what came of them, how far behind the stream is, and the decisions on record."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import BigInteger, ColumnElement, Connection, Engine, Row, Select, cast, func, select
 
+from app.db.chunks import chunked
 from app.db.engine import insert_or_ignore, reading, writing
 from app.db.observations import of_the_turn_s_policy
 from app.db.pointer import CHAMPION_MOVES
@@ -37,6 +38,13 @@ class SqlEvidenceBook:
         """Sessions of a release's canary, in order of exposure, from `since` on."""
         mine = (exposures.c.release_id == release_id) & exposures.c.stage.like(CANARY)
         return self._sessions(mine if since is None else mine & (exposures.c.occurred_at >= since))
+
+    def sessions_of(self, inference_ids: Collection[str]) -> list[Session]:
+        """These sessions as they are now, in order of exposure; those whose person was erased are not among them."""
+        found: list[Session] = []
+        for chunk in chunked(inference_ids):
+            found += self._sessions(exposures.c.inference_id.in_(chunk))
+        return sorted(found, key=lambda session: session.exposed_at)
 
     def era_sessions(self, policy: str, era: Era, *, since: datetime | None = None) -> list[Session]:
         """Sessions of an era's champion and of its holdback's reference, in order of exposure."""

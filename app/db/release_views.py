@@ -4,6 +4,7 @@ from typing import Any
 
 from sqlalchemy import Engine, select
 
+from app.db.alarms import read_alarms
 from app.db.audit import Verification, entries, verify
 from app.db.engine import reading
 from app.db.pointer import read_history, read_pointer
@@ -19,7 +20,7 @@ class SqlReleaseViews:
         self._engine = engine
 
     def release(self, release_id: str) -> dict[str, Any]:
-        """A release with its way, every gate's newest answer, and the approvals that stand. Raises `NotFound`."""
+        """A release with its way, every gate's newest answer, the approvals that stand, and the alarms about it. Raises `NotFound`."""
         with reading(self._engine) as connection:
             found = read_release(connection, release_id)
             steps = connection.execute(
@@ -33,6 +34,7 @@ class SqlReleaseViews:
                 "history": [dict(row._mapping) for row in steps],
                 "gates": list({row.gate: dict(row._mapping) for row in answers}.values()),
                 "approvals": [vars_of(approval) for approval in read_approvals(connection, release_id)],
+                "alarms": [vars_of(alarm) for alarm in read_alarms(connection, found.policy, release_id=release_id)],
             }
 
     def policies(self) -> list[str]:
@@ -41,7 +43,7 @@ class SqlReleaseViews:
             return list(connection.execute(select(deployment_pointer.c.policy).order_by(deployment_pointer.c.policy)).scalars())
 
     def deployment(self, policy: str) -> dict[str, Any]:
-        """What is live, what was, what is quarantined, and whether promotions are frozen."""
+        """What is live, what was, what is quarantined, whether promotions are frozen, and every alarm with its end."""
         with reading(self._engine) as connection:
             pointer = read_pointer(connection, policy)
             barred = connection.execute(select(quarantine).where(quarantine.c.policy == policy).order_by(quarantine.c.since.desc()))
@@ -52,6 +54,7 @@ class SqlReleaseViews:
                 "quarantine": [dict(row._mapping) for row in barred],
                 "frozen": read_frozen(connection, policy),
                 "unfreeze_votes": votes or [],
+                "alarms": [vars_of(alarm) for alarm in read_alarms(connection, policy)],
             }
 
     def audit(self, *, subject: str | None = None, policy: str | None = None, newest: int = 100) -> list[AuditEntry]:

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Engine, Row, delete, func, insert, select, up
 
 from app.db import audit, webhooks
 from app.db import pointer as pointers
+from app.db.alarms import end_alarms, insert_alarm, read_alarms
 from app.db.engine import insert_or_ignore, reading, upsert, writing
 from app.db.outbox import OutboxEvent, enqueue
 from app.db.tables import (
@@ -23,6 +24,7 @@ from app.db.tables import (
     release_history,
     releases,
 )
+from app.domain.alarms import UNTIL, Alarm, AlarmKind
 from app.domain.errors import NotFound, Refused, StaleGeneration, Unavailable
 from app.domain.events import Topic
 from app.domain.gates import GateName, GateResult, Verdict
@@ -51,6 +53,11 @@ class SqlReleaseLedger:
         """A release by id. Raises `NotFound`."""
         with reading(self._engine) as connection:
             return read_release(connection, release_id)
+
+    def alarms(self, policy: str) -> list[Alarm]:
+        """Alarms of a policy, newest first."""
+        with reading(self._engine) as connection:
+            return read_alarms(connection, policy)
 
     def list(self, *, policy: str | None = None, states: Collection[ReleaseState] = (), limit: int = 100) -> list[Release]:
         """Releases, newest first."""
@@ -159,9 +166,25 @@ class SqlReleaseTransaction:
     def is_quarantined(self, digest: str) -> bool:
         return digest in pointers.quarantined(self._connection, self.policy)
 
-    def rollbacks_within(self, window: timedelta) -> int:
+    def vote_to_lift(self, digest: str, voter: str, *, reason: str) -> list[str]:
+        held = (quarantine.c.policy == self.policy) & (quarantine.c.digest == digest)
+        votes = self._connection.execute(select(quarantine.c.lift_votes).where(held).with_for_update()).scalar_one()
+        voters: list[str] = sorted({*(votes or []), voter})
+        self._connection.execute(update(quarantine).where(held).values(lift_votes=voters))
+        self.note(actor=voter, action="version.lift_vote", subject=digest, detail={"voters": voters, "reason": reason})
+        return voters
+
+    def lift(self, digest: str, *, actor: str, reason: str) -> None:
+        self._connection.execute(delete(quarantine).where(quarantine.c.policy == self.policy, quarantine.c.digest == digest))
+        served = (deployment_history.c.policy == self.policy) & (deployment_history.c.digest == digest)
+        self._connection.execute(update(deployment_history).where(served).values(good=True))
+        self.note(actor=actor, action="version.quarantine_lifted", subject=digest, detail={"digest": digest, "reason": reason})
+
+    def rollbacks_within(self, window: timedelta, *, automatic: bool = False) -> int:
         table = deployment_history
         recent = (table.c.policy == self.policy) & (table.c.action == "rollback") & (table.c.occurred_at > self.now - window)
+        if automatic:
+            recent &= table.c.actor.not_like("user:%")
         return self._connection.execute(select(func.count()).select_from(table).where(recent)).scalar_one()
 
     # --- gates and people
@@ -221,6 +244,26 @@ class SqlReleaseTransaction:
     def unfreeze(self, *, actor: str) -> None:
         self._connection.execute(delete(circuit_breakers).where(circuit_breakers.c.policy == self.policy))
         self.note(actor=actor, action="promotions.unfrozen", subject=self.policy, detail={"policy": self.policy})
+
+    def alarms(self, *, open_only: bool = False) -> list[Alarm]:
+        return read_alarms(self._connection, self.policy, open_only=open_only)
+
+    def raise_alarm(self, kind: AlarmKind, *, release_id: str | None, reason: str, actor: str) -> bool:
+        alarm = Alarm(
+            id=uuid7(), policy=self.policy, kind=kind, release_id=release_id, reason=reason, raised_at=self.now, raised_by=actor,
+            generation=0 if self._pointer is None else self._pointer.generation, until=UNTIL[kind],
+        )  # fmt: skip
+        if not insert_alarm(self._connection, alarm):
+            return False
+        detail = {"alarm": alarm.id, "kind": kind.value, "release_id": release_id, "reason": reason, "until": alarm.until}
+        self.note(actor=actor, action="alarm.raised", subject=self.policy, detail=detail)
+        return True
+
+    def end_alarms(self, kinds: Collection[AlarmKind], *, actor: str, reason: str) -> list[AlarmKind]:
+        ended = end_alarms(self._connection, self.policy, kinds=kinds, by=actor, reason=reason, now=self.now)
+        for kind in ended:
+            self.note(actor=actor, action="alarm.ended", subject=self.policy, detail={"kind": kind.value, "reason": reason})
+        return ended
 
     def note(self, *, actor: str, action: str, subject: str, detail: dict[str, Any]) -> None:
         """Audit and announce; the announcement carries the entry's number and hash out of reach of whoever owns the database."""

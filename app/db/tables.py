@@ -622,6 +622,7 @@ quarantine = Table(
     Column("reason", Text, nullable=False),
     Column("release_id", Id),
     Column("since", UtcMicros, nullable=False),
+    Column("lift_votes", JSON),
     PrimaryKeyConstraint("policy", "digest"),
 )
 
@@ -645,6 +646,32 @@ circuit_breakers = Table(
     Column("reason", Text, nullable=False),
     Column("frozen_at", UtcMicros, nullable=False),
     Column("unfreeze_votes", JSON, nullable=False),
+)
+
+alarms = Table(
+    "alarms",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("policy", Name, nullable=False),
+    Column("kind", String(24), nullable=False),
+    Column("release_id", Id, index=True),
+    Column("generation", Integer, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("raised_at", UtcMicros, nullable=False),
+    Column("raised_by", Name, nullable=False),
+    Column("until", Text, nullable=False),
+    Column("ended_at", UtcMicros),
+    Column("ended_by", Text),
+    Column("end_reason", Text),
+    Index("ix_alarms_policy", "policy", "raised_at"),
+    Index(
+        "uq_alarms_one_open",
+        "policy",
+        "kind",
+        unique=True,
+        sqlite_where=text("ended_at IS NULL"),
+        postgresql_where=text("ended_at IS NULL"),
+    ),
 )
 
 audit = Table(

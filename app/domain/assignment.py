@@ -1,11 +1,14 @@
 """Who gets which version: a pure function of the route and the unit, so that every logged probability is a true one.
 
-Two independent draws, each a hash (so sticky without memory, and re-drawn when the stage changes):
+Two independent draws, each a hash (so sticky without memory, and re-drawn when the stage changes and on every day, UTC):
 
-    u1 = hash(policy, "holdback", pointer generation[, release, stage], unit) < holdback → reference version, probability = holdback
-    u2 = hash(policy, candidate release, stage, unit)                         < share    → candidate,         probability = share
-    otherwise                                                                            → champion,          probability = 1 - share
+    u1 = hash(policy, "holdback", pointer generation[, release, stage], day, unit) < holdback → reference,  probability = holdback
+    u2 = hash(policy, candidate release, stage, day, unit)                         < share    → candidate,  probability = share
+    otherwise                                                                                 → champion,   probability = 1 - share
                                                                 (or 1 - holdback where there is no canary)
+
+People come back: with one draw for ever everybody would be one unit, and once all were seen nothing new could be learned. A day later they
+are drawn anew, whatever they met before, so a person's day is a unit of its own with a true probability.
 
 Both draws belong to the stage of the canary that runs meanwhile, and both arms name it: who is left for the champion after a canary has
 taken its share differs from stage to stage, so a holdback is compared within one stage alone, and nobody's arm of one stage says
@@ -17,8 +20,11 @@ the episode for anonymous requests. A running episode finishes on its arm: the g
 
 import hashlib
 from dataclasses import dataclass
+from datetime import datetime
 
 from app.domain.releases import Route
+
+DAY_S = 86_400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +35,8 @@ class Arm:
     release_id: str | None
     """The canary's release while one runs, whoever is served; else that of the champion."""
     stage: str
-    """`champion`; `canary-<index>`; `holdback`, or `holdback-<index>` for its reference while a canary is in that stage."""
+    """`champion`; `canary-<index>.<day>`; `holdback.<day>`, or `holdback-<index>.<day>` for its reference while a canary is in that
+    stage. The day is that of the draw (UTC, since 1970)."""
     arm: str
     """`champion`, `candidate`, or `previous` for the holdback's reference (the previous champion, later the anchor)."""
     probability: float
@@ -43,27 +50,33 @@ def unit_interval(*parts: str) -> float:
     return (int.from_bytes(digest[:8], "big") >> 11) / (1 << 53)
 
 
-def assign(route: Route, unit: str) -> Arm:
-    """Draw the arm of `unit` under `route`."""
-    pointer = route.pointer
+def day_of(at: datetime) -> int:
+    """Days since 1970 (UTC)."""
+    return int(at.timestamp() // DAY_S)
+
+
+def assign(route: Route, unit: str, *, at: datetime) -> Arm:
+    """Draw the arm of `unit` under `route` for the day of `at`."""
+    pointer, day = route.pointer, str(day_of(at))
     reference = pointer.reference
     holdback = pointer.holdback if reference is not None else 0.0
     runs = route.canary_digest is not None and route.canary_release is not None
     share, during = (route.canary_share, (str(route.canary_release), str(route.canary_stage))) if runs else (0.0, ())
-    if holdback > 0 and unit_interval(route.policy, "holdback", str(pointer.generation), *during, unit) < holdback:
+    if holdback > 0 and unit_interval(route.policy, "holdback", str(pointer.generation), *during, day, unit) < holdback:
         assert reference is not None
         return Arm(
             digest=reference, release_id=route.canary_release if runs else pointer.release_id, arm="previous",
-            stage=f"holdback-{route.canary_stage}" if runs else "holdback", probability=holdback, share=share, holdback=holdback,
+            stage=f"holdback-{route.canary_stage}.{day}" if runs else f"holdback.{day}", probability=holdback, share=share,
+            holdback=holdback,
         )  # fmt: skip
     if route.canary_digest is None or route.canary_release is None:
-        stage = "holdback" if holdback > 0 else "champion"
+        stage = f"holdback.{day}" if holdback > 0 else "champion"
         return Arm(
             digest=pointer.digest, release_id=pointer.release_id, stage=stage, arm="champion",
             probability=1 - holdback, share=0.0, holdback=holdback,
         )  # fmt: skip
-    stage = f"canary-{route.canary_stage}"
-    drawn = unit_interval(route.policy, route.canary_release, str(route.canary_stage), unit) < share
+    stage = f"canary-{route.canary_stage}.{day}"
+    drawn = unit_interval(route.policy, route.canary_release, str(route.canary_stage), day, unit) < share
     return Arm(
         digest=route.canary_digest if drawn else pointer.digest, release_id=route.canary_release, stage=stage,
         arm="candidate" if drawn else "champion", probability=share if drawn else 1 - share, share=share, holdback=holdback,

@@ -121,7 +121,7 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True):
     release_id: str | None
     """The release whose canary or holdback this assignment belongs to; none outside an experiment."""
     stage: str
-    """`champion`; `canary-0` … `canary-2`; `holdback`, or `holdback-0` … `holdback-2` for its reference while a canary runs."""
+    """`champion`; `canary-0.<day>` … `canary-2.<day>`; `holdback.<day>`, or `holdback-0.<day>` … for its reference while a canary runs."""
     arm: str
     """`champion`, `candidate` or `previous` (the holdback serves the previous champion)."""
     probability: float

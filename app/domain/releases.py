@@ -42,9 +42,10 @@ MOVES: dict[ReleaseState, frozenset[ReleaseState]] = {
     S.INCONCLUSIVE: frozenset(),
     S.EXPIRED: frozenset(),
     S.SUPERSEDED_BY_NEWER: frozenset(),
-    S.ROLLED_BACK: frozenset(),
+    S.ROLLED_BACK: frozenset({S.SUPERSEDED}),
 }
-"""Allowed moves. SUPERSEDED → CHAMPION is the previous champion coming back by a rollback; APPROVED → READY is a voided approval."""
+"""Allowed moves. SUPERSEDED → CHAMPION is the previous champion coming back by a rollback; APPROVED → READY is a voided approval;
+ROLLED_BACK → SUPERSEDED is a quarantine that two people lifted."""
 
 IN_FLIGHT = frozenset({S.TRAINED, S.OFFLINE, S.QUEUED, S.CANARY, S.READY, S.APPROVED, S.PROMOTING})
 WATCHED = frozenset({S.CANARY, S.READY, S.APPROVED, S.PROMOTING, S.CHAMPION, S.SUPERSEDED})

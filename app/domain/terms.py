@@ -19,6 +19,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     breaker_rollbacks: int = 2
     """So many rollbacks within `breaker_window_s` freeze promotions."""
     breaker_window_s: float = 86_400.0
+    rollbacks_max: int = 3
+    """So many rollbacks within `breaker_window_s` happen without a person; for the next one an alarm calls people."""
     edited_by: str | None = None
     """Who last edited the gates' configuration (`user:<name>`): may not approve the first release under it."""
     config_hash: str = ""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
+from app.domain.alarms import Alarm
 from app.domain.cycles import Cycle
 from app.domain.releases import Pointer, Release
 
@@ -169,6 +170,10 @@ class Operations(Protocol):
 
     def steps(self, release_id: str) -> list[StepRow]:
         """The release's way so far, oldest move first."""
+        ...
+
+    def alarms(self, policy: str, release_id: str) -> list[Alarm]:
+        """Alarms about the release, newest first."""
         ...
 
     def versions(self, policy: str, labels: Sequence[LabelRow] | None = None) -> list[VersionRow]:

@@ -1,11 +1,13 @@
 """The release desk: every act on a release, whoever asks for it, as one transaction.
 
     the cycle    open · start_offline · record · queue · stop
-    the watch    start_canary · ramp · mark_ready · void · expire · begin_promotion · promote · abort · roll_back · hold_back
-    people       approve · reject · abort · roll_back · renew_anchor · unfreeze · plant
+    the watch    start_canary · ramp · mark_ready · void · expire · begin_promotion · promote · abort · roll_back
+    people       approve · reject · abort · roll_back · plant
+    either       what `PolicyDesk` does with a policy
 
-The judge never acts, the actor never judges (invariant I5): anybody may abort at any time, nobody can promote without a recorded pass and
-the approvals bound to exactly this evidence.
+Acts of the watch name the release as it was seen (`seen`): where another replica moved it meanwhile, `StaleGeneration` says so and nothing
+happens. The judge never acts, the actor never judges (invariant I5): anybody may abort at any time, nobody can promote without a recorded
+pass and the approvals bound to exactly this evidence.
 """
 
 from collections.abc import Callable
@@ -15,15 +17,18 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from app.domain.errors import Quarantined, Refused
+from app.domain.alarms import AlarmKind
+from app.domain.errors import Quarantined, Refused, StaleGeneration
 from app.domain.gates import GateName, GateResult, Verdict
 from app.domain.ids import utc_now, uuid7
 from app.domain.releases import IN_FLIGHT, Approval, Pointer, Release, ReleaseState
 from app.domain.terms import Terms
 from app.domain.versions import Version
 from app.release import promotion
+from app.release.alarms import freeze, require_calm
 from app.release.ledger import ReleaseLedger, ReleaseTransaction
 from app.release.people import approvers, evidence_digest, people_needed, require_independent, require_person
+from app.release.policy_desk import PolicyDesk
 from app.release.promotion import terms_of
 
 S = ReleaseState
@@ -32,23 +37,19 @@ REQUIRED_OFFLINE = (GateName.TRAINING_HEALTH, GateName.OFFLINE)
 """Gates that have to pass before the canary; the others may only veto."""
 
 
-class ReleaseDesk:
+class ReleaseDesk(PolicyDesk):
     """Acts on releases. `terms` are those that releases opened from now on are frozen with."""
 
     def __init__(
         self, ledger: ReleaseLedger, *, terms: Terms | None = None, clock: Callable[[], datetime] = utc_now,
         new_id: Callable[[], str] = uuid7,
     ) -> None:  # fmt: skip
-        self._ledger = ledger
+        super().__init__(ledger)
         self._new_id = new_id
         self._terms = terms or Terms()
         self._clock = clock
 
     # --- reading
-
-    def pointer(self, policy: str) -> Pointer:
-        """What is live. Raises `Unavailable` when nothing was deployed yet."""
-        return self._ledger.pointer(policy)
 
     def find(self, release_id: str) -> Release:
         """A release by id. Raises `NotFound`."""
@@ -107,16 +108,20 @@ class ReleaseDesk:
         """OFFLINE → QUEUED, on explicit passes only; an older one in the queue gives way."""
         return self._act(release_id, lambda tx, r: self._queue(tx, r, actor="system:loop"))
 
-    def stop(self, release_id: str, *, to: ReleaseState, reason: str, actor: str = "system:loop") -> Release:
-        """End a release in REJECTED, INCONCLUSIVE, ABORTED or EXPIRED; the champion stays."""
+    def stop(
+        self, release_id: str, *, to: ReleaseState, reason: str, actor: str = "system:loop", seen: Release | None = None,
+        because: GateResult | None = None,
+    ) -> Release:  # fmt: skip
+        """End a release in REJECTED, INCONCLUSIVE, ABORTED or EXPIRED; the champion stays. `because`: the live decision to record."""
         if to not in (S.REJECTED, S.INCONCLUSIVE, S.ABORTED, S.EXPIRED):
             raise Refused(f"{to} is not an end that a release can be stopped in")
 
         def act(tx: ReleaseTransaction, release: Release) -> Release:
+            self._keep(tx, release, because, action="inconclusive")
             tx.void_approvals(release.id, actor=actor, reason=reason)
             return tx.move(release, to, actor=actor, reason=reason, changes={"stage": None})
 
-        return self._act(release_id, act)
+        return self._act(release_id, act, seen=seen)
 
     # --- canary
 
@@ -125,6 +130,7 @@ class ReleaseDesk:
 
         def act(tx: ReleaseTransaction, release: Release) -> Release:
             pointer = tx.pointer()
+            require_calm(tx)
             if tx.releases(states={S.CANARY}):
                 raise Refused(f"a canary of {release.policy} is running: one at a time")
             if tx.is_quarantined(release.digest):
@@ -140,19 +146,22 @@ class ReleaseDesk:
 
         return self._act(release_id, act)
 
-    def ramp(self, release_id: str, *, reason: str) -> Release:
-        """The next stage of the canary."""
+    def ramp(self, release_id: str, *, reason: str, seen: Release | None = None, because: GateResult | None = None) -> Release:
+        """The next stage of the canary, after the one it was seen in."""
 
         def act(tx: ReleaseTransaction, release: Release) -> Release:
             shares = terms_of(release).stages
             if release.state is not S.CANARY or release.stage is None or release.stage + 1 >= len(shares):
                 raise Refused(f"release {release.id} is {release.state} at stage {release.stage}: there is no further stage")
+            self._keep(tx, release, because, action="ramp")
             changes = {"stage": release.stage + 1, "stage_since": tx.now}
             return tx.amend(release, "release.ramped", actor="system:watch", reason=reason, changes=changes)
 
-        return self._act(release_id, act)
+        return self._act(release_id, act, seen=seen)
 
-    def mark_ready(self, release_id: str, result: GateResult, *, next_ready_at: datetime | None = None) -> Release:
+    def mark_ready(
+        self, release_id: str, result: GateResult, *, next_ready_at: datetime | None = None, seen: Release | None = None
+    ) -> Release:
         """CANARY → READY with the passing live result: bind the evidence and ask for approval until it expires."""
 
         def act(tx: ReleaseTransaction, release: Release) -> Release:
@@ -173,13 +182,13 @@ class ReleaseDesk:
             }  # fmt: skip
             return tx.move(release, S.READY, actor="system:watch", reason=f"{needed} approvals needed ({why})", changes=changes)
 
-        return self._act(release_id, act)
+        return self._act(release_id, act, seen=seen)
 
-    def record_live(self, release_id: str, result: GateResult, *, action: str) -> None:
+    def record_live(self, release_id: str, result: GateResult, *, action: str, seen: Release | None = None) -> None:
         """Keep a live decision that changes nothing by itself."""
-        self._act(release_id, lambda tx, _: tx.add_result(release_id, result, action=action))
+        self._act(release_id, lambda tx, _: tx.add_result(release_id, result, action=action), seen=seen)
 
-    def rebind(self, release_id: str, result: GateResult) -> Release:
+    def rebind(self, release_id: str, result: GateResult, *, seen: Release | None = None) -> Release:
         """READY again after its data were in doubt: the approvals are void, and the next ones bind to the evidence as it is now."""
 
         def act(tx: ReleaseTransaction, release: Release) -> Release:
@@ -193,7 +202,7 @@ class ReleaseDesk:
                 return tx.move(release, S.READY, actor="system:watch", reason=why, changes=changes)
             return tx.amend(release, "release.rebound", actor="system:watch", reason=why, changes=changes)
 
-        return self._act(release_id, act)
+        return self._act(release_id, act, seen=seen)
 
     # --- people
 
@@ -230,14 +239,15 @@ class ReleaseDesk:
 
         return self._act(release_id, act)
 
-    def void(self, release_id: str, *, reason: str) -> Release:
+    def void(self, release_id: str, *, reason: str, because: GateResult | None = None, seen: Release | None = None) -> Release:
         """Take approvals back because something happened after them; the release waits for people again."""
 
         def act(tx: ReleaseTransaction, release: Release) -> Release:
+            self._keep(tx, release, because, action="hold")
             tx.void_approvals(release.id, actor="system:watch", reason=reason)
             return tx.move(release, S.READY, actor="system:watch", reason=reason) if release.state is S.APPROVED else release
 
-        return self._act(release_id, act)
+        return self._act(release_id, act, seen=seen)
 
     def expire(self, release_id: str) -> Release:
         """End a release whose approval did not come in time; one that still has time, or is over, stays as it is."""
@@ -253,14 +263,14 @@ class ReleaseDesk:
 
     # --- what is live
 
-    def begin_promotion(self, release_id: str, *, actor: str = "system:watch") -> Release:
+    def begin_promotion(self, release_id: str, *, actor: str = "system:watch", seen: Release | None = None) -> Release:
         """APPROVED → PROMOTING, on the conditions that the promotion itself asks again."""
 
         def act(tx: ReleaseTransaction, release: Release) -> Release:
             promotion.require_promotable(tx, release)
             return tx.move(release, S.PROMOTING, actor=actor, reason="the pointer is about to move")
 
-        return self._act(release_id, act)
+        return self._act(release_id, act, seen=seen)
 
     def promote(self, release_id: str, *, actor: str = "system:watch") -> Release:
         """PROMOTING → CHAMPION: swap the pointer. Raises `Refused` and `StaleGeneration`; nothing changed then."""
@@ -274,7 +284,10 @@ class ReleaseDesk:
 
         return self._act(release_id, act)
 
-    def abort(self, release_id: str, *, actor: str, reason: str, quarantine: bool = False) -> Release:
+    def abort(
+        self, release_id: str, *, actor: str, reason: str, quarantine: bool = False, because: GateResult | None = None,
+        seen: Release | None = None,
+    ) -> Release:  # fmt: skip
         """End a release that is not live yet; one that is over stays as it is, a champion is rolled back."""
 
         def act(tx: ReleaseTransaction, release: Release) -> Release:
@@ -282,55 +295,49 @@ class ReleaseDesk:
                 return promotion.roll_back(tx, release, actor=actor, reason=reason)
             if release.state not in IN_FLIGHT:
                 return release
+            self._keep(tx, release, because, action="abort")
             if quarantine:
                 return promotion.roll_back(tx, release, actor=actor, reason=reason)
             tx.void_approvals(release.id, actor=actor, reason=reason)
             return tx.move(release, S.ABORTED, actor=actor, reason=reason, changes={"stage": None})
 
-        return self._act(release_id, act)
+        return self._act(release_id, act, seen=seen)
 
-    def roll_back(self, release_id: str, *, actor: str, reason: str, to: str | None = None, freeze: str | None = None) -> Release:
-        """Take a version back, whatever state it is in, and quarantine it; `freeze` also stops promotions, and says why."""
+    def roll_back(
+        self, release_id: str, *, actor: str, reason: str, to: str | None = None, alarm: AlarmKind | None = None,
+        because: GateResult | None = None, seen: Release | None = None,
+    ) -> Release:  # fmt: skip
+        """Take a version back, whatever state it is in, and quarantine it; `alarm` also stops promotions.
+
+        A champion stays where programs rolled back as often as a day may have it: an alarm calls people then.
+        """
 
         def act(tx: ReleaseTransaction, release: Release) -> Release:
+            if release.state in promotion.TAKEN_BACK:
+                return promotion.roll_back(tx, release, actor=actor, reason=reason)
             gone = promotion.roll_back(tx, release, actor=actor, reason=reason, to=to)
-            if freeze is not None and tx.frozen() is None:
-                tx.freeze(actor=actor, reason=freeze)
+            if gone.state is not S.CHAMPION:
+                self._keep(tx, release, because, action="abort")
+                if alarm is not None:
+                    freeze(tx, alarm, release_id=release.id, reason=reason, actor=actor)
             return gone
 
-        return self._act(release_id, act)
-
-    def hold_back(self, policy: str, *, share: float, digest: str | None, reason: str, actor: str = "system:watch") -> Pointer:
-        """Move the holdback to another reference (the anchor) or end it (share 0)."""
-        with self._ledger.transaction(policy) as tx:
-            pointer = tx.pointer()
-            if pointer is None:
-                raise Refused(f"nothing is deployed for {policy}: bootstrap it first")
-            after = replace(pointer, generation=pointer.generation + 1, holdback=share, holdback_digest=digest, changed_at=tx.now)
-            tx.swap(after, expected=pointer.generation, action="holdback", actor=actor, reason=reason)
-            return after
-
-    def renew_anchor(self, policy: str, *, actor: str, reason: str = "renewed by a person") -> Pointer:
-        """Make the champion the anchor; only a person may."""
-        with self._ledger.transaction(policy) as tx:
-            return promotion.renew_anchor(tx, actor=actor, reason=reason)
-
-    def freeze(self, policy: str, *, actor: str, reason: str) -> None:
-        """Stop promotions; training goes on."""
-        with self._ledger.transaction(policy) as tx:
-            if tx.frozen() is None:
-                tx.freeze(actor=actor, reason=reason)
-
-    def unfreeze(self, policy: str, *, actor: str) -> bool:
-        """One of two votes; True when promotions are free again."""
-        with self._ledger.transaction(policy) as tx:
-            return promotion.unfreeze(tx, actor=actor)
+        return self._act(release_id, act, seen=seen)
 
     # --- inside a transaction
 
-    def _act(self, release_id: str, act: Callable[[ReleaseTransaction, Release], T]) -> T:
+    def _act(self, release_id: str, act: Callable[[ReleaseTransaction, Release], T], *, seen: Release | None = None) -> T:
         with self._ledger.transaction(self._ledger.find(release_id).policy) as tx:
-            return act(tx, tx.release(release_id))
+            release = tx.release(release_id)
+            if seen is not None and (release.state, release.stage) != (seen.state, seen.stage):
+                now, then = f"{release.state} at stage {release.stage}", f"{seen.state} at stage {seen.stage}"
+                raise StaleGeneration(f"release {release_id} is {now}, not {then}: read it again and decide afresh")
+            return act(tx, release)
+
+    def _keep(self, tx: ReleaseTransaction, release: Release, result: GateResult | None, *, action: str) -> None:
+        """Record the live decision that an act follows from, in the act's transaction: who loses a race records nothing."""
+        if result is not None:
+            tx.add_result(release.id, result, action=action)
 
     def _open(self, tx: ReleaseTransaction, version: Version, *, initiator: str, terms: Terms) -> Release:
         pointer = tx.pointer()

@@ -14,10 +14,15 @@ from app.release.ledger import ReleaseTransaction
 BOT_MARKS = ("[bot]", "-bot", "_bot", "bot:")
 
 
+def is_person(actor: str) -> bool:
+    """A user whose name does not mark it as a program."""
+    name = actor.removeprefix("user:")
+    return actor.startswith("user:") and bool(name.strip()) and not any(mark in name.lower() for mark in BOT_MARKS)
+
+
 def require_person(actor: str, act: str) -> None:
     """Refuse anybody who is not a person."""
-    name = actor.removeprefix("user:")
-    if not actor.startswith("user:") or not name.strip() or any(mark in name.lower() for mark in BOT_MARKS):
+    if not is_person(actor):
         raise Refused(f"{actor} may not {act}: that takes a person (user:<name>), never a program")
 
 

@@ -2,7 +2,8 @@
 
 promote     APPROVED → PROMOTING → CHAMPION; the champion before becomes SUPERSEDED and keeps the holdback
 roll back   the newest good version comes back; the bad one is quarantined, whatever was compared with it ends
-freeze      two rollbacks within a day, or an anchor alarm: nobody promotes until two people say so
+freeze      two rollbacks within a day, or an anchor alarm: nobody promotes until two people say so (`app.release.alarms`)
+cap         after three automatic rollbacks within a day an alarm calls people, and nothing moves by itself
 """
 
 from dataclasses import replace
@@ -10,15 +11,18 @@ from datetime import timedelta
 
 import msgspec
 
+from app.domain.alarms import AlarmKind
 from app.domain.errors import Quarantined, Refused
 from app.domain.gates import GateName, Verdict
 from app.domain.releases import IN_FLIGHT, Pointer, Release, ReleaseState
 from app.domain.terms import Terms
+from app.release.alarms import freeze, require_free
 from app.release.ledger import ReleaseTransaction
-from app.release.people import approvers, evidence_digest, require_person
+from app.release.people import approvers, evidence_digest, is_person, require_person
 
 S = ReleaseState
 LATE = frozenset({S.READY, S.APPROVED, S.PROMOTING})
+TAKEN_BACK = frozenset({S.ROLLED_BACK, S.ABORTED})
 
 
 def terms_of(release: Release) -> Terms:
@@ -36,9 +40,7 @@ def require_promotable(tx: ReleaseTransaction, release: Release) -> Pointer:
         raise Refused(f"nothing is deployed for {release.policy}: bootstrap it first")
     if tx.is_quarantined(release.digest):
         raise Quarantined(f"version {release.digest} was rolled back and may never serve again: train a new one")
-    frozen = tx.frozen()
-    if frozen is not None:
-        raise Refused(f"promotions of {release.policy} are frozen ({frozen}): two people have to run `ratchet release unfreeze`")
+    require_free(tx)
     if pointer.digest != release.champion_digest or tx.champion_moved_since(release.champion_generation):
         raise Refused(f"release {release.id} was compared with {release.champion_digest}, which is no longer the champion: judge it again")
     results = tx.results(release.id)
@@ -79,18 +81,24 @@ def roll_back(tx: ReleaseTransaction, release: Release, *, actor: str, reason: s
         case S.SUPERSEDED:
             return _bar(tx, release, actor=actor, reason=reason)
         case state if state in IN_FLIGHT:
-            tx.quarantine(release, actor=actor, reason=reason)
+            _quarantine(tx, release, actor=actor, reason=reason)
             tx.void_approvals(release.id, actor=actor, reason=reason)
             return tx.move(release, S.ABORTED, actor=actor, reason=reason, changes={"stage": None})
         case _:
             if release.state not in (S.ROLLED_BACK, S.SUPERSEDED_BY_NEWER) and not tx.is_quarantined(release.digest):
-                tx.quarantine(release, actor=actor, reason=reason)
+                _quarantine(tx, release, actor=actor, reason=reason)
             return release
 
 
 def _dethrone(tx: ReleaseTransaction, release: Release, *, actor: str, reason: str, to: str | None) -> Release:
-    pointer = tx.pointer()
+    pointer, terms = tx.pointer(), terms_of(release)
     assert pointer is not None
+    window = timedelta(seconds=terms.breaker_window_s)
+    if not is_person(actor) and tx.rollbacks_within(window, automatic=True) >= terms.rollbacks_max:
+        day = f"{terms.rollbacks_max} automatic rollbacks within {terms.breaker_window_s / 3600:.0f} h"
+        call = f"{day}, and now {release.version_name}: {reason}"
+        freeze(tx, AlarmKind.ROLLBACK_CAP, release_id=release.id, reason=call, actor=actor)
+        return release
     good = tx.good_versions(besides=frozenset({release.digest}))
     target = to if to is not None and to in good else next(iter(good), None)
     if target is None:
@@ -106,36 +114,39 @@ def _dethrone(tx: ReleaseTransaction, release: Release, *, actor: str, reason: s
         holdback_digest=None, release_id=back.id if back else None, changed_at=tx.now, anchor=pointer.anchor,
     )  # fmt: skip
     if pointer.anchor == release.digest:
-        after = replace(after, anchor=target)
+        after = replace(after, anchor=target)  # nothing is held against a version that was rolled back
     tx.swap(after, expected=pointer.generation, action="rollback", actor=actor, reason=reason)
     _break_circuit(tx, release, actor=actor)
     return gone
 
 
 def _bar(tx: ReleaseTransaction, release: Release, *, actor: str, reason: str) -> Release:
-    """Quarantine a former champion: it leaves the holdback and is no target of rollbacks any more."""
-    tx.quarantine(release, actor=actor, reason=reason)
-    gone = tx.move(release, S.ROLLED_BACK, actor=actor, reason=reason)
+    """Quarantine a former champion."""
+    _quarantine(tx, release, actor=actor, reason=reason)
+    return tx.move(release, S.ROLLED_BACK, actor=actor, reason=reason)
+
+
+def _quarantine(tx: ReleaseTransaction, release: Release, *, actor: str, reason: str) -> None:
+    """Bar a version that is not the champion: it leaves the holdback, is no target of rollbacks, and nothing is held against it."""
     pointer = tx.pointer()
-    if pointer is not None and release.digest in (pointer.previous, pointer.reference):
+    if pointer is not None and pointer.digest == release.digest:
+        return  # another release of these weights is the champion: that one is rolled back, or nothing is
+    tx.quarantine(release, actor=actor, reason=reason)
+    if pointer is not None and release.digest in (pointer.previous, pointer.reference, pointer.anchor):
         good = tx.good_versions(besides=frozenset({release.digest, pointer.digest}))
         after = replace(
-            pointer,
-            generation=pointer.generation + 1,
-            previous=next(iter(good), None),
-            holdback=0.0,
-            holdback_digest=None,
-            changed_at=tx.now,
-        )
+            pointer, generation=pointer.generation + 1, previous=next(iter(good), None), holdback=0.0, holdback_digest=None,
+            changed_at=tx.now, anchor=pointer.digest if pointer.anchor == release.digest else pointer.anchor,
+        )  # fmt: skip
         tx.swap(after, expected=pointer.generation, action="holdback", actor=actor, reason=reason)
-    return gone
 
 
 def _break_circuit(tx: ReleaseTransaction, release: Release, *, actor: str) -> None:
     terms = terms_of(release)
     count = tx.rollbacks_within(timedelta(seconds=terms.breaker_window_s))
-    if count >= terms.breaker_rollbacks and tx.frozen() is None:
-        tx.freeze(actor=actor, reason=f"{count} rollbacks within {terms.breaker_window_s / 3600:.0f} h")
+    if count >= terms.breaker_rollbacks:
+        why = f"{count} rollbacks within {terms.breaker_window_s / 3600:.0f} h"
+        freeze(tx, AlarmKind.BREAKER, release_id=release.id, reason=why, actor=actor)
 
 
 def _end_comparisons(tx: ReleaseTransaction, champion: str, *, actor: str, besides: str, because: str) -> None:
@@ -175,14 +186,3 @@ def _require_sealed(tx: ReleaseTransaction, pointer: Pointer) -> None:
     if result is None or result.digest != pointer.digest or result.verdict is not Verdict.PASS:
         said = "was not read for it" if result is None else f"says {result.verdict}: {result.reason}"
         raise Refused(f"the anchor stays: the suites' sealed split {said}; run `ratchet suite sealed {tx.policy}`")
-
-
-def unfreeze(tx: ReleaseTransaction, *, actor: str) -> bool:
-    """One of two votes; True when promotions are free again."""
-    require_person(actor, "unfreeze promotions")
-    if tx.frozen() is None:
-        return True
-    if len(tx.vote_to_unfreeze(actor)) < 2:
-        return False
-    tx.unfreeze(actor=actor)
-    return True

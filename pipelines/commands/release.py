@@ -184,6 +184,42 @@ def unfreeze(policy: str, url: str | None, break_glass: bool) -> None:
 @release.command()
 @click.argument("policy")
 @click.argument("digest")
+@click.option("--reason", required=True, help="Why the version was not to blame.")
+@acting
+def lift(policy: str, digest: str, reason: str, url: str | None, break_glass: bool) -> None:
+    """One of the two votes that lift the quarantine of the version DIGEST of POLICY."""
+    settings = from_environment()
+    wiring.require_policy(wiring.load_policies(settings), policy)
+    if break_glass:
+        raise Refused("two people lift a quarantine, and the database cannot tell who is who: each votes with a RATCHET_KEY of their own")
+    barred = [row["digest"] for row in wiring.release_views(settings).deployment(policy)["quarantine"]]
+    chosen = [known for known in barred if known.startswith(digest)]
+    if len(chosen) != 1:
+        raise NotFound(f"{len(chosen)} quarantined versions begin with {digest!r}: `ratchet release alarms {policy}` shows them")
+    lifted = Remote.of(settings, url).post(f"/v1/policies/{policy}/quarantine/{chosen[0]}/lift", {"reason": reason})["lifted"]
+    click.echo("it may serve again" if lifted else "one vote of two: a second person has to run the same command")
+
+
+@release.command()
+@click.argument("policy")
+def alarms(policy: str) -> None:
+    """Show the alarms of POLICY with what ends them, and its quarantined versions."""
+    settings = from_environment()
+    wiring.require_policy(wiring.load_policies(settings), policy)
+    found = wiring.release_views(settings).deployment(policy)
+    table = Table("alarm", "raised", "why", "until", "ended", "by")
+    for one in found["alarms"]:
+        ended = "" if one["ended_at"] is None else f"{one['ended_at']:%Y-%m-%d %H:%M:%S}"
+        why = f"{one['reason']} ({one['raised_by']})"
+        table.add_row(one["kind"], f"{one['raised_at']:%Y-%m-%d %H:%M:%S}", why, one["until"], ended, one["ended_by"] or "")
+    _console().print(table)
+    for row in found["quarantine"]:
+        click.echo(f"quarantined {row['digest']} since {row['since']:%Y-%m-%d %H:%M:%S}: {row['reason']}")
+
+
+@release.command()
+@click.argument("policy")
+@click.argument("digest")
 @click.option("--reason", required=True, help="Why the offline gates are skipped; stays with the release for ever.")
 @click.option("--break-glass", is_flag=True, help="Needed: this acts on the database itself, as your system's user; audited.")
 def plant(policy: str, digest: str, reason: str, break_glass: bool) -> None:

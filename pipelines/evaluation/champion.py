@@ -15,7 +15,7 @@ from pipelines.evaluation.config import GatesConfig, Good, MetricClass, MetricCo
 from pipelines.evaluation.decide import Decision, require_right_signs
 from pipelines.evaluation.evidence import Evidence, hash_of
 from pipelines.evaluation.harm import effect_of, family_of, process_of, units_of
-from pipelines.evaluation.slo import both_arms_burn, burnt
+from pipelines.evaluation.slo import burnt, incident, keeps_limits, to_blame
 from pipelines.evaluation.statistics import betting, shiryaev_roberts
 from pipelines.evaluation.statistics.betting import evidence_needed
 from pipelines.evaluation.statistics.family import FamilyEvidence, family_evidence
@@ -47,7 +47,7 @@ class Fall:
 
 
 def decide_champion(config: GatesConfig, evidence: Evidence) -> Decision:
-    """ABORT (roll back), HOLD (freeze promotions: the cause is not this version, or is no harm that can be shown yet) or CONTINUE."""
+    """ABORT (roll back), HOLD (an incident, or the reward being gamed: nothing moves forward) or CONTINUE."""
     require_right_signs()
     evidence_hash = hash_of(evidence)
     family: FamilyEvidence | None = None
@@ -68,7 +68,8 @@ def decide_champion(config: GatesConfig, evidence: Evidence) -> Decision:
         "falls": [fall.numbers() for fall in falls],
         "effects": effects,
         "burnt": burnt(config, evidence),
-        "both_arms_burn": both_arms_burn(config, evidence),
+        "reference_burnt": to_blame(config, evidence, arm="control"),
+        "keeps_limits": keeps_limits(evidence),
         "unusable": unusable,
         "monitors": hacking.numbers(monitored),
     }
@@ -111,17 +112,17 @@ def _judge(
 ) -> tuple[CanaryAction, str, str]:
     if evidence.hard:
         return CanaryAction.ABORT, "hard", "; ".join(evidence.hard)
-    exceeded = burnt(config, evidence)
-    if exceeded and both_arms_burn(config, evidence):
-        return CanaryAction.HOLD, "slo_both", f"both versions exceed a limit, so neither is the cause: {exceeded[0]}"
-    mine = [sentence for sentence in exceeded if "treated arm" in sentence]
-    if mine:
-        return CanaryAction.ABORT, "slo", mine[0]
+    blamed = to_blame(config, evidence, arm="treated")
+    if blamed:
+        return CanaryAction.ABORT, "slo", blamed[0]
     if family is not None and family.rejected:
         return CanaryAction.ABORT, "harm", f"worse than its holdback on {family.cause}: log E {family.peak_log_e:.2f}"
     fallen = [fall for fall in falls if fall.found]
     if fallen:
         return CanaryAction.ABORT, "fall", f"{fallen[0].metric} fell after {fallen[0].detection.alarmed_at} units"
+    trouble = [*evidence.incident, *filter(None, [incident(config, evidence)])]
+    if trouble:
+        return CanaryAction.HOLD, "incident", trouble[0]
     if suspicions:
         return CanaryAction.HOLD, "monitors", suspicions[0]
     return CanaryAction.CONTINUE, "watched", "no sign of harm"

@@ -239,6 +239,8 @@ class GatesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     units_per_look: int = 200
     breaker_rollbacks: int = 2
     breaker_window_s: float = 86_400.0
+    rollbacks_max: int = 3
+    """So many automatic rollbacks within `breaker_window_s`; then people decide."""
     approval: ApprovalConfig = ApprovalConfig()
     health: HealthConfig = HealthConfig()
     off_policy: OffPolicyGateConfig = OffPolicyGateConfig()
@@ -278,7 +280,8 @@ def terms_of(config: GatesConfig, *, owner: str | None = None) -> Terms:
     return Terms(
         stages=tuple(stage.share for stage in config.stages), holdback=config.holdback_first, approvals=config.approval.n,
         approval_ttl_s=config.approval.ttl_s, high_tier=config.approval.high_tier, edited_by=owner if named == FROM_FILE else named,
-        breaker_rollbacks=config.breaker_rollbacks, breaker_window_s=config.breaker_window_s, config_hash=config.hash, gates=gates,
+        breaker_rollbacks=config.breaker_rollbacks, breaker_window_s=config.breaker_window_s,
+        rollbacks_max=config.rollbacks_max, config_hash=config.hash, gates=gates,
         sealed=config.anchor_needs_sealed,
     )  # fmt: skip
 

@@ -1,8 +1,9 @@
 """decide(): the live gate, a pure function of configuration and evidence, in the order of `facts/gates.md`, section 4.5.
 
-    1. hard reason, or an absolute limit burnt     ABORT
+    1. hard reason, or an absolute limit burnt by the candidate while the champion is healthier   ABORT
     2. harm (family e-process, or group-sequential) ABORT            (a change of behaviour alone is an alarm: two people decide)
-    3. data in doubt, or the reward being gamed    HOLD, after two hours ABORT
+    3. an incident: limits burnt, nothing healthier HOLD
+       data in doubt, or the reward being gamed    HOLD, after two hours ABORT
     4. deadline over, or N_max reached in vain     INCONCLUSIVE      (unless 6 holds)
     5. stage not done                              CONTINUE
     6. stage done: not the last                    RAMP
@@ -24,7 +25,7 @@ from pipelines.evaluation.doubts import COVERAGE, doubts
 from pipelines.evaluation.evidence import Evidence, hash_of
 from pipelines.evaluation.harm import Harm, harm_of
 from pipelines.evaluation.required import Required, gap_found, required_of
-from pipelines.evaluation.slo import burnt
+from pipelines.evaluation.slo import burnt, incident, to_blame
 from pipelines.evaluation.statistics.self_test import signs_are_right
 
 VERDICTS = {
@@ -41,7 +42,7 @@ class Decision:
     reason: str
     """One sentence a person can act on."""
     cause: str
-    """Short name of what decided: `hard`, `slo`, `harm`, `data`, `deadline`, `dwell`, `stage`, `required`, `n_max`."""
+    """Short name of what decided: `hard`, `slo`, `harm`, `incident`, `data`, `deadline`, `dwell`, `stage`, `required`, `n_max`."""
     numbers: dict[str, Any] = field(default_factory=dict[str, Any])
     config_hash: str
     evidence_hash: str
@@ -77,7 +78,8 @@ class _Case:
     def __init__(self, config: GatesConfig, evidence: Evidence) -> None:
         self._config = config
         self._evidence = evidence
-        self._burnt = burnt(config, evidence)
+        self._blamed = to_blame(config, evidence, arm="treated")
+        self._incident = incident(config, evidence)
         self._monitored = hacking.monitored(config.health, evidence)
         self._doubts = [*doubts(config, evidence), *hacking.suspicions(self._monitored)]
         self._harm: Harm | None = None
@@ -96,16 +98,20 @@ class _Case:
         act, evidence = CanaryAction, self._evidence
         if evidence.hard:
             return act.ABORT, "hard", "; ".join(evidence.hard)
-        if self._burnt:
-            return act.ABORT, "slo", self._burnt[0]
+        if self._blamed:
+            return act.ABORT, "slo", self._blamed[0]
         if self._harm is not None and self._harm.found:
             return act.ABORT, "harm", self._harm.reason
+        lasts_s = self._config.canary_max_s if evidence.lasts_s is None else evidence.lasts_s
+        late = evidence.at - evidence.since >= lasts_s * 1e6
+        trouble = [*evidence.incident, *([] if self._incident is None else [self._incident])]
+        if trouble and not (late and evidence.state == "CANARY"):
+            return act.HOLD, "incident", trouble[0]
         if self._doubts:
             return self._hold()
-        if self._is_last and self._stage_done and self._all_non_inferior:
+        if self._is_last and self._stage_done and self._all_non_inferior and not trouble:
             return act.READY, "required", f"{', '.join(r.metric for r in self._required)}: non-inferior{self._asks}"
-        lasts_s = self._config.canary_max_s if evidence.lasts_s is None else evidence.lasts_s
-        if evidence.at - evidence.since >= lasts_s * 1e6:
+        if late:
             return act.INCONCLUSIVE, "deadline", f"no decision within {lasts_s / 60:.0f} min: the champion stays"
         if not self._stage_done:
             return act.CONTINUE, "dwell", f"stage {evidence.stage}: {self._stage_units} units so far"
@@ -172,7 +178,8 @@ class _Case:
             "harm": None if self._harm is None else self._harm.numbers(),
             "required": [r.numbers() for r in self._required],
             "doubts": self._doubts,
-            "burnt": self._burnt,
+            "burnt": burnt(self._config, evidence),
+            "incident": self._incident,
             "alarms": [
                 *(["proxy_gold_gap"] if self._gap else []),
                 *([f"behaviour: {self._changed}"] if self._changed else []),

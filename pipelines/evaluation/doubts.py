@@ -61,7 +61,11 @@ def _lag(config: GatesConfig, evidence: Evidence) -> str | None:
 
 
 def _silence(config: GatesConfig, evidence: Evidence) -> str | None:
-    last = evidence.last_unit_at if evidence.last_unit_at is not None else evidence.since
+    """Traffic, not new people: everybody may have been seen. A release that waits for people has its evidence already, and the next
+    canary may have its traffic."""
+    if evidence.state != "CANARY":
+        return None
+    last = evidence.last_session_at if evidence.last_session_at is not None else evidence.since
     silent_s = (evidence.at - max(last, evidence.stage_since)) / 1e6
     longer = max(1.0, (evidence.lasts_s or 0.0) / config.canary_max_s)  # a canary of days has quiet nights
-    return None if silent_s <= config.no_data_hold_s * longer else f"no new unit for {silent_s / 60:.0f} min: is there traffic?"
+    return None if silent_s <= config.no_data_hold_s * longer else f"no request for {silent_s / 60:.0f} min: is there traffic?"

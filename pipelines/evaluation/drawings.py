@@ -22,21 +22,21 @@ Drawing = Callable[[Session], Draw | None]
 
 
 def canary_drawing(*, digest: str, champion: str) -> Drawing:
-    """Units of a canary: person and stage."""
+    """Units of a canary: person, stage and day, as they were drawn."""
 
     def draw(session: Session) -> Draw | None:
         treated = session.arm == "candidate"
         if session.digest != (digest if treated else champion) or session.arm not in ("candidate", "champion"):
             return None
         probability = session.probability if treated else round(1.0 - session.probability, 12)
-        stage = int(session.stage.removeprefix("canary-"))
+        stage = int(session.stage.removeprefix("canary-").partition(".")[0])
         return Draw(key=(session.actor, session.stage), treated=treated, probability=probability, stratum=stage)
 
     return draw
 
 
 def era_drawing(era: Era) -> Drawing:
-    """Units of a holdback: person, era, and the stage of the canary that ran meanwhile. Treated is the champion.
+    """Units of a holdback: person, era, day of the draw, and the stage of the canary that ran meanwhile. Treated is the champion.
 
     Among those who get champion or reference, the champion's probability is (1-h)(1-s) / ((1-h)(1-s) + h), with h the holdback and s the
     share of a canary that ran at the time. That holds within one stage of one release only: whoever met two canaries of one share had two
@@ -49,13 +49,13 @@ def era_drawing(era: Era) -> Drawing:
             return None
         rest = (1.0 - session.holdback) * (1.0 - session.share)
         probability = rest / (rest + session.holdback)
-        stratum = _stratum(era.generation, session)
-        return Draw(key=(session.actor, str(stratum)), treated=treated, probability=probability, stratum=stratum)
+        stratum, day = _stratum(era.generation, session), session.stage.partition(".")[2]
+        return Draw(key=(session.actor, str(stratum), day), treated=treated, probability=probability, stratum=stratum)
 
     return draw
 
 
 def _stratum(generation: int, session: Session) -> int:
     """A number for the era, and the release and stage of the canary that ran meanwhile (`canary-1` and `holdback-1` are one stage)."""
-    _, _, stage = session.stage.partition("-")
+    stage = session.stage.partition(".")[0].partition("-")[2]
     return round(unit_interval("stratum", str(generation), session.release_id or "", stage) * (1 << 53))

@@ -4,21 +4,23 @@ Every version may be non-inferior to the one before it by a little, and all of t
 on the anchor, and one detector runs over every era in which they did.
 """
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from itertools import takewhile
 
+from app.domain.alarms import Alarm, AlarmKind
 from app.domain.releases import Pointer
 from app.domain.sessions import Era
 from pipelines.evaluation.champion import anchor_guard
 from pipelines.evaluation.config import GatesConfig, MetricClass, MetricConfig
 from pipelines.evaluation.drawings import era_drawing
-from pipelines.evaluation.evidence import UnitBook
 from pipelines.evaluation.harm import units_of
 from pipelines.evaluation.references import Reference, references_of
 from pipelines.evaluation.statistics.confidence import Interval, betting_interval
 from pipelines.evaluation.statistics.proxy_gold import VERSIONS_RUNNING, Lift, gap_alarm
 from pipelines.evaluation.statistics.units import Units
-from pipelines.evaluation.subjects import EvidenceBook
+from pipelines.evaluation.subjects import EvidenceBook, read_on
+from pipelines.evaluation.unit_book import UnitBook
 
 ASK_EVERY = timedelta(seconds=30)
 """The guard is about days, and reads more than the other questions."""
@@ -37,34 +39,42 @@ class AnchorWatch:
         self._proxy = next((m for m in config.required if m.kind is MetricClass.PROXY), None)
         self._references = references_of(config, [])
         self._books: dict[int, UnitBook] = {}
+        self._champions: dict[int, str] = {}
         self._complete: set[int] = set()
         self._asked_at: datetime | None = None
         self._anchor: str | None = None
         self._gap = False
 
-    def ask(self, pointer: Pointer, *, now: datetime) -> str | None:
-        """Why to go back to the anchor, in a sentence; None where there is no reason (or it was asked a moment ago)."""
+    def ask(self, pointer: Pointer, alarms: Sequence[Alarm] = (), *, now: datetime) -> str | None:
+        """Why to go back to the anchor, in a sentence; None where there is no reason (or it was asked a moment ago).
+
+        `alarms`: those that were raised already. What they found is used up: the detectors begin again with the eras after them.
+        """
         if self._asked_at is not None and now - self._asked_at < ASK_EVERY:
             return None
         self._asked_at = now
         eras = self._eras(pointer)
+        self._champions = {era.generation: era.champion for era in eras}
         for era in eras:
             if era.generation in self._complete:
                 continue
             if era.until is not None and now - era.until > LATE + timedelta(seconds=self._config.window_s):
                 self._complete.add(era.generation)  # read once more, and then never again
             book = self._books.setdefault(era.generation, UnitBook(self._config, era_drawing(era), self._references))
-            book.update(self._book.era_sessions(self._policy, era, since=book.resume_at), now=now)
-        self._gap = self._gap_found()
-        return self._judge(eras, now)
+            read_on(book, lambda since, era=era: self._book.era_sessions(self._policy, era, since=since), self._book, now=now)
+        self._gap = self._gap_found(_begins_after(AlarmKind.GAP, alarms))
+        return self._judge([era for era in eras if era.generation > _begins_after(AlarmKind.ANCHOR, alarms)], now)
 
     def gap(self) -> bool:
         """Whether the newest two champions running earned more reward than the anchor without being better at what it stands for."""
         return self._gap
 
-    def _gap_found(self) -> bool:
-        newest = sorted(self._books.items())[-VERSIONS_RUNNING:]
-        return self._proxy is not None and gap_alarm([self._lift(str(generation), book, self._proxy) for generation, book in newest])
+    def _gap_found(self, begins_after: int) -> bool:
+        """The newest era of each champion counts: two eras of one champion are not two versions running."""
+        newest = {self._champions[g]: book for g, book in sorted(self._books.items()) if g > begins_after}
+        if self._proxy is None:
+            return False
+        return gap_alarm([self._lift(champion, book, self._proxy) for champion, book in list(newest.items())[-VERSIONS_RUNNING:]])
 
     def _eras(self, pointer: Pointer) -> list[Era]:
         """Eras since the anchor was last renewed in which the holdback was on it, oldest first, however long ago that was: the guard is
@@ -99,3 +109,8 @@ class AnchorWatch:
         reference = self._references[metric.name]
         variance = min(max(reference.variance, 1e-3), 0.25)
         return betting_interval(self._units(book, metric, reference), variance=variance, alpha=0.05)
+
+
+def _begins_after(kind: AlarmKind, alarms: Sequence[Alarm]) -> int:
+    """The newest generation of the pointer that an alarm of this kind was about."""
+    return max((alarm.generation for alarm in alarms if alarm.kind is kind), default=0)

@@ -5,7 +5,7 @@ close in the same order. What has to survive (when data became doubtful, whether
 record.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
@@ -18,8 +18,9 @@ from app.domain.terms import Terms
 from pipelines.evaluation.config import GatesConfig
 from pipelines.evaluation.doubts import STICKY
 from pipelines.evaluation.drawings import Drawing, canary_drawing, era_drawing
-from pipelines.evaluation.evidence import Evidence, UnitBook, micros
+from pipelines.evaluation.evidence import Evidence, micros
 from pipelines.evaluation.references import Reference, references_of
+from pipelines.evaluation.unit_book import UnitBook
 
 ENGINE_ALIVE = timedelta(seconds=30)
 """An engine that has not reported for this long is not counted on."""
@@ -29,6 +30,10 @@ class EvidenceBook(Protocol):
     """What subjects read; `app.db.evidence` implements it."""
 
     def canary_sessions(self, release_id: str, *, since: datetime | None = None) -> list[Session]: ...
+    def sessions_of(self, inference_ids: Collection[str]) -> list[Session]:
+        """As they are now, in order of exposure; those whose person was erased are not among them."""
+        ...
+
     def era_sessions(self, policy: str, era: Era, *, since: datetime | None = None) -> list[Session]: ...
     def history(self, policy: str, digest: str, *, since: datetime, newest: int = 5000) -> list[Session]: ...
     def eras(self, policy: str) -> list[Era]: ...
@@ -77,16 +82,16 @@ class CanarySubject:
 
     def evidence(self, release: Release, *, now: datetime) -> Evidence:
         """Everything known about the canary now."""
-        self._units.update(self._book.canary_sessions(release.id, since=self._units.resume_at), now=now)
+        read_on(self._units, lambda since: self._book.canary_sessions(release.id, since=since), self._book, now=now)
         live = [row for row in self._book.decisions(release.id) if row["gate"] == GateName.CANARY]
         started = release.stage_since or release.changed_at
-        failure = self._book.engine_failure(release.policy, release.digest, seen_since=now - ENGINE_ALIVE)
+        hard, incident = _engine_trouble(self._book, release, beside=release.champion_digest, now=now)
         stage = release.stage if release.stage is not None else len(self.config.stages) - 1
         return _evidence(
             self._units, release=release, plan=self._plan, now=now, stage=stage, stage_since=started,
             since=_canary_since(live, default=started), reference=release.champion_digest, lag_s=self._book.lag_s(release.policy, now=now),
             held_since=held_since(live), found_earlier=tuple(test for test in STICKY if any(test in row["reason"] for row in live)),
-            hard=() if failure is None else (failure,),
+            hard=hard, incident=incident,
         )  # fmt: skip
 
 
@@ -105,14 +110,33 @@ class EraSubject:
 
     def evidence(self, release: Release, *, now: datetime) -> Evidence:
         """Everything known about champion and holdback now."""
-        self._units.update(self._book.era_sessions(release.policy, self.era, since=self._units.resume_at), now=now)
-        failure = self._book.engine_failure(release.policy, release.digest, seen_since=now - ENGINE_ALIVE)
+        read_on(self._units, lambda since: self._book.era_sessions(release.policy, self.era, since=since), self._book, now=now)
+        hard, incident = _engine_trouble(self._book, release, beside=self.era.reference, now=now)
         reference = self.era.reference if self.era.holdback > 0.0 and self.era.reference else release.digest
         return _evidence(
             self._units, release=release, plan=self._plan, now=now, stage=0, stage_since=self.era.since, since=self.era.since,
             reference=reference, lag_s=self._book.lag_s(release.policy, now=now), held_since=None, found_earlier=(),
-            hard=() if failure is None else (failure,),
+            hard=hard, incident=incident,
         )  # fmt: skip
+
+
+def read_on(units: UnitBook, read: Callable[[datetime | None], list[Session]], book: EvidenceBook, *, now: datetime) -> None:
+    """Take in what is new, and what became of the sessions that hold the others back. Costs what is new, however much is open."""
+    units.update(read(units.resume_at), now=now)
+    waiting = units.waiting(now)
+    if waiting:
+        found = book.sessions_of(waiting)
+        units.update(found, now=now, gone=set(waiting) - {session.inference_id for session in found})
+
+
+def _engine_trouble(book: EvidenceBook, release: Release, *, beside: str | None, now: datetime) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(reasons against this version, reasons why nothing may move): engines load the version beside it and not this one, or neither."""
+    failure = book.engine_failure(release.policy, release.digest, seen_since=now - ENGINE_ALIVE)
+    if failure is None:
+        return (), ()
+    if beside is not None and beside != release.digest and book.engines_ready(release.policy, beside, seen_since=now - ENGINE_ALIVE):
+        return (failure,), ()
+    return (), (f"{failure}, and no engine holds another version either: an incident, nothing moves",)
 
 
 def held_since(decisions: Sequence[Mapping[str, Any]]) -> datetime | None:
@@ -132,14 +156,14 @@ def _canary_since(decisions: Sequence[Mapping[str, Any]], *, default: datetime) 
 
 def _evidence(
     units: UnitBook, *, release: Release, plan: Plan, now: datetime, stage: int, stage_since: datetime, since: datetime, reference: str,
-    lag_s: float, held_since: datetime | None, found_earlier: tuple[str, ...], hard: tuple[str, ...],
+    lag_s: float, held_since: datetime | None, found_earlier: tuple[str, ...], hard: tuple[str, ...], incident: tuple[str, ...],
 ) -> Evidence:  # fmt: skip
-    last = units.last_unit_at
+    last = units.last_session_at
     return Evidence(
         release_id=release.id, policy=release.policy, digest=release.digest, champion=reference, at=micros(now), state=release.state.value,
         stage=stage, stage_since=micros(stage_since), since=micros(min(since, stage_since)), lanes=units.lanes(), assigned=units.assigned(),
         duplicates=units.duplicates, swapped=units.swapped, late=units.late, lag_s=lag_s,
-        last_unit_at=None if last is None else micros(last), held_since=None if held_since is None else micros(held_since),
+        last_session_at=None if last is None else micros(last), held_since=None if held_since is None else micros(held_since),
         found_earlier=found_earlier, references=plan.references, n_max=plan.n_max, declared_share=plan.share, slos=units.slos(),
-        profiles=units.profiles(), hard=hard, lasts_s=plan.lasts_s,
+        profiles=units.profiles(), hard=hard, lasts_s=plan.lasts_s, incident=incident,
     )  # fmt: skip

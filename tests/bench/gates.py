@@ -20,7 +20,7 @@ from multiprocessing import get_context
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from tests.bench import gates_data, gates_harm, gates_people, gates_release
+from tests.bench import gates_data, gates_harm, gates_live, gates_people, gates_release
 from tests.bench.sections import Section
 
 QUICK = 0.05
@@ -33,6 +33,10 @@ KEYS = (
     "aa_carry_over",
     "aa_holdback_eras",
     "small_baseline_promoted",
+    "aa_returning_people",
+    "aa_limits",
+    "incident_rollbacks",
+    "replica_double_ramps",
     "median_delay_ratio_vs_sprt_5pp",
     "power_minus_2pp",
     "ni_promote_at_minus_delta",
@@ -52,6 +56,10 @@ SECTIONS: tuple[Callable[[float, int], Section], ...] = (
     gates_people.carry_over,
     gates_people.holdbacks,
     gates_people.small_baselines,
+    gates_live.returning_people,
+    gates_live.absolute_limits,
+    gates_live.incidents,
+    gates_live.replicas,
     gates_harm.delays_and_family,
     gates_harm.delays,
     gates_harm.rare_errors,

@@ -156,16 +156,16 @@ def _users_abort(rng: np.random.Generator, *, by_session: bool, users: int = 400
     rate = rng.beta(0.6 * 4, 0.4 * 4, users)  # ICC 1/(1 + 4) = 0.2
     treated = rng.random(users) < 0.5
     if not by_session:
-        return _aborts(_units(rng.binomial(sessions, rate) / sessions, treated), users)
+        return harm_found(plain_units(rng.binomial(sessions, rate) / sessions, treated), users)
     order = np.repeat(np.arange(users), sessions)
-    return _aborts(_units((rng.random(len(order)) < rate[order]).astype(float), treated[order]), len(order))
+    return harm_found(plain_units((rng.random(len(order)) < rate[order]).astype(float), treated[order]), len(order))
 
 
-def _units(outcome: FloatArray, treated: npt.NDArray[np.bool_], share: float = 0.5, baseline: float = 0.6) -> Units:
+def plain_units(outcome: FloatArray, treated: npt.NDArray[np.bool_], share: float = 0.5, baseline: float = 0.6) -> Units:
     return Units.observed(outcome=outcome, treated=treated, probability=share, baseline=baseline)
 
 
-def _aborts(units: Units, n_max: int, alpha: float = 0.025) -> bool:
+def harm_found(units: Units, n_max: int, alpha: float = 0.025) -> bool:
     """Our harm test on one metric, unit by unit, with nothing but production code."""
     process = betting.harm(margin=0.0, variance=0.24)
     if float(betting.log_e_path(process, units).max()) >= betting.evidence_needed(alpha):
@@ -179,7 +179,7 @@ def delays_and_family(scale: float, seed: int) -> Section:
     section = Section(title="V1 outcome-dependent delays and 12 correlated metrics, identical canaries")
     section.header("case", "ours", "GrowthBook on each metric")
     rng, n, worst = np.random.default_rng([seed, 400]), repetitions_of(4000, scale), 0.0
-    late = float(np.mean([_aborts(_late_units(rng), 5000) for _ in range(n)]))
+    late = float(np.mean([harm_found(_late_units(rng), 5000) for _ in range(n)]))
     section.row("good outcomes close 6 times sooner", late, "")
     worst = max(worst, late)
     for correlation in (0.0, 0.5, 0.9):
@@ -194,7 +194,7 @@ def delays_and_family(scale: float, seed: int) -> Section:
 def _late_units(rng: np.random.Generator, n: int = 5000) -> Units:
     good = rng.random(n) < 0.6
     closing = np.argsort(np.arange(n) + rng.exponential(np.where(good, 200.0, 1200.0)))
-    return _units(good[closing].astype(float), rng.random(n) < 0.5)
+    return plain_units(good[closing].astype(float), rng.random(n) < 0.5)
 
 
 def _twelve(rng: np.random.Generator, repetitions: int, correlation: float) -> tuple[float, float]:

@@ -14,8 +14,9 @@ from app.domain.turns import ToolVerdict
 from pipelines.evaluation.config import GatesConfig, StageConfig
 from pipelines.evaluation.decide import Decision, decide
 from pipelines.evaluation.drawings import canary_drawing
-from pipelines.evaluation.evidence import Evidence, UnitBook, micros
+from pipelines.evaluation.evidence import Evidence, micros
 from pipelines.evaluation.references import Reference, references_of
+from pipelines.evaluation.unit_book import UnitBook
 from tests.fakes.sessions import AT, session
 
 CONFIG = GatesConfig(stages=(StageConfig(share=0.5, units=0, minutes=0.0, least_units=0),), window_s=10.0, settle_s=1.0, min_power=0.0)
@@ -140,12 +141,12 @@ def _noticed(decision: Decision, units: int) -> Noticed | None:
 
 
 def _evidence(book: UnitBook, config: GatesConfig, references: dict[str, Reference], most: int) -> Evidence:
-    last = book.last_unit_at
+    last = book.last_session_at
     assert last is not None
     at = micros(last + timedelta(seconds=1))
     return Evidence(
         release_id="r", policy="tab", digest="v2", champion="v1", at=at, state="CANARY", stage=0, stage_since=micros(AT), since=micros(AT),
         lanes=book.lanes(), assigned=book.assigned(), duplicates=book.duplicates, swapped=book.swapped, late=book.late, lag_s=0.0,
-        last_unit_at=micros(last), held_since=None, found_earlier=(), references=references,
+        last_session_at=micros(last), held_since=None, found_earlier=(), references=references,
         n_max={metric.name: most for metric in config.required}, declared_share=0.5, slos=book.slos(), profiles=book.profiles(), hard=(),
     )  # fmt: skip

@@ -68,15 +68,18 @@ class Traffic:
         with writing(self.engine) as connection:
             connection.execute(insert(engine_versions), rows)
 
-    def serve(self, people: int, *, sessions: int = 1, seconds: float = 60.0) -> dict[str, int]:
-        """New people come, spread over `seconds`, and use the product `sessions` times each; returns turns per version."""
+    def serve(self, people: int, *, sessions: int = 1, seconds: float = 60.0, known: int | None = None) -> dict[str, int]:
+        """New people come, spread over `seconds`, and use the product `sessions` times each; returns turns per version.
+
+        With `known`, no new ones: the same `known` people come again, in turn.
+        """
         route = SqlRoutes(self.engine, max_age_s=0.0).route(self.policy)
         batch: dict[str, list[dict[str, Any]]] = {"exposures": [], "turns": [], "labels": [], "observations": []}
         served: dict[str, int] = {}
         for _ in range(people):
             self.people += 1
-            actor = f"person-{self.people}"
-            arm = assign(route, actor)
+            actor = f"person-{self.people}" if known is None else f"known-{self.people % known}"
+            arm = assign(route, actor, at=self.clock.now)
             for _ in range(sessions):
                 served[arm.digest] = served.get(arm.digest, 0) + 1
                 self._turn(batch, actor, arm)

@@ -19,10 +19,11 @@ from app.db.keys import SqlKeys
 from app.db.release_views import SqlReleaseViews
 from app.db.webhooks import SqlWebhookBook
 from app.domain.access import Scope
+from app.domain.alarms import AlarmKind
 from app.domain.errors import RatchetError
 from app.domain.ids import utc_now
 from app.domain.releases import ReleaseState
-from tests.fakes.releases import POLICY, ReleaseRoom, release_room
+from tests.fakes.releases import ADA, BOB, POLICY, ReleaseRoom, release_room
 
 
 @pytest.fixture
@@ -108,7 +109,7 @@ def test_a_key_of_one_policy_acts_on_no_other(engine: Engine, room: ReleaseRoom)
     }  # fmt: skip
     for act, body in acts.items():
         assert client.post(f"/v1/releases/{release.id}/{act}", json=body, headers=theirs).status_code == 404, act
-    room.desk.freeze(POLICY, actor="system:watch", reason="alarms")
+    room.desk.freeze(POLICY, AlarmKind.GAP, actor="system:watch", reason="alarms")
     for act in ("anchor", "unfreeze"):
         assert client.post(f"/v1/policies/{POLICY}/{act}", json={"reason": "x"}, headers=theirs).status_code == 403, act
     assert client.get(f"/v1/releases/{release.id}", headers=theirs).status_code == 404
@@ -124,6 +125,22 @@ def test_a_rollback_over_http_moves_the_pointer_at_once(client: TestClient, room
     assert shown["pointer"]["digest"] == "v1"
     assert [row["digest"] for row in shown["quarantine"]] == ["v2"]
     assert [row["action"] for row in shown["history"]] == ["rollback", "promote", "bootstrap"]
+
+
+def test_two_people_lift_a_quarantine_over_http_and_alarms_are_shown_with_their_end(client: TestClient, room: ReleaseRoom) -> None:
+    release = room.champion("v2")
+    room.desk.roll_back(release.id, actor="system:watch", reason="harm", alarm=AlarmKind.ANCHOR)
+    where, body = f"/v1/policies/{POLICY}/quarantine/v2/lift", {"reason": "the network"}
+    assert client.post(where, json=body).status_code == 409, "nobody is named"
+    answers = [client.post(where, json=body, headers={"X-Ratchet-User": name}).json() for name in ("ada", "bob")]
+    assert answers == [{"lifted": False}, {"lifted": True}]
+    for name in ("ada", "bob"):
+        client.post(f"/v1/policies/{POLICY}/unfreeze", json={"reason": "seen"}, headers={"X-Ratchet-User": name})
+    shown = client.get(f"/v1/policies/{POLICY}/deployment").json()
+    assert (shown["quarantine"], shown["frozen"]) == ([], None)
+    [alarm] = client.get(f"/v1/releases/{release.id}").json()["alarms"]
+    assert (alarm["kind"], alarm["raised_by"], alarm["ended_by"]) == ("anchor", "system:watch", f"{ADA}, {BOB}")
+    assert shown["alarms"] == [alarm]
 
 
 def test_lists_filter_by_state_and_say_what_states_there_are(client: TestClient, room: ReleaseRoom) -> None:

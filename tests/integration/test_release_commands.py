@@ -23,6 +23,7 @@ from app.db.keys import SqlKeys
 from app.db.release_views import SqlReleaseViews
 from app.db.webhooks import SqlWebhookBook
 from app.domain.access import Scope
+from app.domain.alarms import AlarmKind
 from app.domain.errors import RatchetError
 from app.domain.ids import utc_now
 from app.domain.releases import ReleaseState
@@ -75,7 +76,7 @@ def terminal(sqlite_url: str, tmp_path: Path, url: str) -> "Terminal":
     return Terminal(
         {
             "RATCHET_DATABASE_URL": sqlite_url, "RATCHET_DATA": str(tmp_path), "RATCHET_CONFIG": str(tmp_path / "ratchet.toml"),
-            "RATCHET_URL": url, "LOGNAME": "somebody-else", "USER": "somebody-else",
+            "RATCHET_URL": url, "LOGNAME": "somebody-else", "USER": "somebody-else", "COLUMNS": "300",
         }
     )  # fmt: skip
 
@@ -138,11 +139,26 @@ def test_breaking_the_glass_is_audited_and_acts_as_the_user_of_the_machine(termi
 
 def test_two_votes_past_the_service_free_nothing(terminal: Terminal, engine: Engine, room: ReleaseRoom) -> None:
     ada, bob = person(engine, "ada"), person(engine, "bob")
-    room.desk.freeze(POLICY, actor="system:watch", reason="alarms")
+    room.desk.freeze(POLICY, AlarmKind.GAP, actor="system:watch", reason="paid more, no better", release_id="r")
+    shown = terminal("alarms", POLICY).output
+    assert "gap" in shown
+    assert "two people" in shown
     for _ in range(2):
         assert "two people" in str(terminal("unfreeze", POLICY, "--break-glass").exception)
     assert "one vote of two" in terminal("unfreeze", POLICY, key=ada).output
     assert "promotions are free" in terminal("unfreeze", POLICY, key=bob).output
+    assert "user:ada, user:bob" in terminal("alarms", POLICY).output, "who ended it"
+
+
+def test_two_people_lift_a_quarantine(terminal: Terminal, engine: Engine, room: ReleaseRoom) -> None:
+    ada, bob = person(engine, "ada"), person(engine, "bob")
+    room.desk.roll_back(room.champion("v2").id, actor="user:eve", reason="all versions failed")
+    assert "quarantined v2" in terminal("alarms", POLICY).output
+    words = ("lift", POLICY, "v2", "--reason", "it was the network")
+    assert "two people" in str(terminal(*words, "--break-glass").exception)
+    assert "one vote of two" in terminal(*words, key=ada).output
+    assert "may serve again" in terminal(*words, key=bob).output
+    assert "0 quarantined versions" in str(terminal(*words, key=ada).exception)
 
 
 def test_every_other_act_goes_both_ways(terminal: Terminal, engine: Engine, room: ReleaseRoom) -> None:

@@ -10,6 +10,7 @@ from app.db import audit
 from app.db.engine import open_engine, reading
 from app.db.pointer import SqlRoutes
 from app.db.tables import outbox, release_history
+from app.domain.alarms import AlarmKind
 from app.domain.errors import Quarantined, Refused
 from app.domain.gates import GateName, Verdict
 from app.domain.releases import ReleaseState
@@ -394,9 +395,9 @@ def test_the_anchor_moves_only_by_a_person(quick: ReleaseRoom) -> None:
 def test_an_anchor_alarm_goes_back_to_the_anchor_and_freezes(quick: ReleaseRoom) -> None:
     quick.champion("v2")
     promoted = quick.champion("v3")
-    quick.desk.roll_back(promoted.id, actor="system:watch", reason="below the anchor", to="v1", freeze="anchor alarm")
+    quick.desk.roll_back(promoted.id, actor="system:watch", reason="below the anchor", to="v1", alarm=AlarmKind.ANCHOR)
     assert quick.desk.pointer(POLICY).digest == "v1"
-    with pytest.raises(Refused, match="anchor alarm"):
+    with pytest.raises(Refused, match="below the anchor"):
         quick.desk.begin_promotion(quick.approved("v4").id)
 
 

@@ -1,5 +1,6 @@
-"""Whatever sequence of acts comes, and however many people act at once: the states move along MOVES, one canary at a time, no quarantined
-version comes back, and the pointer is always somewhere good with the right predecessor."""
+"""Whatever sequence of acts comes, and however many people and replicas of the watch act at once: the states move along MOVES, one canary
+at a time and no stage skipped, no quarantined version comes back unless two people lifted it, nothing moves forward in an incident,
+programs roll back no more often than a day may have it, and the pointer is always somewhere good with the right predecessor."""
 
 import random
 import threading
@@ -11,12 +12,14 @@ import pytest
 from sqlalchemy import Engine, select
 
 from app.db import audit
+from app.db.alarms import read_alarms
 from app.db.engine import open_engine, reading
 from app.db.pointer import quarantined, read_history
 from app.db.tables import release_history
-from app.domain.errors import RatchetError
+from app.domain.alarms import FREEZING, Alarm, AlarmKind
+from app.domain.errors import RatchetError, Refused, StaleGeneration
 from app.domain.gates import GateName, Verdict
-from app.domain.releases import MOVES, ReleaseState
+from app.domain.releases import MOVES, Release, ReleaseState
 from app.domain.terms import Terms
 from tests.fakes.releases import ADA, BOB, EVE, POLICY, ReleaseRoom, answer, release_room, version
 
@@ -62,8 +65,24 @@ def _act(room: ReleaseRoom, dice: random.Random) -> None:
         lambda: desk.renew_anchor(POLICY, actor=person),
         lambda: desk.unfreeze(POLICY, actor=person),
         lambda: desk.plant(version(digest), actor=EVE, reason="forced"),
+        lambda: desk.roll_back(release.id, actor="system:watch", reason="harm", seen=release),
+        lambda: desk.abort(release.id, actor="system:watch", reason="harm", quarantine=True, seen=release),
+        lambda: desk.raise_incident(POLICY, release_id=release.id, reason="all fail"),
+        lambda: desk.end_incident(POLICY, reason="calm"),
+        lambda: desk.end_incident(POLICY, reason="calm"),
+        lambda: desk.freeze(POLICY, AlarmKind.GAP, actor="system:watch", reason="gap", release_id=release.id),
+        lambda: desk.lift(POLICY, digest, actor=person, reason="the network"),
+        lambda: desk.lift(POLICY, digest, actor=dice.choice([ADA, BOB]), reason="the network"),
+        lambda: _two_replicas(room, release),
     ]
     dice.choice(acts)()
+
+
+def _two_replicas(room: ReleaseRoom, seen: Release) -> None:
+    """Both decided to ramp from what they saw at the same moment: the second one is told so."""
+    room.desk.ramp(seen.id, reason="units", seen=seen)
+    with pytest.raises(StaleGeneration):
+        room.desk.ramp(seen.id, reason="units", seen=seen)
 
 
 def _acts(room: ReleaseRoom, seed: int, count: int) -> None:
@@ -80,6 +99,13 @@ def _check(room: ReleaseRoom, engine: Engine) -> None:
         for row in connection.execute(select(release_history)):
             moved = row.from_state is not None and row.from_state != row.to_state
             assert not moved or S(row.to_state) in MOVES[S(row.from_state)], (row.from_state, row.to_state)
+        for before, after in pairwise(
+            connection.execute(select(release_history).order_by(release_history.c.release_id, release_history.c.generation))
+        ):
+            ramped = before.release_id == after.release_id and before.to_state == after.to_state == S.CANARY
+            assert not ramped or after.stage in (before.stage, before.stage + 1), "no stage is skipped"
+        lifted = {entry.subject for entry in audit.entries(connection, newest=10_000) if entry.action == "version.quarantine_lifted"}
+        raised = read_alarms(connection, POLICY)
         history = list(reversed(read_history(connection, POLICY, newest=10_000)))
         barred = quarantined(connection, POLICY)
         assert audit.verify(connection).problem is None
@@ -89,11 +115,36 @@ def _check(room: ReleaseRoom, engine: Engine) -> None:
             assert after.previous == before.digest, "the predecessor of a promotion is the champion before it"
     pointer = room.desk.pointer(POLICY)
     assert pointer.digest not in barred
+    assert pointer.anchor not in barred
+    by_programs = [row for row in history if row.action == "rollback" and not row.actor.startswith("user:")]
+    assert len(by_programs) <= room.terms.rollbacks_max, "the clock stands still: all of it is one day"
+    _check_alarms(raised, lifted)
     states = [r.state for r in room.ledger.list(policy=POLICY, limit=1000)]
     assert states.count(S.CANARY) <= 1
     assert states.count(S.CHAMPION) == 1
     champion = next(r for r in room.ledger.list(policy=POLICY, limit=1000) if r.state is S.CHAMPION)
     assert champion.digest == pointer.digest
+
+
+def _check_alarms(raised: list[Alarm], lifted: set[str]) -> None:
+    """One of a kind at a time; a freeze is ended by two people, an incident by the watch."""
+    still_open = [alarm.kind for alarm in raised if alarm.ended_at is None]
+    assert len(still_open) == len(set(still_open))
+    for alarm in raised:
+        if alarm.ended_by is not None and alarm.kind in FREEZING:
+            assert len(alarm.ended_by.split(", ")) == 2
+    assert lifted <= set(DIGESTS) | {"v1"}
+
+
+def test_nothing_moves_forward_in_an_incident(engine: Engine) -> None:
+    room = release_room(engine, terms=Terms(config_hash="config", breaker_rollbacks=50))
+    approved, waiting = room.approved("v2"), room.queued("v3")
+    room.desk.raise_incident(POLICY, release_id=None, reason="all versions fail")
+    for act in (lambda: room.desk.begin_promotion(approved.id), lambda: room.desk.start_canary(waiting.id)):
+        with pytest.raises(Refused, match="an incident of tab is open"):
+            act()
+    assert room.desk.end_incident(POLICY, reason="calm")
+    assert room.desk.begin_promotion(approved.id).state is S.PROMOTING
 
 
 @pytest.mark.parametrize("seed", range(2))

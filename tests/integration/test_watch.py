@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from sqlalchemy import Engine
 
@@ -69,7 +70,9 @@ def test_a_candidate_that_only_answers_otherwise_asks_two_people(world: WatchedR
     assert alarms[0].removeprefix("behaviour: ") in cause
 
 
-def test_a_candidate_whose_answers_grew_far_longer_is_held(world: WatchedRoom, engine: Engine) -> None:
+def test_a_candidate_whose_answers_grew_far_longer_is_held(engine: Engine) -> None:
+    narrow = tuple(m if m.margin is None else msgspec.structs.replace(m, margin=0.03) for m in small_gates().metrics)
+    world = watched_room(engine, config=small_gates(metrics=narrow))  # so that both arms have their 200 turns before it could be READY
     release = world.run(world.queue("v2", Behaviour(length=75)), until=DECIDED, rounds=15)
     assert release.state is S.CANARY
     held = SqlEvidenceBook(engine).decisions(release.id)[-1]
@@ -197,19 +200,6 @@ def test_a_broken_champion_is_taken_back_by_its_limits_even_without_a_holdback(e
     assert world.run(promoted, until=frozenset({S.ROLLED_BACK}), people=100).state is S.ROLLED_BACK
 
 
-def test_a_fault_of_both_versions_freezes_and_rolls_nothing_back(world: WatchedRoom) -> None:
-    _promote(world, "v2", Behaviour())
-    for digest in ("v1", "v2"):
-        world.traffic.behaviours[digest] = Behaviour(fault=0.7)
-    for _ in range(8):
-        world.traffic.serve(100)
-        world.watch.tick()
-    promoted = next(r for r in world.room.ledger.list(policy=POLICY) if r.digest == "v2")
-    frozen = world.room.desk.unfreeze(POLICY, actor=ADA)
-    assert promoted.state in (S.CHAMPION, S.ROLLED_BACK)
-    assert promoted.state is S.ROLLED_BACK or frozen is False
-
-
 def test_after_its_slot_the_holdback_moves_to_the_anchor(world: WatchedRoom) -> None:
     _promote(world, "v2", Behaviour())
     _promote(world, "v3", Behaviour())
@@ -262,7 +252,7 @@ def test_a_watch_killed_after_every_tick_still_comes_to_its_end(world: WatchedRo
 def test_champions_that_fall_behind_the_anchor_step_by_step_go_back_to_it(engine: Engine) -> None:
     """Each version is non-inferior to the one before it; together they are worse than what people agreed to (sheet S6)."""
     world = watched_room(
-        engine, config=small_gates(holdback_s=600.0, anchor_share=0.3, anchor_run_length_slots=2, units_per_look=50, post_margin=0.5)
+        engine, config=small_gates(holdback_s=600.0, anchor_share=0.3, anchor_run_length_slots=50, units_per_look=50, post_margin=0.5)
     )
     _promote(world, "v2", Behaviour(success=0.57))
     _promote(world, "v3", Behaviour(success=0.57))

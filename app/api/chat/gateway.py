@@ -184,7 +184,7 @@ class Gateway:
         route = self.routes.route(request.policy)
         if known is not None and may_continue(known.arm, route):
             return known.arm
-        return assign(route, request.actor or request.episode_id)
+        return assign(route, request.actor or request.episode_id, at=self.clock())
 
     async def _commit(self, opened: Opened, recording: Recording) -> None:
         """Commit the turn, cancelled or not."""

@@ -42,7 +42,7 @@ def sessions_of(route: Route, number: int, people: int) -> list[Session]:
     came = np.random.default_rng(number).random(people) < 2 / 3
     found: list[Session] = []
     for person in np.flatnonzero(came).tolist():
-        arm = assign(route, f"person-{person}")
+        arm = assign(route, f"person-{person}", at=AT + timedelta(hours=number))
         session = Session(
             inference_id=f"{number}-{person}", actor=f"person-{person}", episode_id="e", release_id=arm.release_id, stage=arm.stage,
             arm=arm.arm, probability=arm.probability, share=arm.share, holdback=arm.holdback, digest=arm.digest,

@@ -10,8 +10,9 @@ from app.domain.sessions import Session
 from pipelines.evaluation.config import GatesConfig, MetricConfig
 from pipelines.evaluation.decide import decide
 from pipelines.evaluation.drawings import canary_drawing
-from pipelines.evaluation.evidence import Evidence, UnitBook, micros
+from pipelines.evaluation.evidence import Evidence, micros
 from pipelines.evaluation.references import Reference, bounded, references_of
+from pipelines.evaluation.unit_book import UnitBook
 from tests.fakes.sessions import AT, session
 from tests.fakes.watching import small_gates
 
@@ -32,12 +33,12 @@ def _evidence(candidate: float, champion: float, *, people: int, seed: int) -> E
     sessions = [_session(n, arm, rates[arm], dice) for n, arm in enumerate(arms)]
     now = sessions[-1].exposed_at + timedelta(seconds=60)
     book.update(sessions, now=now)
-    last = book.last_unit_at
+    last = book.last_session_at
     assert last is not None
     return Evidence(
         release_id="r", policy="tab", digest="v2", champion="v1", at=micros(now), state="CANARY", stage=2, stage_since=micros(AT),
         since=micros(AT), lanes=book.lanes(), assigned=book.assigned(), duplicates=0, swapped=0, late=0, lag_s=0.0,
-        last_unit_at=micros(last), held_since=None, found_earlier=(), references=references, n_max={"task_success": people},
+        last_session_at=micros(last), held_since=None, found_earlier=(), references=references, n_max={"task_success": people},
         declared_share=0.5, slos=book.slos(), hard=(),
     )  # fmt: skip
 

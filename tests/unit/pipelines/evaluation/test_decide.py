@@ -16,9 +16,10 @@ from pipelines.evaluation.champion import decide_champion
 from pipelines.evaluation.config import MetricConfig
 from pipelines.evaluation.decide import decide
 from pipelines.evaluation.drawings import canary_drawing
-from pipelines.evaluation.evidence import Evidence, Lane, UnitBook, hash_of, micros, packed, unpacked
+from pipelines.evaluation.evidence import Evidence, Lane, hash_of, micros, packed, unpacked
 from pipelines.evaluation.harm import harm_of
 from pipelines.evaluation.references import references_of
+from pipelines.evaluation.unit_book import UnitBook
 from tests.fakes.sessions import AT, people, session
 from tests.fakes.watching import small_gates
 
@@ -32,12 +33,12 @@ def _evidence(sessions: list[Session], *, stage: int = 2, **changes: object) -> 
     book = UnitBook(CONFIG, canary_drawing(digest="v2", champion="v1"), references)
     now = (sessions[-1].exposed_at if sessions else AT) + timedelta(seconds=60)
     book.update(sessions, now=now)
-    last = book.last_unit_at
+    last = book.last_session_at
     values: dict[str, object] = {
         "release_id": "r", "policy": "tab", "digest": "v2", "champion": "v1", "at": micros(now), "state": "CANARY", "stage": stage,
         "stage_since": micros(AT), "since": micros(AT), "lanes": book.lanes(), "assigned": book.assigned(),
         "duplicates": book.duplicates, "swapped": book.swapped, "late": book.late, "lag_s": 0.0,
-        "last_unit_at": None if last is None else micros(last), "held_since": None, "found_earlier": (), "references": references,
+        "last_session_at": None if last is None else micros(last), "held_since": None, "found_earlier": (), "references": references,
         "n_max": {"task_success": PEOPLE, "reward": PEOPLE}, "declared_share": 0.5, "slos": book.slos(), "hard": (),
     }  # fmt: skip
     return Evidence(**{**values, **changes})  # type: ignore[arg-type] - the test's own names
@@ -130,7 +131,7 @@ def test_too_few_people_never_promote(count: int) -> None:
 
 def test_no_evidence_by_the_deadline_is_inconclusive() -> None:
     """argo-rollouts analysis.go: a run that ended without a measurement is Successful there."""
-    late = _evidence([], at=micros(AT) + 7201 * 1_000_000, last_unit_at=micros(AT) + 7200 * 1_000_000)
+    late = _evidence([], at=micros(AT) + 7201 * 1_000_000, last_session_at=micros(AT) + 7200 * 1_000_000)
     assert decide(CONFIG, late).action is CanaryAction.INCONCLUSIVE
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from app.domain.sessions import Era, Session
 from pipelines.evaluation.drawings import canary_drawing, era_drawing
-from pipelines.evaluation.evidence import UnitBook
 from pipelines.evaluation.references import references_of
+from pipelines.evaluation.unit_book import UnitBook
 from tests.fakes.sessions import AT, people, session
 from tests.fakes.watching import small_gates
 
@@ -128,6 +128,54 @@ def test_each_stage_draws_a_person_anew() -> None:
     book.update(mine, now=AT + timedelta(hours=1))
     assert book.duplicates == 0
     assert np.frombuffer(book.lanes()[0].probability, dtype="<f8").tolist() == [0.05, 0.5]  # of the candidate
+
+
+def test_each_day_a_person_is_a_unit_of_their_own() -> None:
+    """One unit per person and era: once everybody had been seen, the watch was blind."""
+    mine = [
+        session(n, actor="ada", exposed_at=AT + n * timedelta(days=1), stage=f"canary-2.{20_000 + n}", arm=("champion", "candidate")[n])
+        for n in range(2)
+    ]
+    book = _book()
+    book.update(mine, now=AT + timedelta(days=2))
+    assert book.duplicates == 0
+    assert np.frombuffer(book.lanes()[0].treated, dtype="u1").tolist() == [0, 1]
+    era = Era(
+        generation=2, since=AT, until=None, champion="v2", reference="v1", holdback=0.1, anchor="v1", action="promote", release_id="r"
+    )
+    held = UnitBook(CONFIG, era_drawing(era), references_of(CONFIG, []))
+    served = [
+        session(n, actor="ada", arm="champion", digest="v2", holdback=0.1, share=0.0, stage=f"holdback.{20_000 + n // 2}") for n in range(4)
+    ]
+    held.update(served, now=AT + timedelta(days=3))
+    assert sum(a.treated + a.control for a in held.assigned()) == 2
+
+
+@pytest.mark.parametrize("arm", ["candidate", "champion"])
+def test_a_person_who_was_erased_holds_nobody_back(arm: str) -> None:
+    """One erasure froze the evidence: closing in order waited for an exposure that was gone."""
+    sessions = [session(n, arm=arm) for n in range(5)]
+    unlabelled = replace(sessions[1], labelled=False, reward=None, terms=None, signals=None)
+    book, later = _book(), AT + timedelta(minutes=5)
+    book.update([sessions[0], unlabelled, *sessions[2:]], now=later)
+    assert len(_outcomes(book, "task_success")) == 1
+    assert book.waiting(later) == ["i-1"], "what holds the others back is asked for again"
+    book.update([], now=later, gone={"i-1"})
+    assert len(_outcomes(book, "task_success")) == 4
+    assert sum(a.treated + a.control for a in book.assigned()) == 4, "gone from the sample ratio, too, whichever arm it was"
+
+
+def test_what_is_read_again_does_not_grow_with_what_is_open() -> None:
+    """A tick read every open session again: 1.7 s at 20,000 of them, against an interval of 1.5 s."""
+    slow = small_gates(window_s=7200.0)
+    book = UnitBook(slow, canary_drawing(digest="v2", champion="v1"), references_of(slow, []))
+    for count in (2000, 6000):
+        sessions = [session(n, labelled=False, reward=None, terms=None, signals=None) for n in range(count)]
+        now = sessions[-1].exposed_at + timedelta(seconds=2)
+        book.update(sessions, now=now)
+        assert book.resume_at == sessions[-1].exposed_at - timedelta(seconds=60)
+        assert book.waiting(now) == [], "their windows are open: nobody waits for them yet"
+    assert len(book.waiting(now + timedelta(hours=3))) <= 1000
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.0, 0.9), (0.5, 0.8181818181818182)])

@@ -14,10 +14,11 @@ from pipelines.evaluation.champion import decide_champion
 from pipelines.evaluation.config import HealthConfig
 from pipelines.evaluation.decide import decide
 from pipelines.evaluation.drawings import canary_drawing
-from pipelines.evaluation.evidence import Evidence, UnitBook, micros
+from pipelines.evaluation.evidence import Evidence, micros
 from pipelines.evaluation.profiles import ArmProfile, with_session
 from pipelines.evaluation.references import references_of
 from pipelines.evaluation.statistics.monitors import Level
+from pipelines.evaluation.unit_book import UnitBook
 from tests.fakes.hacked import CONFIG, HACKS, first_noticed
 from tests.fakes.sessions import AT, session
 
@@ -44,7 +45,7 @@ def test_an_honest_candidate_is_left_alone() -> None:
 def _evidence(treated: ArmProfile, control: ArmProfile = SOUND) -> Evidence:
     return Evidence(
         release_id="r", policy="tab", digest="v2", champion="v1", at=micros(AT), state="CANARY", stage=0, stage_since=micros(AT),
-        since=micros(AT), lanes=(), assigned=(), duplicates=0, swapped=0, late=0, lag_s=0.0, last_unit_at=micros(AT), held_since=None,
+        since=micros(AT), lanes=(), assigned=(), duplicates=0, swapped=0, late=0, lag_s=0.0, last_session_at=micros(AT), held_since=None,
         found_earlier=(), references={}, n_max={}, declared_share=0.5, slos=(), profiles=(treated, control), hard=(),
     )  # fmt: skip
 

@@ -8,9 +8,10 @@ from app.domain.sessions import Session
 from pipelines.evaluation.config import GatesConfig, Good, MetricClass, MetricConfig
 from pipelines.evaluation.decide import Decision, decide
 from pipelines.evaluation.drawings import canary_drawing
-from pipelines.evaluation.evidence import Evidence, UnitBook, micros
+from pipelines.evaluation.evidence import Evidence, micros
 from pipelines.evaluation.measures import of_unit
 from pipelines.evaluation.references import references_of
+from pipelines.evaluation.unit_book import UnitBook
 from tests.fakes.sessions import AT, session
 from tests.fakes.watching import small_gates
 
@@ -29,7 +30,7 @@ def judged(config: GatesConfig, history: list[Session], sessions: list[Session])
     evidence = Evidence(
         release_id="r", policy="tab", digest="v2", champion="v1", at=micros(now), state="CANARY", stage=2, stage_since=micros(AT),
         since=micros(AT), lanes=book.lanes(), assigned=book.assigned(), duplicates=0, swapped=0, late=0, lag_s=0.0,
-        last_unit_at=micros(now), held_since=None, found_earlier=(), references=references, n_max={"task_success": 9000},
+        last_session_at=micros(now), held_since=None, found_earlier=(), references=references, n_max={"task_success": 9000},
         declared_share=0.5, slos=(), hard=(),
     )  # fmt: skip
     return decide(config, evidence)

@@ -1,0 +1,66 @@
+"""Alarms and what they stop: freezing and freeing promotions, incidents, and quarantines that two people lift.
+
+An alarm is raised once for what was found: when it ended, the same finding about the same release does not raise it again. The detectors
+begin again after it (`pipelines.evaluation.guards`).
+"""
+
+from app.domain.alarms import FREEZING, AlarmKind
+from app.domain.errors import NotFound, Refused
+from app.domain.releases import ReleaseState
+from app.release.ledger import ReleaseTransaction
+from app.release.people import require_person
+
+VOTES = 2
+
+
+def freeze(tx: ReleaseTransaction, kind: AlarmKind, *, release_id: str | None, reason: str, actor: str) -> bool:
+    """Raise an alarm that stops promotions; False where it is open, or was ended by people already."""
+    if any(alarm.kind is kind and alarm.release_id == release_id and alarm.ended_at is not None for alarm in tx.alarms()):
+        return False
+    raised = tx.raise_alarm(kind, release_id=release_id, reason=reason, actor=actor)
+    if raised and tx.frozen() is None:
+        tx.freeze(actor=actor, reason=reason)
+    return raised
+
+
+def require_free(tx: ReleaseTransaction) -> None:
+    """Refuse to move anything forward while promotions are frozen or an incident is open."""
+    frozen = tx.frozen()
+    if frozen is not None:
+        raise Refused(f"promotions of {tx.policy} are frozen ({frozen}): two people have to run `ratchet release unfreeze`")
+    require_calm(tx)
+
+
+def require_calm(tx: ReleaseTransaction) -> None:
+    """Refuse to move anything forward while an incident is open."""
+    incident = next((alarm for alarm in tx.alarms(open_only=True) if alarm.kind is AlarmKind.INCIDENT), None)
+    if incident is not None:
+        raise Refused(f"an incident of {tx.policy} is open ({incident.reason}): it ends when {incident.until}")
+
+
+def unfreeze(tx: ReleaseTransaction, *, actor: str) -> bool:
+    """One of two votes; True when promotions are free again, and the alarms that froze them ended."""
+    require_person(actor, "unfreeze promotions")
+    if tx.frozen() is None:
+        return True
+    voters = tx.vote_to_unfreeze(actor)
+    if len(voters) < VOTES:
+        return False
+    tx.unfreeze(actor=actor)
+    tx.end_alarms(FREEZING, actor=", ".join(voters), reason="two people freed the promotions")
+    return True
+
+
+def lift(tx: ReleaseTransaction, digest: str, *, actor: str, reason: str) -> bool:
+    """One of two votes against a version's quarantine; True when it may serve again, and rollbacks may go to it."""
+    require_person(actor, "lift a quarantine")
+    if not reason.strip():
+        raise Refused("lifting a quarantine needs a reason: say why the version was not to blame")
+    if not tx.is_quarantined(digest):
+        raise NotFound(f"version {digest} of {tx.policy} is not quarantined: GET /v1/policies/{tx.policy}/deployment names those that are")
+    if len(tx.vote_to_lift(digest, actor, reason=reason)) < VOTES:
+        return False
+    tx.lift(digest, actor=actor, reason=reason)
+    for release in tx.releases(states={ReleaseState.ROLLED_BACK}, digest=digest):
+        tx.move(release, ReleaseState.SUPERSEDED, actor=actor, reason=f"its quarantine was lifted by two people: {reason}")
+    return True

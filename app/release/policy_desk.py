@@ -1,0 +1,78 @@
+"""Acts on a policy rather than on one release: holdback, anchor, alarms, freezes, quarantines. Each is one transaction.
+
+the watch    hold_back · freeze · raise_incident · end_incident
+people       renew_anchor · unfreeze · lift
+"""
+
+from dataclasses import replace
+
+from app.domain.alarms import Alarm, AlarmKind
+from app.domain.errors import Refused, StaleGeneration
+from app.domain.releases import Pointer
+from app.release import alarms, promotion
+from app.release.ledger import ReleaseLedger
+
+WATCH = "system:watch"
+
+
+class PolicyDesk:
+    """Acts on policies."""
+
+    def __init__(self, ledger: ReleaseLedger) -> None:
+        self._ledger = ledger
+
+    def pointer(self, policy: str) -> Pointer:
+        """What is live. Raises `Unavailable` when nothing was deployed yet."""
+        return self._ledger.pointer(policy)
+
+    def alarms(self, policy: str) -> list[Alarm]:
+        """What was raised, newest first, and what became of it."""
+        return self._ledger.alarms(policy)
+
+    def hold_back(
+        self, policy: str, *, share: float, digest: str | None, reason: str, actor: str = WATCH, seen: Pointer | None = None
+    ) -> Pointer:
+        """Move the holdback to another reference (the anchor) or end it (share 0). Raises `StaleGeneration` where the pointer moved on."""
+        with self._ledger.transaction(policy) as tx:
+            pointer = tx.pointer()
+            if pointer is None:
+                raise Refused(f"nothing is deployed for {policy}: bootstrap it first")
+            if seen is not None and seen.generation != pointer.generation:
+                raise StaleGeneration(
+                    f"the pointer of {policy} is at generation {pointer.generation}, not {seen.generation}: decide afresh"
+                )
+            if digest is not None and tx.is_quarantined(digest):
+                raise Refused(f"version {digest} is quarantined: nobody is held back on it")
+            after = replace(pointer, generation=pointer.generation + 1, holdback=share, holdback_digest=digest, changed_at=tx.now)
+            tx.swap(after, expected=pointer.generation, action="holdback", actor=actor, reason=reason)
+            return after
+
+    def renew_anchor(self, policy: str, *, actor: str, reason: str = "renewed by a person") -> Pointer:
+        """Make the champion the anchor; only a person may."""
+        with self._ledger.transaction(policy) as tx:
+            return promotion.renew_anchor(tx, actor=actor, reason=reason)
+
+    def freeze(self, policy: str, kind: AlarmKind, *, actor: str, reason: str, release_id: str | None = None) -> bool:
+        """Stop promotions with an alarm; training goes on. False where the alarm is open, or people ended it already."""
+        with self._ledger.transaction(policy) as tx:
+            return alarms.freeze(tx, kind, release_id=release_id, reason=reason, actor=actor)
+
+    def raise_incident(self, policy: str, *, release_id: str | None, reason: str, actor: str = WATCH) -> bool:
+        """Nothing moves forward until it ends; False where one is open."""
+        with self._ledger.transaction(policy) as tx:
+            return tx.raise_alarm(AlarmKind.INCIDENT, release_id=release_id, reason=reason, actor=actor)
+
+    def end_incident(self, policy: str, *, reason: str, actor: str = WATCH) -> bool:
+        """What was held goes on; False where none is open."""
+        with self._ledger.transaction(policy) as tx:
+            return bool(tx.end_alarms({AlarmKind.INCIDENT}, actor=actor, reason=reason))
+
+    def unfreeze(self, policy: str, *, actor: str) -> bool:
+        """One of two votes; True when promotions are free again."""
+        with self._ledger.transaction(policy) as tx:
+            return alarms.unfreeze(tx, actor=actor)
+
+    def lift(self, policy: str, digest: str, *, actor: str, reason: str) -> bool:
+        """One of two votes that lift a version's quarantine; True when it may serve again."""
+        with self._ledger.transaction(policy) as tx:
+            return alarms.lift(tx, digest, actor=actor, reason=reason)
