@@ -135,6 +135,9 @@ class _Turn:
         cycle = self._cycle
         self._ports.cycles.finish(cycle, status=status, reason=reason, now=self._ports.clock())
         log.info("cycle ended policy=%s slot=%d status=%s reason=%s", cycle.policy, cycle.slot, status, reason)
+        if status is not CycleStatus.DONE:
+            with self._ports.batches.cutting(cycle.policy) as session:
+                session.give_back()
 
     def pretrained(self) -> tuple[Version, TrainingRun] | None:
         """The pretrained version that waits, with the run that made it; a slot that has begun to learn finishes that first."""

@@ -5,12 +5,26 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, exists, func, insert, or_, select, true
+from sqlalchemy import ColumnElement, Connection, Engine, Row, delete, exists, func, insert, or_, select, true, union_all, update
 
 from app.db.engine import writing
-from app.db.tables import batch_items, batches, labels, turns, versions
+from app.db.tables import (
+    batch_items,
+    batches,
+    cycles,
+    gate_results,
+    labels,
+    releases,
+    returned_items,
+    training_runs,
+    turns,
+    versions,
+)
 from app.domain.batches import BatchItem, BatchManifest, LabelledTurn
+from app.domain.cycles import CycleStatus
+from app.domain.gates import Verdict
 from app.domain.ids import utc_now
+from app.domain.releases import ReleaseState
 from app.domain.rewards import PROCESS_TERMS, Credit
 
 INSERT_ROWS = 500
@@ -44,6 +58,22 @@ class SqlCutSession:
         row = self.connection.execute(select(batches).where(batches.c.policy == self.policy, batches.c.slot == slot)).one_or_none()
         return None if row is None else read_manifest(self.connection, row)
 
+    def give_back(self) -> int:
+        """Move the items to `returned_items`, free their labels, and ask for a label anew: more may have been said meanwhile."""
+        batch_ids = self.connection.execute(select(batches.c.id).where(_came_to_nothing(self.policy))).scalars().all()
+        freed = 0
+        for batch in batch_ids:
+            items = select(batch_items).where(batch_items.c.batch_id == batch)
+            turn_ids = items.with_only_columns(batch_items.c.inference_id)
+            columns = [column.name for column in returned_items.c]
+            copied = items.with_only_columns(*(batch_items.c[name] for name in columns))
+            self.connection.execute(insert(returned_items).from_select(columns, copied))
+            self.connection.execute(update(labels).where(labels.c.inference_id.in_(turn_ids)).values(batch_id=None))
+            asked = turns.c.inference_id.in_(turn_ids) & turns.c.labelled_at.is_not(None)
+            self.connection.execute(update(turns).where(asked).values(needs_relabel=True))
+            freed += self.connection.execute(delete(batch_items).where(batch_items.c.batch_id == batch)).rowcount
+        return freed
+
     def lineage(self, champion: str, versions_back: int) -> tuple[str, ...]:
         """Follow `parent` from the champion."""
         found = [champion]
@@ -67,9 +97,10 @@ class SqlCutSession:
         sibling = turns.alias("sibling")
         same_episode = (sibling.c.episode_id == turns.c.episode_id) & (sibling.c.policy == turns.c.policy)
         episode_open = exists(select(1).where(same_episode, sibling.c.labelled_at.is_(None)))
+        tries = select(func.count()).where(returned_items.c.inference_id == labels.c.inference_id).scalar_subquery()
         fresh = true() if since is None else labels.c.labelled_at > since
         statement = (
-            select(labels, turns, episode_open.label("episode_open"), turns.c.episode_id.label("episode"))
+            select(labels, turns, episode_open.label("episode_open"), turns.c.episode_id.label("episode"), tries.label("tries"))
             .join(turns, turns.c.inference_id == labels.c.inference_id)
             .where(
                 labels.c.current,
@@ -101,12 +132,15 @@ class SqlCutSession:
 
 
 def read_manifest(connection: Connection, row: Row[tuple[object, ...]]) -> BatchManifest:
-    """A batch's row and its items; where their tokens lie comes from the turns, which may have been erased since."""
+    """A batch's row and its items, given back or not; where their tokens lie comes from the turns, which may have been erased since."""
+    of_batch = [
+        select(*(table.c[c.name] for c in returned_items.c)).where(table.c.batch_id == row.id) for table in (batch_items, returned_items)
+    ]
+    found = union_all(*of_batch).subquery()
     statement = (
-        select(batch_items, turns.c.version, turns.c.payload_segment)
-        .join(turns, turns.c.inference_id == batch_items.c.inference_id, isouter=True)
-        .where(batch_items.c.batch_id == row.id)
-        .order_by(batch_items.c.inference_id)
+        select(found, turns.c.version, turns.c.payload_segment)
+        .join(turns, turns.c.inference_id == found.c.inference_id, isouter=True)
+        .order_by(found.c.inference_id)
     )
     items = tuple(
         BatchItem(
@@ -119,6 +153,27 @@ def read_manifest(connection: Connection, row: Row[tuple[object, ...]]) -> Batch
         id=row.id, policy=row.policy, slot=row.slot, champion=row.champion, anchor=row.anchor, rule_set=row.rule_set,
         window_from=row.window_from, window_to=row.window_to, items=items, left_out=dict(row.left_out),
     )  # fmt: skip
+
+
+def _came_to_nothing(policy: str) -> ColumnElement[bool]:
+    """See `CutSession.give_back`."""
+    over = exists(
+        select(1).where(
+            cycles.c.policy == batches.c.policy, cycles.c.slot == batches.c.slot,
+            cycles.c.status.in_((CycleStatus.HELD.value, CycleStatus.FAILED.value)),
+        )
+    )  # fmt: skip
+    failed = exists(select(1).where(gate_results.c.release_id == releases.c.id, gate_results.c.verdict == Verdict.FAIL.value))
+    judged = exists(
+        select(1)
+        .select_from(training_runs.join(releases, (releases.c.digest == training_runs.c.candidate)))
+        .where(
+            training_runs.c.batch_id == batches.c.id, releases.c.policy == batches.c.policy,
+            (releases.c.state != ReleaseState.ABORTED.value) | failed,
+        )
+    )  # fmt: skip
+    holds_labels = exists(select(1).where(batch_items.c.batch_id == batches.c.id))
+    return (batches.c.policy == policy) & over & ~judged & holds_labels
 
 
 def _is_process(term: Mapping[str, Any]) -> bool:
@@ -144,4 +199,5 @@ def _labelled_turn(row: Row[tuple[object, ...]]) -> LabelledTurn:
         erased=turn[turns.c.erased_at] is not None, has_logprobs=turn[turns.c.has_logprobs], payload_segment=turn[turns.c.payload_segment],
         completion_tokens=turn[turns.c.completion_tokens], finished_at=turn[turns.c.finished_at], labelled_at=turn[labels.c.labelled_at],
         episode_open=bool(turn["episode_open"]), process=_process(turn[labels.c.terms]), has_outcome=_has_outcome(turn[labels.c.terms]),
+        tries=turn["tries"],
     )  # fmt: skip

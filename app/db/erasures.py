@@ -23,6 +23,7 @@ from app.db.tables import (
     labels,
     observations,
     outbox,
+    returned_items,
     segments,
     training_runs,
     turns,
@@ -133,11 +134,12 @@ def _contains(connection: Connection, column: ColumnElement[Any], text: str) -> 
 def _trained_versions(connection: Connection, actor: str, ids: Sequence[str]) -> set[str]:
     """Names of the versions that runs made from batches with this actor's turns (the digest where no name is known)."""
     found: set[str] = set()
-    conditions = [batch_items.c.actor == actor] + [batch_items.c.inference_id.in_(chunk) for chunk in chunked(ids)]
-    for condition in conditions:
+    tables = (batch_items, returned_items)
+    conditions = [(t, t.c.actor == actor) for t in tables] + [(t, t.c.inference_id.in_(chunk)) for t in tables for chunk in chunked(ids)]
+    for items, condition in conditions:
         statement = (
             select(func.coalesce(versions.c.name, training_runs.c.candidate))
-            .select_from(batch_items.join(batches, batches.c.id == batch_items.c.batch_id))
+            .select_from(items.join(batches, batches.c.id == items.c.batch_id))
             .join(training_runs, training_runs.c.batch_id == batches.c.id)
             .join(versions, (versions.c.digest == training_runs.c.candidate) & (versions.c.policy == training_runs.c.policy), isouter=True)
             .where(condition, training_runs.c.candidate.is_not(None))
@@ -171,8 +173,10 @@ def _erase_labels(connection: Connection, actor: str, ids: Sequence[str]) -> int
     erased = connection.execute(delete(labels).where(labels.c.actor == actor)).rowcount
     for chunk in chunked(ids):
         erased += connection.execute(delete(labels).where(labels.c.inference_id.in_(chunk))).rowcount
-        connection.execute(update(batch_items).where(batch_items.c.inference_id.in_(chunk)).values(actor=None))
-    connection.execute(update(batch_items).where(batch_items.c.actor == actor).values(actor=None))
+        for items in (batch_items, returned_items):
+            connection.execute(update(items).where(items.c.inference_id.in_(chunk)).values(actor=None))
+    for items in (batch_items, returned_items):
+        connection.execute(update(items).where(items.c.actor == actor).values(actor=None))
     return erased
 
 

@@ -2,12 +2,15 @@
 
 from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, func, select, union_all
 
-from app.db.tables import batch_items, batches, training_runs, turns, versions
+from app.db.tables import batch_items, batches, returned_items, training_runs, turns, versions
 from app.db.versions import lineage
 from app.domain.errors import NotFound
 from app.domain.versions import Version
+
+EVER = union_all(*(select(table.c.batch_id, table.c.actor) for table in (batch_items, returned_items))).subquery("ever")
+"""Whose turns were ever in which batch, given back or not: a candidate that a fault ended has seen them all the same."""
 
 
 def version_of_name(connection: Connection, name: str) -> Version:
@@ -38,7 +41,7 @@ def _link(connection: Connection, version: Version) -> dict[str, Any]:
     batch = connection.execute(select(batches).where(batches.c.id == run.batch_id)).first()
     if batch is None:
         return link  # pretrained: the corpus is in its tags
-    items = select(func.count(), func.count(func.distinct(batch_items.c.actor))).where(batch_items.c.batch_id == batch.id)
+    items = select(func.count(), func.count(func.distinct(EVER.c.actor))).where(EVER.c.batch_id == batch.id)
     trained, people = connection.execute(items).one()
     return link | {
         "batch": batch.id, "rule_set": batch.rule_set, "turns": trained, "people": people,
@@ -51,8 +54,8 @@ def versions_that_saw(connection: Connection, actor: str) -> dict[str, list[str]
     served = select(turns.c.policy, turns.c.version).where(turns.c.actor == actor).distinct()
     used = (
         select(training_runs.c.policy, training_runs.c.candidate)
-        .join(batch_items, batch_items.c.batch_id == training_runs.c.batch_id)
-        .where(batch_items.c.actor == actor, training_runs.c.candidate.is_not(None))
+        .join(EVER, EVER.c.batch_id == training_runs.c.batch_id)
+        .where(EVER.c.actor == actor, training_runs.c.candidate.is_not(None))
         .distinct()
     )
     trained = {(row.policy, row.candidate) for row in connection.execute(used)}

@@ -419,6 +419,22 @@ batch_items = Table(
 )
 """The primary key is the promise that a turn is trained on at most once, whoever cuts."""
 
+returned_items = Table(
+    "returned_items",
+    metadata,
+    Column("inference_id", Id),
+    Column("batch_id", Id),
+    Column("episode_id", Id, nullable=False),
+    Column("reward", Float, nullable=False),
+    Column("label_revision", Integer, nullable=False),
+    Column("segment", Name, nullable=False),
+    Column("actor", Id),
+    PrimaryKeyConstraint("inference_id", "batch_id"),
+    Index("ix_returned_items_batch_id", "batch_id"),
+    Index("ix_returned_items_actor", "actor", sqlite_where=text("actor IS NOT NULL"), postgresql_where=text("actor IS NOT NULL")),
+)
+"""Items of batches that came to nothing by a fault: their labels may be used again, and this says what the batch was."""
+
 training_runs = Table(
     "training_runs",
     metadata,

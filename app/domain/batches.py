@@ -76,6 +76,8 @@ class LabelledTurn:
     """The part of `reward` that is the turn's own: its process terms. The rest is the outcome's."""
     has_outcome: bool = True
     """Whether any term spoke about the outcome."""
+    tries: int = 0
+    """In how many batches it was that came to nothing by a fault and gave their labels back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +136,11 @@ class RewardedTurn:
     reward: float
 
 
-def batch_id(*, policy: str, champion: str, rule_set: str, items: tuple[BatchItem, ...]) -> str:
-    """SHA-256 (first 32 hex digits) over everything that decides what is learned; independent of when it is cut."""
+def batch_id(*, policy: str, champion: str, rule_set: str, items: tuple[BatchItem, ...], tries: int = 0) -> str:
+    """SHA-256 (first 32 hex digits) over everything that decides what is learned; independent of when it is cut.
+
+    `tries` is how often its items were in batches that gave them back, in all: the same labels again are another batch.
+    """
     rows = [[i.inference_id, i.label_revision, i.reward] for i in sorted(items, key=lambda i: i.inference_id)]
-    content = msgspec.json.encode([policy, champion, rule_set, rows])
+    content = msgspec.json.encode([policy, champion, rule_set, rows, *([tries] if tries else [])])
     return hashlib.sha256(content).hexdigest()[:32]

@@ -335,6 +335,14 @@ class CutSession(Protocol):
         """The batch of this slot, where one was cut already."""
         ...
 
+    def give_back(self) -> int:
+        """Free the labels of batches that came to nothing by a fault; returns how many.
+
+        That is a batch whose cycle is over as HELD or FAILED, and of which no candidate went before a gate that failed it or is still
+        on its way. A batch whose candidate was judged stays used up: the gates have seen what these labels teach.
+        """
+        ...
+
     def lineage(self, champion: str, versions_back: int) -> tuple[str, ...]:
         """The champion and up to `versions_back` of its ancestors, newest first."""
         ...

@@ -49,6 +49,8 @@ class Exclusion(StrEnum):
     """Another turn of its episode is not labelled yet: the chain waits for its final reward and is eligible again in the next slot."""
     OTHER_RULE_SET = "other_rule_set"
     """Scored by another rule set than the newest labels: rewards of two rule sets do not compare."""
+    HELD_AGAIN = "held_again"
+    """Was in as many batches that came to nothing by a fault as `batching.max_tries` allows: it may be what is at fault."""
     NOT_SAMPLED = "not_sampled"
     """Eligible, but the batch was full."""
 

@@ -18,6 +18,9 @@ class BatchingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How much one person can weigh in one update."""
     staleness: int = 0
     """How many versions behind the champion a turn may be (S); above 0 the correction has to earn its keep."""
+    max_tries: int = 3
+    """In how many batches a label may be that are held or fail, and give their labels back, before it is left out as `held_again`: a turn
+    whose logged probabilities are wrong would hold every batch to come."""
     episode_reward: Literal["final", "mean", "own"] = "final"
     """Whose outcome every turn of a chain is paid: the last one of the chain, the mean of them, or each its own. What a turn itself did
     (its process terms: tool calls, a question, how it ended, length, latency) it keeps in every case."""
@@ -27,5 +30,7 @@ class BatchingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def __post_init__(self) -> None:
         if not 1 <= self.min_turns <= self.max_turns:
             raise BadConfig(f"batching.min_turns is {self.min_turns}: give 1 to batching.max_turns ({self.max_turns})")
+        if self.max_tries < 1:
+            raise BadConfig(f"batching.max_tries is {self.max_tries}: give at least 1, which gives nothing back")
         if self.max_turns_per_actor < 1 or self.staleness < 0:
             raise BadConfig("batching.max_turns_per_actor must be at least 1 and batching.staleness at least 0")

@@ -6,6 +6,7 @@ Everything is decided by hashes of ids and the slot, so the same labels give the
 """
 
 import hashlib
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from app.domain.rewards import Exclusion
 from app.domain.versions import HoldReason
 from pipelines.batching.config import BatchingConfig
 
+log = logging.getLogger(__name__)
 EQUAL_WITHIN = 1e-9
 STILL_TELLS = frozenset({Exclusion.EMPTY_COMPLETION, Exclusion.NO_LOGPROBS})
 """A turn left out for these cannot be trained on, and yet what people said after it is what came of its chain."""
@@ -34,6 +36,9 @@ def cut_batch(
         existing = session.existing(slot)
         if existing is not None:
             return existing
+        returned = session.give_back()
+        if returned:
+            log.info("labels returned policy=%s slot=%d labels=%d", policy, slot, returned)
         since = session.last_window_end()
         versions = session.lineage(champion, config.staleness)
         labels = session.unused_labels(versions=versions, since=since, until=now)
@@ -77,6 +82,7 @@ def _reason(turn: LabelledTurn, versions: Sequence[str], known: frozenset[str], 
         (turn.version not in versions, Exclusion.STALE_VERSION if turn.version in known else Exclusion.UNKNOWN_VERSION),
         (turn.payload_segment is None, Exclusion.PAYLOAD_MISSING),
         (turn.held_out, Exclusion.HELD_OUT),
+        (turn.tries >= config.max_tries, Exclusion.HELD_AGAIN),
         (turn.rule_set != rule_set, Exclusion.OTHER_RULE_SET),
         (config.wait_for_episodes and turn.episode_open, Exclusion.EPISODE_OPEN),
         (stated is Exclusion.NO_SIGNAL, Exclusion.NO_SIGNAL),
@@ -171,8 +177,8 @@ def _manifest(
     inside = [verdicts[turn.inference_id] for turn in labels if since is None or turn.labelled_at > since]
     rule_set = newest_rule_set(labels)
     return BatchManifest(
-        id=batch_id(policy=policy, champion=champion, rule_set=rule_set, items=items), policy=policy, slot=slot, champion=champion,
-        anchor=anchor, rule_set=rule_set, window_from=window_from, window_to=now, items=items,
+        id=batch_id(policy=policy, champion=champion, rule_set=rule_set, items=items, tries=sum(turn.tries for turn in chosen)),
+        policy=policy, slot=slot, champion=champion, anchor=anchor, rule_set=rule_set, window_from=window_from, window_to=now, items=items,
         left_out={reason.value: count for reason, count in sorted(_counts(inside).items())},
     )  # fmt: skip
 

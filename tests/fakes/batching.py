@@ -1,8 +1,9 @@
 """Batches in memory: the port `BatchStore` over a list of labelled turns."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from threading import Lock
 
@@ -18,16 +19,20 @@ class MemoryBatchStore:
     parents: dict[str, str | None] = field(default_factory=dict[str, str | None])
     """Each known version's parent."""
     batches: list[BatchManifest] = field(default_factory=list[BatchManifest])
+    ended: set[int] = field(default_factory=set[int])
+    """Slots whose cycle was held or failed before a candidate was judged."""
+    returned: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    """(slot, inference id) of labels that were given back."""
     lock: Lock = field(default_factory=Lock)
 
     @contextmanager
     def cutting(self, policy: str) -> Iterator["MemoryCutSession"]:
         with self.lock:
-            before = list(self.batches)
+            before, returned = list(self.batches), list(self.returned)
             try:
                 yield MemoryCutSession(self, policy)
             except BaseException:
-                self.batches = before
+                self.batches, self.returned = before, returned
                 raise
 
 
@@ -40,6 +45,12 @@ class MemoryCutSession:
 
     def existing(self, slot: int) -> BatchManifest | None:
         return next((batch for batch in self._own() if batch.slot == slot), None)
+
+    def give_back(self) -> int:
+        done = {slot for slot, _ in self.store.returned}
+        freed = [(batch.slot, item.inference_id) for batch in self._own() if batch.slot in self.store.ended - done for item in batch.items]
+        self.store.returned = [*self.store.returned, *freed]
+        return len(freed)
 
     def lineage(self, champion: str, versions_back: int) -> tuple[str, ...]:
         found = [champion]
@@ -55,8 +66,9 @@ class MemoryCutSession:
 
     def unused_labels(self, *, versions: Sequence[str], since: datetime | None, until: datetime) -> list[LabelledTurn]:
         used = self._used()
+        tries = Counter(inference_id for _, inference_id in self.store.returned)
         fresh = [
-            turn
+            replace(turn, tries=tries[turn.inference_id])
             for turn in self.store.labels
             if turn.inference_id not in used and turn.labelled_at <= until
             and (turn.version in versions or since is None or turn.labelled_at > since)
@@ -72,4 +84,5 @@ class MemoryCutSession:
         return [batch for batch in self.store.batches if batch.policy == self.policy]
 
     def _used(self) -> set[str]:
-        return {item.inference_id for batch in self.store.batches for item in batch.items}
+        done = {slot for slot, _ in self.store.returned}
+        return {item.inference_id for batch in self.store.batches if batch.slot not in done for item in batch.items}

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from sqlalchemy import func, select
 
@@ -24,7 +25,7 @@ from app.domain.policies import PolicyConfig
 from app.domain.releases import ReleaseState
 from app.domain.versions import TrainingRun, Version
 from app.settings import Settings, from_environment
-from pipelines.config import loop_config
+from pipelines.config import LoopConfig, loop_config
 from pipelines.cycle import Case, CyclePorts, run_cycle
 from pipelines.projection import Projection, project_once
 from pipelines.training.ports import TrainingPorts
@@ -80,14 +81,14 @@ class Loop:
     settings: Settings
     trajectories: FakeTrajectories
 
-    def run(self, cycle: Cycle, *, book: Any, registry: FakeRegistry) -> None:
+    def run(self, cycle: Cycle, *, book: Any, registry: FakeRegistry, config: LoopConfig = CONFIG) -> None:
         """One attempt of a cycle by a replica that has just started."""
         settings = self.settings
         training = TrainingPorts(
             trajectories=self.trajectories, weights=wiring.open_weights(settings), runs=wiring.run_store(settings),
             progress=wiring.progress_log(settings), folder=settings.data / "training", trainers=LocalTrainers(),
         )  # fmt: skip
-        run_cycle(cycle, policy=POLICY, config=CONFIG, ports=CyclePorts(
+        run_cycle(cycle, policy=POLICY, config=config, ports=CyclePorts(
             cycles=book, batches=wiring.batch_store(settings), versions=wiring.version_book(settings), weights=training.weights,
             releases=wiring.release_desk(settings), registry=registry, training=training, progress=training.progress,
             judges={gate: _pass(gate) for gate in (GateName.TRAINING_HEALTH, GateName.OFFLINE)}, pretrained=lambda _: None, clock=utc_now,
@@ -168,3 +169,15 @@ def test_with_the_registry_down_the_cycle_queues_its_candidate_and_the_projectio
     back = FakeRegistry()
     project_once(["composer"], projection(back))
     assert queued.digest in {version.digest for version in back.versions}
+
+
+def test_a_run_that_a_guard_held_does_not_burn_its_labels(loop: Loop) -> None:
+    book = wiring.cycle_book(loop.settings)
+    strict = msgspec.structs.replace(CONFIG.training, guards=msgspec.structs.replace(CONFIG.training.guards, max_kl_champion=1e-9))
+    for slot, training, expected in ((0, strict, CycleStatus.HELD), (1, CONFIG.training, CycleStatus.DONE)):
+        cycle = book.elect("composer", slot, owner="a", now=utc_now(), lease=LEASE)
+        assert cycle is not None
+        loop.run(cycle, book=book, registry=FakeRegistry(), config=msgspec.structs.replace(CONFIG, training=training))
+        ended = book.find("composer", slot)
+        assert ended.status is expected, ended.reason
+    assert loop.counted()["batch_items"] == 24, "the second slot learned from what the first had held"

@@ -6,11 +6,12 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, insert
 from sqlalchemy.exc import IntegrityError
 
 from app.db.batches import SqlBatchStore
-from app.db.engine import open_engine
+from app.db.engine import open_engine, writing
+from app.db.tables import cycles
 from app.domain.batches import BatchItem, BatchManifest
 from app.domain.errors import Refused
 from app.domain.ports import BatchStore
@@ -29,6 +30,7 @@ class Filled(Protocol):
 
     def version(self, digest: str, parent: str | None = None) -> None: ...
     def label(self, name: str, *, version: str = "v2", minute: int = 0) -> None: ...
+    def held(self, slot: int) -> None: ...
 
 
 class InMemory:
@@ -44,6 +46,9 @@ class InMemory:
         at = NOON + timedelta(minutes=minute)
         self.store.labels.append(replace(turn(0), inference_id=name, version=version, finished_at=at, labelled_at=at))
 
+    def held(self, slot: int) -> None:
+        self.store.ended.add(slot)
+
 
 class InDatabase:
     """The real one."""
@@ -57,6 +62,11 @@ class InDatabase:
 
     def label(self, name: str, *, version: str = "v2", minute: int = 0) -> None:
         add_turn(self.engine, name, version=version, minute=minute)
+
+    def held(self, slot: int) -> None:
+        row = {"policy": "composer", "slot": slot, "status": "held", "step": "batch", "fencing_token": 1, "attempt": 1, "timings": {}}
+        with writing(self.engine) as connection:
+            connection.execute(insert(cycles).values(**row, started_at=NOON))
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
@@ -148,3 +158,20 @@ def test_a_turn_that_is_in_a_batch_is_refused_by_the_next(filled: Filled) -> Non
         session.save(manifest("a", "b", slot=1))
     with filled.store.cutting("composer") as session:
         assert session.existing(1) is None
+
+
+def test_a_held_batch_gives_its_labels_back_once_and_stays_readable(filled: Filled) -> None:
+    for name in ("a", "b"):
+        filled.label(name)
+    with filled.store.cutting("composer") as session:
+        session.save(manifest("a", "b"))
+        assert session.give_back() == 0, "its cycle still runs"
+    filled.held(0)
+    with filled.store.cutting("composer") as session:
+        assert session.give_back() == 2
+        assert session.give_back() == 0
+        labels = session.unused_labels(versions=("v2",), since=None, until=LATER)
+        assert [(label.inference_id, label.tries) for label in labels] == [("a", 1), ("b", 1)]
+        assert session.existing(0) == manifest("a", "b")
+        session.save(manifest("a", slot=1))
+    assert seen(filled, "v2") == ["b"]
