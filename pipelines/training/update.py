@@ -140,7 +140,7 @@ class Update:
             return GroupMean()
         if self.config.estimator == "batch_mean":
             return BatchMean()
-        return SegmentTracker(self.config.tracker, self.ports.runs.tracker(self.parent.digest))
+        return SegmentTracker(self.config.tracker, self.ports.runs.tracker(self.parent.digest), rule_set=self.batch.rule_set)
 
     def _setup(self) -> TrainerSetup:
         config = self.config

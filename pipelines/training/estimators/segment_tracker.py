@@ -19,11 +19,16 @@ from pipelines.training.estimators import RewardedTurn, leave_one_out
 
 
 class SegmentTracker:
-    """The default baseline. `state` is what `remember` returned for the version that is being updated."""
+    """The default baseline. `state` is what `remember` returned for the version that is being updated.
 
-    def __init__(self, config: TrackerConfig, state: dict[str, Any] | None) -> None:
-        self.config = config
-        segments: dict[str, list[float]] = (state or {}).get("segments", {})
+    Rewards of two rule sets do not compare: a memory made under another one than `rule_set` is not used. The baseline then comes from the
+    batch alone, as in the first update, where it is unbiased as well.
+    """
+
+    def __init__(self, config: TrackerConfig, state: dict[str, Any] | None, *, rule_set: str = "") -> None:
+        self.config, self.rule_set = config, rule_set
+        known = state if state is not None and state.get("rule_set", "") == rule_set else {}
+        segments: dict[str, list[float]] = known.get("segments", {})
         self.past = {name: (weight, mean) for name, (weight, mean) in segments.items()}
 
     def baselines(self, turns: Sequence[RewardedTurn]) -> list[float]:
@@ -60,4 +65,5 @@ class SegmentTracker:
         for turn in turns:
             weight, total = sums.get(turn.segment, (0.0, 0.0))
             sums[turn.segment] = (weight + 1, total + turn.reward)
-        return {"segments": {name: [weight, total / weight] for name, (weight, total) in sorted(sums.items()) if weight > 0}}
+        segments = {name: [weight, total / weight] for name, (weight, total) in sorted(sums.items()) if weight > 0}
+        return {"segments": segments} | ({"rule_set": self.rule_set} if self.rule_set else {})

@@ -63,3 +63,14 @@ def test_what_is_remembered_is_where_the_next_update_starts() -> None:
     state = SegmentTracker(TrackerConfig(), None).remember([turn(1, segment="a"), turn(0, segment="b")], drift=0.1)
     again = SegmentTracker(TrackerConfig(), state).remember([], drift=0.0)
     assert again == {"segments": {"a": pytest.approx([0.96, 1.0]), "b": pytest.approx([0.96, 0.0])}}
+
+
+def test_a_memory_made_under_another_rule_set_is_not_used() -> None:
+    # under the old rules the segment earned 3; under the new ones everybody earns about 0: with the old memory b = (96·3 + 0)/97 ≈ 3
+    state = SegmentTracker(TrackerConfig(), None, rule_set="old").remember([turn(3, unit=str(n)) for n in range(96)], drift=0.0)
+    turns = [turn(reward, unit=str(reward)) for reward in (-0.5, 0.5)]
+    same, other = (SegmentTracker(TrackerConfig(), state, rule_set=rules) for rules in ("old", "new"))
+    assert min(same.baselines(turns)) > 2.5
+    assert other.baselines(turns) == pytest.approx([0.5, -0.5]), "each by the other alone"
+    again = other.remember(turns, drift=0.0)
+    assert again == {"rule_set": "new", "segments": {"": pytest.approx([2.0, 0.0])}}

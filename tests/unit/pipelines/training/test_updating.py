@@ -294,3 +294,13 @@ def test_a_lost_worker_fails_the_attempt_and_the_next_one_succeeds(ports: Traini
     assert failed is not None
     assert failed.status is RunStatus.FAILED
     assert run(ports, batch, parent).status is RunStatus.SUCCEEDED
+
+
+def test_the_baselines_start_anew_under_another_rule_set(ports: TrainingPorts) -> None:
+    parent = put_version(ports)
+    ports.runs.put_tracker(parent.digest, "composer", {"rule_set": "old", "segments": {"": [96.0, 3.0]}})
+    made = run(ports, a_batch(ports, parent), parent)
+    assert abs(made.metrics["advantage_mean"]) < 0.05, "not three below an expectation of other rewards"
+    assert isinstance(ports.runs, FakeRuns)
+    assert made.candidate is not None
+    assert ports.runs.trackers[made.candidate]["rule_set"] == "rules"
