@@ -6,7 +6,7 @@ Fed by a batch manifest and the payload segments / feeds the plan and the advant
 import hashlib
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from app.domain.batches import BatchItem, BatchManifest, TurnPayload
 from app.domain.ports import TrajectoryStore
@@ -30,6 +30,8 @@ class Sample:
     item: BatchItem
     payload: TurnPayload
     logprobs: tuple[float, ...]
+    opening: tuple[int, ...] = ()
+    """The prompt that its episode began with, as far as the batch has it; empty for its own."""
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -38,7 +40,7 @@ class Sample:
 
     def rewarded(self) -> RewardedTurn:
         """What the baseline may look at."""
-        prompt = hashlib.sha256(str(self.payload.prompt_tokens).encode()).hexdigest()
+        prompt = hashlib.sha256(str(self.opening or self.payload.prompt_tokens).encode()).hexdigest()
         return RewardedTurn(unit=self.item.episode_id, reward=self.item.reward, segment=self.item.segment, prompt=prompt)
 
 
@@ -56,7 +58,15 @@ def read_samples(batch: BatchManifest, trajectories: TrajectoryStore, limits: Li
         assert payload is not None
         assert payload.logprobs is not None
         samples.append(Sample(item=item, payload=payload, logprobs=payload.logprobs))
-    return samples, dict(left_out)
+    return _with_openings(samples), dict(left_out)
+
+
+def _with_openings(samples: list[Sample]) -> list[Sample]:
+    """Each with the prompt of the first turn of its episode."""
+    openings: dict[str, tuple[int, ...]] = {}
+    for sample in sorted(samples, key=lambda sample: (sample.payload.finished_at, sample.item.inference_id)):
+        openings.setdefault(sample.item.episode_id, sample.payload.prompt_tokens)
+    return [replace(sample, opening=openings[sample.item.episode_id]) for sample in samples]
 
 
 def _unusable(item: BatchItem, payload: TurnPayload | None, limits: Limits) -> Exclusion | None:

@@ -17,7 +17,7 @@ class RewardedTurn:
     reward: float
     segment: str
     prompt: str
-    """Equal for turns that answer the same prompt."""
+    """Equal for turns whose episodes began with the same prompt: tries at one task."""
 
 
 class Estimator(Protocol):

@@ -1,11 +1,14 @@
-"""b_i = mean of the rewards of the turns that answer the same prompt, i included.
+"""b_i = mean over the episodes that began with the same prompt, i's own included, of what each was paid.
 
 Dr. GRPO as the Composer 2 report uses it (arXiv 2603.24477, 4.1): no division by the standard deviation, no length normalisation.
-Because r_i is in its own mean, the expected gradient is (n−1)/n of the exact one in a group of n; a group of one has advantage zero.
+Because i's episode is in its own mean, the expected gradient is (n−1)/n of the exact one in a group of n; a group of one has advantage
+zero. From its second turn on every episode has a prompt of its own, so the group is known by the first; an episode counts once, by the mean
+of its turns, however long it became.
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from pipelines.training.estimators import RewardedTurn
@@ -16,10 +19,11 @@ class GroupMean:
 
     def baselines(self, turns: Sequence[RewardedTurn]) -> list[float]:
         """One baseline per turn."""
-        rewards: defaultdict[str, list[float]] = defaultdict(list)
+        rewards: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for turn in turns:
-            rewards[turn.prompt].append(turn.reward)
-        return [sum(rewards[turn.prompt]) / len(rewards[turn.prompt]) for turn in turns]
+            rewards[turn.prompt][turn.unit].append(turn.reward)
+        means = {prompt: fmean(fmean(paid) for paid in episodes.values()) for prompt, episodes in rewards.items()}
+        return [means[turn.prompt] for turn in turns]
 
     def remember(self, turns: Sequence[RewardedTurn], *, drift: float) -> dict[str, Any]:
         """Nothing outlives the batch."""

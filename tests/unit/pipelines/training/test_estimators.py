@@ -74,3 +74,9 @@ def test_a_memory_made_under_another_rule_set_is_not_used() -> None:
     assert other.baselines(turns) == pytest.approx([0.5, -0.5]), "each by the other alone"
     again = other.remember(turns, drift=0.0)
     assert again == {"rule_set": "new", "segments": {"": pytest.approx([2.0, 0.0])}}
+
+
+def test_an_episode_counts_once_in_its_group_however_many_turns_it_took() -> None:
+    # tries at one task: one of three turns that earned 1 each, one of a single turn that earned 0: b = (1 + 0)/2
+    turns = [turn(1, unit="long", prompt="task")] * 3 + [turn(0, unit="short", prompt="task")]
+    assert GroupMean().baselines(turns) == [0.5] * 4

@@ -1,11 +1,13 @@
 """What can be read is read, what cannot is counted, and the order of work is the same for the same batch."""
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from app.domain.batches import BatchItem, BatchManifest, TurnPayload
+from pipelines.training.estimators.group_mean import GroupMean
 from pipelines.training.plan import cut_micro_batches, plan_steps
 from pipelines.training.samples import Limits, Sample, read_samples
 from tests.fakes.learning import NOON, FakeTrajectories
@@ -113,3 +115,18 @@ def test_turns_with_and_without_recorded_experts_go_apart() -> None:
 def test_a_turn_longer_than_a_micro_batch_goes_alone() -> None:
     samples = [sample("a", (1, 2, 3)), sample("b", tuple(range(30))), sample("c", (4, 5, 6))]
     assert sorted(cut_micro_batches(samples, (0, 1, 2), 8)) == [(0, 2), (1,)]
+
+
+def test_tries_at_one_task_are_a_group_in_every_turn_although_only_the_first_prompt_is_the_same() -> None:
+    store = FakeTrajectories()
+    turns = [
+        payload(f"{episode}-{n}", episode_id=episode, prompt_tokens=prompt, finished_at=NOON + timedelta(seconds=n))
+        for number, episode in enumerate(("good", "bad"))
+        for n, prompt in enumerate(((1, 2), (1, 2, number, 3)))
+    ]
+    store.write("s1", turns)
+    items = [item(turn.inference_id, episode_id=turn.episode_id, reward=1.0 if turn.episode_id == "good" else 0.0) for turn in turns]
+    samples, _ = read_samples(batch(*items), store, LIMITS)
+    rewarded = [sample.rewarded() for sample in samples]
+    above = [turn.reward - baseline for turn, baseline in zip(rewarded, GroupMean().baselines(rewarded), strict=True)]
+    assert above == [0.5, 0.5, -0.5, -0.5]
