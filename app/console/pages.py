@@ -129,6 +129,7 @@ def _labels(operations: Operations, policy: str) -> dict[str, object]:
     left_out = Counter(row.exclusion for row in rows if row.exclusion is not None)
     follow_ups = Counter(mood(row.follow_up) for row in rows)
     return {
+        "used": operations.labels_used_share(policy),
         "total": len(rows), "left_out": left_out.most_common(), "follow_ups": follow_ups.most_common(),
         "rewards": bars([row.reward for row in rows], low=-1.0, high=1.0, buckets=20),
         "segments": Counter(row.segment or "none" for row in rows).most_common(20),

@@ -9,6 +9,7 @@ from sqlalchemy import Engine, Row, func, select
 
 from app.db.alarms import read_alarms
 from app.db.engine import reading
+from app.db.label_use import used_share_now
 from app.db.observations import of_the_turn_s_policy
 from app.db.pointer import read_pointer
 from app.db.tables import (
@@ -92,6 +93,11 @@ class SqlOperations:
             .limit(limit)
         )
         return [_label_row(row) for row in self._rows(query)]
+
+    def labels_used_share(self, policy: str) -> float | None:
+        """Over the day before the newest batch."""
+        with reading(self._state) as connection:
+            return used_share_now(connection, policy)
 
     def cycles(self, policy: str, *, limit: int = 50) -> list[Cycle]:
         """Newest slot first."""

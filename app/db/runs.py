@@ -6,6 +6,7 @@ from typing import Any
 from sqlalchemy import Engine, select
 
 from app.db.engine import reading, upsert, writing
+from app.db.label_use import used_share_of_batch
 from app.db.tables import batch_items, labels, tracker_states, training_runs
 from app.domain.ids import utc_now
 from app.domain.versions import HoldReason, RunStatus, TrainingRun
@@ -49,6 +50,11 @@ class SqlRunStore:
         values = {"digest": digest, "policy": policy, "state": state, "updated_at": utc_now()}
         with writing(self.engine) as connection:
             connection.execute(upsert(connection, tracker_states, key=("digest",), update=("state", "updated_at")), values)
+
+    def labels_used_share(self, batch_id: str) -> float | None:
+        """Of the labels of the day up to the batch that could teach something, the share that is in a batch."""
+        with reading(self.engine) as connection:
+            return used_share_of_batch(connection, batch_id)
 
     def term_shares(self, batch_id: str) -> dict[str, float]:
         """Share of the absolute reward of the batch that comes from each term: its weighted values' sizes over those of all terms."""

@@ -395,6 +395,10 @@ class RunStore(Protocol):
         """Mean value of each reward term over the batch's labels, where it spoke."""
         ...
 
+    def labels_used_share(self, batch_id: str) -> float | None:
+        """Of the labels of the day up to the batch that could teach something, the share that is in a batch; None without such labels."""
+        ...
+
     def term_shares(self, batch_id: str) -> dict[str, float]:
         """Share of the absolute reward that comes from each term; empty where no term spoke."""
         ...

@@ -43,7 +43,8 @@ def cut_batch(
         versions = session.lineage(champion, config.staleness)
         labels = session.unused_labels(versions=versions, since=since, until=now)
         verdicts = judge(labels, versions=versions, known=session.known_versions(), config=config)
-        chosen = choose([turn for turn in labels if verdicts[turn.inference_id] is None], verdicts, slot=slot, config=config)
+        eligible = [turn for turn in labels if verdicts[turn.inference_id] is None]
+        chosen = choose(eligible, verdicts, slot=slot, config=config, versions=versions)
         chosen = pay_chains(chosen, labels, config)
         _refuse_useless(chosen, verdicts, config)
         manifest = _manifest(chosen, verdicts, labels, policy=policy, slot=slot, champion=champion, anchor=anchor, since=since, now=now)
@@ -91,10 +92,17 @@ def _reason(turn: LabelledTurn, versions: Sequence[str], known: frozenset[str], 
 
 
 def choose(
-    eligible: Sequence[LabelledTurn], verdicts: dict[str, Exclusion | None], *, slot: int, config: BatchingConfig
-) -> list[LabelledTurn]:
-    """At most so many turns per actor and in all, each segment in proportion; writes the reason against the others into `verdicts`."""
-    ordered = sorted(eligible, key=lambda turn: (_lot(slot, turn.episode_id), turn.finished_at, turn.inference_id))
+    eligible: Sequence[LabelledTurn], verdicts: dict[str, Exclusion | None], *, slot: int, config: BatchingConfig,
+    versions: Sequence[str] = (),
+) -> list[LabelledTurn]:  # fmt: skip
+    """At most so many turns per actor and in all, each segment in proportion; writes the reason against the others into `verdicts`.
+
+    Where the batch is full, what the newest of `versions` (newest first) sampled goes before the rest.
+    """
+    age = {version: back for back, version in enumerate(versions)}
+    ordered = sorted(
+        eligible, key=lambda turn: (age.get(turn.version, 0), _lot(slot, turn.episode_id), turn.finished_at, turn.inference_id)
+    )
     per_actor: Counter[str] = Counter()
     capped: list[LabelledTurn] = []
     for turn in ordered:

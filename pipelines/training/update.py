@@ -126,6 +126,7 @@ class Update:
         self.baselines = estimator.baselines(turns)
         self.metrics |= turn_metrics(self.samples, self.baselines)
         self.metrics["terms"] = self.ports.runs.term_means(self.batch.id)
+        self.metrics["labels_used_share"] = self.ports.runs.labels_used_share(self.batch.id)
         self.metrics["term_shares"] = self.ports.runs.term_shares(self.batch.id)
         guards.check_rewards([turn.reward - baseline for turn, baseline in zip(turns, self.baselines, strict=True)])
         return estimator
@@ -186,7 +187,8 @@ class Update:
 
     def _judged(self, first: Step) -> tuple[tuple[int, ...], ...]:
         """The turns on which the finished candidate is compared: of the first step, because the parent itself scored those."""
-        chosen = sorted(first.turns)[: self.config.final_pass_turns or None]
+        by_age = sorted(first.turns, key=lambda index: (self.samples[index].item.version != self.batch.champion, index))
+        chosen = sorted(by_age[: self.config.final_pass_turns or None])  # the champion's own turns first: it is compared on what it says
         return cut_micro_batches(self.samples, chosen, self.config.micro_batch_tokens * self.config.workers)
 
     def _steer(self) -> None:

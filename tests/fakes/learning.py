@@ -86,6 +86,9 @@ class FakeRuns:
     def term_means(self, batch_id: str) -> dict[str, float]:
         return {}
 
+    def labels_used_share(self, batch_id: str) -> float | None:
+        return None
+
     def term_shares(self, batch_id: str) -> dict[str, float]:
         return {}
 

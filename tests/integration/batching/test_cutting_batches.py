@@ -53,7 +53,7 @@ def test_every_reason_is_counted_and_only_the_eligible_are_in(engine: Engine) ->
     add_turn(engine, "kept-for-evaluation", held_out=True)
     add_turn(engine, "old-rules", rule_set="rules-0", minute=-1)
     add_turn(engine, "of-another-policy", policy="tab")
-    batch = cut(engine)
+    batch = cut(engine, config=replace_config(staleness=0))
     assert [item.inference_id for item in batch.items] == ["good-1", "good-2"]
     assert batch.left_out == {
         "no_consent": 1, "erased": 1, "imported": 1, "no_logprobs": 1, "engine_fault": 1, "no_signal": 1, "empty_completion": 1,

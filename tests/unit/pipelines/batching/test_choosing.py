@@ -96,3 +96,11 @@ def test_a_silent_turn_is_paid_by_its_chain_only_where_something_came_of_it() ->
     assert judge([silent, broken], **judged)["turn-000"] is Exclusion.NO_SIGNAL
     assert judge([silent, broken, told], **judged)["turn-000"] is None
     assert pay_chains([silent], [silent, broken, told], BatchingConfig())[0].reward == pytest.approx(0.95)
+
+
+def test_a_full_batch_takes_what_the_newest_version_sampled_first() -> None:
+    turns = [turn(n, version="v2" if n % 2 else "v1") for n in range(40)]
+    verdicts: dict[str, Exclusion | None] = {}
+    found = choose(turns, verdicts, slot=0, config=BatchingConfig(min_turns=1, max_turns=24), versions=("v2", "v1"))
+    assert Counter(t.version for t in found) == {"v2": 20, "v1": 4}
+    assert Counter(verdicts.values()) == {Exclusion.NOT_SAMPLED: 16}
