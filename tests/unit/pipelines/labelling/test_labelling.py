@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from app.domain.errors import BadConfig
 from app.domain.events import Observation
 from app.domain.policies import PolicyConfig
-from app.domain.rewards import Aggregation, DueTurn, Exclusion, TermScore, TurnFacts
+from app.domain.rewards import PROCESS_TERMS, Aggregation, Credit, DueTurn, Exclusion, TermScore, TurnFacts
 from app.domain.turns import FinishReason, ToolCall, ToolVerdict
 from pipelines.labelling.aggregate import aggregate
 from pipelines.labelling.labeller import is_held_out, label
@@ -247,3 +247,59 @@ def test_a_rule_set_that_makes_no_sense_is_refused_by_name(toml: str, message: s
 def test_the_digest_is_of_the_content_and_not_of_the_layout() -> None:
     assert parse_rule_set(DEFAULT).digest == parse_rule_set("# remark\n" + DEFAULT).digest
     assert parse_rule_set(DEFAULT).digest != parse_rule_set(DEFAULT.replace("0.05", "0.06")).digest
+
+
+# --- single terms ---------------------------------------------------------------------------------------------------------------
+
+VALID_CALL = (ToolCall(id="c", name="edit", arguments="{}", verdict=ToolVerdict.VALID),)
+
+
+def value_of(term: str, turn: DueTurn, *, toml: str = DEFAULT) -> float | None:
+    """What one term of a rule set says about the turn."""
+    made = label(turn, config=POLICY, rule_set=parse_rule_set(toml), now=NOON)
+    return next(score.value for score in made.terms if score.name == term)
+
+
+@pytest.mark.parametrize(
+    ("turn", "value"),
+    [
+        (due(tool_calls=VALID_CALL), 0.1),
+        (due(observed("tool_call", {"name": "edit", "ok": True}), tool_calls=VALID_CALL), 0.1),
+        (due(observed("tool_call", {"name": "edit", "ok": False}), tool_calls=VALID_CALL), -1.0),
+        (
+            due(
+                observed("tool_call", {"name": "edit", "ok": False}, id_="a"), observed("tool_call", {"name": "edit", "ok": True}, id_="b")
+            ),
+            -1.0,
+        ),
+        (due(), None),
+    ],
+    ids=["parses", "succeeds", "fails in the product", "fails once", "no call"],
+)
+def test_a_tool_call_that_fails_in_the_product_is_a_broken_one(turn: DueTurn, value: float | None) -> None:
+    assert value_of("tool_calls", turn) == value
+
+
+@pytest.mark.parametrize(("said", "value"), [((True,), -1.0), ((True, False), 0.0), ((False, True), -1.0), ((True, False, True), -1.0)])
+def test_of_several_undos_the_last_word_counts(said: tuple[bool, ...], value: float) -> None:
+    turn = due(*(observed("undo", undone, id_=f"o{n}", second=n) for n, undone in enumerate(said)))
+    assert value_of("undo", turn) == value
+
+
+def test_a_question_beside_an_edit_costs_nothing_and_without_one_it_does() -> None:
+    asked = "I changed it. Shall I do the other file too?"
+    assert value_of("clarification", due(completion=asked)) == -0.3
+    assert value_of("clarification", due(observed("edit_persistence", KEPT), completion=asked)) is None
+
+
+def test_the_latest_word_on_the_task_counts() -> None:
+    toml = 'name = "gold"\n[[terms]]\nname = "task_success"\nweight = 1.0\n'
+    turn = due(observed("task_success", True, id_="a", second=1), observed("task_success", 0.25, id_="b", second=2))
+    assert value_of("task_success", turn, toml=toml) == 0.25
+    assert value_of("task_success", due(), toml=toml) is None
+
+
+def test_every_term_about_the_turn_itself_says_so_and_no_other_does() -> None:
+    made = label(due(), config=POLICY, rule_set=parse_rule_set(DEFAULT), now=NOON)
+    process = {score.name for score in made.terms if score.credit is Credit.PROCESS}
+    assert process == {"tool_calls", "clarification", "finish", "length", "latency"} == PROCESS_TERMS
