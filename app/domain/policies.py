@@ -7,6 +7,8 @@ from enum import StrEnum
 
 import msgspec
 
+from app.domain.errors import BadConfig
+
 
 class SignalType(StrEnum):
     """Type of a declared observation's value."""
@@ -31,11 +33,34 @@ class Direction(StrEnum):
 
 
 class SignalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An observation name declared beyond the built-in ones."""
+    """An observation name declared beyond the built-in ones; under the name `rating` it declares the scale of ratings."""
 
     type: SignalType
     level: Level = Level.TURN
     optimize: Direction = Direction.UP
+    low: float | None = None
+    high: float | None = None
+    """Ends of the scale of a float, such as 0 and 5 for stars; without them the number can be reported and gated on, but not paid for."""
+
+    def __post_init__(self) -> None:
+        if (self.low is None) != (self.high is None):
+            raise BadConfig("a signal has both low and high, or neither: give the two ends of its scale")
+        if self.low is not None and self.high is not None and not (self.type is SignalType.FLOAT and self.low < self.high):
+            raise BadConfig('a signal\'s low and high are the ends of the scale of a float: set type = "float" and low below high')
+
+    def reward(self, value: bool | float) -> float | None:
+        """What a value is worth: -1 at the bad end of the scale, 1 at the good one, linear between; None for text and numbers without one.
+
+        >>> SignalConfig(type=SignalType.FLOAT, low=0, high=5).reward(4)
+        0.6
+        """
+        if self.type is SignalType.BOOLEAN:
+            good = 1.0 if value else -1.0
+        elif self.type is SignalType.FLOAT and self.low is not None and self.high is not None:
+            good = min(max(2.0 * (float(value) - self.low) / (self.high - self.low) - 1.0, -1.0), 1.0)
+        else:
+            return None
+        return good if self.optimize is Direction.UP else -good
 
 
 class SummaryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -4,7 +4,7 @@
 |--------------------|-----------------------------------------------------------------------------------------------------------|
 | `edit_persistence` | `MeasuredPersistence`, or `RawEdit` (texts, measured by us), one observation per horizon                  |
 | `follow_up`        | text: the user's next message                                                                             |
-| `rating`           | true/false (a thumb) or a number in [-1, 1]                                                               |
+| `rating`           | true/false (a thumb) or a number in [-1, 1], or on the scale declared under `signals.rating`              |
 | `tool_call`        | `ToolOutcome`                                                                                             |
 | `regenerate`       | true (false: an offered regeneration was declined)                                                        |
 | `undo`             | true (false: a redo took the undo back)                                                                   |
@@ -13,7 +13,8 @@
 | `comment`          | text                                                                                                      |
 | `demonstration`    | text: what the user turned the answer into                                                                |
 
-Further names are declared per policy (`[policies.NAME.signals.SIGNAL]`): boolean, float or text.
+Further names are declared per policy (`[policies.NAME.signals.SIGNAL]`): boolean, float (on a scale from `low` to `high`) or text. What
+they say is paid for by the term `signal:SIGNAL` of a rule set.
 """
 
 from collections.abc import Mapping
@@ -110,10 +111,13 @@ def check_value(name: str, value: object, declared: Mapping[str, SignalConfig], 
 
     `level` is what the observation is about; a declared signal of the other level is refused.
     """
+    signal = declared.get(name)
+    if name == ObservationName.RATING and signal is not None and signal.low is not None and not isinstance(value, bool):
+        _check_declared(name, signal, value)
+        return
     if name in BUILT_IN:
         _check_built_in(name, value)
         return
-    signal = declared.get(name)
     if signal is None:
         known = ", ".join(sorted(BUILT_IN | set(declared)))
         raise BadRequest(
@@ -123,7 +127,7 @@ def check_value(name: str, value: object, declared: Mapping[str, SignalConfig], 
     if signal.level != level:
         field = "inference_id" if signal.level == Level.TURN else "episode_id"
         raise BadRequest(f"{name!r} is declared with level {signal.level.value}: set {field}", param=field)
-    _check_declared(name, signal.type, value)
+    _check_declared(name, signal, value)
 
 
 def _check_built_in(name: str, value: object) -> None:
@@ -148,11 +152,13 @@ def _has_texts(value: object) -> bool:
     return isinstance(value, dict) and not {"before", "inserted", "after"}.isdisjoint(cast(dict[str, object], value))
 
 
-def _check_declared(name: str, kind: SignalType, value: object) -> None:
-    python = {SignalType.BOOLEAN: bool, SignalType.FLOAT: float, SignalType.TEXT: str}[kind]
+def _check_declared(name: str, signal: SignalConfig, value: object) -> None:
+    python = {SignalType.BOOLEAN: bool, SignalType.FLOAT: float, SignalType.TEXT: str}[signal.type]
     if python is float and isinstance(value, bool):
         raise BadRequest(f"{name!r} is declared as float, not boolean", param="value")
-    convert(value, python, "value")
+    number = convert(value, python, "value")
+    if signal.low is not None and signal.high is not None and not signal.low <= float(number) <= signal.high:
+        raise BadRequest(f"{name!r} is declared from {signal.low:g} to {signal.high:g}, and this is {float(number):g}", param="value")
 
 
 def convert(value: object, shape: type[T] | Any, field: str) -> T:  # noqa: ANN401 - `Annotated` types are no `type`

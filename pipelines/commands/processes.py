@@ -117,7 +117,7 @@ def label() -> None:
     while not stop.is_set():
         labelled, complete_until = 0, backlog.complete_until(now=clock())
         for name, policy in policies.items():
-            rule_set = parse_rule_set(rules.active(name), read=read, allowed=config.allowed_terms)
+            rule_set = parse_rule_set(rules.active(name), read=read, signals=policy.signals, allowed=config.allowed_terms)
             labelled += label_due(
                 book, policy=name, config=policy, rule_set=rule_set, now=clock(), limit=config.batch_turns, complete_until=complete_until
             )

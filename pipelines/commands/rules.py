@@ -15,6 +15,7 @@ from app.settings import Settings, from_environment, read_toml
 from pipelines.config import loop_config
 from pipelines.labelling.replay import SHARES, Replay, replay
 from pipelines.labelling.rule_set import RuleSet, parse_rule_set, starting_toml
+from pipelines.labelling.terms import Signals
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -68,7 +69,7 @@ def replay_(file: Path, policy: str, limit: int, movers: int) -> None:
     """Score the labelled turns of a policy by FILE and say what would change; nothing is written."""
     settings = from_environment()
     config = wiring.require_policy(wiring.load_policies(settings), policy)
-    rule_set = _parsed(settings, file.read_text())
+    rule_set = _parsed(settings, file.read_text(), signals=config.signals)
     with wiring.labelled_turns(settings, policy, limit=limit) as labelled:
         found = replay(labelled, config=config, rule_set=rule_set, now=utc_now(), movers=movers)
     _show_replay(found)
@@ -81,17 +82,17 @@ def replay_(file: Path, policy: str, limit: int, movers: int) -> None:
 def activate(file: Path, policy: str, by: str) -> None:
     """Put FILE in force for a policy from now on. Labels that exist keep the rule set they were made under."""
     settings = from_environment()
-    wiring.require_policy(wiring.load_policies(settings), policy)
+    config = wiring.require_policy(wiring.load_policies(settings), policy)
     text = file.read_text()
-    rule_set = _parsed(settings, text)
+    rule_set = _parsed(settings, text, signals=config.signals)
     book = wiring.rule_book(settings, "")
     book.activate(policy=policy, digest=rule_set.digest, name=rule_set.config.name, toml=text, by=by, now=utc_now())
     click.echo(f"{rule_set.config.name} ({rule_set.digest[:12]}) is in force for {policy}; running labellers take it up within seconds")
 
 
-def _parsed(settings: Settings, text: str) -> RuleSet:
-    """A rule set with the terms that this deployment's configuration allows."""
-    return parse_rule_set(text, allowed=loop_config(read_toml(settings.config)).labelling.allowed_terms)
+def _parsed(settings: Settings, text: str, *, signals: Signals | None = None) -> RuleSet:
+    """A rule set with the terms that this deployment's configuration allows; `signals` where it is for one policy."""
+    return parse_rule_set(text, signals=signals, allowed=loop_config(read_toml(settings.config)).labelling.allowed_terms)
 
 
 def _in_force(settings: Settings, policy: str) -> str:

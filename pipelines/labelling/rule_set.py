@@ -13,14 +13,15 @@ from app.domain.errors import BadConfig
 from app.domain.gates import content_hash
 from app.domain.rewards import Aggregation, Term
 from pipelines.labelling.follow_up.term import FollowUp, Reader
-from pipelines.labelling.terms import BUILT_IN
+from pipelines.labelling.terms import BUILT_IN, SIGNAL, DeclaredSignal, Rating, Signals
 
 
 class TermConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One term of a rule set."""
 
     name: str
-    """A built-in name, or `package.module:attribute` of a user-written term factory called with the params, which the deployment allows."""
+    """A built-in name, `signal:NAME` for a signal that the policy declares, or `package.module:attribute` of a user-written term factory
+    called with the params, which the deployment allows."""
     weight: float
     aggregation: Aggregation | None = None
     """How several observations of one turn become one value; None is the term's own default."""
@@ -67,9 +68,10 @@ def starting_toml(file: str | None, *, config: Path | None) -> str:
         raise BadConfig(f"[labelling] rule_set: {error}; correct the path, or leave it out for the default rule set") from error
 
 
-def parse_rule_set(text: str, *, read: Reader | None = None, allowed: Collection[str] = ()) -> RuleSet:
+def parse_rule_set(text: str, *, read: Reader | None = None, signals: Signals | None = None, allowed: Collection[str] = ()) -> RuleSet:
     """Read a rule set from TOML; `read` takes the follow-up classifier's place. Raises `BadConfig` naming the term and the field.
 
+    `signals` is what the policy declares. Without it the rule set can be read, but `signal:NAME` terms abstain as `undeclared`.
     Of import paths only those in `allowed` ([labelling] allowed_terms) are imported: reading a file must not run what it names.
     """
     try:
@@ -80,14 +82,18 @@ def parse_rule_set(text: str, *, read: Reader | None = None, allowed: Collection
     doubled = sorted({name for name in names if names.count(name) > 1})
     if not names or doubled:
         raise BadConfig(f"rule set {config.name}: {'terms twice: ' + ', '.join(doubled) if doubled else 'it has no terms'}")
-    terms = tuple((_build(term, read, allowed), term.weight) for term in config.terms)
+    terms = tuple((_build(term, read, signals, allowed), term.weight) for term in config.terms)
     return RuleSet(config=config, digest=content_hash(config)[:32], terms=terms)
 
 
-def _build(config: TermConfig, read: Reader | None, allowed: Collection[str]) -> Term:
+def _build(config: TermConfig, read: Reader | None, signals: Signals | None, allowed: Collection[str]) -> Term:
     params: Mapping[str, Any] = config.params if config.aggregation is None else {**config.params, "aggregation": config.aggregation}
     if config.name == FollowUp.name and read is not None:
         params = {**params, "read": read}
+    if config.name == Rating.name:
+        params = {**params, "signals": signals}
+    if config.name.startswith(SIGNAL):
+        params = {**params, "signals": signals, "of": config.name.removeprefix(SIGNAL)}
     try:
         return _factory(config.name, allowed)(**params)
     except (TypeError, ValueError) as error:
@@ -97,9 +103,11 @@ def _build(config: TermConfig, read: Reader | None, allowed: Collection[str]) ->
 def _factory(name: str, allowed: Collection[str]) -> Any:  # noqa: ANN401 - a user-written factory has whatever parameters it has
     if name in BUILT_IN:
         return BUILT_IN[name]
+    if name.startswith(SIGNAL):
+        return DeclaredSignal
     module, separator, attribute = name.partition(":")
     if not separator:
-        raise BadConfig(f"no term is named {name!r}: use one of {', '.join(sorted(BUILT_IN))}, or package.module:attribute")
+        raise BadConfig(f"no term is named {name!r}: use one of {', '.join(sorted(BUILT_IN))}, signal:NAME, or package.module:attribute")
     if name not in allowed:
         raise BadConfig(f"term {name}: code that a rule set may run is named in the configuration; add it to [labelling] allowed_terms")
     try:

@@ -2,13 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from app.domain.events import Observation
+from app.domain.policies import SignalConfig
 from app.domain.rewards import Aggregation, Credit, Term, TermScore, TurnFacts
 from app.domain.signals import Latency, MeasuredPersistence, ObservationName, RawEdit
 from app.domain.turns import FinishReason, ToolVerdict
@@ -18,6 +19,9 @@ from pipelines.labelling.persistence import Look, no_revert, similarity, surviva
 from pipelines.labelling.regions import region_now
 
 ABSENT = "no_observation"
+SIGNAL = "signal:"
+"""A term of this name and a signal's reads what the policy declares under it."""
+Signals = Mapping[str, SignalConfig]
 
 
 def of_name(observations: Sequence[Observation], *names: ObservationName) -> list[Observation]:
@@ -82,20 +86,54 @@ def _measured(value: Any) -> Look:  # noqa: ANN401 - a JSON value, checked at th
 
 
 class Rating:
-    """[-1, 1]: the user's thumb or score."""
+    """[-1, 1]: the user's thumb or score; a score on a declared scale is mapped to it linearly."""
 
     name = "rating"
 
-    def __init__(self, *, aggregation: Aggregation = Aggregation.LATEST) -> None:
+    def __init__(self, *, aggregation: Aggregation = Aggregation.LATEST, signals: Signals | None = None) -> None:
         self._aggregation = aggregation
+        self._scale = (signals or {}).get(ObservationName.RATING)
 
     def score(self, turn: TurnFacts, observations: Sequence[Observation], *, weight: float) -> TermScore:
         """The rating; a thumb down is -1."""
         mine = of_name(observations, ObservationName.RATING)
         if not mine:
             return TermScore(name=self.name, value=None, weight=weight, abstained=ABSENT)
-        values = [float(o.value) if not isinstance(o.value, bool) else (1.0 if o.value else -1.0) for o in mine]
+        values = [self._worth(o.value) for o in mine]
         return TermScore(name=self.name, value=aggregate(values, self._aggregation), weight=weight, evidence=tuple(o.id for o in mine))
+
+    def _worth(self, value: bool | float) -> float:
+        if isinstance(value, bool):
+            return 1.0 if value else -1.0
+        scaled = self._scale.reward(value) if self._scale is not None else None
+        return float(value) if scaled is None else scaled
+
+
+class DeclaredSignal:
+    """[-1, 1]: a signal that the policy declares, by its type and direction: a boolean is 1 or -1, a float lies linearly on its scale."""
+
+    def __init__(self, *, of: str, signals: Signals | None = None, aggregation: Aggregation = Aggregation.LATEST) -> None:
+        """Raises `ValueError` for a signal that is known and cannot pay; with `signals` None nothing is known."""
+        if signals is not None and of not in signals:
+            raise ValueError(f"no signal {of!r} is declared: declare it under [policies.NAME.signals.{of}]")
+        self.name = f"{SIGNAL}{of}"
+        self._of, self._aggregation = of, aggregation
+        self._signal = signals[of] if signals is not None else None
+        if self._signal is not None and self._signal.reward(0.0) is None:
+            raise ValueError(
+                f"{of!r} is {self._signal.type.value} without a scale: give it low and high under [policies.NAME.signals.{of}]"
+            )
+
+    def score(self, turn: TurnFacts, observations: Sequence[Observation], *, weight: float) -> TermScore:
+        """What was said of it on the turn or its episode."""
+        mine = [o for o in observations if o.name == self._of]
+        if not mine or self._signal is None:
+            return TermScore(name=self.name, value=None, weight=weight, abstained=ABSENT if self._signal is not None else "undeclared")
+        values = [worth for o in mine if (worth := self._signal.reward(o.value)) is not None]
+        value = aggregate(values, self._aggregation)
+        return TermScore(
+            name=self.name, value=value, weight=weight, evidence=tuple(o.id for o in mine), detail={"said": [o.value for o in mine]}
+        )
 
 
 class Undo:

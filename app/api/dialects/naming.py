@@ -81,12 +81,14 @@ def named_inference(metadata: object) -> str | None:
 
 
 def _value(name: str, value: object, desk: Desk) -> object:
-    """These systems send booleans as 0 and 1 or as labels: a thumb down is false, not a rating of zero."""
-    declared = [config.signals[name].type for config in desk.policies.values() if name in config.signals]
-    if name not in _FLAGS and SignalType.BOOLEAN not in declared:
+    """These systems send booleans as 0 and 1 or as labels: a thumb down is false, not a rating of zero. On a declared scale it is zero."""
+    declared = [config.signals[name] for config in desk.policies.values() if name in config.signals]
+    if name not in _FLAGS and SignalType.BOOLEAN not in {signal.type for signal in declared}:
         return value
     if isinstance(value, str):
         return True if value.lower() in YES else False if value.lower() in NO else value
+    if any(signal.low is not None for signal in declared):
+        return value
     return bool(value) if isinstance(value, int | float) and value in (0, 1) else value
 
 

@@ -120,6 +120,23 @@ def test_declared_signals_are_checked_by_type_and_level() -> None:
     assert results(response) == [("accepted", None), ("rejected", "episode_id"), ("rejected", "value")]
 
 
+def test_a_score_of_langfuse_on_a_declared_scale_is_taken_as_a_number() -> None:
+    scale = SignalConfig(type=SignalType.FLOAT, low=0, high=1)
+    stars = SignalConfig(type=SignalType.FLOAT, low=0, high=5)
+    client, inbox = service(policies={"composer": policy_config(signals={"user_score": scale, "rating": stars})})
+    trace = "0190c2a07fb47f3e9d9b2f3b1c2d3e4f"
+    scores = [("user_score", 0), ("user_score", 0.1), ("user_score", 1), ("rating", 4), ("rating", 0), ("thumbs", 1), ("like", True)]
+    for number, (name, value) in enumerate(scores):
+        body = {"id": f"s{number}", "name": name, "value": value, "traceId": trace}
+        assert client.post("/api/public/scores", json=body).status_code == 200, (name, value)
+    said = [msgspec.json.decode(event.data, type=Observation) for event in inbox.events.values()]
+    assert [(one.name, one.value) for one in said] == [
+        ("user_score", 0.0), ("user_score", 0.1), ("user_score", 1.0), ("rating", 4.0), ("rating", 0.0), ("rating", 1.0), ("rating", True),
+    ]  # fmt: skip
+    assert not any(isinstance(one.value, bool) for one in said[:-1])
+    assert client.post("/api/public/scores", json={"id": "x", "name": "rating", "value": 6, "traceId": trace}).status_code == 400
+
+
 def test_each_limit_holds_to_the_byte() -> None:
     limits = Limits(event_bytes=200, batch_bytes=1000, batch_events=3, depth=3, keys_per_object=4)
     client, inbox = service(limits=limits)

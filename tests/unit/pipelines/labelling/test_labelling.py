@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from app.domain.errors import BadConfig
 from app.domain.events import Observation
-from app.domain.policies import PolicyConfig
+from app.domain.policies import Direction, PolicyConfig, SignalConfig, SignalType
 from app.domain.rewards import PROCESS_TERMS, Aggregation, Credit, DueTurn, Exclusion, TermScore, TurnFacts
 from app.domain.turns import FinishReason, ToolCall, ToolVerdict
 from pipelines.labelling.aggregate import aggregate
@@ -254,9 +254,9 @@ def test_the_digest_is_of_the_content_and_not_of_the_layout() -> None:
 VALID_CALL = (ToolCall(id="c", name="edit", arguments="{}", verdict=ToolVerdict.VALID),)
 
 
-def value_of(term: str, turn: DueTurn, *, toml: str = DEFAULT) -> float | None:
+def value_of(term: str, turn: DueTurn, *, toml: str = DEFAULT, signals: dict[str, SignalConfig] | None = None) -> float | None:
     """What one term of a rule set says about the turn."""
-    made = label(turn, config=POLICY, rule_set=parse_rule_set(toml), now=NOON)
+    made = label(turn, config=POLICY, rule_set=parse_rule_set(toml, signals=signals), now=NOON)
     return next(score.value for score in made.terms if score.name == term)
 
 
@@ -303,3 +303,50 @@ def test_every_term_about_the_turn_itself_says_so_and_no_other_does() -> None:
     made = label(due(), config=POLICY, rule_set=parse_rule_set(DEFAULT), now=NOON)
     process = {score.name for score in made.terms if score.credit is Credit.PROCESS}
     assert process == {"tool_calls", "clarification", "finish", "length", "latency"} == PROCESS_TERMS
+
+
+# --- declared signals -------------------------------------------------------------------------------------------------------------
+
+SIGNALS = {
+    "rating": SignalConfig(type=SignalType.FLOAT, low=0, high=5),
+    "user_score": SignalConfig(type=SignalType.FLOAT, low=0, high=1),
+    "escalated": SignalConfig(type=SignalType.BOOLEAN, optimize=Direction.DOWN),
+    "kept": SignalConfig(type=SignalType.FLOAT),
+}
+PAYING = """
+name = "paying"
+[[terms]]
+name = "rating"
+weight = 0.5
+[[terms]]
+name = "signal:user_score"
+weight = 1.0
+[[terms]]
+name = "signal:escalated"
+weight = 2.0
+aggregation = "min"
+"""
+
+
+def test_a_declared_signal_pays_by_its_type_and_direction() -> None:
+    turn = due(observed("user_score", 0.1, id_="a"), observed("escalated", True, id_="b"), observed("rating", 4.0, id_="c"))
+    made = label(turn, config=POLICY, rule_set=parse_rule_set(PAYING, signals=SIGNALS), now=NOON)
+    assert [score.value for score in made.terms] == pytest.approx([0.6, -0.8, -1.0])
+    assert made.reward == pytest.approx(0.5 * 0.6 - 0.8 - 2.0)
+    assert [score.evidence for score in made.terms] == [("c",), ("a",), ("b",)]
+    assert made.exclusion is None
+
+
+def test_a_thumb_stays_a_thumb_on_a_scale_of_stars() -> None:
+    assert value_of("rating", due(observed("rating", False)), toml=PAYING, signals=SIGNALS) == -1.0
+
+
+def test_where_nothing_is_known_of_the_policy_a_signal_abstains_and_says_why() -> None:
+    made = label(due(observed("user_score", 1.0)), config=POLICY, rule_set=parse_rule_set(PAYING), now=NOON)
+    assert [score.abstained for score in made.terms] == ["no_observation", "undeclared", "undeclared"]
+
+
+@pytest.mark.parametrize(("name", "message"), [("stars", "no signal 'stars' is declared"), ("kept", "'kept' is float without a scale")])
+def test_a_signal_that_cannot_pay_is_refused_with_the_cure(name: str, message: str) -> None:
+    with pytest.raises(BadConfig, match=message):
+        parse_rule_set(f'name = "x"\n[[terms]]\nname = "signal:{name}"\nweight = 1.0', signals=SIGNALS)
