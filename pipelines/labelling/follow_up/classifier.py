@@ -1,6 +1,6 @@
-"""The classifier: a multinomial logistic regression over the features, in plain Python (a message takes well under a millisecond).
+"""The classifier: a multinomial logistic regression over phrases and n-grams, in plain Python (about a millisecond a message).
 
-Its coefficients are in `model.json`, written by `python -m pipelines.labelling.follow_up.train`.
+Its coefficients are in `model.json`, written by `python -m pipelines.labelling.follow_up.train`. How good it is says `make bench-followup`.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ from importlib import resources
 import msgspec
 
 from pipelines.labelling.follow_up.features import NAMES, features
+from pipelines.labelling.follow_up.grams import grams, weighted
 
 
 class Mood(StrEnum):
@@ -25,16 +26,42 @@ class Mood(StrEnum):
     NEUTRAL = "neutral"
 
 
+class Block(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One block of n-grams."""
+
+    rarity: dict[str, float]
+    weights: dict[str, tuple[float, ...]]
+    """[classes] of each gram; one without weights counts for the vector's length only."""
+
+
 class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Coefficients as stored."""
+    """Coefficients as stored, already divided by the temperature that calibrates them."""
 
     features: tuple[str, ...]
     classes: tuple[Mood, ...]
     weights: tuple[tuple[float, ...], ...]
     """[classes, features]"""
     biases: tuple[float, ...]
-    report: dict[str, float]
-    """Cross-validated figures of the training run that wrote this file."""
+    blocks: dict[str, Block]
+    punish_from: float
+    """p(dissatisfied) from which nine in ten such readings were right, out of fold."""
+
+    def probabilities(self, text: str, answer: str) -> dict[Mood, float]:
+        """Softmax of the linear scores."""
+        scores = list(self.biases)
+        for place, value in enumerate(features(text, answer=answer)):
+            if value:
+                scores = [score + row[place] * value for score, row in zip(scores, self.weights, strict=True)]
+        counted = grams(text)
+        for name, block in self.blocks.items():
+            for gram, value in weighted(counted[name], block.rarity):
+                row = block.weights.get(gram)
+                if row is not None:
+                    scores = [score + weight * value for score, weight in zip(scores, row, strict=True)]
+        top = max(scores)
+        odds = [math.exp(score - top) for score in scores]
+        total = sum(odds)
+        return {mood: odd / total for mood, odd in zip(self.classes, odds, strict=True)}
 
 
 class Unread(Exception):
@@ -48,6 +75,8 @@ class Judgement:
     probabilities: dict[Mood, float]
     by: str
     """Who read it, down to the version: it goes into the label's breakdown."""
+    punish_from: float = 0.0
+    """p(dissatisfied) below which this reader is not to be trusted with a punishment."""
 
     @property
     def mood(self) -> Mood:
@@ -55,12 +84,16 @@ class Judgement:
         return max(self.probabilities, key=lambda mood: self.probabilities[mood])
 
     def satisfaction(self, *, confident: float) -> float | None:
-        """p(satisfied) − p(dissatisfied) in [-1, 1], exactly 0 for a next step; None (abstain) while no reading reaches `confident`."""
+        """p(satisfied) − p(dissatisfied) in [-1, 1], exactly 0 for a next step; None (abstain) while no reading reaches `confident`, and
+        where a punishment does not reach what its reader asks for."""
         p = self.probabilities
         other = p[Mood.REFINEMENT] + p[Mood.NEUTRAL]
         if max(p[Mood.SATISFIED], p[Mood.DISSATISFIED], other) < confident:
             return None
-        return 0.0 if other >= confident else p[Mood.SATISFIED] - p[Mood.DISSATISFIED]
+        if other >= confident:
+            return 0.0
+        value = p[Mood.SATISFIED] - p[Mood.DISSATISFIED]
+        return value if value >= 0.0 or p[Mood.DISSATISFIED] >= self.punish_from else None
 
 
 @cache
@@ -82,10 +115,9 @@ def _shipped() -> bytes:
 
 
 def judge(text: str, *, request: str = "", answer: str = "") -> Judgement:
-    """Read a follow-up; `request` and `answer` are what came before it, where known."""
+    """Read a follow-up; `answer` is what came before it, where known.
+
+    Nothing is learned from `request`, the question before that: labelling does not have it.
+    """
     shipped = model()
-    values = features(text, request=request, answer=answer)
-    scores = [b + sum(w * v for w, v in zip(row, values, strict=True) if v) for row, b in zip(shipped.weights, shipped.biases, strict=True)]
-    top = max(scores)
-    odds = [math.exp(score - top) for score in scores]
-    return Judgement(probabilities={mood: odd / sum(odds) for mood, odd in zip(shipped.classes, odds, strict=True)}, by=version())
+    return Judgement(probabilities=shipped.probabilities(text, answer), by=version(), punish_from=shipped.punish_from)

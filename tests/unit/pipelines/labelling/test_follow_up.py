@@ -8,7 +8,7 @@ import pytest
 from app.domain.events import Observation
 from app.domain.rewards import TurnFacts
 from app.domain.turns import FinishReason
-from pipelines.labelling.follow_up.classifier import Mood, judge, model
+from pipelines.labelling.follow_up.classifier import Judgement, Mood, judge, model
 from pipelines.labelling.follow_up.term import FollowUp
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -48,11 +48,32 @@ def test_a_change_request_that_is_simply_the_next_step_is_not_punished(text: str
     assert satisfaction is None or satisfaction >= 0.0
 
 
-def test_the_cross_validated_figures_of_the_shipped_model_meet_what_was_asked_of_it() -> None:
-    report = model().report
-    assert report["macro_f1"] >= 0.75  # VADER with a threshold: 0.50
-    assert report["precision_dissatisfied"] >= 0.85
-    assert report["ece"] <= 0.10
+def test_a_punishment_needs_as_much_as_its_reader_asks_for_and_praise_does_not() -> None:
+    def read(dissatisfied: float, satisfied: float) -> float | None:
+        rest = 1.0 - dissatisfied - satisfied
+        shares = {Mood.DISSATISFIED: dissatisfied, Mood.SATISFIED: satisfied, Mood.REFINEMENT: 0.0, Mood.NEUTRAL: rest}
+        return Judgement(probabilities=shares, by="t", punish_from=0.7).satisfaction(confident=0.6)
+
+    assert read(0.65, 0.1) is None
+    assert read(0.75, 0.1) == pytest.approx(-0.65)
+    assert read(0.1, 0.65) == pytest.approx(0.55)
+    assert read(0.1, 0.1) == 0.0
+
+
+def test_the_shipped_model_asks_for_a_punishment_to_be_right_nine_times_in_ten() -> None:
+    assert 0.6 <= model().punish_from < 0.95
+    assert judge("That is wrong.").punish_from == model().punish_from
+
+
+def test_a_message_is_read_within_five_milliseconds() -> None:
+    text = "It still doesn't work, I get the same error as before: TypeError. Can you look at the second function again? " * 3
+    judge(text)
+    taken: list[float] = []
+    for _ in range(9):
+        started = time.thread_time()
+        judge(text, answer=text)
+        taken.append(time.thread_time() - started)
+    assert sorted(taken)[4] < 0.005
 
 
 def test_probabilities_sum_to_one_and_an_uncertain_message_abstains() -> None:
