@@ -1,6 +1,6 @@
 """Keeps resident what is wanted: loads new versions beside the serving thread, drops what nobody wants, reports both to the ledger.
 
-every second: wanted (ledger) ─▶ load what is missing, one at a time ─▶ verified ─▶ worker.add ─▶ report ready
+every second: wanted (ledger) ─▶ load what is missing, one at a time ─▶ verified, probed ─▶ worker.add ─▶ report ready
                               └▶ unwanted for `linger_s` ─▶ worker.drop (drains) ─▶ report dropped
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from app.domain.errors import RatchetError
 from app.domain.ports import EngineLedger, EngineState, WeightStore
 from app.policy.model import Policy, load_policy
+from app.serving.probe import probe
 from app.serving.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class Residency:
         weights: WeightStore,
         *,
         load: Callable[..., Policy] = load_policy,
+        check: Callable[[Policy], str | None] = probe,
         only: frozenset[str] | None = None,
         poll_s: float = 1.0,
         linger_s: float = 5.0,
@@ -40,6 +42,8 @@ class Residency:
         self._ledger = ledger
         self._weights = weights
         self._load = load
+        self._check = check
+        """Says what is wrong with a version's log-probabilities."""
         self._only = only
         """Policies this engine serves; all of them where None."""
         self._poll_s = poll_s
@@ -105,14 +109,17 @@ class Residency:
         started = time.monotonic()
         try:
             policy = self._load(self._weights.path(digest), digest=digest)
+            fault = self._check(policy)
         except (RatchetError, OSError, RuntimeError, ValueError, KeyError) as error:
             self._failed_at[digest] = time.monotonic()
             log.error("version failed to load digest=%s error=%s", digest, error)
             self._settle(digest, EngineState.FAILED, str(error))
             return
-        self._worker.add(policy)
+        self._worker.add(policy, logged=fault is None)
+        if fault is not None:
+            log.error("version not logged for training digest=%s: %s", digest, fault)
         log.info("version ready digest=%s load_s=%.1f", digest, time.monotonic() - started)
-        self._settle(digest, EngineState.READY, None)
+        self._settle(digest, EngineState.READY, fault)
 
     def _settle(self, digest: str, state: EngineState, detail: str | None) -> None:
         self._states[digest] = (state, detail)

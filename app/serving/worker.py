@@ -57,6 +57,8 @@ class Job:
     updates: asyncio.Queue[GenerationChunk | Exception] = field(default_factory=asyncio.Queue[GenerationChunk | Exception])
     generation: Generation | None = None
     decoder: Decoder | None = None
+    logged: bool = True
+    """False where the version's log-probabilities are known to be wrong: none are sent, so that nobody trains on them."""
     sent_tokens: int = 0
     sent_text: int = 0
 
@@ -68,6 +70,7 @@ class Worker:
         self.limits = limits
         self._decoders: dict[str, Decoder] = {}
         self._leaving: set[str] = set()
+        self._unlogged: set[str] = set()
         self._jobs: list[Job] = []
         self._asked: deque[tuple[ScoreRequest, Future[list[float]]]] = deque()
         """Completions to score, one between two steps, so that answers being written wait for one forward pass at most."""
@@ -98,11 +101,13 @@ class Worker:
 
     # --- versions ---------------------------------------------------------------------------------------------------------------
 
-    def add(self, policy: Policy) -> None:
-        """Make a version available and wait until it is (one step at most); harmless when it is."""
+    def add(self, policy: Policy, *, logged: bool = True) -> None:
+        """Make a version available and wait until it is (one step at most); harmless when it is. Not `logged`: answers carry no
+        log-probabilities."""
         done = threading.Event()
 
         def command() -> None:
+            (self._unlogged.discard if logged else self._unlogged.add)(policy.digest)
             self._add(policy)
             done.set()
 
@@ -172,7 +177,7 @@ class Worker:
             self._count(-1)
             self._deliver([(job, error)])
             return
-        job.decoder = decoder
+        job.decoder, job.logged = decoder, job.request.digest not in self._unlogged
         self._jobs.append(job)
 
     def _cancel(self, job: Job, reason: FinishReason) -> None:
@@ -294,7 +299,8 @@ def _fresh(job: Job) -> dict[str, Any]:
     assert generation is not None
     first, start = job.sent_tokens, job.sent_text
     job.sent_tokens, job.sent_text = len(generation.tokens), len(generation.text)
-    return {"text": generation.text[start:], "tokens": generation.tokens[first:], "logprobs": generation.logprobs[first:]}
+    logprobs = generation.logprobs[first:] if job.logged else []
+    return {"text": generation.text[start:], "tokens": generation.tokens[first:], "logprobs": logprobs}
 
 
 def _chunk(job: Job) -> GenerationChunk:

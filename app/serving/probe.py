@@ -1,0 +1,44 @@
+"""Whether an engine's log-probabilities are those of what it samples: asked of every version when it is loaded, before it serves.
+
+Short answers are sampled as requests are (cache, batch, temperature), then scored in one plain forward pass. Healthy bfloat16 differs by
+0.001 nats per token (KL); log-probabilities of the wrong distribution by forty times that and more (SmolLM2: 0.066 raw instead of at
+temperature 0.7). An engine that fails serves on, and what it serves is never trained on: its turns carry no log-probabilities.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from app.domain.turns import SamplingParams
+from app.policy.forward import token_logprobs
+from app.policy.model import Policy
+from app.policy.sampling import Generation, sample
+
+PROMPTS = ("What is", "def first(items):\n    ", "Write a short answer: why", "1, 2, 3,")
+TOKENS = 16
+TEMPERATURE = 0.7
+MAX_KL = 0.01
+"""Mean of r − 1 − log r over the tokens, r = scored / sampled: KL(sampled ‖ scored), nats per token."""
+MAX_GAP = 1.0
+"""Largest |Δ log π| of a single token among the some sixty."""
+
+Sampler = Callable[[Policy, Sequence[Sequence[int]], SamplingParams], list[Generation]]
+
+
+def probe(policy: Policy, *, draw: Sampler = sample) -> str | None:
+    """None where what is said of the samples is true; else one sentence that says how far off it is."""
+    prompts = [policy.chat.encode(text) or [0] for text in PROMPTS]
+    gaps: list[float] = []
+    for generation in draw(policy, prompts, SamplingParams(temperature=TEMPERATURE, top_p=1.0, max_tokens=TOKENS, seed=0)):
+        with torch.inference_mode():
+            scored = token_logprobs(policy.model, generation.prompt, generation.tokens, temperature=TEMPERATURE).tolist()
+        gaps += [new - old for new, old in zip(scored, generation.logprobs, strict=True)]
+    kl = math.fsum(math.expm1(min(gap, 50.0)) - gap for gap in gaps) / len(gaps)
+    largest = max(abs(gap) for gap in gaps)
+    if kl <= MAX_KL and largest <= MAX_GAP:  # NaN is not
+        return None
+    return (
+        f"its log-probabilities are not those of what it samples (KL {kl:.3g} nats per token, largest gap {largest:.3g}): its turns are "
+        "not trained on; compare dtype, kernels and libraries with an engine where they are"
+    )
