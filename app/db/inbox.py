@@ -227,7 +227,7 @@ def _row(event: CloudEvent, now: datetime | None) -> Row:
         if len(text) > MAX_NAME or not text or ("\x00" in text) or not (text.isascii() or _encodes(text)):
             raise BadRequest(f"{name} is {text[:40]!r}: use 1 to {MAX_NAME} characters of valid text without NUL", param=name)
     try:
-        check_moments(received_at=now, time=event.time)
+        check_moments(received_at=now or utc_now(), time=event.time)
     except ValueError as error:
         raise BadRequest(str(error), param="time") from error
     return Row(
