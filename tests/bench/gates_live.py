@@ -114,8 +114,9 @@ def incidents(scale: float, seed: int) -> Section:
         section.row(name, len(taken) / n, said, f"{np.median(taken):.0f}" if taken else "-")
         if "champion's" in name:
             section.numbers[f"found: {name}"] = float(np.median(taken)) if taken else math.inf
-            soon = 150 if name.startswith("all") else 400
-            section.require(f"{name}: rolled back within {soon} turns", len(taken) == n and float(np.median(taken)) <= soon)
+            soon, power = (150, 1.0) if name.startswith("all") else (400, 0.8)
+            found_enough = len(taken) / n >= power - 3 * error_of(power, n)
+            section.require(f"{name}: rolled back, in the median within {soon} turns", found_enough and float(np.median(taken)) <= soon)
         else:
             wrong = len(taken) / n
             section.numbers["incident_rollbacks"] = max(wrong, section.numbers.get("incident_rollbacks", 0.0))
