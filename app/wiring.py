@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Engine
 
 from app.domain.errors import BadConfig, UnknownPolicy
+from app.domain.ids import utc_now
 from app.domain.policies import PolicyConfig
 from app.domain.ports import Clock
 from app.domain.streams import JoinRules
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from app.db.streams import SqlEffects
     from app.db.suite_scores import SqlScores
     from app.db.suite_sources import WellEnded
+    from app.db.traces import SqlTraces
     from app.db.troubles import SqlTroubles
     from app.db.versions import SqlVersions
     from app.db.webhooks import SqlWebhookBook
@@ -87,7 +89,8 @@ def upgrade_schema(settings: Settings) -> None:
     keep_salt(settings)
     for url in dict.fromkeys((settings.database_url, settings.inbox_url)):
         migrate.refuse_unknown(url)
-        migrate.upgrade(url)
+        if migrate.knows(url):
+            migrate.upgrade(url)
 
 
 def open_operations(settings: Settings) -> "SqlOperations":
@@ -228,6 +231,30 @@ def eraser(settings: Settings) -> "SqlEraser":
     from app.db.erasures import SqlEraser
 
     return SqlEraser(open_state(settings), open_inbox(settings), erase_from_segment=trajectories(settings).erase)
+
+
+def traces(settings: Settings) -> "SqlTraces":
+    """Looks for what is left of erased people, everywhere in this deployment."""
+    from app.db.traces import SqlTraces
+    from app.messaging.search import records_with
+
+    where = cluster(settings)
+    return SqlTraces(
+        open_state(settings), open_inbox(settings), files=trajectories(settings), topics=lambda words: records_with(where, words),
+        folders=[settings.data / "training", settings.data / "exports"],
+    )  # fmt: skip
+
+
+def sweep_segments(settings: Settings) -> int:
+    """Remove segment files that no row knows and nobody wrote to for an hour; returns how many."""
+    from app.db.segment_rows import unknown_among
+
+    store = trajectories(settings)
+    names = [name for name in store.names() if (at := store.unchanged_since(name)) is not None and utc_now() - at > timedelta(hours=1)]
+    unknown = unknown_among(open_state(settings), names)
+    for name in unknown:
+        store.erase(name, None)
+    return len(unknown)
 
 
 def decisions(settings: Settings, *, policy: str | None, since: datetime | None, until: datetime | None) -> "Iterator[Decision]":
@@ -595,7 +622,6 @@ def webhook_book(settings: Settings) -> "SqlWebhookBook":
 
 def courier(settings: Settings) -> "Courier":
     """Delivers release events to their receivers."""
-    from app.domain.ids import utc_now
     from app.release.webhooks import Courier
 
     return Courier(webhook_book(settings), clock=utc_now, allow_loopback=settings.host in LOOPBACK)

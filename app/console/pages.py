@@ -1,7 +1,7 @@
 """The pages, read-only; every one works without JavaScript and reloads itself."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jinja2
@@ -12,9 +12,11 @@ from app.console.charts import bars, lines, reaction_series
 from app.console.wording import age, clock_time, mood, share, short
 from app.domain.ids import utc_now
 from app.domain.releases import IN_FLIGHT
-from app.domain.views import Operations
+from app.domain.views import LabelRow, Operations, VersionRow
 
 HERE = Path(__file__).parent
+NEWEST_LABELS = 5_000
+"""A page is about what happens now, and is made within a fifth of a second: it reads so many labels, once."""
 PAGES = (("", "Overview"), ("releases", "Releases"), ("versions", "Versions"), ("labels", "Labels"), ("cycles", "Cycles"))
 Render = Callable[[str, Request, str | None, Callable[[str], dict[str, object]]], HTMLResponse]
 """(template, request, policy asked for, values of the policy shown) → page."""
@@ -92,23 +94,24 @@ def _renderer(operations: Operations, bound_to: Callable[[Request], str | None])
 
 def _overview(operations: Operations, policy: str, *, shared: bool) -> dict[str, object]:
     """`shared`: whether sums over all policies are shown too."""
-    releases = operations.releases(policy, limit=12)
+    releases, labels = operations.releases(policy, limit=12), operations.labels(policy, limit=NEWEST_LABELS)
+    versions = operations.versions(policy, labels)
     return {
         "pointer": operations.pointer(policy),
-        "versions": operations.versions(policy)[-8:],
-        "names": {version.digest: version.name for version in operations.versions(policy)},
+        "versions": versions[-8:],
+        "names": {version.digest: version.name for version in versions},
         "in_flight": [release for release in releases if release.state in IN_FLIGHT],
         "releases": releases,
         "progress": operations.progress(policy),
         "accepted": operations.accepted_events() if shared else None,
         "waiting": operations.waiting_turns(policy),
-        "chart": _persistence_chart(operations, policy),
+        "chart": _persistence_chart(versions, labels),
     }
 
 
 def _release(operations: Operations, policy: str, release_id: str) -> dict[str, object]:
-    found = next((release for release in operations.releases(policy, limit=1000) if release.id == release_id), None)
-    if found is None:
+    found = operations.release(release_id)
+    if found is None or found.policy != policy:
         raise HTTPException(404, f"no release {release_id} of policy {policy}; /console/releases lists those there are")
     return {
         "release": found, "gates": operations.gates(release_id), "steps": operations.steps(release_id),
@@ -117,15 +120,13 @@ def _release(operations: Operations, policy: str, release_id: str) -> dict[str, 
 
 
 def _versions(operations: Operations, policy: str) -> dict[str, object]:
-    return {
-        "versions": operations.versions(policy),
-        "pointer": operations.pointer(policy),
-        "chart": _persistence_chart(operations, policy),
-    }
+    labels = operations.labels(policy, limit=NEWEST_LABELS)
+    versions = operations.versions(policy, labels)
+    return {"versions": versions, "pointer": operations.pointer(policy), "chart": _persistence_chart(versions, labels)}
 
 
 def _labels(operations: Operations, policy: str) -> dict[str, object]:
-    rows = operations.labels(policy)
+    rows = operations.labels(policy, limit=NEWEST_LABELS)
     left_out = Counter(row.exclusion for row in rows if row.exclusion is not None)
     follow_ups = Counter(mood(row.follow_up) for row in rows)
     return {
@@ -136,6 +137,6 @@ def _labels(operations: Operations, policy: str) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _persistence_chart(operations: Operations, policy: str) -> str:
-    names = {version.digest: version.name for version in operations.versions(policy)}
-    return lines(reaction_series(operations.labels(policy), names), title="share of an answer that is still there, by version")
+def _persistence_chart(versions: Sequence[VersionRow], labels: Sequence[LabelRow]) -> str:
+    names = {version.digest: version.name for version in versions}
+    return lines(reaction_series(labels, names), title="share of an answer that is still there, by version")

@@ -1,14 +1,20 @@
 """Batches in SQL: the port `BatchStore`. One transaction at a time cuts for a policy; the primary key of `batch_items` is the promise."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, Row, delete, exists, func, insert, or_, select, true, union_all, update
+from sqlalchemy import ColumnElement, Connection, Engine, Row, delete, exists, func, insert, or_, select, text, true, union_all, update
 
+from app.db import locks
+from app.db.chunks import chunked, one_of
 from app.db.engine import writing
+from app.db.labels import lot_of
 from app.db.tables import (
+    POOL,
+    POOL_SQLITE,
     batch_items,
     batches,
     cycles,
@@ -20,7 +26,7 @@ from app.db.tables import (
     turns,
     versions,
 )
-from app.domain.batches import BatchItem, BatchManifest, LabelledTurn
+from app.domain.batches import BatchItem, BatchManifest, LabelGroup, LabelledTurn, LabelsMade
 from app.domain.cycles import CycleStatus
 from app.domain.gates import Verdict
 from app.domain.ids import utc_now
@@ -41,8 +47,7 @@ class SqlBatchStore:
     def cutting(self, policy: str) -> Iterator["SqlCutSession"]:
         """SQLite: the database's one writer. PostgreSQL: an advisory lock on the policy, held to the end of the transaction."""
         with writing(self.engine) as connection:
-            if connection.dialect.name == "postgresql":
-                connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(f"ratchet.batches:{policy}", 0))))
+            locks.hold(connection, locks.batches_of(policy))
             yield SqlCutSession(connection, policy)
 
 
@@ -92,26 +97,60 @@ class SqlCutSession:
         """End of the newest window."""
         return self.connection.execute(select(func.max(batches.c.window_to)).where(batches.c.policy == self.policy)).scalar_one_or_none()
 
-    def unused_labels(self, *, versions: Sequence[str], since: datetime | None, until: datetime) -> list[LabelledTurn]:
-        """Current labels in no batch, sorted by inference id."""
+    def unused_labels(
+        self, *, versions: Sequence[str], since: datetime | None, until: datetime, slot: int = 0, at_most: int | None = None
+    ) -> list[LabelledTurn]:
+        """Current labels in no batch, sorted by inference id; with `at_most`, those of the episodes drawn by lot."""
+        fresh = true() if since is None else labels.c.labelled_at > since
+        wanted = or_(labels.c.version.in_(versions), fresh) & self._unused(until)
+        if at_most is None:
+            return self._labelled(wanted)
+        drawn = sorted(self._draw(versions, until, slot, at_most))
+        found = [turn for lots in chunked(drawn) for turn in self._labelled(wanted & one_of(self.connection, labels.c.lot, lots))]
+        return sorted(found, key=lambda turn: turn.inference_id)
+
+    def _unused(self, until: datetime) -> ColumnElement[bool]:
+        mine = labels.c.current & (labels.c.policy == self.policy) & labels.c.batch_id.is_(None) & (labels.c.labelled_at <= until)
+        # A process of the revision before does not write batch_id.
+        return mine & ~exists(select(1).where(batch_items.c.inference_id == labels.c.inference_id))
+
+    def _labelled(self, wanted: ColumnElement[bool]) -> list[LabelledTurn]:
         sibling = turns.alias("sibling")
         same_episode = (sibling.c.episode_id == turns.c.episode_id) & (sibling.c.policy == turns.c.policy)
         episode_open = exists(select(1).where(same_episode, sibling.c.labelled_at.is_(None)))
         tries = select(func.count()).where(returned_items.c.inference_id == labels.c.inference_id).scalar_subquery()
-        fresh = true() if since is None else labels.c.labelled_at > since
         statement = (
             select(labels, turns, episode_open.label("episode_open"), turns.c.episode_id.label("episode"), tries.label("tries"))
             .join(turns, turns.c.inference_id == labels.c.inference_id)
-            .where(
-                labels.c.current,
-                labels.c.policy == self.policy,
-                labels.c.labelled_at <= until,
-                or_(labels.c.version.in_(versions), fresh),
-                ~exists(select(1).where(batch_items.c.inference_id == labels.c.inference_id)),
-            )
+            .where(wanted)
             .order_by(labels.c.inference_id)
         )
         return [_labelled_turn(row) for row in self.connection.execute(statement)]
+
+    def _draw(self, versions: Sequence[str], until: datetime, slot: int, at_most: int) -> set[int]:
+        """Lots of about `at_most` labels of each version that say something, from the slot's place onwards; by the newest rule set."""
+        pool = text(POOL_SQLITE if self.connection.dialect.name == "sqlite" else POOL)
+        rule_set = self._newest_rule_set(until)
+        begin, drawn = lot_of(f"{self.policy}\x1f{slot}"), set[int]()
+        for version in versions:  # one ordered walk along the index for each, onwards and then around: the database stops at the limit
+            mine = select(labels.c.lot).where(pool, labels.c.policy == self.policy, labels.c.version == version)
+            mine = mine.where(labels.c.rule_set == rule_set, labels.c.labelled_at <= until).order_by(labels.c.lot)
+            onwards = self.connection.execute(mine.where(labels.c.lot >= begin).limit(at_most)).scalars().all()
+            around = self.connection.execute(mine.where(labels.c.lot < begin).limit(max(0, at_most - len(onwards)))).scalars().all()
+            drawn.update(onwards, around)
+        return drawn
+
+    def _newest_rule_set(self, until: datetime) -> str | None:
+        newest = select(labels.c.rule_set).where(labels.c.current, labels.c.policy == self.policy, labels.c.labelled_at <= until)
+        return self.connection.execute(newest.order_by(labels.c.labelled_at.desc(), labels.c.rule_set.desc()).limit(1)).scalar()
+
+    def made(self, *, since: datetime | None, until: datetime) -> LabelsMade:
+        """The current labels in no batch that were made in this time, counted by the database."""
+        inside = self._unused(until) & (true() if since is None else labels.c.labelled_at > since)
+        group = (labels.c.exclusion, labels.c.version, labels.c.held_out, labels.c.rule_set)
+        rows = self.connection.execute(select(*group, func.count(), func.min(labels.c.labelled_at)).where(inside).group_by(*group)).all()
+        groups = Counter({LabelGroup(exclusion, version, bool(out), rules): n for exclusion, version, out, rules, n, _ in rows})
+        return LabelsMade(groups=groups, first_at=min((row[5] for row in rows), default=None))
 
     def save(self, manifest: BatchManifest) -> None:
         """Insert batch and items; an item that is in another batch breaks the primary key and with it the transaction."""
@@ -129,6 +168,9 @@ class SqlCutSession:
         ]  # fmt: skip
         for start in range(0, len(rows), INSERT_ROWS):
             self.connection.execute(insert(batch_items), rows[start : start + INSERT_ROWS])
+            used = [row["inference_id"] for row in rows[start : start + INSERT_ROWS]]
+            mine = one_of(self.connection, labels.c.inference_id, used) & labels.c.current
+            self.connection.execute(update(labels).where(mine).values(batch_id=manifest.id))
 
 
 def read_manifest(connection: Connection, row: Row[tuple[object, ...]]) -> BatchManifest:

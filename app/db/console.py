@@ -54,7 +54,12 @@ class SqlOperations:
     def releases(self, policy: str, *, limit: int = 50) -> list[Release]:
         """Newest first."""
         query = select(*RELEASE_COLUMNS).where(releases.c.policy == policy).order_by(releases.c.created_at.desc()).limit(limit)
-        return [Release(**{**row._mapping, "state": ReleaseState(row.state)}) for row in self._rows(query)]
+        return [_release(row) for row in self._rows(query)]
+
+    def release(self, release_id: str) -> Release | None:
+        """By its key: a link to a release lives as long as the release."""
+        rows = self._rows(select(*RELEASE_COLUMNS).where(releases.c.id == release_id))
+        return _release(rows[0]) if rows else None
 
     def gates(self, release_id: str) -> list[GateRow]:
         """The newest answer of each gate."""
@@ -146,6 +151,10 @@ class SqlOperations:
     def _rows(self, query: Any) -> Sequence[Row[Any]]:  # noqa: ANN401 - any select
         with reading(self._state) as connection:
             return connection.execute(query).all()
+
+
+def _release(row: Row[Any]) -> Release:
+    return Release(**{**row._mapping, "state": ReleaseState(row.state)})
 
 
 def _picked(kind: Any, row: Row[Any]) -> Any:  # noqa: ANN401 - a dataclass and its instance

@@ -28,7 +28,7 @@ def bury(connection: Connection, dead: Sequence[DeadLetter], *, now: datetime) -
             "headers": dict(letter.headers), "payload": letter.payload, "attempts": 1, "first_seen_at": now, "last_seen_at": now,
             "source": _identity(letter, "ce_source"), "event_id": _identity(letter, "ce_id"),
         }
-        for letter in dead
+        for letter in sorted(dead, key=lambda letter: (letter.topic, letter.partition, letter.offset))
     ]  # fmt: skip
     statement = (sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert)(dead_letters)
     seen_again = {

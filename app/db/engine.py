@@ -1,11 +1,11 @@
 """Engines and transactions: one place that knows how SQLite and PostgreSQL are opened."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql.dml import Insert
 from sqlalchemy.sql.schema import Table
@@ -14,14 +14,35 @@ BUSY_TIMEOUT_MS = 30_000
 """How long a SQLite writer waits for another one. A stage's transaction takes milliseconds; thirty seconds pass when a process hangs."""
 
 
-def open_engine(url: str) -> Engine:
-    """Open a database: `sqlite:////path/file.db` or `postgresql+psycopg://…` (plain `postgresql://` is accepted)."""
+POSTGRES = {"connect_timeout": 3, "tcp_user_timeout": 5_000, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
+"""A server that is gone without a word (seconds; milliseconds) is noticed, instead of holding a thread for the kernel's two hours."""
+SESSION = {"statement_timeout": "60s", "lock_timeout": "10s", "idle_in_transaction_session_timeout": "60s"}
+"""No statement, no wait for a lock and no forgotten transaction lasts longer. What a URL's own `options` say goes before."""
+MIGRATING = {"statement_timeout": "0", "lock_timeout": "10s", "idle_in_transaction_session_timeout": "0"}
+"""An index over a year takes hours; but nobody waits longer than this behind a migration that waits for a lock."""
+
+
+def open_engine(url: str, *, session: Mapping[str, str] = SESSION) -> Engine:
+    """Open a database: `sqlite:////path/file.db` or `postgresql+psycopg://…` (plain `postgresql://` is accepted).
+
+    Of several hosts (`?host=a:5432&host=b:5432`) the one that takes writes is found, before a failover and after it.
+    """
     parsed = make_url(url)
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.get_backend_name() == "sqlite":
         return _open_sqlite(parsed.render_as_string(hide_password=False))
-    return create_engine(parsed, pool_pre_ping=True, pool_size=5, max_overflow=10, json_serializer=to_json, json_deserializer=_FROM_JSON)
+    options = {"connect_args": _postgres_arguments(parsed, session), "pool_pre_ping": True, "pool_size": 5, "max_overflow": 10}
+    return create_engine(parsed, **options, json_serializer=to_json, json_deserializer=_FROM_JSON)
+
+
+def _postgres_arguments(url: URL, session: Mapping[str, str]) -> dict[str, Any]:
+    """What the driver is told, except for what the URL itself says."""
+    own = url.query.get("options", "")
+    settings = " ".join([f"-c {name}={value}" for name, value in session.items()] + [own if isinstance(own, str) else " ".join(own)])
+    several = {"target_session_attrs": "read-write"} if isinstance(url.query.get("host"), tuple) else {}
+    told = {name: value for name, value in (POSTGRES | several).items() if name not in url.query}
+    return told | {"options": settings.strip()}
 
 
 def _open_sqlite(url: str) -> Engine:
@@ -37,6 +58,7 @@ def _open_sqlite(url: str) -> Engine:
         connection.execute("PRAGMA synchronous=FULL")  # NORMAL loses acknowledged commits at power loss
         connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
         connection.execute("PRAGMA foreign_keys=ON")
+        connection.execute("PRAGMA secure_delete=ON")  # what is erased or trimmed is overwritten, not left in a free page
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:

@@ -1,18 +1,24 @@
-"""Forgetting a person: everything of theirs goes, in one transaction; the names of versions trained on it are reported.
+"""Forgetting a person: everything of theirs goes; the names of versions trained on it are reported.
+
+    announce ──▶ what of theirs there is ──▶ inbox payloads ──▶ rows and segments, one transaction
+
+From the announcement on ingestion forgets what they said before it, and waits for nobody: it is made while no transaction is under way
+that does not know of it. So what is found afterwards is all there is. Killed on the way, the next attempt goes on.
 
 What stays: that turns were served (empty shells, so that counts add up), that batches held them, and the pseudonym in `erasures`,
-without which a replay would bring the rest back.
+without which a replay would bring the rest back. It costs what the person has, not what the tables have.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Engine, LargeBinary, cast, delete, func, insert, literal, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Engine, LargeBinary, cast, delete, func, literal, select, text, update
 
-from app.db import audit
-from app.db.chunks import chunked
-from app.db.engine import reading, writing
+from app.db import audit, locks, segment_rows
+from app.db.chunks import chunked, one_of, pair_of
+from app.db.engine import insert_or_ignore, reading, writing
 from app.db.outbox import OutboxEvent, enqueue
 from app.db.tables import (
     batch_items,
@@ -24,15 +30,19 @@ from app.db.tables import (
     observations,
     outbox,
     returned_items,
-    segments,
     training_runs,
     turns,
     versions,
 )
 from app.db.tables import erasures as erasures_table
+from app.db.turn_counts import count_labelled
 from app.db.turns import SHELL
 from app.domain.events import Erasure, EventType, Topic
 from app.domain.streams import EraseFromSegment, ErasureReport
+
+FULL = text("length(payload) > 0")
+"""As the indexes over rows with a payload say it."""
+PAGE = 500
 
 
 class SqlEraser:
@@ -45,28 +55,40 @@ class SqlEraser:
 
     def erase(self, erasure: Erasure, *, now: datetime) -> ErasureReport:
         """Erase; a second call removes what came since, usually nothing. The bytes are gone from the files as well (SQLite)."""
+        announce(self._state, erasure)
         with reading(self._state) as connection:
-            ids, episodes = belongings(connection, erasure.actor)
-        with writing(self._inbox) as connection:
-            scrubbed = scrub_inbox(connection, erasure.actor, ids, episodes)
-        with writing(self._state) as connection:
+            mine = belongings(connection, erasure.actor)
+        scrubbed = locks.settled(self._inbox, lambda connection: scrub_inbox(connection, erasure.actor, mine))
+
+        def forget(connection: Connection) -> ErasureReport:
             report = erase_actor(connection, erasure, erase_from_segment=self._erase_from_segment, now=now, inbox_payloads=scrubbed)
             detail = {"turns": report.turns, "trained_versions": list(report.trained_versions), "again": report.already_erased}
             audit.append(connection, actor=erasure.requested_by, action="erase", subject=erasure.actor, detail=detail, now=now)
+            return report
+
+        report = locks.settled(self._state, forget)
         for engine in {self._state, self._inbox}:
-            _overwrite_free_space(engine)
+            _empty_log(engine)
         return report
 
 
-def _overwrite_free_space(engine: Engine) -> None:
-    """Rebuild a SQLite file: deleted rows stay readable in free pages and in the write-ahead log otherwise."""
+def announce(engine: Engine, erasure: Erasure) -> None:
+    """From this commit on nothing that the person said before is applied any more; what is being applied now is applied first."""
+    with writing(engine) as connection:
+        locks.hold(connection, locks.ERASURES)
+        row = {"actor": erasure.actor, "requested_by": erasure.requested_by, "erased_at": erasure.occurred_at, "report": {}}
+        connection.execute(insert_or_ignore(connection, erasures_table), row)
+        earlier = (erasures_table.c.actor == erasure.actor) & (erasures_table.c.erased_at < erasure.occurred_at)
+        connection.execute(update(erasures_table).where(earlier).values(erased_at=erasure.occurred_at))
+
+
+def _empty_log(engine: Engine) -> None:
+    """SQLite overwrites what is deleted (`secure_delete`), and keeps it in the write-ahead log until that is emptied."""
     if engine.dialect.name != "sqlite":
         return
     raw = engine.raw_connection()
     try:
-        cursor = raw.cursor()
-        cursor.execute("VACUUM")
-        cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        raw.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
     finally:
         raw.close()
 
@@ -85,47 +107,82 @@ def erase_actor(
 ) -> ErasureReport:
     """Erase everything of `erasure.actor` from the state database and the segments. A second call finds what came since."""
     actor = erasure.actor
-    own = connection.execute(select(turns.c.inference_id, turns.c.episode_id, turns.c.payload_segment).where(turns.c.actor == actor)).all()
+    own = _lock_turns(connection, actor)
     ids, episodes = [row.inference_id for row in own], sorted({row.episode_id for row in own})
-    before = connection.execute(select(erasures_table.c.report).where(erasures_table.c.actor == actor)).scalar()
-    trained = sorted(set((before or {}).get("trained_versions", [])) | _trained_versions(connection, actor, ids))
+    before: dict[str, Any] = connection.execute(select(erasures_table.c.report).where(erasures_table.c.actor == actor)).scalar() or {}
+    trained = sorted(set(before.get("trained_versions", [])) | _trained_versions(connection, actor, ids))
     report = ErasureReport(
         actor=actor,
         turns=len(ids),
-        segments=_erase_payloads(connection, [(r.payload_segment, r.inference_id) for r in own if r.payload_segment], erase_from_segment),
         observations=_erase_observations(connection, actor, ids, episodes),
         labels=_erase_labels(connection, actor, ids),
         exposures=connection.execute(delete(exposures).where(exposures.c.actor == actor)).rowcount,
         inbox_payloads=inbox_payloads,
-        dead_letters=_erase_letters(connection, [actor, *ids]),
+        dead_letters=_erase_letters(connection, {actor, *ids}),
+        segments=segment_rows.erase_from(
+            connection, [(row.payload_segment, row.inference_id) for row in own if row.payload_segment], erase_from_segment
+        ),
         trained_versions=tuple(trained),
-        already_erased=before is not None,
+        already_erased=bool(before),
     )
+    _erase_outbox(connection, [*ids, *episodes])
     _empty_turns(connection, ids, now)
     _tombstones(connection, ids, episodes, now)
-    _remember(connection, erasure, report, before, now)
+    _remember(connection, erasure, report, before)
     return report
 
 
-def scrub_inbox(connection: Connection, actor: str, inference_ids: Sequence[str], episode_ids: Sequence[str]) -> int:
-    """Empty the payloads of everything in the inbox database that names the actor or belongs to their turns; identities stay."""
-    scrubbed = 0
-    full = inbox.c.payload != b""
-    scrubbed += connection.execute(update(inbox).where(full, _contains(connection, inbox.c.payload, actor)).values(payload=b"")).rowcount
-    for keys in chunked([*inference_ids, *episode_ids]):
-        scrubbed += connection.execute(update(inbox).where(full, inbox.c.key.in_(keys)).values(payload=b"")).rowcount
+def _lock_turns(connection: Connection, actor: str) -> Sequence[Any]:
+    """The person's turns. Nobody cuts a batch from them, labels them or joins anything to them before this transaction ends."""
+    mine = turns.c.actor == actor
+    for policy in sorted(connection.execute(select(turns.c.policy).where(mine).distinct()).scalars()):
+        locks.hold(connection, locks.batches_of(policy))
+    wanted = select(turns.c.inference_id, turns.c.episode_id, turns.c.payload_segment).where(mine)
+    return connection.execute(wanted.order_by(turns.c.inference_id).with_for_update()).all()
+
+
+class Belongings(NamedTuple):
+    """What of a person there is, by name."""
+
+    keys: list[str]
+    """Ids of their turns and episodes, and of those that were shown to them."""
+    said: list[tuple[str, str]]
+    """(source, id) of what they said about anything."""
+
+
+def belongings(connection: Connection, actor: str) -> Belongings:
+    """Everything that `scrub_inbox` looks for."""
+    served = select(turns.c.inference_id, turns.c.episode_id).where(turns.c.actor == actor)
+    shown = select(exposures.c.inference_id, exposures.c.episode_id).where(exposures.c.actor == actor)
+    keys = {key for statement in (served, shown) for row in connection.execute(statement) for key in row}
+    said = select(observations.c.source, observations.c.id).where(observations.c.actor == actor)
+    return Belongings(keys=sorted(keys), said=[(row.source, row.id) for row in connection.execute(said)])
+
+
+def scrub_inbox(connection: Connection, actor: str, mine: Belongings) -> int:
+    """Empty the payloads of everything in the inbox database that names the actor or belongs to their turns; identities stay.
+
+    What was applied is found by its key or identity; of what was not yet, every payload is looked into.
+    """
+    keys, scrubbed = set(mine.keys), 0
+    for waiting in (inbox.c.relayed_at.is_(None), inbox.c.relayed_at.is_not(None) & inbox.c.applied_at.is_(None)):
+        named = select(inbox.c.seq, inbox.c.key, inbox.c.event_id).where(waiting, FULL, contains(connection, inbox.c.payload, actor))
+        found = connection.execute(named).all()
+        keys.update(key for row in found for key in (row.key, row.event_id))
+        scrubbed += _empty(connection, one_of(connection, inbox.c.seq, [row.seq for row in found]))
+    for some in chunked(sorted(keys)):
+        scrubbed += _empty(connection, one_of(connection, inbox.c.key, some))
+    for pairs in chunked(mine.said):
+        scrubbed += _empty(connection, pair_of(connection, (inbox.c.source, inbox.c.event_id), pairs))
     return scrubbed
 
 
-def belongings(connection: Connection, actor: str) -> tuple[list[str], list[str]]:
-    """Inference and episode ids of an actor's turns, and of what was shown to them."""
-    served = select(turns.c.inference_id, turns.c.episode_id).where(turns.c.actor == actor)
-    shown = select(exposures.c.inference_id, exposures.c.episode_id).where(exposures.c.actor == actor)
-    mine = [(row[0], row[1]) for statement in (served, shown) for row in connection.execute(statement)]
-    return sorted({inference for inference, _ in mine}), sorted({episode for _, episode in mine})
+def _empty(connection: Connection, which: ColumnElement[bool]) -> int:
+    return connection.execute(update(inbox).where(which, FULL).values(payload=b"")).rowcount
 
 
-def _contains(connection: Connection, column: ColumnElement[Any], text: str) -> ColumnElement[bool]:
+def contains(connection: Connection, column: ColumnElement[Any], text: str) -> ColumnElement[bool]:
+    """Whether the bytes of a column have this text in them."""
     if connection.dialect.name == "sqlite":
         return func.instr(column, literal(text.encode(), LargeBinary)) > 0
     return func.position(cast(literal(text.encode(), LargeBinary), LargeBinary).op("IN")(column)) > 0
@@ -149,16 +206,6 @@ def _trained_versions(connection: Connection, actor: str, ids: Sequence[str]) ->
     return found
 
 
-def _erase_payloads(connection: Connection, located: Sequence[tuple[str, str]], erase_from_segment: EraseFromSegment) -> int:
-    by_segment: dict[str, set[str]] = {}
-    for name, inference_id in located:
-        by_segment.setdefault(name, set()).add(inference_id)
-    for name, ids in by_segment.items():
-        removed = erase_from_segment(name, frozenset(ids))
-        connection.execute(update(segments).where(segments.c.name == name).values(rows=segments.c.rows - removed))
-    return len(by_segment)
-
-
 def _erase_observations(connection: Connection, actor: str, ids: Sequence[str], episodes: Sequence[str]) -> int:
     o = observations.c
     erased = connection.execute(delete(observations).where(o.actor == actor)).rowcount
@@ -180,16 +227,40 @@ def _erase_labels(connection: Connection, actor: str, ids: Sequence[str]) -> int
     return erased
 
 
-def _erase_letters(connection: Connection, words: Sequence[str]) -> int:
-    """Dead letters and outbox payloads that name the actor or one of their turns."""
-    erased = 0
-    for chunk in chunked(words, 100):
-        erased += connection.execute(
-            delete(dead_letters).where(or_(*(_contains(connection, dead_letters.c.payload, w) for w in chunk)))
-        ).rowcount
-        named = or_(*(_contains(connection, outbox.c.payload, word) for word in chunk))
-        connection.execute(update(outbox).where(outbox.c.payload != b"", named).values(payload=b""))
+def _erase_letters(connection: Connection, words: set[str]) -> int:
+    """Dead letters that name the actor or one of their turns, and what was sent of them to their topic."""
+    wanted, last, erased = {word.encode() for word in words}, 0, 0
+    d = dead_letters.c
+    while page := connection.execute(select(dead_letters).where(d.id > last).order_by(d.id).limit(PAGE)).all():
+        last = page[-1].id
+        mine = [row for row in page if not wanted.isdisjoint(_WORDS.findall(row.payload))]
+        if mine:
+            connection.execute(delete(dead_letters).where(one_of(connection, d.id, [row.id for row in mine])))
+            erased += len(mine)
+            _erase_outbox(connection, [f"{row.topic}:{row.partition}:{row.offset}" for row in mine])
     return erased
+
+
+_WORDS = re.compile(rb"[^\s\"'\\,:{}\[\]]+")
+"""What stands between JSON's punctuation."""
+
+
+def _erase_outbox(connection: Connection, keys: Sequence[str]) -> None:
+    """Payloads of the loop's own events about these turns, episodes or dead letters."""
+    for some in chunked(keys):
+        mine = one_of(connection, outbox.c.key, some)
+        connection.execute(update(outbox).where(mine, FULL).values(payload=b""))
+
+
+def forget_said(connection: Connection, shells: Sequence[str]) -> None:
+    """What others said about turns that came after their person was erased, and about episodes of which nothing else is left."""
+    if not shells:
+        return
+    o = observations.c
+    connection.execute(delete(observations).where(one_of(connection, o.inference_id, shells)))
+    theirs = select(turns.c.episode_id).where(one_of(connection, turns.c.inference_id, shells))
+    alive = select(turns.c.episode_id).where(turns.c.episode_id.in_(theirs), turns.c.erased_at.is_(None))
+    connection.execute(delete(observations).where(o.episode_id.in_(theirs), o.episode_id.not_in(alive)))
 
 
 def _empty_turns(connection: Connection, ids: Sequence[str], now: datetime) -> None:
@@ -198,6 +269,10 @@ def _empty_turns(connection: Connection, ids: Sequence[str], now: datetime) -> N
     A label that is being made at this moment from what stood there is stale, and says so by `evidence`.
     """
     for chunk in chunked(ids):
+        labelled = select(turns.c.policy, turns.c.version).where(
+            one_of(connection, turns.c.inference_id, chunk), turns.c.labelled_at.is_not(None)
+        )
+        count_labelled(connection, [(row.policy, row.version) for row in connection.execute(labelled)], by=-1)
         due = {"erased_at": now, "labelled_at": None, "needs_relabel": False, "label_due_at": now}
         values = SHELL | due | {"evidence": turns.c.evidence + 1}
         connection.execute(update(turns).where(turns.c.inference_id.in_(chunk)).values(values))
@@ -210,13 +285,10 @@ def _tombstones(connection: Connection, ids: Sequence[str], episodes: Sequence[s
     enqueue(connection, events, now=now)
 
 
-def _remember(connection: Connection, erasure: Erasure, report: ErasureReport, before: dict[str, Any] | None, now: datetime) -> None:
+def _remember(connection: Connection, erasure: Erasure, report: ErasureReport, before: dict[str, Any]) -> None:
     counts = {
-        name: getattr(report, name) + (before or {}).get(name, 0)
+        name: getattr(report, name) + before.get(name, 0)
         for name in ("turns", "observations", "labels", "exposures", "inbox_payloads", "dead_letters", "segments")
     }
-    row = {"erased_at": erasure.occurred_at, "report": counts | {"trained_versions": list(report.trained_versions)}}
-    if before is None:
-        connection.execute(insert(erasures_table), row | {"actor": erasure.actor, "requested_by": erasure.requested_by})
-    else:
-        connection.execute(update(erasures_table).where(erasures_table.c.actor == erasure.actor).values(row))
+    values = {"report": counts | {"trained_versions": list(report.trained_versions)}}
+    connection.execute(update(erasures_table).where(erasures_table.c.actor == erasure.actor).values(values))

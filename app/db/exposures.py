@@ -14,7 +14,7 @@ def insert_exposures(connection: Connection, shown: Sequence[Exposure]) -> int:
     """Insert what is new; the first assignment of an inference stays. Returns how many were ignored."""
     if not shown:
         return 0
-    rows = [_row(exposure) for exposure in shown]
+    rows = [_row(exposure) for exposure in sorted(shown, key=lambda exposure: exposure.inference_id)]
     statement = insert_or_ignore(connection, exposures).returning(exposures.c.id)
     return len(rows) - len(connection.execute(statement, rows).all())
 

@@ -1,17 +1,20 @@
 """Labels in SQL: due turns with their observations, and the current label of each turn."""
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import Column, Connection, Engine, Row, exists, func, insert, literal, select, update
+from sqlalchemy import Column, Connection, Engine, Row, func, insert, literal, select, text, update
 
+from app.db import locks
 from app.db.chunks import one_of
-from app.db.engine import reading, writing
+from app.db.engine import reading
 from app.db.outbox import OutboxEvent, enqueue
-from app.db.tables import batch_items, labels, observations, turns
+from app.db.tables import POOL, POOL_SQLITE, batch_items, labels, observations, turns
+from app.db.turn_counts import count_labelled
 from app.domain.events import Observation, Topic
 from app.domain.rewards import DueTurn, Label, TurnFacts
 from app.domain.turns import FinishReason, ToolCall
@@ -33,8 +36,13 @@ _OBSERVATION = (
 )  # fmt: skip
 
 
+def lot_of(unit: str) -> int:
+    """60 bits of a hash: an episode's place among those that batches are drawn from. (MD5, because PostgreSQL has it for the migration.)"""
+    return int(hashlib.md5(unit.encode(), usedforsecurity=False).hexdigest()[:15], 16)
+
+
 class SqlLabels:
-    """The `LabelBook` port on SQL."""
+    """The `LabelBook` port on SQL. Several may label at the same time: a turn that another one is writing is left to it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -63,26 +71,38 @@ class SqlLabels:
 
         A turn about which something new became known since it was read stays due: its label would be stale.
         """
-        with writing(self._engine) as connection:
-            finished = self._unchanged(connection, [label.inference_id for label in made])
-            used = _batched(connection, [label.inference_id for label in made if label.revision > 1])
-            fresh = [label for label in made if label.inference_id in finished and label.inference_id not in used]
-            if fresh:
-                _retire(connection, [label.inference_id for label in fresh if label.revision > 1])
-                connection.execute(insert(labels), [_row(label, finished[label.inference_id]) for label in fresh])
-                enqueue(connection, [_event(label) for label in fresh], now=now)
-            labelled = {"needs_relabel": False, "labelled_at": func.coalesce(turns.c.labelled_at, literal(now, turns.c.labelled_at.type))}
-            connection.execute(update(turns).where(one_of(connection, turns.c.inference_id, finished)).values(labelled))
+        locks.settled(self._engine, lambda connection: self._write(connection, made, now))
 
-    def _unchanged(self, connection: Connection, ids: Sequence[str]) -> dict[str, datetime]:
-        """When the turns ended about which nothing new became known since `due` read them, locked until the transaction ends."""
-        locked = (
-            select(turns.c.inference_id, turns.c.evidence, turns.c.finished_at)
-            .where(one_of(connection, turns.c.inference_id, ids))
-            .order_by(turns.c.inference_id)
+    def _write(self, connection: Connection, made: Sequence[Label], now: datetime) -> None:
+        turns_ = self._open(connection, [label.inference_id for label in made])
+        used = _batched(connection, [label.inference_id for label in made if label.revision > 1])
+        fresh = [label for label in made if label.inference_id in turns_ and label.inference_id not in used]
+        if fresh:
+            _retire(connection, [label.inference_id for label in fresh if label.revision > 1])
+            connection.execute(insert(labels), [_row(label, turns_[label.inference_id]) for label in fresh])
+            enqueue(connection, [_event(label) for label in fresh], now=now)
+        labelled = {"needs_relabel": False, "labelled_at": func.coalesce(turns.c.labelled_at, literal(now, turns.c.labelled_at.type))}
+        connection.execute(update(turns).where(one_of(connection, turns.c.inference_id, turns_)).values(labelled))
+        count_labelled(connection, [(row.policy, row.version) for row in turns_.values() if row.labelled_at is None])
+
+    def _open(self, connection: Connection, ids: Sequence[str]) -> dict[str, Row[*tuple[Any, ...]]]:
+        """Turns that still want a label and about which nothing new became known since `due` read them, locked to the end.
+
+        One that is locked is being written by another labeller, or something new is being joined to it: it stays due.
+        """
+        asked = turns.c.labelled_at.is_(None) | turns.c.needs_relabel
+        wanted = select(
+            turns.c.policy,
+            turns.c.version,
+            turns.c.labelled_at,
+            turns.c.inference_id,
+            turns.c.evidence,
+            turns.c.finished_at,
+            turns.c.episode_id,
         )
-        rows = connection.execute(locked.with_for_update())
-        return {id_: finished for id_, evidence, finished in rows if evidence == self._read.get(id_, evidence)}
+        mine = wanted.where(one_of(connection, turns.c.inference_id, ids), asked).order_by(turns.c.inference_id)
+        rows = connection.execute(mine.with_for_update(skip_locked=True))
+        return {row.inference_id: row for row in rows if row.evidence == self._read.get(row.inference_id, row.evidence)}
 
 
 def _batched(connection: Connection, ids: Collection[str]) -> set[str]:
@@ -159,12 +179,12 @@ def facts_of(row: Row[*tuple[Any, ...]]) -> TurnFacts:
     )  # fmt: skip
 
 
-def _row(label: Label, finished_at: datetime) -> dict[str, Any]:
+def _row(label: Label, turn: Row[*tuple[Any, ...]]) -> dict[str, Any]:
     return {
         "inference_id": label.inference_id, "revision": label.revision, "current": True, "policy": label.policy, "version": label.version,
         "reward": label.reward, "terms": label.terms, "rule_set": label.rule_set,
         "exclusion": label.exclusion.value if label.exclusion else None, "segment": label.segment, "actor": label.actor,
-        "held_out": label.held_out, "finished_at": finished_at, "labelled_at": label.labelled_at,
+        "held_out": label.held_out, "finished_at": turn.finished_at, "labelled_at": label.labelled_at, "lot": lot_of(turn.episode_id),
     }  # fmt: skip
 
 
@@ -173,9 +193,9 @@ def _event(label: Label) -> OutboxEvent:
     return OutboxEvent(topic=Topic.LABELS, type=LABEL_EVENT, key=label.inference_id, payload=msgspec.json.encode(label))
 
 
-def count_trainable(connection: Connection, policy: str, version: str) -> int:
-    """Current labels of a version that a batch could take: eligible, not held out, in no batch yet."""
-    free = ~exists().where(batch_items.c.inference_id == labels.c.inference_id)
-    mine = (labels.c.policy == policy) & (labels.c.version == version) & labels.c.current
-    usable = labels.c.exclusion.is_(None) & ~labels.c.held_out & free
-    return connection.execute(select(func.count()).select_from(labels).where(mine, usable)).scalar_one()
+def count_trainable(connection: Connection, policy: str, version: str, *, at_most: int = 100_000) -> int:
+    """Current labels of a version that a batch could take: eligible, not held out, in no batch yet. Counted no further than `at_most`."""
+    pool = text(POOL_SQLITE if connection.dialect.name == "sqlite" else POOL)
+    mine = (labels.c.policy == policy) & (labels.c.version == version) & labels.c.exclusion.is_(None)
+    found = select(labels.c.inference_id).where(pool, mine).limit(at_most).subquery()
+    return connection.execute(select(func.count()).select_from(found)).scalar_one()

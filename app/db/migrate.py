@@ -1,4 +1,9 @@
-"""Schema revisions: upgrade, and a clear word when a database is not at the revision this code was written for."""
+"""Schema revisions: upgrade, and a clear word when this code cannot run on the revision that a database is at.
+
+A rolling upgrade migrates first and replaces processes afterwards, so for a while older code runs on a newer schema. A migration that only
+expands leaves the older revisions in `compatible_revisions`; one that contracts deletes those whose code it breaks. Newer code on an older
+schema is refused: it needs what is not there yet.
+"""
 
 from pathlib import Path
 
@@ -6,9 +11,11 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from sqlalchemy import delete, inspect, select
 from sqlalchemy.exc import OperationalError
 
-from app.db.engine import open_engine, reading
+from app.db.engine import insert_or_ignore, open_engine, reading, writing
+from app.db.tables import compatible_revisions
 from app.domain.errors import BadConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,11 +31,13 @@ def _config(url: str) -> Config:
 def upgrade(url: str, revision: str = "head") -> None:
     """Bring the database at `url` to `revision`, creating it where it is an absent SQLite file."""
     command.upgrade(_config(url), revision)
+    _declare_compatible(url)
 
 
 def downgrade(url: str, revision: str) -> None:
     """Bring the database at `url` back to `revision` (`base` for an empty schema)."""
     command.downgrade(_config(url), revision)
+    _declare_compatible(url, only=True)
 
 
 def head_revision() -> str:
@@ -52,11 +61,45 @@ def current_revision(url: str) -> str | None:
         engine.dispose()
 
 
-def refuse_unknown(url: str) -> None:
-    """Refuse a database whose revision this code has never heard of: a newer Ratchet wrote it."""
+def compatible(url: str) -> set[str]:
+    """Revisions whose code may run on the database as it is now; empty before the revision that began to write them down."""
+    engine = open_engine(url)
+    try:
+        with reading(engine) as connection:
+            if not inspect(connection).has_table(compatible_revisions.name):
+                return set()
+            return set(connection.execute(select(compatible_revisions.c.revision)).scalars())
+    finally:
+        engine.dispose()
+
+
+def _declare_compatible(url: str, *, only: bool = False) -> None:
+    """The code of the revision that the database is at may run on it; `only`: nobody else's, because the schema went back."""
+    engine = open_engine(url)
+    try:
+        with writing(engine) as connection:
+            current = MigrationContext.configure(connection).get_current_revision()
+            if current is not None and inspect(connection).has_table(compatible_revisions.name):
+                if only:
+                    connection.execute(delete(compatible_revisions))
+                connection.execute(insert_or_ignore(connection, compatible_revisions), {"revision": current})
+    finally:
+        engine.dispose()
+
+
+def knows(url: str) -> bool:
+    """Whether the database's revision is one of this code's; a newer one is nothing to migrate."""
     current = current_revision(url)
-    known = {script.revision for script in ScriptDirectory.from_config(_config("sqlite://")).walk_revisions()}
-    if current is not None and current not in known:
+    return current is None or current in {s.revision for s in ScriptDirectory.from_config(_config("sqlite://")).walk_revisions()}
+
+
+def refuse_unknown(url: str) -> None:
+    """Refuse to migrate a database whose revision this code has never heard of: a newer Ratchet wrote it, and its schema stays as it is.
+
+    One that the newer Ratchet says this code may run on is fine, and there is nothing to migrate.
+    """
+    current = current_revision(url)
+    if not knows(url) and head_revision() not in compatible(url):
         raise BadConfig(
             f"the database is at schema revision {current}, which this version of Ratchet does not know: "
             "install the version that wrote it, or name another folder with --data"
@@ -64,9 +107,9 @@ def refuse_unknown(url: str) -> None:
 
 
 def require_head(url: str) -> None:
-    """Refuse a database at another revision, with the command that cures it."""
+    """Refuse a database on which this code cannot run, with the command that cures it."""
     current, head = current_revision(url), head_revision()
-    if current != head:
+    if current != head and head not in compatible(url):
         raise BadConfig(
             f"the database is at schema revision {current or 'none'}, this version of Ratchet needs {head}: run `ratchet db upgrade`"
         )

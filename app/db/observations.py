@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, bindparam, exists, select, update
+from sqlalchemy import ColumnElement, Connection, Row, bindparam, exists, select, text, update
 
 from app.db.chunks import one_of, pair_of
 from app.db.engine import insert_or_ignore
@@ -27,6 +27,8 @@ from app.db.turns import TurnRef, turns_by_episode, turns_by_id
 from app.domain.events import Observation, Retraction, is_imported
 from app.domain.streams import AppliedEvent, JoinRules
 
+_UNMATCHED = text("NOT retractions.matched")
+"""In the index's own words: SQLite finds it by no others."""
 JOINED, PARKED, LATE, ORPHAN = "joined", "parked", "late", "orphan"
 
 
@@ -104,7 +106,7 @@ def insert_observations(connection: Connection, events: Sequence[tuple[AppliedEv
         rows.setdefault((observation.source, observation.id), row)
         _note(joined, status, known, policy)
     if rows:
-        connection.execute(insert_or_ignore(connection, observations), list(rows.values()))
+        connection.execute(insert_or_ignore(connection, observations), [rows[identity] for identity in sorted(rows)])
         _match(connection, [identity for identity in rows if identity in taken_back])
     return joined
 
@@ -167,7 +169,8 @@ def _change_status(connection: Connection, changes: Sequence[Mapping[str, Any]])
     if not changes:
         return
     statement = update(observations).where(observations.c.source == bindparam("b_source"), observations.c.id == bindparam("b_id"))
-    connection.execute(statement.values(status=bindparam("b_status"), policy=bindparam("b_policy")), list(changes))
+    in_order = sorted(changes, key=lambda change: (change["b_source"], change["b_id"]))
+    connection.execute(statement.values(status=bindparam("b_status"), policy=bindparam("b_policy")), in_order)
 
 
 def settle_crossed(connection: Connection, *, rules: JoinRules, limit: int = 10_000) -> Joined:
@@ -183,7 +186,7 @@ def settle_crossed(connection: Connection, *, rules: JoinRules, limit: int = 10_
     of_episodes = list(connection.execute(parked.where(episode_known)))
     joined = join_waiting(connection, [row.inference_id for row in of_turns], [row.episode_id for row in of_episodes], rules=rules)
     crossed = select(r.source, r.observation_id, r.occurred_at).join(observations, (o.source == r.source) & (o.id == r.observation_id))
-    taken_back = {(row.source, row.observation_id): row.occurred_at for row in connection.execute(crossed.where(~r.matched).limit(limit))}
+    taken_back = {(row.source, row.observation_id): row.occurred_at for row in connection.execute(crossed.where(_UNMATCHED).limit(limit))}
     if taken_back:
         _mark_retracted(connection, taken_back, joined)
     return joined
@@ -214,7 +217,7 @@ def apply_retractions(connection: Connection, taken_back: Sequence[Retraction]) 
     known = _retracted(connection, list(first))
     rows = [{"source": s, "observation_id": i, "occurred_at": at} for (s, i), at in first.items() if (s, i) not in known]
     if rows:
-        connection.execute(insert_or_ignore(connection, retractions), rows)
+        connection.execute(insert_or_ignore(connection, retractions), sorted(rows, key=lambda row: (row["source"], row["observation_id"])))
     earlier = [{"b_source": s, "b_id": i, "b_at": at} for (s, i), at in first.items() if (s, i) in known and at < known[s, i]]
     if earlier:
         where = (retractions.c.source == bindparam("b_source"), retractions.c.observation_id == bindparam("b_id"))
@@ -243,6 +246,13 @@ def _match(connection: Connection, identities: Sequence[tuple[str, str]]) -> Non
     if identities:
         known = pair_of(connection, (retractions.c.source, retractions.c.observation_id), identities)
         connection.execute(update(retractions).where(known).values(matched=True))
+
+
+def targets_of(connection: Connection, identities: Sequence[tuple[str, str]]) -> list[tuple[str | None, str | None]]:
+    """What these observations are about, of those that are known: (turn, episode)."""
+    if not identities:
+        return []
+    return [(row.inference_id, row.episode_id) for row in connection.execute(_identified(connection, identities))]
 
 
 def _identified(connection: Connection, identities: Sequence[tuple[str, str]]) -> Any:  # noqa: ANN401 - a select of six columns

@@ -14,6 +14,7 @@ from app.db.engine import reading
 from app.db.relay import inbox_metrics
 from app.db.streams import stream_lag
 from app.db.tables import applied_events, dead_letters, inbox, labels, observations, training_runs, turns, versions
+from app.db.turn_counts import read_turn_counts
 from app.domain.errors import Unavailable
 from app.domain.events import EventType, Observation
 from app.domain.ids import utc_now
@@ -45,13 +46,8 @@ class SqlReads:
 
     def turns_per_version(self) -> list[tuple[str, str, int, int]]:
         """(policy, version, turns, labelled)."""
-        query = select(turns.c.policy, turns.c.version, func.count(), func.count(turns.c.labelled_at)).group_by(
-            turns.c.policy, turns.c.version
-        )
         with _reading(self._state) as connection:
-            return [
-                (row[0], row[1], int(row[2]), int(row[3])) for row in connection.execute(query.order_by(turns.c.policy, turns.c.version))
-            ]
+            return read_turn_counts(connection)
 
     def backlog(self) -> dict[str, float]:
         """How far behind the loop is; ages in seconds."""
@@ -86,9 +82,7 @@ class SqlReads:
         current = (labels.c.policy == policy) & labels.c.current
         kept = func.avg(case((labels.c.exclusion.is_(None), labels.c.reward)))
         with _reading(self._state) as connection:
-            served, labelled = connection.execute(
-                select(func.count(), func.count(turns.c.labelled_at)).where(turns.c.policy == policy)
-            ).one()
+            counted = read_turn_counts(connection, policy)
             excluded = connection.execute(select(labels.c.exclusion, func.count()).where(current).group_by(labels.c.exclusion)).all()
             groups = {
                 name: [
@@ -99,8 +93,8 @@ class SqlReads:
             }
         return {
             "policy": policy,
-            "turns": int(served),
-            "labelled": int(labelled),
+            "turns": sum(row[2] for row in counted),
+            "labelled": sum(row[3] for row in counted),
             "eligible": sum(int(count) for reason, count in excluded if reason is None),
             "exclusions": {reason: int(count) for reason, count in sorted(excluded, key=str) if reason is not None},
             "per_version": groups["version"],

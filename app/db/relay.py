@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Executable, func, select, update
+from sqlalchemy import Connection, Engine, Executable, func, select, text, update
 
 from app.db import leases
 from app.db.chunks import one_of
@@ -29,6 +29,10 @@ TERM = timedelta(seconds=4)
 """How long a relay that was killed blocks the next one."""
 OUTBOX_SOURCE = "ratchet"
 READ_BYTES = 16 * 1024 * 1024
+TRIMMED_AT_ONCE = 5_000
+"""Rows whose payload is dropped in one transaction; the relay goes on until nothing is old any more, between two sendings."""
+FULL = text("length(payload) > 0")
+"""As the index over rows with a payload says it."""
 
 
 class SqlRelayOffice:
@@ -125,8 +129,8 @@ class SqlRelayTerm:
             return offsets(connection, self._group)
 
     def trim(self, *, applied_before: datetime) -> int:
-        """Drop payloads of long-applied rows, some at a time; their identities stay for ever."""
-        old = select(inbox.c.seq).where(inbox.c.applied_at < applied_before, inbox.c.payload != b"").limit(5_000)
+        """Drop payloads of long-applied rows, the oldest `TRIMMED_AT_ONCE`; their identities stay for ever."""
+        old = select(inbox.c.seq).where(inbox.c.applied_at < applied_before, FULL).order_by(inbox.c.applied_at).limit(TRIMMED_AT_ONCE)
         with writing(self._inbox) as connection:
             leases.require(connection, self.lease)
             return connection.execute(update(inbox).where(inbox.c.seq.in_(old.scalar_subquery())).values(payload=b"")).rowcount

@@ -2,29 +2,33 @@
 
 1. applied_events   insert, ignore what is known → only the new ones go on
 2. turns, exposures, retractions, observations; what waited for these turns is joined
-3. segment          written durably before the commit, named after its first record, so that a repetition writes the same file
+3. segment          said, then written durably, before the transaction; here the turns begin to point into it (`segment_rows`)
 4. dead letters, counters, offsets
 """
 
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, delete, func, select
+from sqlalchemy import Connection, Engine, delete, exc, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from app.db import dead_letters, erasures
+from app.db import dead_letters, erasures, locks, segment_rows
 from app.db.chunks import pair_of
 from app.db.counters import add_counts, read_counts
 from app.db.engine import insert_or_ignore, reading, writing
 from app.db.exposures import insert_exposures
-from app.db.observations import Joined, apply_retractions, expire_parked, insert_observations, join_waiting, settle_crossed
+from app.db.observations import Joined, apply_retractions, expire_parked, insert_observations, join_waiting, settle_crossed, targets_of
 from app.db.tables import applied_events, observations, stream_offsets, turns
-from app.db.turns import insert_turns, note_evidence, record_segment
+from app.db.turn_counts import count_turns
+from app.db.turns import insert_turns, lock_turns, note_evidence, point_to_segment
 from app.db.verdicts import judged
 from app.domain.batches import payload_of
+from app.domain.errors import Unavailable
 from app.domain.events import Erasure, Exposure, Observation, Retraction
 from app.domain.streams import AppliedEvent, EffectBatch, EraseFromSegment, JoinRules, Position, TopicPartition, WriteSegment
 from app.domain.turns import PayloadClaim, TurnServed
@@ -56,16 +60,68 @@ class SqlEffects:
         `OwnFault` when the schema is not the one of this version.
         """
         missing = self._missing_claims(batch)
-        with judged(), writing(self._engine) as connection:
-            return self._apply(connection, batch, missing, now)
+        with judged():
+            for _, erasure in _of(batch.events, Erasure):
+                erasures.announce(self._engine, erasure)
+            segment = self._write_segment_of(batch, now)
+            try:
+                return locks.settled(self._engine, lambda connection: self._apply(connection, batch, segment, missing, now))
+            except BaseException:
+                self._abandon(segment)
+                raise
+
+    def _write_segment_of(self, batch: EffectBatch, now: datetime) -> "_Segment | None":
+        """Write the tokens of the batch's new turns, before the transaction: a slow disk or bucket holds no lock.
+
+        Named after the first of them. What is not new any more, or its person erased, when the transaction looks again is left out then.
+        """
+        planned = self._new_turns(batch)
+        if not planned:
+            return None
+        first = min((event.delivery for event, _ in planned), key=lambda at: (at.topic, at.partition, at.offset))
+        name = segment_rows.intend(self._engine, f"{first.topic}-{first.partition}-{first.offset:020d}", now=now)
+        try:
+            size = self._write_segment(name, [payload_of(turn) for _, turn in planned])
+        except BaseException:
+            segment_rows.abandon(self._engine, name, self._erase_from_segment)
+            raise
+        return _Segment(name=name, turns=frozenset(turn.inference_id for _, turn in planned), size_bytes=size)
+
+    def _new_turns(self, batch: EffectBatch) -> list[tuple[AppliedEvent, TurnServed]]:
+        served: dict[str, tuple[AppliedEvent, TurnServed]] = {}
+        for event, turn in [(event, turn) for event, turn in _of(batch.events, TurnServed) if not turn.payload]:
+            served.setdefault(turn.inference_id, (event, turn))
+        if not served:
+            return []
+        with reading(self._engine) as connection:
+            known = applied_among(connection, [(event.source, event.id) for event, _ in served.values()])
+            shells = _shells(connection, list(served.values()))
+        return [(e, turn) for e, turn in served.values() if (e.source, e.id) not in known and turn.inference_id not in shells]
+
+    def _abandon(self, segment: "_Segment | None") -> None:
+        """As far as possible now; `sweep` does the rest."""
+        if segment is not None:
+            with suppress(exc.SQLAlchemyError, OSError):
+                segment_rows.abandon(self._engine, segment.name, self._erase_from_segment)
 
     def expire_parked(self, *, now: datetime) -> int:
-        """Ledger observations whose turn never came as orphans, after joining those whose turn came at the same moment."""
-        with judged(), writing(self._engine) as connection:
-            joined = settle_crossed(connection, rules=self._rules())
-            note_evidence(connection, joined.changed_turns)
-            counts = expire_parked(connection, rules=self._rules(), now=now)
-            add_counts(connection, counts + joined.counts)
+        """Ledger observations whose turn never came as orphans, after joining those whose turn came at the same moment.
+
+        And remove what a member that was killed left half done: segments that it had begun.
+        """
+        with judged():
+            swept = segment_rows.sweep(self._engine, self._erase_from_segment, now=now)
+            if swept:
+                log.warning("event=segments_swept count=%d", swept)
+            return locks.settled(self._engine, lambda connection: self._expire(connection, now))
+
+    def _expire(self, connection: Connection, now: datetime) -> int:
+        locks.share(connection, locks.ERASURES)
+        locks.hold(connection, "ratchet.expiring")  # of several members one looks, the others find nothing left
+        joined = settle_crossed(connection, rules=self._rules())
+        note_evidence(connection, joined.changed_turns)
+        counts = expire_parked(connection, rules=self._rules(), now=now)
+        add_counts(connection, counts + joined.counts)
         return counts.total()
 
     def _missing_claims(self, batch: EffectBatch) -> frozenset[str]:
@@ -76,12 +132,14 @@ class SqlEffects:
             log.error("event=claim_missing inference_id=%s alarm=the payload of a turn is not in the trajectory store", id_)
         return missing
 
-    def _apply(self, connection: Connection, batch: EffectBatch, missing: frozenset[str], now: datetime) -> int:
+    def _apply(self, connection: Connection, batch: EffectBatch, segment: "_Segment | None", missing: frozenset[str], now: datetime) -> int:
+        locks.share(connection, locks.ERASURES)
         fresh, counts = _deduplicate(connection, batch.events, now)
         counts["", "claim_missing"] += sum(turn.inference_id in missing for _, turn in _of(fresh, TurnServed))
         rules = self._rules()
         fresh = self._forget_erased(connection, fresh, counts)
-        joined = self._apply_turns(connection, fresh, missing, rules, now)
+        _lock_touched(connection, fresh)
+        joined, new = self._apply_turns(connection, fresh, segment, missing, rules, now)
         counts["", "exposure_ignored"] += insert_exposures(connection, [e for _, e in _of(fresh, Exposure)])
         joined.merge(apply_retractions(connection, [r for _, r in _of(fresh, Retraction)]))
         joined.merge(insert_observations(connection, _of(fresh, Observation), rules=rules))
@@ -92,6 +150,7 @@ class SqlEffects:
         counts["", "dead_lettered"] += len(batch.dead)
         if batch.replayed_dead_letters:
             dead_letters.mark_replayed(connection, batch.replayed_dead_letters, now=now)
+        count_turns(connection, [(turn.policy, turn.version) for turn in new])
         add_counts(connection, counts + joined.counts)
         save_offsets(connection, batch, now=now)
         return len(fresh)
@@ -111,24 +170,22 @@ class SqlEffects:
         return kept
 
     def _apply_turns(
-        self, connection: Connection, fresh: Sequence[AppliedEvent], missing: frozenset[str], rules: JoinRules, now: datetime
-    ) -> Joined:
+        self, connection: Connection, fresh: Sequence[AppliedEvent], segment: "_Segment | None", missing: frozenset[str], rules: JoinRules,
+        now: datetime,
+    ) -> tuple[Joined, list[TurnServed]]:  # fmt: skip
+        """What came together by these turns, and those of them that were not known."""
         served = _of(fresh, TurnServed)
-        if not served:
-            return Joined()
-        gone = erasures.erased_at(connection, {turn.actor for _, turn in served if turn.actor is not None})
-        shells = {
-            turn.inference_id: gone[turn.actor]
-            for event, turn in served
-            if turn.actor is not None and turn.actor in gone and event.received_at <= gone[turn.actor]
-        }
+        shells = _shells(connection, served)
         inserted = insert_turns(connection, [turn for _, turn in served], rules=rules, erased=shells)
-        new = [(event, turn) for event, turn in served if turn.inference_id in inserted]
-        self._write(connection, [(event, turn) for event, turn in new if turn.inference_id not in shells and not turn.payload], now)
-        self._claim(connection, [turn for _, turn in new if turn.inference_id not in missing], frozenset(shells), now)
-        joined = join_waiting(connection, sorted(inserted), sorted({turn.episode_id for _, turn in new}), rules=rules)
+        new = list({turn.inference_id: turn for _, turn in served if turn.inference_id in inserted}.values())
+        if segment is not None:
+            self._point(connection, segment, {turn.inference_id for turn in new if not turn.payload} - set(shells))
+        self._claim(connection, [turn for turn in new if turn.inference_id not in missing], frozenset(shells), now)
+        joined = join_waiting(connection, sorted(inserted), sorted({turn.episode_id for turn in new}), rules=rules)
+        erasures.forget_said(connection, sorted(inserted & set(shells)))
+        joined.changed_turns.difference_update(shells)
         joined.counts["", "turn_ignored"] += len(served) - len(new)
-        return joined
+        return joined, new
 
     def _claim(self, connection: Connection, new: Sequence[TurnServed], shells: frozenset[str], now: datetime) -> None:
         """Point at the segments that were written before their events; those of people who were erased meanwhile go."""
@@ -136,16 +193,50 @@ class SqlEffects:
             if turn.payload and turn.inference_id in shells:
                 self._erase_from_segment(turn.payload.segment, frozenset({turn.inference_id}))
             elif turn.payload:
-                record_segment(connection, turn.payload.segment, [turn.inference_id], size_bytes=turn.payload.bytes, now=now)
+                segment_rows.record(connection, turn.payload.segment, rows=1, size_bytes=turn.payload.bytes, now=now)
+                point_to_segment(connection, turn.payload.segment, [turn.inference_id])
 
-    def _write(self, connection: Connection, new: Sequence[tuple[AppliedEvent, TurnServed]], now: datetime) -> None:
-        """One segment for the batch's new turns, named after the first of them: no other batch ever has that record as new."""
-        if not new:
-            return
-        first = min((event.delivery for event, _ in new), key=lambda at: (at.topic, at.partition, at.offset))
-        name = f"{first.topic}-{first.partition}-{first.offset:020d}"
-        size = self._write_segment(name, [payload_of(turn) for _, turn in new])
-        record_segment(connection, name, [turn.inference_id for _, turn in new], size_bytes=size, now=now)
+    def _point(self, connection: Connection, segment: "_Segment", placed: set[str]) -> None:
+        """Say where the tokens of these turns lie, and leave the others out of the file: nobody would find them there again."""
+        if not placed <= segment.turns - segment.left_out:
+            raise Unavailable("turns became new again after their segment was written without them: the batch is applied again")
+        if unplaced := segment.turns - placed:
+            segment.left_out.update(unplaced)
+            self._erase_from_segment(segment.name, None if unplaced == segment.turns else unplaced)
+        if placed:
+            segment_rows.complete(connection, segment.name, rows=len(placed), size_bytes=segment.size_bytes)
+            point_to_segment(connection, segment.name, sorted(placed))
+        else:
+            segment_rows.forget(connection, segment.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Segment:
+    """A file that is written and nobody points into yet."""
+
+    name: str
+    turns: frozenset[str]
+    size_bytes: int
+    left_out: set[str] = field(default_factory=set[str])
+    """What an attempt at the transaction has taken out of the file already."""
+
+
+def _shells(connection: Connection, served: Sequence[tuple[AppliedEvent, TurnServed]]) -> dict[str, datetime]:
+    """Those of the turns whose person was erased after they were accepted, and when."""
+    gone = erasures.erased_at(connection, {turn.actor for _, turn in served if turn.actor is not None})
+    return {
+        turn.inference_id: gone[turn.actor]
+        for event, turn in served
+        if turn.actor is not None and turn.actor in gone and event.received_at <= gone[turn.actor]
+    }
+
+
+def _lock_touched(connection: Connection, fresh: Sequence[AppliedEvent]) -> None:
+    """The known turns that these events are about, in the one order, before any of them is looked at."""
+    said = [(o.inference_id, o.episode_id) for _, o in _of(fresh, Observation)]
+    said += targets_of(connection, [(r.source, r.observation_id) for _, r in _of(fresh, Retraction)])
+    said += [(None, turn.episode_id) for _, turn in _of(fresh, TurnServed)]
+    lock_turns(connection, {turn for turn, _ in said if turn is not None}, {episode for _, episode in said if episode is not None})
 
 
 def _of(events: Sequence[AppliedEvent], kind: type[E]) -> list[tuple[AppliedEvent, E]]:
@@ -168,7 +259,10 @@ def _deduplicate(
             counts["", "redelivered" if same else "conflict"] += 1
     if not first:
         return [], counts
-    rows = [{"source": e.source, "event_id": e.id, "payload_hash": e.payload_hash, "applied_at": now} for e in first.values()]
+    rows = [
+        {"source": e.source, "event_id": e.id, "payload_hash": e.payload_hash, "applied_at": now}
+        for _, e in sorted(first.items(), key=lambda item: item[0])
+    ]
     statement = insert_or_ignore(connection, applied_events).returning(applied_events.c.source, applied_events.c.event_id)
     inserted = {(row.source, row.event_id) for row in connection.execute(statement, rows)}
     known = [event for identity, event in first.items() if identity not in inserted]

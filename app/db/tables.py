@@ -342,6 +342,10 @@ rule_set_activations = Table(
     sqlite_autoincrement=True,
 )
 
+_TELLS = "batch_id IS NULL AND (exclusion IS NULL OR exclusion IN ('empty_completion', 'no_logprobs'))"
+POOL, POOL_SQLITE = f"current AND NOT held_out AND {_TELLS}", f"current = 1 AND held_out = 0 AND {_TELLS}"
+"""Labels from which batches are drawn: unused, and of turns that something is known about. Said exactly so by who wants the index."""
+
 labels = Table(
     "labels",
     metadata,
@@ -371,8 +375,8 @@ labels = Table(
         "policy",
         "version",
         "lot",
-        where="current AND exclusion IS NULL AND NOT held_out AND batch_id IS NULL",
-        sqlite="current = 1 AND exclusion IS NULL AND held_out = 0 AND batch_id IS NULL",
+        where=POOL,
+        sqlite=POOL_SQLITE,
     ),
     _partial("ix_labels_actor", "actor", where="actor IS NOT NULL"),
 )

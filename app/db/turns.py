@@ -1,6 +1,6 @@
 """Turns: the index of what was served; the tokens themselves lie in segments."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, case, exists, select, true, up
 
 from app.db.chunks import one_of
 from app.db.engine import insert_or_ignore
-from app.db.tables import batch_items, segments, turns
+from app.db.tables import batch_items, turns
 from app.domain.events import is_imported
 from app.domain.rewards import segment_key
 from app.domain.streams import JoinRules
@@ -36,7 +36,7 @@ def insert_turns(connection: Connection, served: Sequence[TurnServed], *, rules:
 
     Returns the ids of those that were new.
     """
-    rows = [_row(turn, rules, erased.get(turn.inference_id)) for turn in served]
+    rows = [_row(turn, rules, erased.get(turn.inference_id)) for turn in sorted(served, key=lambda turn: turn.inference_id)]
     if not rows:
         return set()
     statement = insert_or_ignore(connection, turns).returning(turns.c.inference_id)
@@ -66,11 +66,17 @@ SHELL: dict[str, Any] = {"actor": None, "completion": "", "tags": {}, "tool_call
 """What is left of a turn after its person was erased: that it was served, by which version, and when."""
 
 
-def record_segment(connection: Connection, name: str, inference_ids: Sequence[str], *, size_bytes: int, now: datetime) -> None:
+def point_to_segment(connection: Connection, name: str, inference_ids: Sequence[str]) -> None:
     """Say where the tokens of these turns lie."""
-    row = {"name": name, "rows": len(inference_ids), "bytes": size_bytes, "created_at": now}
-    connection.execute(insert_or_ignore(connection, segments), row)
     connection.execute(update(turns).where(one_of(connection, turns.c.inference_id, inference_ids)).values(payload_segment=name))
+
+
+def lock_turns(connection: Connection, inference_ids: Collection[str], episode_ids: Collection[str]) -> None:
+    """Lock known turns in the one order, all that a transaction will touch: see `app.db.locks`. SQLite has one writer."""
+    if connection.dialect.name == "sqlite" or not (inference_ids or episode_ids):
+        return
+    touched = one_of(connection, turns.c.inference_id, inference_ids) | one_of(connection, turns.c.episode_id, episode_ids)
+    connection.execute(select(turns.c.inference_id).where(touched).order_by(turns.c.inference_id).with_for_update()).all()
 
 
 def turns_by_id(connection: Connection, inference_ids: Iterable[str]) -> dict[str, TurnRef]:

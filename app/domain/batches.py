@@ -1,8 +1,10 @@
 """Batches: immutable manifests of labels, and the token samples that training reads for them."""
 
 import hashlib
+from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import NamedTuple
 
 import msgspec
 
@@ -78,6 +80,29 @@ class LabelledTurn:
     """Whether any term spoke about the outcome."""
     tries: int = 0
     """In how many batches it was that came to nothing by a fault and gave their labels back."""
+
+
+class LabelGroup(NamedTuple):
+    """What labels have in common that are counted together."""
+
+    exclusion: str | None
+    version: str
+    held_out: bool
+    rule_set: str
+
+
+def group_of(turn: LabelledTurn) -> LabelGroup:
+    """The group a label is counted in."""
+    return LabelGroup(exclusion=turn.exclusion, version=turn.version, held_out=turn.held_out, rule_set=turn.rule_set)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelsMade:
+    """Unused labels of a window, counted where they lie."""
+
+    groups: Counter[LabelGroup]
+    first_at: datetime | None
+    """When the first of them was made."""
 
 
 @dataclass(frozen=True, kw_only=True)

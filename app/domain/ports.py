@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from app.domain.access import ApiKey
 from app.domain.assignment import Arm
-from app.domain.batches import BatchManifest, LabelledTurn, TurnPayload
+from app.domain.batches import BatchManifest, LabelledTurn, LabelsMade, TurnPayload
 from app.domain.cycles import Cycle, CycleStatus
 from app.domain.events import CloudEvent, Observation
 from app.domain.releases import Route
@@ -210,8 +210,8 @@ class TrajectoryStore(Protocol):
         """Payloads by inference id for (segment, inference_id) pairs; what is gone is absent from the answer."""
         ...
 
-    def erase(self, name: str, inference_ids: frozenset[str]) -> int:
-        """Rewrite a segment without these turns; returns how many were removed."""
+    def erase(self, name: str, inference_ids: frozenset[str] | None) -> int:
+        """Rewrite a segment without these turns (None: without any, which removes it); returns how many were removed."""
         ...
 
 
@@ -355,8 +355,17 @@ class CutSession(Protocol):
         """Where the newest batch's window ended."""
         ...
 
-    def unused_labels(self, *, versions: Sequence[str], since: datetime | None, until: datetime) -> list[LabelledTurn]:
-        """Current labels in no batch: of `versions` whenever made, of any other version since `since`; none made after `until`."""
+    def unused_labels(
+        self, *, versions: Sequence[str], since: datetime | None, until: datetime, slot: int = 0, at_most: int | None = None
+    ) -> list[LabelledTurn]:
+        """Current labels in no batch: of `versions` whenever made, of any other version since `since`; none made after `until`.
+
+        With `at_most`, those of so many labels that say anything, whole episodes, drawn by lot: the same ones for the same slot.
+        """
+        ...
+
+    def made(self, *, since: datetime | None, until: datetime) -> LabelsMade:
+        """The current labels in no batch that were made in this time, counted."""
         ...
 
     def save(self, manifest: BatchManifest) -> None:

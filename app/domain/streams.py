@@ -179,8 +179,8 @@ class ErasureReport:
 
 WriteSegment = Callable[[str, Sequence[TurnPayload]], int]
 """Write a segment durably, answer its size in bytes."""
-EraseFromSegment = Callable[[str, frozenset[str]], int]
-"""Rewrite a segment without these turns, answer how many were removed."""
+EraseFromSegment = Callable[[str, frozenset[str] | None], int]
+"""Rewrite a segment without these turns (None: without any, which removes it), answer how many were removed."""
 
 
 class EventSink(Protocol):

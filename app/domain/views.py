@@ -164,6 +164,10 @@ class Operations(Protocol):
         """Newest first."""
         ...
 
+    def release(self, release_id: str) -> Release | None:
+        """One release, however long ago it was."""
+        ...
+
     def gates(self, release_id: str) -> list[GateRow]:
         """The newest answer of each gate."""
         ...

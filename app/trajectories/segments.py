@@ -74,9 +74,11 @@ class ParquetSegments:
             wanted.setdefault(name, []).append(inference_id)
         return {payload.inference_id: payload for name, ids in wanted.items() for payload in self._read(name, ids)}
 
-    def erase(self, name: str, inference_ids: frozenset[str]) -> int:
-        """Rewrite a segment without these turns; returns how many were removed. An empty one is deleted."""
+    def erase(self, name: str, inference_ids: frozenset[str] | None) -> int:
+        """Rewrite a segment without these turns; returns how many were removed. An empty one is deleted; None deletes it unread."""
         path = self._path(name)
+        if inference_ids is None:
+            return self._remove(path)
         table = self._load(path)
         if table is None:
             return 0
@@ -128,6 +130,18 @@ class ParquetSegments:
         found = self._filesystem.get_file_info(pafs.FileSelector(self._root, allow_not_found=True))
         return sorted(info.base_name.removesuffix(".parquet") for info in found if info.base_name.endswith(".parquet"))
 
+    def unchanged_since(self, name: str) -> datetime | None:
+        """When the file was last written; None where there is none."""
+        return self._filesystem.get_file_info(self._path(name)).mtime
+
+    def turns(self, name: str) -> list[str]:
+        """Ids of the turns whose words a segment holds, without reading the words."""
+        try:
+            with self._filesystem.open_input_file(self._path(name)) as file:
+                return pq.read_table(file, columns=["inference_id"])["inference_id"].to_pylist()
+        except FileNotFoundError:
+            return []
+
     # --- inside -----------------------------------------------------------------------------------------------------------
 
     def _path(self, name: str) -> str:
@@ -138,6 +152,16 @@ class ParquetSegments:
     def _bytes(self, path: str) -> bytes:
         with self._filesystem.open_input_stream(path) as stream:
             return bytes(stream.read())
+
+    def _remove(self, path: str) -> int:
+        try:
+            with self._filesystem.open_input_file(path) as file:
+                rows = pq.ParquetFile(file).metadata.num_rows
+        except (FileNotFoundError, pa.ArrowInvalid):  # never written, or by a process that was killed in the middle
+            rows = 0
+        if self._filesystem.get_file_info(path).type != pafs.FileType.NotFound:
+            self._filesystem.delete_file(path)
+        return rows
 
     def _read(self, name: str, ids: Sequence[str]) -> list[TurnPayload]:
         table = self._load(self._path(name))

@@ -28,8 +28,8 @@ INDEXES: tuple[tuple[str, str, list[str], str, str | None], ...] = (
     ("ix_labels_lot", "labels", ["policy", "lot"], "current AND batch_id IS NULL", "current = 1 AND batch_id IS NULL"),
     (
         "ix_labels_pool", "labels", ["policy", "version", "lot"],
-        "current AND exclusion IS NULL AND NOT held_out AND batch_id IS NULL",
-        "current = 1 AND exclusion IS NULL AND held_out = 0 AND batch_id IS NULL",
+        "current AND NOT held_out AND batch_id IS NULL AND (exclusion IS NULL OR exclusion IN ('empty_completion', 'no_logprobs'))",
+        "current = 1 AND held_out = 0 AND batch_id IS NULL AND (exclusion IS NULL OR exclusion IN ('empty_completion', 'no_logprobs'))",
     ),
     ("ix_labels_actor", "labels", ["actor"], "actor IS NOT NULL", None),
     ("ix_batch_items_actor", "batch_items", ["actor"], "actor IS NOT NULL", None),

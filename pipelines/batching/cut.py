@@ -1,8 +1,10 @@
 """Cut the batch of a slot, in one transaction:
 
-labels not in any batch → reasons against each → cap per actor → share per segment → the chain's outcome to all its turns → manifest
+labels not in any batch, drawn by lot → reasons against each → cap per actor → share per segment → the chain's outcome to all its turns
+→ manifest
 
-Everything is decided by hashes of ids and the slot, so the same labels give the same batch whoever cuts.
+Everything is decided by hashes of ids and the slot, so the same labels give the same batch whoever cuts. Only as many labels are read
+as the batch needs, however many wait: an episode's lot is a hash of its id, and the slot says from where along the lots they are taken.
 """
 
 import hashlib
@@ -12,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from app.domain.batches import BatchItem, BatchManifest, LabelledTurn, batch_id
+from app.domain.batches import BatchItem, BatchManifest, LabelGroup, LabelledTurn, batch_id, group_of
 from app.domain.errors import Held
-from app.domain.ports import BatchStore
+from app.domain.ports import BatchStore, CutSession
 from app.domain.rewards import Exclusion
 from app.domain.versions import HoldReason
 from pipelines.batching.config import BatchingConfig
@@ -23,6 +25,10 @@ log = logging.getLogger(__name__)
 EQUAL_WITHIN = 1e-9
 STILL_TELLS = frozenset({Exclusion.EMPTY_COMPLETION, Exclusion.NO_LOGPROBS})
 """A turn left out for these cannot be trained on, and yet what people said after it is what came of its chain."""
+DRAWN = 2
+"""Labels drawn first, for each place in the batch: some are capped or their episode is open. Four times as many where they do not do."""
+MOST_DRAWN = 32
+"""Labels drawn at the most, for each place: one person with ten thousand turns must not make the cut read everything."""
 
 
 def cut_batch(
@@ -40,16 +46,56 @@ def cut_batch(
         if returned:
             log.info("labels returned policy=%s slot=%d labels=%d", policy, slot, returned)
         since = session.last_window_end()
-        versions = session.lineage(champion, config.staleness)
-        labels = session.unused_labels(versions=versions, since=since, until=now)
-        verdicts = judge(labels, versions=versions, known=session.known_versions(), config=config)
-        eligible = [turn for turn in labels if verdicts[turn.inference_id] is None]
-        chosen = choose(eligible, verdicts, slot=slot, config=config, versions=versions)
+        versions, known = session.lineage(champion, config.staleness), session.known_versions()
+        labels, verdicts, chosen = _draw(session, versions=versions, known=known, since=since, until=now, slot=slot, config=config)
         chosen = pay_chains(chosen, labels, config)
-        _refuse_useless(chosen, verdicts, config)
-        manifest = _manifest(chosen, verdicts, labels, policy=policy, slot=slot, champion=champion, anchor=anchor, since=since, now=now)
+        made = session.made(since=since, until=now)
+        inside = [turn for turn in labels if since is None or turn.labelled_at > since]
+        not_drawn = _against_the_rest(made.groups - Counter(map(group_of, inside)), versions, known, newest_rule_set(labels))
+        _refuse_useless(chosen, _counts(verdicts.values()) + not_drawn, config)
+        left_out = _counts(verdicts[turn.inference_id] for turn in inside) + not_drawn
+        manifest = _manifest(
+            chosen, left_out, policy=policy, slot=slot, champion=champion, anchor=anchor, rule_set=newest_rule_set(labels),
+            window_from=since or made.first_at or now, now=now,
+        )  # fmt: skip
         session.save(manifest)
         return manifest
+
+
+Verdicts = dict[str, Exclusion | None]
+
+
+def _draw(
+    session: CutSession, *, versions: Sequence[str], known: frozenset[str], since: datetime | None, until: datetime, slot: int,
+    config: BatchingConfig,
+) -> tuple[list[LabelledTurn], Verdicts, list[LabelledTurn]]:  # fmt: skip
+    """Labels along the lots, the reasons against them, and the chosen ones: as few as fill the batch."""
+    places = DRAWN
+    while True:
+        labels = session.unused_labels(versions=versions, since=since, until=until, slot=slot, at_most=places * config.max_turns)
+        verdicts = judge(labels, versions=versions, known=known, config=config)
+        eligible = [turn for turn in labels if verdicts[turn.inference_id] is None]
+        chosen = choose(eligible, verdicts, slot=slot, config=config, versions=versions)
+        if len(chosen) >= config.max_turns or len(labels) < places * config.max_turns or places >= MOST_DRAWN:
+            return labels, verdicts, chosen
+        places *= 4
+
+
+def _against_the_rest(groups: Counter[LabelGroup], versions: Sequence[str], known: frozenset[str], rule_set: str) -> Counter[Exclusion]:
+    """The reasons against labels of the window that were not drawn, from what they have in common; see `_reason`."""
+    against: Counter[Exclusion] = Counter()
+    for group, count in groups.items():
+        stated = Exclusion(group.exclusion) if group.exclusion is not None else None
+        reasons = [
+            (stated is not None and stated is not Exclusion.NO_SIGNAL, stated),
+            (group.version not in versions, Exclusion.STALE_VERSION if group.version in known else Exclusion.UNKNOWN_VERSION),
+            (group.held_out, Exclusion.HELD_OUT),
+            (group.rule_set != rule_set, Exclusion.OTHER_RULE_SET),
+            (stated is Exclusion.NO_SIGNAL, Exclusion.NO_SIGNAL),
+        ]
+        reason = next((reason for applies, reason in reasons if applies), None)
+        against[reason or Exclusion.NOT_SAMPLED] += count
+    return against
 
 
 def judge(
@@ -156,9 +202,9 @@ def pay_chains(chosen: Sequence[LabelledTurn], labels: Sequence[LabelledTurn], c
     return [replace(turn, reward=turn.process + paid[turn.episode_id]) if turn.episode_id in paid else turn for turn in chosen]
 
 
-def _refuse_useless(chosen: Sequence[LabelledTurn], verdicts: dict[str, Exclusion | None], config: BatchingConfig) -> None:
+def _refuse_useless(chosen: Sequence[LabelledTurn], left_out: Counter[Exclusion], config: BatchingConfig) -> None:
     if len(chosen) < config.min_turns:
-        against = ", ".join(f"{count} {reason.value}" for reason, count in _counts(verdicts.values()).most_common()) or "none left out"
+        against = ", ".join(f"{count} {reason.value}" for reason, count in left_out.most_common()) or "none left out"
         raise Held(
             HoldReason.TOO_FEW_LABELS,
             f"{len(chosen)} turns are eligible and batching.min_turns is {config.min_turns} ({against}): wait for the next slot",
@@ -171,8 +217,8 @@ def _refuse_useless(chosen: Sequence[LabelledTurn], verdicts: dict[str, Exclusio
 
 
 def _manifest(
-    chosen: Sequence[LabelledTurn], verdicts: dict[str, Exclusion | None], labels: Sequence[LabelledTurn], *, policy: str, slot: int,
-    champion: str, anchor: str, since: datetime | None, now: datetime,
+    chosen: Sequence[LabelledTurn], left_out: Counter[Exclusion], *, policy: str, slot: int, champion: str, anchor: str, rule_set: str,
+    window_from: datetime, now: datetime,
 ) -> BatchManifest:  # fmt: skip
     items = tuple(
         BatchItem(
@@ -181,13 +227,10 @@ def _manifest(
         )
         for turn in sorted(chosen, key=lambda turn: turn.inference_id)
     )  # fmt: skip
-    window_from = since or min(turn.labelled_at for turn in labels)
-    inside = [verdicts[turn.inference_id] for turn in labels if since is None or turn.labelled_at > since]
-    rule_set = newest_rule_set(labels)
     return BatchManifest(
         id=batch_id(policy=policy, champion=champion, rule_set=rule_set, items=items, tries=sum(turn.tries for turn in chosen)),
         policy=policy, slot=slot, champion=champion, anchor=anchor, rule_set=rule_set, window_from=window_from, window_to=now, items=items,
-        left_out={reason.value: count for reason, count in sorted(_counts(inside).items())},
+        left_out={reason.value: count for reason, count in sorted(left_out.items())},
     )  # fmt: skip
 
 

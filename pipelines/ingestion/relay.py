@@ -82,6 +82,8 @@ class Term:
     term: RelayTerm
     reconciled_at: float = float("-inf")
     kept_house_at: float = float("-inf")
+    trimming: bool = False
+    """Payloads are old still: the next ones go after the next sending, so that trimming keeps up with whatever arrives."""
     swept_at: float = field(default_factory=time.monotonic)
     journey: Journey = field(default_factory=Journey)
     setbacks: dict[str, Setbacks] = field(default_factory=lambda: {"inbox": Setbacks(), "outbox": Setbacks()})
@@ -106,7 +108,7 @@ class Term:
                 log.warning("event=broker_unavailable error=%s", error)
                 self.relay.pause(0.3)
                 continue
-            if not sent:
+            if not sent and not self.trimming:
                 self.relay.pause(max(self.relay.config.idle_s, *(setback.patience_s for setback in self.setbacks.values())))
 
     def send_inbox(self) -> int:
@@ -196,7 +198,10 @@ class Term:
         if now - self.kept_house_at > self.relay.config.housekeeping_every_s:
             self.kept_house_at = now
             self.relay.sink.rotate(applied_before=self.term.applied_before(now=self.relay.clock()))
-            self.term.trim(applied_before=self.relay.clock() - timedelta(seconds=self.relay.config.keep_payloads_s))
+            self.trimming = True
+        if self.trimming:
+            keep = timedelta(seconds=self.relay.config.keep_payloads_s)
+            self.trimming = self.term.trim(applied_before=self.relay.clock() - keep) > 0
         if now - self.swept_at > self.relay.config.sweep_every_s:
             self.swept_at = now
             if swept := self.relay.sweep(self.relay.clock()):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from threading import Lock
 
-from app.domain.batches import BatchManifest, LabelledTurn
+from app.domain.batches import BatchManifest, LabelledTurn, LabelsMade, group_of
 from app.domain.errors import Refused
 
 
@@ -64,7 +64,9 @@ class MemoryCutSession:
     def last_window_end(self) -> datetime | None:
         return max((batch.window_to for batch in self._own()), default=None)
 
-    def unused_labels(self, *, versions: Sequence[str], since: datetime | None, until: datetime) -> list[LabelledTurn]:
+    def unused_labels(
+        self, *, versions: Sequence[str], since: datetime | None, until: datetime, slot: int = 0, at_most: int | None = None
+    ) -> list[LabelledTurn]:
         used = self._used()
         tries = Counter(inference_id for _, inference_id in self.store.returned)
         fresh = [
@@ -74,6 +76,12 @@ class MemoryCutSession:
             and (turn.version in versions or since is None or turn.labelled_at > since)
         ]  # fmt: skip
         return sorted(fresh, key=lambda turn: turn.inference_id)
+
+    def made(self, *, since: datetime | None, until: datetime) -> LabelsMade:
+        used = self._used()
+        found = [t for t in self.store.labels if t.inference_id not in used and (since is None or t.labelled_at > since)]
+        inside = [turn for turn in found if turn.labelled_at <= until]
+        return LabelsMade(groups=Counter(map(group_of, inside)), first_at=min((turn.labelled_at for turn in inside), default=None))
 
     def save(self, manifest: BatchManifest) -> None:
         if self._used() & {item.inference_id for item in manifest.items}:

@@ -28,8 +28,10 @@ class MemorySegments:
         """What is there."""
         return {id_: self.written[name][id_] for name, id_ in locations if id_ in self.written.get(name, {})}
 
-    def erase(self, name: str, inference_ids: frozenset[str]) -> int:
+    def erase(self, name: str, inference_ids: frozenset[str] | None) -> int:
         """Leave turns out."""
+        if inference_ids is None:
+            return len(self.written.pop(name, {}))
         segment = self.written.get(name, {})
         return len([segment.pop(id_) for id_ in inference_ids & set(segment)])
 

@@ -4,6 +4,7 @@ The conformance cases name the bug of another project that they prevent (facts/g
 """
 
 import threading
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -196,3 +197,47 @@ def test_a_clock_that_jumps_never_runs_a_slot_twice(book: SqlCycles, jump_s: int
         clock.advance(step)
         replica.tick()
     assert len(runs.slots) == len(set(runs.slots))
+
+
+def test_a_zombie_writes_nothing_while_its_heir_is_at_work(book: SqlCycles) -> None:
+    """The row is still running when the zombie wakes up: only the fencing token tells the two apart."""
+    clock = FrozenClock()
+    kept: list[Cycle] = []
+    ticker(book, clock, kept.append, owner="zombie").tick()
+    clock.advance(CONFIG.lease_s + 1)
+    ticker(book, clock, kept.append, owner="heir").tick()
+    zombie, heir = kept
+    before = book.find("composer", heir.slot)
+    assert (before.status, before.owner, before.fencing_token) == (CycleStatus.RUNNING, "heir", 2)
+    for write in (
+        lambda: book.advance(zombie, step="train", changes={"run_id": "from-the-grave"}),
+        lambda: book.renew(zombie, now=clock(), lease=timedelta(hours=9)),
+        lambda: book.finish(zombie, status=CycleStatus.DONE, reason="from the grave", now=clock()),
+    ):
+        with pytest.raises(LeaseLost, match="taken over"):
+            write()
+    assert book.find("composer", heir.slot) == before
+    book.advance(heir, step="train", changes={"run_id": "alive"})
+    assert book.find("composer", heir.slot).run_id == "alive"
+
+
+def test_the_lease_of_a_long_step_is_renewed_by_its_heartbeat(book: SqlCycles) -> None:
+    """Nothing else renews it: without the heartbeat every update longer than the lease would be taken over in the middle."""
+    clock = FrozenClock()
+    rival = ticker(book, clock, Runs(book, clock), owner="rival")
+    seen: list[bool] = []
+
+    def long_step(cycle: Cycle) -> None:
+        for _ in range(3):
+            clock.advance(CONFIG.lease_s - 1)
+            wanted, give_up = clock() + timedelta(seconds=CONFIG.lease_s), time.monotonic() + 300
+            while (row := book.find(cycle.policy, cycle.slot)).lease_expires_at != wanted and time.monotonic() < give_up:
+                time.sleep(0.005)
+            seen.append(row.lease_expires_at == wanted)
+            assert rival.tick() is None
+        book.finish(cycle, status=CycleStatus.DONE, reason=None, now=clock())
+
+    beating = ScheduleConfig(slot_s=FIVE_HOURS, lease_s=CONFIG.lease_s, heartbeat_s=0.01)
+    ticker(book, clock, long_step, owner="works", config=beating).tick()
+    assert seen == [True] * 3
+    assert book.recent("composer")[0].attempt == 1

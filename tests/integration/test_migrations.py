@@ -5,11 +5,14 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Engine, inspect, text
+from sqlalchemy import Engine, inspect, select, text
 
-from app.db.engine import open_engine, reading
-from app.db.migrate import current_revision, downgrade, head_revision, upgrade
-from app.db.tables import metadata
+from app.db.engine import open_engine, reading, writing
+from app.db.labels import lot_of
+from app.db.migrate import current_revision, downgrade, head_revision, knows, refuse_unknown, require_head, upgrade
+from app.db.tables import labels, metadata
+from app.db.turn_counts import read_turn_counts, recount
+from app.domain.errors import BadConfig
 
 
 def schema_of(engine: Engine) -> dict[str, object]:
@@ -73,3 +76,67 @@ def test_one_step_down_and_up_keeps_what_is_there(database_url: str, steps: int)
 def test_every_migration_is_named_by_its_date_and_deed() -> None:
     for file in (Path(__file__).resolve().parents[2] / "migrations" / "versions").glob("*.py"):
         assert file.name[:11].replace("_", "").isdigit(), file.name
+
+
+def set_revision(url: str, revision: str) -> None:
+    """As a newer Ratchet's migration leaves it."""
+    engine = open_engine(url)
+    with writing(engine) as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = :revision"), {"revision": revision})
+    engine.dispose()
+
+
+def test_code_goes_on_over_a_newer_schema_that_only_expanded(database_url: str) -> None:
+    """A rolling upgrade migrates first; a process of the revision before that restarts meanwhile must come up again."""
+    set_revision(database_url, "9999_newer")
+    require_head(database_url)
+    refuse_unknown(database_url)
+    assert not knows(database_url)
+
+
+def test_code_is_refused_over_a_schema_that_it_would_break_on(database_url: str) -> None:
+    set_revision(database_url, "9999_newer")
+    engine = open_engine(database_url)
+    with writing(engine) as connection:
+        connection.execute(text("DELETE FROM compatible_revisions"))
+    engine.dispose()
+    for refuse in (require_head, refuse_unknown):
+        with pytest.raises(BadConfig, match="9999_newer"):
+            refuse(database_url)
+
+
+def test_newer_code_is_refused_over_an_older_schema_with_the_command_that_cures_it(database_url: str) -> None:
+    downgrade(database_url, "-1")
+    with pytest.raises(BadConfig, match="run `ratchet db upgrade`"):
+        require_head(database_url)
+    refuse_unknown(database_url)
+    upgrade(database_url)
+    require_head(database_url)
+
+
+def test_what_the_release_before_wrote_is_counted_and_drawn_after_the_upgrade(database_url: str) -> None:
+    downgrade(database_url, "0001_create_schema")
+    engine = open_engine(database_url)
+    turn = (
+        "INSERT INTO turns (inference_id, episode_id, policy, version, kind, source, started_at, finished_at, label_due_at, labelled_at, "
+        "segment, finish_reason, train_consent, has_logprobs, prompt_tokens, completion_tokens, tool_calls, stage, arm, probability, "
+        "completion, tags) VALUES "
+        "(:id, 'e', 'p', 'v', 'answer', 'x', 0, 0, 0, 0, '', 'stop', true, true, 1, 1, '[]', 'c', 'c', 1, '', '{}')"
+    )
+    label = (
+        "INSERT INTO labels (inference_id, revision, current, policy, version, reward, terms, rule_set, segment, held_out, finished_at, "
+        "labelled_at) VALUES (:id, 1, true, 'p', 'v', 0.5, '[]', 'r', '', false, 0, 0)"
+    )
+    item = "INSERT INTO batch_items VALUES ('used', 'B', 'e', 0.5, 1, '', NULL)"
+    with writing(engine) as connection:
+        for id_ in ("used", "free"):
+            connection.execute(text(turn), {"id": id_})
+            connection.execute(text(label), {"id": id_})
+        connection.execute(text(item))
+    upgrade(database_url)
+    with reading(engine) as connection:
+        assert read_turn_counts(connection) == recount(connection) == [("p", "v", 2, 2)]
+        used = connection.execute(select(labels.c.inference_id, labels.c.batch_id).order_by(labels.c.inference_id)).all()
+        assert used == [("free", None), ("used", "B")]
+        assert connection.execute(select(labels.c.lot).where(labels.c.inference_id == "free")).scalar() == lot_of("e")
+    engine.dispose()

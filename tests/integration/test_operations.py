@@ -25,6 +25,7 @@ from app.db.tables import (
     versions,
 )
 from app.domain.releases import ReleaseState
+from app.domain.views import LabelRow
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -221,3 +222,31 @@ def test_a_reader_of_one_policy_sees_no_other_in_the_console(operations: SqlOper
     assert "composer" not in foreign.get(f"/console{path}").text
     assert "events accepted" not in own.get("/console").text, "a sum over all policies"
     assert "events accepted" in client(None).get("/console").text
+
+
+def test_a_release_is_found_however_many_came_after_it(operations: SqlOperations) -> None:
+    """Pages searched the newest thousand: a link to a release died with the thousandth after it."""
+    found = operations.release("r1")
+    assert found is not None
+    assert (found.id, found.policy) == ("r1", "composer")
+    assert operations.release("never") is None
+
+
+class Counting(SqlOperations):
+    """Counts the reads of labels, which are what a page's time goes into."""
+
+    asked: list[int]
+
+    def labels(self, policy: str, *, limit: int = 20_000) -> list[LabelRow]:
+        self.asked = [*getattr(self, "asked", []), limit]
+        return super().labels(policy, limit=limit)
+
+
+@pytest.mark.parametrize("path", ["/console", "/console/versions", "/console/labels"])
+@pytest.mark.usefixtures("operations")
+def test_a_page_reads_a_bounded_number_of_labels_once(engine: Engine, path: str) -> None:
+    counting = Counting(engine, engine)
+    app = FastAPI()
+    app.include_router(console(counting))
+    assert TestClient(app).get(path).status_code == 200
+    assert counting.asked == [5_000]

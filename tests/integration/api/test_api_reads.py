@@ -15,6 +15,7 @@ from app.db.exposures import insert_exposures
 from app.db.inbox import SqlInbox
 from app.db.reads import SqlReads
 from app.db.tables import inbox, labels, observations, turns
+from app.db.turn_counts import count_labelled, count_turns
 from app.domain.errors import Unavailable
 from app.domain.events import CloudEvent, EventType, Exposure, Observation
 from tests.fakes.clock import FrozenClock
@@ -67,6 +68,8 @@ def test_reports_count_what_is_there(database: Engine) -> None:
     }  # fmt: skip
     with writing(database) as connection:
         connection.execute(insert(turns), [turn(1, labelled_at=NOON), turn(2, labelled_at=NOON), turn(3)])
+        count_turns(connection, [("composer", CHAMPION)] * 3)
+        count_labelled(connection, [("composer", CHAMPION)] * 2)
         connection.execute(
             insert(labels),
             [

@@ -1,6 +1,8 @@
 """`ratchet dlq`, `ratchet erase` and `ratchet export` over a real data folder."""
 
 import json
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,17 +11,21 @@ from pathlib import Path
 import pytest
 from click import Command
 from click.testing import CliRunner, Result
+from kafka import KafkaProducer
 from sqlalchemy import insert, select
 
 from app import wiring
 from app.db.engine import reading, writing
 from app.db.tables import audit, batch_items, batches, dead_letters, exposures, labels, observations, outbox, training_runs, turns
+from app.domain.batches import payload_of
 from app.domain.ids import hash_actor
 from app.domain.streams import AppliedEvent, DeadLetter, EffectBatch, JoinRules
+from app.messaging.search import records_with
 from app.settings import Settings, from_environment
 from pipelines.commands.dlq import dlq
 from pipelines.commands.erase import erase
 from pipelines.commands.export import export
+from tests.broker import running_broker
 from tests.fakes.served import applied, at, event_of, exposure, observation, turn
 
 ALICE = hash_actor("alice@example.com", salt="pepper")
@@ -154,3 +160,45 @@ def test_decisions_are_exported_as_dsjson(deployment: Deployment, tmp_path: Path
     assert (first["a"], first["p"], first["VWState"], first["c"]["segment"]) == ([1], [1.0], {"m": "v1"}, {"task": "edit"})
     assert first["Timestamp"] == "2026-11-21T12:00:00.0000000Z"
     assert "0 decisions" in deployment.run(export, "dsjson", "--since", "2026-11-22", "--out", str(out)).output
+
+
+def test_what_is_left_of_a_person_is_told_place_by_place_and_after_erasing_nothing_is(deployment: Deployment) -> None:
+    person(deployment)
+    with running_broker(deployment.settings.data):
+        before = deployment.run(erase, "--verify", "--actor", "alice@example.com")
+        assert before.exit_code == 1
+        assert "traces are left" in before.output
+        for place in ("table turns", "table labels", "table dead_letters, payloads", "inbox payloads"):
+            assert re.search(rf"^ +[1-9]\d*  {place}", before.output, re.MULTILINE), place
+        deployment.run(erase, "--actor", "alice@example.com")
+        after = deployment.run(erase, "--verify", "--actor", "alice@example.com")
+    assert "nothing is left in" in after.output
+    assert after.exit_code == 0
+
+
+def test_segments_that_no_row_knows_are_told_and_swept_when_they_are_old(deployment: Deployment) -> None:
+    person(deployment)
+    store = wiring.trajectories(deployment.settings)
+    store.write("orphan-0-1", [payload_of(turn("x", completion=CANARY))])
+    store.write("young-0-1", [payload_of(turn("y"))])
+    file = Path(deployment.settings.segments) / "orphan-0-1.parquet"
+    an_hour_ago = file.stat().st_mtime - 3_700
+    os.utime(file, (an_hour_ago, an_hour_ago))
+    with running_broker(deployment.settings.data):
+        assert "2  segments that no row knows" in deployment.run(erase, "--verify", "--actor", "bob").output
+    assert "removed 1 segments" in deployment.run(erase, "--sweep").output
+    assert "orphan-0-1" not in store.names()
+    assert "young-0-1" in store.names()
+
+
+def test_what_the_broker_still_holds_of_a_person_is_told_by_topic(tmp_path: Path) -> None:
+    with running_broker(tmp_path) as broker:
+        producer = KafkaProducer(bootstrap_servers=broker.cluster.servers(), enable_idempotence=False, acks="all")
+        for n in range(40):
+            named = ALICE if n % 4 == 0 else "somebody"
+            producer.send("ratchet.events.1", key=b"e", value=f'{{"actor": "{named}", "n": {n}}}'.encode())
+        producer.send("ratchet.events.1", key=ALICE.encode(), value=ALICE.encode())  # the request to forget them
+        producer.send("other", value=ALICE.encode())
+        producer.flush()
+        producer.close()
+        assert records_with(broker.cluster, ALICE.encode()) == {"ratchet.events.1": 10}

@@ -1,0 +1,110 @@
+"""How databases are opened: what survives a power cut, and how long anything may take."""
+
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import OperationalError
+
+from app.db.engine import BUSY_TIMEOUT_MS, MIGRATING, open_engine, reading, writing
+from app.db.locks import lost_race, settled
+from app.db.tables import leases
+from tests.fakes.served import at
+
+
+@pytest.fixture
+def postgres(postgres_url: str) -> Iterator[Engine]:
+    opened = open_engine(postgres_url)
+    yield opened
+    opened.dispose()
+
+
+@pytest.mark.parametrize(
+    ("pragma", "value"),
+    [
+        ("journal_mode", "wal"),
+        ("synchronous", 2),  # FULL: with NORMAL a power cut takes commits that were acknowledged
+        ("busy_timeout", BUSY_TIMEOUT_MS),
+        ("foreign_keys", 1),
+        ("secure_delete", 1),
+    ],
+)
+def test_sqlite_is_opened_so(sqlite_url: str, pragma: str, value: object) -> None:
+    engine = open_engine(sqlite_url)
+    with reading(engine) as connection:
+        assert connection.execute(text(f"PRAGMA {pragma}")).scalar() == value
+    engine.dispose()
+
+
+def test_what_is_deleted_is_overwritten_in_the_file(sqlite_url: str) -> None:
+    engine = open_engine(sqlite_url)
+    words = "words-that-somebody-said"
+    row = {"name": words * 8, "owner": "o", "token": 1, "expires_at": at(0)}
+    with writing(engine) as connection:
+        connection.execute(leases.insert(), row)
+    with writing(engine) as connection:
+        connection.execute(leases.delete())
+    raw = engine.raw_connection()
+    raw.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    raw.close()
+    engine.dispose()
+    with open(sqlite_url.removeprefix("sqlite:///"), "rb") as file:
+        assert words.encode() not in file.read()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("statement_timeout", "1min"), ("lock_timeout", "10s"), ("idle_in_transaction_session_timeout", "1min")]
+)
+def test_nothing_on_postgresql_lasts_for_ever(postgres: Engine, setting: str, value: str) -> None:
+    with reading(postgres) as connection:
+        assert connection.execute(text(f"SHOW {setting}")).scalar() == value
+
+
+def test_a_connection_whose_server_is_gone_without_a_word_is_noticed(postgres: Engine) -> None:
+    raw = postgres.raw_connection()
+    told = raw.driver_connection.info.get_parameters()  # type: ignore[union-attr]
+    raw.close()
+    assert (told["connect_timeout"], told["tcp_user_timeout"]) == ("3", "5000")
+
+
+def test_a_migration_may_take_hours_but_nobody_waits_long_behind_it_for_a_lock(postgres_url: str) -> None:
+    engine = open_engine(postgres_url, session=MIGRATING)
+    with reading(engine) as connection:
+        assert [connection.execute(text(f"SHOW {name}")).scalar() for name in ("statement_timeout", "lock_timeout")] == ["0", "10s"]
+    engine.dispose()
+
+
+def test_what_the_url_says_goes_before(postgres_url: str) -> None:
+    engine = open_engine(postgres_url + "&options=-c%20lock_timeout%3D77s&connect_timeout=9")
+    with reading(engine) as connection:
+        assert connection.execute(text("SHOW lock_timeout")).scalar() == "77s"
+        assert connection.execute(text("SHOW statement_timeout")).scalar() == "1min"
+    engine.dispose()
+
+
+def test_a_transaction_that_lost_a_race_is_begun_again_and_one_that_is_wrong_is_not(postgres: Engine) -> None:
+    tries: list[int] = []
+
+    def work(connection: object) -> int:
+        tries.append(1)
+        if len(tries) < 3:
+            connection.execute(text("DO $$ BEGIN RAISE EXCEPTION 'deadlock' USING ERRCODE = '40P01'; END $$"))  # type: ignore[attr-defined]
+        return len(tries)
+
+    waits: list[float] = []
+    assert settled(postgres, work, pause=waits.append) == 3
+    assert len(waits) == 2
+    with pytest.raises(Exception, match="nowhere") as refused:
+        settled(postgres, lambda connection: connection.execute(text("SELECT 1 FROM nowhere")), pause=waits.append)
+    assert not lost_race(refused.value)
+    assert len(waits) == 2
+
+
+def test_a_wait_for_a_lock_ends(postgres_url: str) -> None:
+    engine = open_engine(postgres_url, session={"lock_timeout": "50ms"})
+    with writing(engine) as one, pytest.raises(OperationalError) as given_up:
+        one.execute(text("LOCK TABLE leases IN ACCESS EXCLUSIVE MODE"))
+        with writing(engine) as other:
+            other.execute(text("SELECT * FROM leases"))
+    assert lost_race(given_up.value)
+    engine.dispose()

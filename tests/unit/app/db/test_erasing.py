@@ -1,0 +1,280 @@
+"""What is forgotten is gone, whoever is forgotten at the same moment and whatever was killed on the way."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, insert, select, update
+
+from app.db.engine import open_engine, reading, writing
+from app.db.erasures import SqlEraser, announce
+from app.db.inbox import SqlInbox
+from app.db.segment_rows import GIVEN_UP, intend
+from app.db.streams import SqlEffects
+from app.db.tables import batch_items, inbox, labels, observations, outbox, segments, turns
+from app.domain.errors import Unavailable
+from app.domain.events import Erasure
+from app.domain.streams import Effect, EffectBatch, ErasureReport, JoinRules
+from tests.fakes.served import applied, at, erasure, event_of, exposure, observation, turn
+from tests.fakes.streaming import MemorySegments
+
+RULES = JoinRules(policies={}, label_wait_s=60, lateness_s=600)
+
+
+class Killed(BaseException):
+    """The process is gone at this point: nothing after it runs, no clean-up either."""
+
+
+class Place:
+    """A deployment's database and segments, with the acts of the tests."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.segments = MemorySegments()
+
+    def store(self, **more: Any) -> SqlEffects:
+        parts: dict[str, Any] = {"write_segment": self.segments.write_sized, "erase_from_segment": self.segments.erase}
+        return SqlEffects(self.engine, rules=lambda: RULES, **(parts | more))
+
+    def apply(self, *effects: Effect, offset: int = 0, received: float = 1, now: float = 1, store: SqlEffects | None = None) -> int:
+        events = tuple(applied(effect, offset=offset + n, received=received) for n, effect in enumerate(effects))
+        return (store or self.store()).apply(EffectBatch(events=events), now=at(now))
+
+    def erase(self, actor: str, *, occurred: float = 100, cut: Callable[..., int] | None = None) -> ErasureReport:
+        eraser = SqlEraser(self.engine, self.engine, erase_from_segment=cut or self.segments.erase)
+        return eraser.erase(erasure(actor, occurred=occurred), now=at(occurred))
+
+    def words(self) -> set[str]:
+        """Turns whose words lie in some segment."""
+        return {id_ for segment in self.segments.written.values() for id_ in segment}
+
+    def rows(self, *columns: Any) -> list[Any]:
+        with reading(self.engine) as connection:
+            return sorted(connection.execute(select(*columns)).all(), key=repr)
+
+
+@pytest.fixture
+def place(database_url: str) -> Iterator[Place]:
+    engine = open_engine(database_url)
+    yield Place(engine)
+    engine.dispose()
+
+
+@pytest.fixture
+def on_postgres(postgres_url: str) -> Iterator[Place]:
+    engine = open_engine(postgres_url)
+    yield Place(engine)
+    engine.dispose()
+
+
+def killed_before_the_commit(place: Place, *effects: Effect) -> None:
+    """Ingestion is killed after the segment's file was written and before the transaction that points into it."""
+
+    def write_and_die(name: str, payloads: Any) -> int:
+        place.segments.write(name, payloads)
+        raise Killed
+
+    def dead(name: str, ids: frozenset[str] | None) -> int:
+        raise Killed  # a killed process cleans nothing up
+
+    with pytest.raises(Killed):
+        place.apply(*effects, store=place.store(write_segment=write_and_die, erase_from_segment=dead))
+
+
+def test_a_segment_orphaned_by_a_kill_is_known_and_swept(place: Place) -> None:
+    killed_before_the_commit(place, *(turn(f"t{n}", actor=f"person-{n}") for n in range(20)))
+    assert len(place.words()) == 20
+    assert place.rows(segments.c.state) == [("writing",)]
+    place.store().expire_parked(now=at(1) + GIVEN_UP)
+    assert len(place.words()) == 20  # it may be alive
+    place.store().expire_parked(now=at(2) + GIVEN_UP)
+    assert place.words() == set()
+    assert place.rows(segments) == []
+
+
+def test_what_a_kill_left_behind_neither_survives_an_erasure_nor_is_overwritten(place: Place) -> None:
+    both = (turn("a"), turn("b", actor="bob"))
+    killed_before_the_commit(place, *both)
+    assert place.apply(*both) == 2  # the same records again, under a name of their own
+    assert len(place.segments.written) == 2
+    place.erase("alice")
+    place.store().expire_parked(now=at(100) + GIVEN_UP)
+    assert place.words() == {"b"}
+    (name,) = place.segments.written
+    assert place.rows(segments.c.name, segments.c.state, segments.c.rows) == [(name, "whole", 1)]
+
+
+def test_a_writer_that_wakes_up_after_its_intent_was_swept_leaves_no_file(place: Place) -> None:
+    def write_slowly(name: str, payloads: Any) -> int:
+        place.store().expire_parked(now=at(2) + GIVEN_UP)
+        return place.segments.write_sized(name, payloads)
+
+    with pytest.raises(Exception, match="was swept: the batch is applied again"):
+        place.apply(turn("a"), store=place.store(write_segment=write_slowly))
+    assert place.words() == set()
+    assert place.rows(turns.c.inference_id) == []
+    assert place.apply(turn("a")) == 1
+
+
+def test_a_failure_to_write_leaves_neither_file_nor_intent(place: Place) -> None:
+    def full(name: str, payloads: Any) -> int:
+        raise OSError("no space left")
+
+    with pytest.raises(Unavailable, match="no space"):
+        place.apply(turn("a"), store=place.store(write_segment=full))
+    assert place.rows(segments) == []
+
+
+def test_of_a_segment_written_ahead_only_the_turns_that_are_new_stay(place: Place) -> None:
+    def meanwhile(name: str, payloads: Any) -> int:
+        size = place.segments.write_sized(name, payloads)
+        other = tuple(applied(t, offset=7) for t in (turn("a"),))
+        place.store().apply(EffectBatch(events=other), now=at(1))
+        return size
+
+    assert place.apply(turn("a"), turn("b"), store=place.store(write_segment=meanwhile)) == 1
+    place_of = dict(place.rows(turns.c.inference_id, turns.c.payload_segment))
+    assert {name: set(held) for name, held in place.segments.written.items()} == {place_of["a"]: {"a"}, place_of["b"]: {"b"}}
+
+
+def test_two_people_of_one_segment_erased_at_the_same_time_are_both_gone(on_postgres: Place) -> None:
+    """Each rewrite reads the file, leaves its person out and writes it back: without a lock the later one brings the other's words back."""
+    place = on_postgres
+    place.apply(turn("a"), turn("b", actor="bob"), turn("c", actor="carol"))
+    both_have_read, order = threading.Barrier(2, timeout=1), threading.Lock()
+
+    def rewrite(name: str, ids: frozenset[str] | None) -> int:
+        kept = {id_: payload for id_, payload in place.segments.written[name].items() if id_ not in (ids or ())}
+        with suppress(threading.BrokenBarrierError):  # as it should be: the second waits for the first
+            both_have_read.wait()
+        with order:
+            place.segments.written[name] = kept
+        return 1
+
+    erasing = [threading.Thread(target=place.erase, args=(actor,), kwargs={"cut": rewrite}) for actor in ("alice", "bob")]
+    for thread in erasing:
+        thread.start()
+    for thread in erasing:
+        thread.join(300)
+    assert place.words() == {"c"}
+    assert place.rows(segments.c.rows) == [(1,)]
+
+
+def test_a_turn_that_is_being_applied_while_its_person_is_erased_is_found(on_postgres: Place) -> None:
+    """The transaction began without knowing of the erasure, which therefore waits for it; all that begin later know."""
+    place, began, go_on = on_postgres, threading.Event(), threading.Event()
+
+    class Slow(SqlEffects):
+        def _forget_erased(self, connection: Any, fresh: Any, counts: Any) -> Any:
+            began.set()
+            assert go_on.wait(300)
+            return super()._forget_erased(connection, fresh, counts)
+
+    slow = Slow(
+        place.engine, rules=lambda: RULES, write_segment=place.segments.write_sized, erase_from_segment=place.segments.erase
+    )  # fmt: skip
+    applying = threading.Thread(target=place.apply, args=(turn("a"), observation("o", of="a")), kwargs={"store": slow})
+    erasing = threading.Thread(target=place.erase, args=("alice",))
+    applying.start()
+    assert began.wait(300)
+    erasing.start()
+    erasing.join(0.3)
+    assert erasing.is_alive()
+    go_on.set()
+    applying.join(300)
+    erasing.join(300)
+    assert place.words() == set()
+    assert place.rows(turns.c.inference_id, turns.c.actor, turns.c.completion) == [("a", None, "")]
+    assert place.rows(observations) == []
+
+
+def test_what_was_accepted_before_the_announcement_and_applied_after_it_is_a_shell(place: Place) -> None:
+    announce(place.engine, erasure("alice"))
+    place.apply(turn("a"), observation("o", of="a"), exposure("a"), received=50, now=120)
+    assert place.rows(turns.c.inference_id, turns.c.actor, turns.c.completion) == [("a", None, "")]
+    assert place.rows(observations) == []
+    assert place.words() == set()
+
+
+def test_an_erasure_that_was_killed_is_finished_by_the_next_attempt(place: Place) -> None:
+    place.apply(turn("a"), observation("o", of="a"))
+
+    def die(name: str, ids: frozenset[str] | None) -> int:
+        raise Killed
+
+    with pytest.raises(Killed):
+        place.erase("alice", cut=die)
+    report = place.erase("alice")
+    assert (report.turns, report.observations, report.already_erased) == (1, 1, False)
+    assert place.words() == set()
+
+
+def test_an_older_request_does_not_take_a_newer_erasure_back(place: Place) -> None:
+    for occurred in (100, 50):
+        announce(place.engine, erasure("alice", occurred=occurred))
+    place.apply(turn("a"), received=70)
+    assert place.rows(turns.c.actor) == [(None,)]
+
+
+def test_what_others_said_about_a_persons_turns_and_episodes_goes_with_them(place: Place) -> None:
+    place.apply(turn("a", episode="e"), turn("b", episode="f", actor="bob"))
+    place.apply(observation("turn", of="a", actor="bob"), observation("episode", episode="e"), observation("other", episode="f"))
+    place.erase("alice")
+    assert place.rows(observations.c.id) == [("other",)]
+
+
+def test_what_was_said_about_a_turn_before_it_came_goes_when_it_comes_too_late(place: Place) -> None:
+    place.apply(observation("early", of="a", name="comment", value="words"), observation("episode", episode="episode-of-a"))
+    place.erase("alice")
+    place.apply(turn("a"), received=50, now=120)
+    assert place.rows(observations) == []
+
+
+def test_the_inbox_forgets_what_was_applied_by_name_and_what_was_not_by_looking_into_it(place: Place) -> None:
+    about_bob = observation("on-bob", of="b", actor="alice", name="comment", value="words")
+    waiting = turn("w", episode="w-e")
+    on_waiting = observation("on-waiting", episode="w-e", name="comment", value="words")
+    bob = turn("b", actor="bob")
+    door = SqlInbox(place.engine, clock=lambda: at(1))
+    door.append_blocking([event_of(effect) for effect in (turn("a"), about_bob, bob, waiting, on_waiting)])
+    door.close()
+    place.apply(turn("a"), about_bob, bob)
+    with writing(place.engine) as connection:
+        done = inbox.c.event_id.in_(["turn-a", "on-bob", "turn-b"])
+        connection.execute(update(inbox).where(done).values(relayed_at=at(1), applied_at=at(1)))
+    assert place.erase("alice").inbox_payloads == 4
+    assert [row.event_id for row in place.rows(inbox.c.event_id, inbox.c.payload) if row.payload] == ["turn-b"]
+
+
+def test_labels_batches_and_copies_in_the_outbox_forget_too(place: Place) -> None:
+    place.apply(turn("a"), turn("b", actor="bob"))
+    row = {
+        "revision": 1, "current": True, "policy": "composer", "version": "v1", "reward": 0.5, "terms": [], "rule_set": "r", "segment": "",
+        "held_out": False, "finished_at": at(0), "labelled_at": at(60),
+    }  # fmt: skip
+    item = {"batch_id": "B", "episode_id": "e", "reward": 1.0, "label_revision": 1, "segment": ""}
+    with writing(place.engine) as connection:
+        for id_, actor in (("a", "alice"), ("b", "bob")):
+            connection.execute(insert(labels), row | {"inference_id": id_, "actor": actor})
+            connection.execute(insert(batch_items), item | {"inference_id": id_, "actor": actor})
+            copy = {"event_id": id_, "topic": "ratchet.labels", "key": id_, "type": "x", "payload": b"words", "created_at": at(0)}
+            connection.execute(insert(outbox), copy)
+    place.erase("alice")
+    assert place.rows(labels.c.inference_id) == [("b",)]
+    assert place.rows(batch_items.c.inference_id, batch_items.c.actor) == [("a", None), ("b", "bob")]
+    assert [r.key for r in place.rows(outbox.c.key, outbox.c.payload) if r.payload] == ["b"]
+
+
+def test_an_intent_takes_a_name_of_its_own(place: Place) -> None:
+    assert [intend(place.engine, "s-0-1", now=at(0) + timedelta(seconds=n)) for n in range(3)] == ["s-0-1", "s-0-1.2", "s-0-1.3"]
+
+
+def test_an_erasure_event_that_comes_with_other_records_is_applied_with_them(place: Place) -> None:
+    place.apply(turn("a"), received=1)
+    forget: Erasure = erasure("alice", occurred=50)
+    place.apply(turn("late", finished=2), forget, turn("b", actor="bob"), received=40, offset=10, now=60)
+    assert place.rows(turns.c.inference_id, turns.c.actor) == [("a", None), ("b", "bob"), ("late", None)]
+    assert place.words() == {"b"}
