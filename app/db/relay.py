@@ -133,7 +133,10 @@ class SqlRelayTerm:
         old = select(inbox.c.seq).where(inbox.c.applied_at < applied_before, FULL).order_by(inbox.c.applied_at).limit(TRIMMED_AT_ONCE)
         with writing(self._inbox) as connection:
             leases.require(connection, self.lease)
-            return connection.execute(update(inbox).where(inbox.c.seq.in_(old.scalar_subquery())).values(payload=b"")).rowcount
+            seqs = list(connection.execute(old).scalars())
+            if seqs:
+                connection.execute(update(inbox).where(one_of(connection, inbox.c.seq, seqs)).values(payload=b""))
+            return len(seqs)
 
     def renew(self, *, now: datetime) -> None:
         """Stay in office. Raises `LeaseLost`."""
