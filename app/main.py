@@ -34,6 +34,7 @@ from app.api.metrics import Metrics
 from app.api.operations import Check, probes, views
 from app.api.redaction import Redactor
 from app.api.sessions import Sessions
+from app.api.workshop import SWITCH_S, Workshop
 from app.console.pages import console
 from app.domain.access import Scope
 from app.domain.errors import BadConfig, RatchetError, Unavailable
@@ -86,12 +87,13 @@ def create_app(with_: Collaborators) -> Application:
     metrics.in_flight_bytes.set_function(lambda: intake.in_flight)
     redactor = Redactor(lambda kind: metrics.redacted.labels(kind).inc())
     desk = Desk(policies=with_.policies, redactor=redactor, actor_salt=with_.actor_salt, clock=with_.clock, limits=with_.limits)
-    door = Door(inbox=with_.inbox, desk=desk, ledger=with_.ledger, metrics=metrics)
+    workshop = Workshop()
+    door = Door(inbox=with_.inbox, desk=desk, ledger=with_.ledger, metrics=metrics, workshop=workshop)
     counter = Counter(access=access, intake=intake, door=door)
     gateway = Gateway(
         inbox=with_.inbox, routes=with_.routes, engines=with_.engines, policies=with_.policies,
         conversations=Conversations(with_.episodes), redactor=redactor, metrics=metrics, clock=with_.clock, limits=with_.limits,
-        actor_salt=with_.actor_salt, claims=with_.claims,
+        actor_salt=with_.actor_salt, claims=with_.claims, workshop=workshop,
     )  # fmt: skip
     return build(
         access=access,
@@ -149,6 +151,7 @@ def _run(settings: Settings, adapters: wiring.HttpAdapters, listener: socket.soc
     )
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # uvicorn raises the signal again when it is done: then it must not kill us
+    sys.setswitchinterval(SWITCH_S)
     gc.freeze()  # what is loaded stays: the collector need not look at it again and again
     ready = f"api ready address=http://{settings.host}:{settings.port} policies={','.join(adapters.policies)} ingest={settings.ingest}"
     ApiServer(config, chat=app.chat, ready=ready).run(sockets=[listener])

@@ -11,10 +11,10 @@ from typing import Annotated, Any, cast, get_args
 import msgspec
 
 from app.api.access import Caller
-from app.api.intake import Limits, check_tags, check_tree
+from app.api.intake import Limits, characters, check_tags, check_tree
 from app.api.redaction import Redactor
 from app.domain.errors import BadRequest
-from app.domain.events import CloudEvent, EventType, Observation, Retraction
+from app.domain.events import RETRACTED, CloudEvent, EventType, Observation, Retraction
 from app.domain.ids import hash_actor, uuid7
 from app.domain.moments import check_moments
 from app.domain.policies import Level, PolicyConfig, SignalConfig
@@ -166,7 +166,7 @@ class Desk:
         _check_time(occurred_at, now)
         retraction = Retraction(observation_id=draft.observation_id, source=source, occurred_at=occurred_at)
         return CloudEvent(
-            id=f"{draft.observation_id}:retracted", source=source, type=EventType.RETRACTION.value, time=occurred_at,
+            id=draft.observation_id + RETRACTED, source=source, type=EventType.RETRACTION.value, time=occurred_at,
             key=draft.observation_id, data=_encode(retraction),
         )  # fmt: skip
 
@@ -196,7 +196,14 @@ class Desk:
         """Texts of policies that ask for it; of every caller whose policy is not known when any policy asks for it."""
         named = self.policies.get(policy) if policy is not None else None
         asked = named.redact if named is not None else self.redacts
-        return self.redactor.value(value) if asked else value
+        if not asked:
+            return value
+        if characters(value, at_most=self.limits.redacted_chars) > self.limits.redacted_chars:
+            raise BadRequest(
+                f"the texts have more than {self.limits.redacted_chars} characters, more than are searched for personal data in one event",
+                param="value", code="size",
+            )  # fmt: skip
+        return self.redactor.value(value)
 
 
 def _check_time(occurred_at: datetime, now: datetime) -> None:

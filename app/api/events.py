@@ -61,7 +61,8 @@ class EventsRoute:
             if cloudevents.is_binary(headers):
                 body = cloudevents.structured(body, headers)
             events = self._charged(body, headers, caller)
-            prepared = list(self._prepare(events, body, headers, caller))
+            chars = len(body) if self.door.desk.redacts else 0
+            prepared = await self.door.workshop.do(lambda: list(self._prepare(events, body, headers, caller)), chars=chars)
             answers = await self.door.commit(prepared)
         finally:
             self.intake.release(read)

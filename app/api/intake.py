@@ -28,6 +28,14 @@ class Limits:
     gzip_ratio: int = 100
     depth: int = 32
     keys_per_object: int = 256
+    nodes: int = 20_000
+    """JSON values in one event, one list of messages or one list of tools: looking at each costs about half a microsecond."""
+    tool_chars: int = 256 * 1024
+    """Characters in one request's tools, all texts and names together."""
+    summarised_chars: int = 1024 * 1024
+    """Characters of a conversation that the gateway may still shorten by a summary of the model's own."""
+    redacted_chars: int = 64 * 1024
+    """Characters in one event or body that may be searched for personal data: at worst 20 µs each."""
     body_s: float = 15.0
     """A body that is not complete after this long is answered 408."""
     header_bytes: int = 16 * 1024
@@ -175,8 +183,12 @@ def check_tree(value: object, limits: Limits) -> None:
         _refuse_nul(value)
         return
     level: list[object] = [value]
+    left = limits.nodes
     for _ in range(limits.depth):
         deeper: list[object] = []
+        left -= len(level)
+        if left < 0:
+            raise BadRequest(f"there are more than {limits.nodes} values in it", param="value", code="too_many_values")
         for node in level:
             if isinstance(node, dict):
                 fields = cast("dict[str, object]", node)
@@ -192,6 +204,20 @@ def check_tree(value: object, limits: Limits) -> None:
             return
         level = deeper
     raise BadRequest(f"the value is nested deeper than {limits.depth} levels", param="value", code="too_deep")
+
+
+def characters(value: object, *, at_most: int) -> int:
+    """Characters of all texts in a JSON value, names of fields included; stops counting above `at_most`."""
+    waiting, total = [value], 0
+    while waiting and total <= at_most:
+        node = waiting.pop()
+        if isinstance(node, str):
+            total += len(node)
+        elif isinstance(node, dict):
+            waiting += (part for pair in cast("dict[str, object]", node).items() for part in pair)
+        elif isinstance(node, list):
+            waiting += cast("list[object]", node)
+    return total
 
 
 def check_tags(tags: dict[str, str], limits: Limits) -> None:

@@ -109,6 +109,10 @@ class Retraction(msgspec.Struct, frozen=True, kw_only=True):
     occurred_at: datetime
 
 
+RETRACTED = ":retracted"
+"""Behind an observation's id: the id of the event that takes it back."""
+
+
 class Exposure(msgspec.Struct, frozen=True, kw_only=True):
     """Who is about to be served by which version with which probability; durable *before* the first token."""
 

@@ -20,6 +20,11 @@ TOOLS_PROMPT = (
 """The Hermes convention, which SmolLM2-Instruct and Qwen were trained on; used where the chat template does not mention tools."""
 
 
+SLICE_CHARS = 32_768
+CUT_TOKENS = 64
+"""By how many tokens a text may grow where it is cut: the tokens of the one word that the cut goes through."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Chat:
     """The tokenizer of one model with its chat template."""
@@ -35,17 +40,23 @@ class Chat:
         tokenizer.backend_tokenizer.no_padding()
         return cls(tokenizer=tokenizer, end_token=tokenizer.eos_token_id)
 
-    def prompt(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
-        """Token ids of a chat, ending where the assistant's answer begins. Raises `BadRequest` for what the template refuses."""
+    def prompt(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None, most: int | None = None
+    ) -> list[int]:
+        """Token ids of a chat, ending where the assistant's answer begins. Raises `BadRequest` for what the template refuses, and for
+        what has clearly more than `most` tokens, after looking at no more text than `most` tokens and a slice have."""
         template = str(self.tokenizer.chat_template or "")
         plain = [_plain(message, in_template="tool_calls" in template) for message in messages]
         if tools and "tools" not in template:
             plain = _with_tools(plain, tools)
         given: list[Any] | None = [dict(tool) for tool in tools] if tools and "tools" in template else None
         try:
-            return self.encode(self._written([_with_objects(message) for message in plain], given))
+            text = self._written([_with_objects(message) for message in plain], given)
         except TypeError:  # a template that joins the arguments as text, as DeepSeek's does
-            return self.encode(self._written(plain, given))
+            text = self._written(plain, given)
+        if most is not None:
+            self._refuse_far_above(text, most)
+        return self.encode(text)
 
     def _written(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> str:
         """The chat as the template writes it. Raises `BadRequest`; `TypeError` where it wants arguments in the other form."""
@@ -56,6 +67,17 @@ class Chat:
             if as_objects and isinstance(error, TypeError):
                 raise
             raise BadRequest(f"the model's chat template refuses these messages: {error}", param="messages") from error
+
+    def _refuse_far_above(self, text: str, most: int) -> None:
+        """Tokenising 4 MB takes eleven seconds; a text of which the beginning is too long already need not be tokenised whole."""
+        total = 0
+        for cuts, at in enumerate(range(0, len(text), SLICE_CHARS) if len(text) > SLICE_CHARS else ()):
+            total += len(self.encode(text[at : at + SLICE_CHARS]))
+            if total - cuts * CUT_TOKENS > most:
+                raise BadRequest(
+                    f"the prompt has more than {total - cuts * CUT_TOKENS} tokens and the model's context holds {most}: "
+                    "shorten the conversation", param="messages", code="context_length_exceeded",
+                )  # fmt: skip
 
     def encode(self, text: str) -> list[int]:
         """Token ids of text as it is: nothing is added, special tokens written out in it count as such."""

@@ -17,6 +17,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import msgspec
@@ -35,6 +36,8 @@ Asked = TypeVar("Asked", GenerateRequest, ScoreRequest)
 def create_engine(worker: Worker, residency: Residency) -> FastAPI:
     """The application over a running worker and residency."""
     app = FastAPI(title="Ratchet engine", docs_url=None, redoc_url=None, openapi_url=None)
+    # one thread: prompts in the order in which they came, and no more of them at a time than leaves the loop and the sampling their share
+    tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizing")
 
     @app.exception_handler(RatchetError)
     async def refuse(_request: Request, error: Exception) -> Response:
@@ -42,7 +45,9 @@ def create_engine(worker: Worker, residency: Residency) -> FastAPI:
 
     @app.post("/generate")
     async def generate(request: Request) -> Response:
-        job = worker.submit(await _read(request, GenerateRequest))
+        asked = await _read(request, GenerateRequest)
+        worker.refuse_when_full(asked)
+        job = worker.submit(asked, await asyncio.get_running_loop().run_in_executor(tokenizing, worker.prompt, asked))
         # the first update decides the status: a refusal found on the worker's side must not come as a broken stream
         first = await job.updates.get()
         if isinstance(first, Exception):
@@ -52,7 +57,7 @@ def create_engine(worker: Worker, residency: Residency) -> FastAPI:
     @app.post("/count")
     async def count(request: Request) -> Response:
         asked = await _read(request, GenerateRequest)
-        prompt = worker.policy(asked.digest).chat.prompt(asked.messages, tools=asked.tools)
+        prompt = await asyncio.get_running_loop().run_in_executor(tokenizing, worker.prompt, asked)
         return _json({"prompt_tokens": len(prompt)})
 
     @app.post("/score")

@@ -142,17 +142,25 @@ class Worker:
 
     # --- requests ---------------------------------------------------------------------------------------------------------------
 
-    def submit(self, request: GenerateRequest) -> Job:
-        """Take a request (call from the event loop). Raises `NotFound` (not held), `Overloaded` (full), `BadRequest` (its prompt)."""
+    def prompt(self, request: GenerateRequest) -> list[int]:
+        """The request's prompt as it will be fed: long work, for another thread than the event loop's. Raises `NotFound`, `BadRequest`."""
         policy = self.policy(request.digest)
-        full = self.limits.rows * max(1, len(self._decoders)) + self.limits.waiting
-        if self._load >= full:
-            raise Overloaded(f"the engine has {self._load} requests in hand and takes no more: retry in a second", retry_after_s=1.0)
-        prompt = policy.chat.prompt(request.messages, tools=request.tools)
+        return policy.chat.prompt(request.messages, tools=request.tools, most=policy.context)
+
+    def submit(self, request: GenerateRequest, prompt: list[int]) -> Job:
+        """Take a request with its prompt (call from the event loop). Raises `NotFound` (not held), `Overloaded` (full)."""
+        self.refuse_when_full(request)
         job = Job(request=request, loop=asyncio.get_running_loop(), deadline=time.monotonic() + self.limits.time_s)
         self._count(+1)
         self._commands.put(lambda: self._begin(job, prompt))
         return job
+
+    def refuse_when_full(self, request: GenerateRequest) -> None:
+        """Raises `NotFound` (not held), `Overloaded` (full)."""
+        self.policy(request.digest)
+        full = self.limits.rows * max(1, len(self._decoders)) + self.limits.waiting
+        if self._load >= full:
+            raise Overloaded(f"the engine has {self._load} requests in hand and takes no more: retry in a second", retry_after_s=1.0)
 
     def score(self, request: ScoreRequest) -> "Future[list[float]]":
         """Log-probabilities of given tokens, as soon as there is time. Raises `NotFound` (not held) and `Overloaded`."""

@@ -21,12 +21,13 @@ from app.api.chat.recording import Recording, exposure_event, redact, turn_event
 from app.api.chat.request import ChatRequest, read_body, understand
 from app.api.chat.summary import context_of, shortened
 from app.api.errors import HttpError
-from app.api.intake import Headers, Limits
+from app.api.intake import Headers, Limits, characters
 from app.api.metrics import Metrics
 from app.api.redaction import Redactor
+from app.api.workshop import Workshop
 from app.domain.assignment import Arm, assign
 from app.domain.batches import payload_of, without_payload
-from app.domain.errors import Overloaded, RatchetError, Unavailable, UnknownPolicy
+from app.domain.errors import BadRequest, Overloaded, RatchetError, Unavailable, UnknownPolicy
 from app.domain.events import CloudEvent
 from app.domain.ids import uuid7
 from app.domain.policies import PolicyConfig
@@ -37,6 +38,10 @@ from app.domain.turns import FinishReason, TurnServed
 log = logging.getLogger("ratchet.api")
 CLAIM_ABOVE_BYTES = 256 * 1024
 """A turn whose event is larger than this leaves its payload in the trajectory store: brokers take 1 MiB, and hold every byte n times."""
+TOKEN_CHARS = 64
+"""A token is hardly ever longer: four characters on average, some runs of blanks or dashes more."""
+BYTES_PER_WORK = 64
+"""A body is decoded and looked over at 64 times the speed of redaction: at once up to 32 KB."""
 COMMIT_PATIENCE_S = 10.0
 """How long a sampled turn waits for a full or unreachable inbox before its answer is given up with an error."""
 
@@ -67,13 +72,15 @@ class Gateway:
     limits: Limits
     actor_salt: str
     claims: Claims
+    workshop: Workshop
     _commits: set["asyncio.Task[None]"] = field(default_factory=set["asyncio.Task[None]"])
     """Commits under way: held here so that a cancelled request does not lose its turn."""
 
     async def open(self, raw: bytes, headers: Headers, caller: Caller) -> Opened:
         """Understand a request, assign its arm, commit its exposure. Raises `RatchetError`."""
-        body = read_body(raw, self.limits)
+        body = await self.workshop.do(lambda: read_body(raw, self.limits), chars=len(raw) // BYTES_PER_WORK)
         config = self._config(body.model, caller)
+        _refuse_longer_than_context(body.messages, config, self.limits)
         request = understand(body, headers, caller, config, salt=self.actor_salt)
         known = await self.conversations.find(request.episode_id, request.policy) if request.continues else None
         arm = self._arm(request, known)
@@ -251,6 +258,20 @@ class Gateway:
             self.metrics.first_token_s.labels(request.policy).observe(recording.first_token_s)
         self.metrics.tokens.labels(request.policy, "input").inc(recording.usage.prompt_tokens)
         self.metrics.tokens.labels(request.policy, "output").inc(recording.usage.completion_tokens)
+
+
+def _refuse_longer_than_context(messages: list[dict[str, Any]], config: PolicyConfig, limits: Limits) -> None:
+    """What no tokenizer can bring into the context is refused before it is recorded or tokenised. Raises `BadRequest`."""
+    most = config.max_context_tokens * TOKEN_CHARS
+    if config.summary.trigger_tokens:
+        most = max(most, limits.summarised_chars)
+    if config.redact:
+        most = min(most, limits.redacted_chars * 4)
+    if characters(messages, at_most=most) > most:
+        raise BadRequest(
+            f"the messages have more than {most} characters, the context holds {config.max_context_tokens} tokens: shorten it",
+            param="messages", code="context_length_exceeded",
+        )  # fmt: skip
 
 
 def _generate_request(opened: Opened, messages: list[dict[str, Any]]) -> GenerateRequest:

@@ -8,7 +8,7 @@ import msgspec
 from app.api.access import Caller
 from app.api.drafts import decode
 from app.api.errors import HttpError
-from app.api.intake import Headers, Limits, check_tree, header
+from app.api.intake import Headers, Limits, characters, check_tree, header
 from app.domain.errors import BadRequest
 from app.domain.ids import hash_actor, uuid7
 from app.domain.policies import PolicyConfig
@@ -125,6 +125,8 @@ def read_body(raw: bytes, limits: Limits) -> ChatBody:
             check_tree(value, limits)
         except BadRequest as error:
             raise BadRequest(str(error), param=field, code=error.code) from error
+    if characters(body.tools, at_most=limits.tool_chars) > limits.tool_chars:
+        raise BadRequest(f"the tools have more than {limits.tool_chars} characters: send fewer or shorter ones", param="tools", code="size")
     for field in ("user", "safety_identifier", "tensorzero_variant_name", "session_id", "tensorzero_episode_id", "model"):
         if "\x00" in (getattr(body, field) or ""):
             raise BadRequest("the text contains the character U+0000: remove it", param=field.replace("tensorzero_", "tensorzero::"))

@@ -1,7 +1,8 @@
 """OpenTelemetry: `gen_ai.evaluation.result` over OTLP/HTTP, as a log record (`/v1/logs`) or a span event (`/v1/traces`).
 
 `gen_ai.response.id` names the inference, else `gen_ai.conversation.id` the episode, else the trace id the inference. Anything else in
-the payload is none of ours: it is accepted and left alone, as a collector sends everything everywhere. Busy is answered 503, not
+the payload is none of ours: it is accepted and left alone, as a collector sends everything everywhere, and as Langfuse's client sends its
+traces (`/api/public/otel/v1/traces`). Busy is answered 503, not
 429: the Python exporter drops on 429.
 """
 
@@ -60,6 +61,7 @@ def router(counter: Counter) -> APIRouter:
         """Take evaluation results from log records."""
         return await _export(request, counter, ExportLogsServiceRequest(), _in_logs, _logs_answer)
 
+    @made.post("/api/public/otel/v1/traces", name="langfuse_traces", openapi_extra=_RAW)
     @made.post("/v1/traces", openapi_extra=_RAW)
     async def traces(request: Request) -> Response:
         """Take evaluation results from span events."""
@@ -78,7 +80,7 @@ async def _export(
     try:
         async with counter.body(request, charged=False) as (caller, raw):
             is_json = "json" in (request.headers.get("content-type") or "")
-            _parse(raw, message, is_json=is_json)
+            await counter.door.workshop.do(lambda: _parse(raw, message, is_json=is_json), chars=len(raw))
             rejected: list[str] = []
             evaluations = list(find(message))
             counter.charge(caller, len(evaluations))

@@ -1,0 +1,39 @@
+"""Where long work on one request is done so that the others are answered meanwhile: one thread beside the event loop, with a short queue.
+
+One, because Python's threads share one interpreter: several of them would take the loop's time, one takes at most half of it. Work must
+be bounded by what is let in (`Limits`), for a thread cannot be stopped.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from app.domain.errors import Overloaded
+
+T = TypeVar("T")
+SMALL_CHARS = 512
+"""Work on less text than this is done at once: at most 10 ms (redaction, 20 µs a character), and nearly always well below one."""
+SWITCH_S = 0.0005
+"""How long the thread may keep the interpreter when the loop wants it; Python's own 5 ms would show in everybody's latency."""
+
+
+class Workshop:
+    """Does work for requests, one after the other."""
+
+    def __init__(self, *, waiting: int = 16) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="workshop")
+        self._most = waiting
+        self._busy = 0
+
+    async def do(self, work: Callable[[], T], *, chars: int) -> T:
+        """The result of `work`, done at once where there is little text to work on. Raises `Overloaded` when too many wait."""
+        if chars <= SMALL_CHARS:
+            return work()
+        if self._busy >= self._most:
+            raise Overloaded("too many large bodies are being worked on: come back in a second", retry_after_s=1.0)
+        self._busy += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        finally:
+            self._busy -= 1

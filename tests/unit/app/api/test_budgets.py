@@ -1,0 +1,104 @@
+"""What one request may cost: caps before the work, and the work beside the event loop."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from app.api.intake import Limits, characters
+from app.api.workshop import Workshop
+from app.domain.errors import Overloaded
+from app.main import create_app
+from tests.fakes.gateway import ScriptedEngines, collaborators, policy_config
+from tests.fakes.inbox import MemoryInbox
+
+AT = "2026-11-21T12:00:00Z"
+
+
+def service(**changes: Any) -> tuple[TestClient, MemoryInbox, ScriptedEngines]:
+    inbox, engines = MemoryInbox(), ScriptedEngines()
+    app = create_app(collaborators(inbox=inbox, engines=engines, **changes))
+    return TestClient(app, raise_server_exceptions=False), inbox, engines
+
+
+def chat(**changes: Any) -> dict[str, Any]:
+    return {"model": "composer", "messages": [{"role": "user", "content": "x"}]} | changes
+
+
+def refusal(answer: Any) -> tuple[int, str, str]:
+    error = answer.json()["error"]
+    return answer.status_code, error["code"], error["param"]
+
+
+def tool(**parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
+def test_megabytes_of_tools_are_refused_by_their_size_before_they_are_looked_at() -> None:
+    client, inbox, engines = service()
+    wide = [tool(description="d" * 3_000_000)]
+    many = [tool(enum=[[] for _ in range(100_000)])]
+    assert refusal(client.post("/v1/chat/completions", json=chat(tools=wide))) == (400, "size", "tools")
+    assert refusal(client.post("/v1/chat/completions", json=chat(tools=many))) == (400, "too_many_values", "tools")
+    assert (inbox.events, engines.requests) == ({}, [])
+
+
+def test_a_prompt_that_no_tokenizer_fits_into_the_context_is_refused_before_anything_is_recorded() -> None:
+    client, inbox, engines = service(policies={"composer": policy_config(max_context_tokens=100)})
+    long = [{"role": "user", "content": "x" * 6401}]
+    answer = client.post("/v1/chat/completions", json=chat(messages=long))
+    assert refusal(answer) == (400, "context_length_exceeded", "messages")
+    assert (inbox.events, engines.requests) == ({}, [])
+    assert client.post("/v1/chat/completions", json=chat(messages=[{"role": "user", "content": "x" * 6000}])).status_code == 200
+
+
+def test_a_value_of_a_hundred_thousand_parts_is_refused() -> None:
+    client, inbox, _ = service()
+    event = {"id": "e", "inference_id": "i", "name": "tool_call", "occurred_at": AT, "value": [[] for _ in range(60_000)]}
+    (result,) = client.post("/v1/events", json=event).json()["results"]
+    assert (result["status"], result["code"]) == ("rejected", "too_many_values")
+    assert inbox.events == {}
+
+
+def test_more_text_than_is_searched_for_personal_data_is_refused_and_never_stored_unread() -> None:
+    client, inbox, _ = service(policies={"composer": policy_config(redact=True)}, limits=Limits(redacted_chars=1000))
+    event = {"id": "e", "inference_id": "i", "name": "comment", "occurred_at": AT}
+    answers = [client.post("/v1/events", json=event | {"value": "a" * count}).json()["results"][0] for count in (1001, 1000)]
+    assert [(answer["status"], answer.get("code")) for answer in answers] == [("rejected", "size"), ("accepted", None)]
+    assert len(inbox.events) == 1
+
+
+def test_long_work_is_done_beside_the_event_loop_and_short_work_on_it() -> None:
+    async def story() -> tuple[str, str]:
+        workshop = Workshop()
+
+        def name() -> str:
+            return threading.current_thread().name
+
+        return await workshop.do(name, chars=10), await workshop.do(name, chars=10_000)
+
+    at_once, beside = asyncio.run(story())
+    assert at_once == "MainThread"
+    assert beside.startswith("workshop")
+
+
+def test_the_loop_answers_while_the_workshop_works_and_a_full_one_says_so() -> None:
+    async def story() -> int:
+        workshop, go = Workshop(waiting=2), threading.Event()
+        first, second = (asyncio.ensure_future(workshop.do(lambda: go.wait(20), chars=10_000)) for _ in range(2))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await workshop.do(lambda: True, chars=10_000)
+        assert await workshop.do(lambda: 7, chars=1) == 7, "the loop is free"
+        go.set()
+        assert await asyncio.gather(first, second) == [True, True]
+        return await workshop.do(lambda: 9, chars=10_000)
+
+    assert asyncio.run(story()) == 9
+
+
+def test_characters_counts_names_and_texts_and_stops_where_it_is_told() -> None:
+    assert characters({"ab": ["cd", {"e": "fgh"}], "n": 3}, at_most=100) == 9
+    assert characters(["x" * 50] * 1000, at_most=100) <= 200
