@@ -16,7 +16,7 @@ import uvicorn
 from fastapi import APIRouter, Depends
 
 from app import wiring
-from app.api import feedback, releases
+from app.api import feedback, observations, releases
 from app.api.access import Access, policy_of, requires
 from app.api.application import Application, build
 from app.api.barrier import Barrier, reached_as
@@ -108,6 +108,7 @@ def create_app(with_: Collaborators) -> Application:
             otel.router(counter),
             areal.router(counter, gateway.conversations.last_inference),
             probes(checks=with_.checks, metrics=metrics, notes=with_.notes),
+            observations.router(with_.ledger),
             views(reads=with_.reads, routes=with_.routes, policies=with_.policies, clock=with_.clock),
             *with_.routers,
         ],

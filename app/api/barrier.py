@@ -24,8 +24,6 @@ from app.api.intake import Headers, header
 
 LOOPBACK_NAMES = frozenset({"localhost"})
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-MULTIPART = frozenset({"/runs/multipart"})
-"""Paths whose clients send multipart bodies (LangSmith's): a browser could, so these stand on Host and Origin alone."""
 _TYPES = re.compile(r"application/(?:json|jsonl|x-jsonlines|x-ndjson|ndjson|x-protobuf|[\w.\-]+\+json)")
 _ALLOWED_HEADERS = b"authorization, content-type, idempotency-key, x-api-key, x-session-id, x-session-done, x-turn-type"
 
@@ -45,7 +43,7 @@ class Barrier:
         """Let the request through to the application, or answer it here."""
         headers = dict(scope["headers"])
         try:
-            self.check(scope["method"], scope["path"], headers)
+            self.check(scope["method"], headers)
         except HttpError as error:
             answer = problem(error)
             await _answer(send, answer.status, answer.body, [(b"content-type", b"application/json")])
@@ -58,7 +56,7 @@ class Barrier:
         else:
             await app(scope, receive, _signed(send, origin))
 
-    def check(self, method: str, path: str, headers: Headers) -> None:
+    def check(self, method: str, headers: Headers) -> None:
         """Raise `HttpError` 421, 403 or 415 where the request could be another site's."""
         host = header(headers, b"host") or ""
         if not self._is_ours(_name_of(host)):
@@ -70,7 +68,7 @@ class Barrier:
             raise HttpError(403, f"pages of {origin} may not call this service: add the origin to RATCHET_ORIGINS", code="origin")
         if origin is None and _is_elsewhere(headers) and (method not in SAFE or header(headers, b"sec-fetch-mode") != "navigate"):
             raise HttpError(403, "pages of other sites may not call this service", code="origin")
-        if method not in SAFE and path not in MULTIPART and _has_body(headers):
+        if method not in SAFE and _has_body(headers):
             _check_type(header(headers, b"content-type") or "")
 
     def _is_ours(self, name: str) -> bool:

@@ -4,10 +4,11 @@ Feedback may come before its inference is known: it is accepted and parked. Lang
 has `key` and `run_id` where TensorZero's has `metric_name`.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -20,6 +21,10 @@ from app.api.drafts import AwareTime, Draft, EventId, Label, TargetId, decode
 from app.domain.access import Scope
 from app.domain.errors import BadRequest
 from app.domain.ids import uuid7
+
+PAGE = 100
+Runs = Annotated[list[str], Query(min_length=1, max_length=100)]
+Keys = Annotated[Sequence[str], Query(max_length=100)]
 
 
 class FeedbackBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,6 +67,13 @@ def router(counter: Counter) -> APIRouter:
                 return await langsmith.post(raw, counter, caller)
             return await _tensorzero(raw, request, counter.door, caller)
 
+    @made.get("/feedback")
+    async def read(request: Request, run: Runs, key: Keys = (), offset: Annotated[int, Query(ge=0)] = 0) -> Response:
+        """The feedback about runs that came through LangSmith's client, as it reads it; needs the scope `read`."""
+        caller = await counter.access.caller(dict(request.scope["headers"]), Scope.READ)
+        found = await langsmith.listed([openapi.path_id(each) for each in run], key, counter, caller)
+        return json_response(found[offset : offset + PAGE])
+
     @made.patch("/feedback/{feedback_id}", openapi_extra=openapi.body(langsmith.LangSmithUpdate))
     async def patch(request: Request, feedback_id: str) -> Response:
         """Correct feedback that came through LangSmith's client; TensorZero's is corrected by sending it again under its own id."""
@@ -89,7 +101,7 @@ async def _tensorzero(raw: bytes, request: Request, door: Door, caller: Caller) 
         occurred_at=body.occurred_at, actor=body.actor, tags=body.tags or {},
     )  # fmt: skip
     if body.dryrun:
-        door.desk.observation(draft, caller)
+        await door.prepared(draft, caller)
         return json_response(FeedbackAnswer(feedback_id=event_id))
     answer = await door.observe(draft, caller)
     if answer.status == "conflict":

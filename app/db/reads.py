@@ -1,12 +1,14 @@
 """What operators and dashboards read over HTTP (`app.domain.ports.Reads`), and which events the door has accepted (`Ledger`)."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Engine, Table, case, func, select
+from sqlalchemy import ColumnElement, Connection, Engine, Row, Table, case, func, or_, select, true
 from sqlalchemy.exc import OperationalError
 
 from app.db.counters import read_counts
@@ -16,9 +18,9 @@ from app.db.streams import stream_lag
 from app.db.tables import applied_events, dead_letters, inbox, labels, observations, training_runs, turns, versions
 from app.db.turn_counts import read_turn_counts
 from app.domain.errors import Unavailable
-from app.domain.events import EventType, Observation
+from app.domain.events import RETRACTED, EventType, Observation
 from app.domain.ids import utc_now
-from app.domain.ports import Clock
+from app.domain.ports import Clock, Heard
 
 
 class SqlReads:
@@ -125,12 +127,56 @@ class SqlReads:
             row = connection.execute(query).one_or_none()
         return None if row is None else Observation(**{name: getattr(row, name) for name in Observation.__struct_fields__})
 
+    def about(self, *, inference_ids: Sequence[str] = (), episode_ids: Sequence[str] = (), policy: str | None) -> list[Heard]:
+        """What was accepted about these turns and episodes, oldest first: applied, or still in the inbox."""
+        o = observations.c
+        named = or_(o.inference_id.in_(list(inference_ids)), o.episode_id.in_(list(episode_ids)))
+        with _reading(self._state) as connection:
+            applied = [_heard(row) for row in connection.execute(select(observations).where(named, _of_policy(o.policy, policy)))]
+        known = {(heard.observation.source, heard.observation.id) for heard in applied}
+        waiting = self._waiting([*inference_ids, *episode_ids])
+        fresh = [o for o in waiting if (o.source, o.id) not in known and policy in (None, o.policy)]
+        found = applied + [Heard(observation=o, status="accepted", retracted=False) for o in fresh]
+        gone = self._taken_back(found)
+        marked = [replace(h, retracted=h.retracted or (h.observation.source, h.observation.id) in gone) for h in found]
+        return sorted(marked, key=lambda heard: (heard.observation.occurred_at, heard.observation.id))
+
+    def _waiting(self, targets: Sequence[str]) -> list[Observation]:
+        """Observations about these targets that were not applied yet; a target is the event's key."""
+        i, found = inbox.c, list[Observation]()
+        mine = (i.type == EventType.OBSERVATION.value) & i.key.in_(list(targets))
+        with _reading(self._inbox) as connection:
+            for not_applied in (i.relayed_at.is_(None), i.relayed_at.is_not(None) & i.applied_at.is_(None)):  # each has its partial index
+                payloads = connection.execute(select(i.payload).where(not_applied, mine)).scalars()
+                found += [msgspec.json.decode(payload, type=Observation) for payload in payloads if payload]
+        return found
+
+    def _taken_back(self, found: Sequence[Heard]) -> set[tuple[str, str]]:
+        """Those of them whose retraction was accepted, applied or not."""
+        by_source: dict[str, list[str]] = defaultdict(list)
+        for heard in found:
+            by_source[heard.observation.source].append(heard.observation.id)
+        return {
+            (source, id_.removesuffix(RETRACTED))
+            for source, ids in by_source.items()
+            for id_ in self.seen(source, [id_ + RETRACTED for id_ in ids])
+        }
+
     def _newest(self, table: Table, policy: str | None, order: Any, limit: int) -> list[dict[str, Any]]:  # noqa: ANN401 - a column
         query = select(table).order_by(order.desc()).limit(limit)
         if policy is not None:
             query = query.where(table.c.policy == policy)
         with _reading(self._state) as connection:
             return [{key: _plain(value) for key, value in row._mapping.items()} for row in connection.execute(query)]
+
+
+def _heard(row: Row[Any]) -> Heard:
+    observation = Observation(**{name: getattr(row, name) for name in Observation.__struct_fields__})
+    return Heard(observation=observation, status=row.status, retracted=row.retracted_at is not None)
+
+
+def _of_policy(column: ColumnElement[Any], policy: str | None) -> ColumnElement[bool]:
+    return true() if policy is None else column == policy
 
 
 def _plain(value: object) -> object:

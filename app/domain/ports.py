@@ -156,6 +156,16 @@ class Keys(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Heard:
+    """An accepted observation and what became of it."""
+
+    observation: Observation
+    status: str
+    """`accepted` (not applied yet), `joined`, `parked` (its turn is not known yet), `late` or `orphan`."""
+    retracted: bool
+
+
 class Ledger(Protocol):
     """Which events were accepted, for ever."""
 
@@ -165,6 +175,10 @@ class Ledger(Protocol):
 
     def observation(self, source: str, observation_id: str) -> Observation | None:
         """The observation that was accepted under this identity."""
+        ...
+
+    def about(self, *, inference_ids: Sequence[str] = (), episode_ids: Sequence[str] = (), policy: str | None) -> list[Heard]:
+        """What was accepted about these turns and episodes, oldest first; of one policy where one is named, and then nothing else."""
         ...
 
 

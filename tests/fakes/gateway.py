@@ -18,10 +18,10 @@ from app.api.barrier import Barrier
 from app.api.connections import Connection, Server
 from app.domain.access import ApiKey, Scope, hash_secret, key_text, new_secret
 from app.domain.errors import BadRequest, RatchetError, Unavailable, UnknownPolicy
-from app.domain.events import CloudEvent, Observation
+from app.domain.events import RETRACTED, CloudEvent, EventType, Observation
 from app.domain.ids import uuid7
 from app.domain.policies import PolicyConfig
-from app.domain.ports import EpisodeState
+from app.domain.ports import EpisodeState, Heard
 from app.domain.releases import Pointer, Route
 from app.domain.serving import GenerateRequest, GenerationChunk, ScoreRequest
 from app.domain.turns import FinishReason
@@ -156,6 +156,15 @@ class InboxLedger:
     def observation(self, source: str, observation_id: str) -> Observation | None:
         event = self._inbox.events.get((source, observation_id))
         return None if event is None else msgspec.json.decode(event.data, type=Observation)
+
+    def about(self, *, inference_ids: Sequence[str] = (), episode_ids: Sequence[str] = (), policy: str | None) -> list[Heard]:
+        found = [msgspec.json.decode(e.data, type=Observation) for e in events_of(self._inbox, EventType.OBSERVATION)]
+        mine = [o for o in found if o.inference_id in inference_ids or o.episode_id in episode_ids]
+        return [
+            Heard(observation=o, status="accepted", retracted=(o.source, o.id + RETRACTED) in self._inbox.events)
+            for o in mine
+            if policy in (None, o.policy)
+        ]
 
 
 class FixedReads:

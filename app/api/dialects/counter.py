@@ -52,21 +52,21 @@ class Counter:
             raise BadRequest(f"more than {self.intake.limits.batch_events} in one body: send smaller batches", code="too_many_events")
         self.access.permit(caller, Scope.INGEST, cost=max(1, records))
 
-    def check(self, signal: Signal, caller: Caller) -> list[Draft]:
+    async def check(self, signal: Signal, caller: Caller) -> list[Draft]:
         """The observations of a score, all of them valid. Raises `BadRequest`."""
         found = list(drafts(signal, self.door.desk))
         for draft in found:
-            self.door.desk.observation(draft, caller)
+            await self.door.prepared(draft, caller)
         return found
 
     async def put(self, signal: Signal, caller: Caller) -> None:
         """Accept a score, or its correction. Raises `BadRequest` and stores nothing where any part of it is wrong."""
-        for draft in self.check(signal, caller):
+        for draft in await self.check(signal, caller):
             await self._put(draft, caller, first=1)
 
     async def replace(self, signal: Signal, caller: Caller) -> None:
         """Accept a correction that is one whatever it says: back to an earlier value is no repetition of that. Raises as `put` does."""
-        for draft in self.check(signal, caller):
+        for draft in await self.check(signal, caller):
             assert draft.id is not None
             seen = await self._seen(signal.source, draft.id, ("",), caller)
             newest = max((n for n in range(1, MAX_REVISIONS + 1) if _revision(draft.id, n) in seen), default=1)

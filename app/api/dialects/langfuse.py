@@ -59,6 +59,14 @@ def router(counter: Counter) -> APIRouter:
             counter.charge(caller, 1)
             return json_response({"id": await _put(raw, counter, caller)})
 
+    @made.get("/api/public/projects")
+    async def projects(request: Request) -> Response:
+        """What the client's `auth_check` asks: the projects of a key are the policies it may speak about."""
+        caller = await counter.access.caller(dict(request.scope["headers"]), Scope.INGEST)
+        names = [name for name in sorted(counter.door.desk.policies) if caller.policy in (None, name)]
+        organization = {"id": "ratchet", "name": "ratchet"}
+        return json_response({"data": [{"id": name, "name": name, "organization": organization, "metadata": {}} for name in names]})
+
     @made.delete("/api/public/scores/{score_id}", status_code=202)
     async def delete(request: Request, score_id: str) -> Response:
         """Retract a score."""

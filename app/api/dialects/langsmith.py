@@ -1,9 +1,11 @@
-"""LangSmith's feedback (client 0.14.17): `GET /info`, `POST /feedback` told from TensorZero's by its body, `PATCH` and
+"""LangSmith's feedback (client 0.14.17): `GET /info`, `POST /feedback` told from TensorZero's by its body, `GET /feedback`, `PATCH` and
 `DELETE /feedback/{id}`.
 
 `run_id` is the inference id. `comment` and `correction` become a comment and a demonstration of the same turn.
 """
 
+import asyncio
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -11,9 +13,10 @@ from starlette.responses import Response
 
 from app.api.access import Caller
 from app.api.dialects.counter import Counter
-from app.api.dialects.naming import Signal, inference_of
+from app.api.dialects.naming import Signal, inference_of, text_of
 from app.api.drafts import AwareTime, EventId, Label, TargetId, decode
 from app.domain.errors import BadRequest, NotFound
+from app.domain.events import Observation
 from app.domain.signals import ObservationName
 
 SOURCE = "sdk:langsmith"
@@ -73,8 +76,16 @@ def is_feedback(raw: bytes) -> bool:
 
 
 def info() -> dict[str, Any]:
-    """What the client asks for before its first request: no batch ingestion of traces."""
-    return {"version": "0.14.0", "batch_ingest_config": None, "instance_flags": {}}
+    """What the client asks for before its first request.
+
+    No multipart ingestion: with it the client puts feedback that has a trace id into its queue of traces and tells the caller that it
+    succeeded, whatever becomes of it; without it the client waits for our answer. The other figures are the client's own defaults.
+    """
+    batches = {
+        "use_multipart_endpoint": False, "size_limit": 100, "size_limit_bytes": 20_971_520, "scale_up_nthreads_limit": 16,
+        "scale_up_qsize_trigger": 1000, "scale_down_nempty_trigger": 4,
+    }  # fmt: skip
+    return {"version": "0.14.0", "batch_ingest_config": batches, "instance_flags": {}}
 
 
 async def post(raw: bytes, counter: Counter, caller: Caller) -> Response:
@@ -83,8 +94,9 @@ async def post(raw: bytes, counter: Counter, caller: Caller) -> Response:
     run = body.run_id or body.trace_id
     signal = Signal(
         id=body.id, key=body.key, value=body.score if body.score is not None else body.value, inference_id=inference_of(run),
-        episode_id=body.session_id if run is None else None, comment=body.comment, demonstration=_text_of(body.correction),
+        episode_id=body.session_id if run is None else None, comment=body.comment, demonstration=text_of(body.correction),
         occurred_at=body.modified_at or body.created_at, source=SOURCE,
+        tags={"label": body.value} if body.score is not None and isinstance(body.value, str) else {},
     )  # fmt: skip
     await counter.put(signal, caller)
     return Response(raw, 200, media_type="application/json")
@@ -103,15 +115,35 @@ async def patch(feedback_id: str, raw: bytes, counter: Counter, caller: Caller) 
         )
     signal = Signal(
         id=feedback_id, key=known.name, value=value, inference_id=known.inference_id, episode_id=known.episode_id, comment=body.comment,
-        demonstration=_text_of(body.correction), occurred_at=None, source=SOURCE,
+        demonstration=text_of(body.correction), occurred_at=None, source=SOURCE,
     )  # fmt: skip
     await counter.replace(signal, caller)
     return Response(raw, 200, media_type="application/json")
 
 
-def _text_of(correction: object) -> str | None:
-    """A correction is a dict of the run's outputs; ours is a text: the one text in it."""
-    if isinstance(correction, str):
-        return correction
-    texts = [value for value in correction.values() if isinstance(value, str)] if isinstance(correction, dict) else []
-    return texts[0] if len(texts) == 1 else None
+async def listed(inference_ids: Sequence[str], keys: Collection[str], counter: Counter, caller: Caller) -> list[dict[str, Any]]:
+    """The standing feedback about these runs, as the client's `list_feedback` reads it."""
+    runs = {inference: run for run in inference_ids if (inference := inference_of(run)) is not None}
+    ledger = counter.door.ledger
+    heard = await asyncio.to_thread(lambda: ledger.about(inference_ids=list(runs), policy=caller.policy))
+    found: dict[str, dict[str, Any]] = {}
+    for observation in (h.observation for h in heard if not h.retracted and h.observation.source.partition("@")[0] == SOURCE):
+        _add(found, observation, runs[observation.inference_id or ""])
+    return [item for item in found.values() if not keys or item["key"] in keys]
+
+
+def _add(found: dict[str, dict[str, Any]], observation: Observation, run_id: str) -> None:
+    """Put an observation into the feedback it is a part of: the score, the comment or the correction."""
+    feedback_id, _, part = observation.id.partition("#")[0].partition(":")
+    known = found.setdefault(feedback_id, {
+        "id": feedback_id, "run_id": run_id, "trace_id": run_id, "key": "unnamed", "score": None, "value": None, "comment": None,
+        "correction": None, "created_at": observation.occurred_at, "modified_at": observation.occurred_at, "feedback_source": None,
+    })  # fmt: skip
+    known["modified_at"] = max(known["modified_at"], observation.occurred_at)
+    if part == "comment":
+        known["comment"] = observation.value
+    elif part == "demonstration":
+        known["correction"] = {"output": observation.value}
+    else:
+        known["key"] = observation.tags.get("key", observation.name)
+        known["score" if isinstance(observation.value, int | float) else "value"] = observation.value

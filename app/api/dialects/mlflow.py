@@ -5,6 +5,7 @@ key; the assessment's id is a hash of what identifies it, so that a repeated req
 name, which an update does not repeat.
 """
 
+import asyncio
 import hashlib
 from typing import Any
 
@@ -16,10 +17,10 @@ from starlette.responses import Response
 from app.api import openapi
 from app.api.access import Caller
 from app.api.dialects.counter import Counter, json_response
-from app.api.dialects.naming import Signal, inference_of, named_inference
+from app.api.dialects.naming import Signal, inference_of, named_inference, text_of
 from app.api.drafts import AwareTime, Label, decode
 from app.domain.access import Scope
-from app.domain.errors import BadRequest
+from app.domain.errors import BadRequest, NotFound
 
 SOURCE = "sdk:mlflow"
 PATH = "/api/3.0/mlflow/traces/{trace_id}/assessments"
@@ -32,10 +33,19 @@ class AssessmentSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     source_id: str | None = None
 
 
+class Serialized(msgspec.Struct, frozen=True, kw_only=True):
+    """A value as text: how the client sends an expectation that is no scalar."""
+
+    value: str
+    serialization_format: str = "JSON_FORMAT"
+
+
 class Value(msgspec.Struct, frozen=True, kw_only=True):
     """A feedback's or an expectation's value; more may stand beside it."""
 
     value: Any = None
+    serialized_value: Serialized | None = None
+    error: Any = None
 
 
 class Assessment(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +101,12 @@ def router(counter: Counter) -> APIRouter:
             await counter.put(_signal(assessment_id, name, openapi.path_id(trace_id), assessment), caller)
             return _answer(raw, assessment_id, name=name, trace_id=trace_id)
 
+    @made.get(PATH + "/{assessment_id}")
+    async def read(request: Request, trace_id: str, assessment_id: str) -> Response:
+        """An assessment as it was accepted; needs the scope `read`."""
+        caller: Caller = await counter.access.caller(dict(request.scope["headers"]), Scope.READ)
+        return json_response({"assessment": await _stored(openapi.path_id(assessment_id), openapi.path_id(trace_id), counter, caller)})
+
     @made.delete(PATH + "/{assessment_id}")
     async def delete(request: Request, trace_id: str, assessment_id: str) -> Response:
         """Retract an assessment."""
@@ -99,6 +115,31 @@ def router(counter: Counter) -> APIRouter:
         return json_response({})
 
     return made
+
+
+async def _stored(assessment_id: str, trace_id: str, counter: Counter, caller: Caller) -> dict[str, Any]:
+    """The standing parts of an assessment in MLflow's shape. Raises `NotFound`."""
+    ledger, target = counter.door.ledger, inference_of(trace_id)
+    first = await counter.find(SOURCE, assessment_id, caller)
+    about = [] if first is None or first.inference_id is None else [first.inference_id]
+    heard = await asyncio.to_thread(lambda: ledger.about(inference_ids=about, policy=caller.policy))
+    parts = {
+        observation.id.removeprefix(assessment_id).partition("#")[0]: observation
+        for observation in (h.observation for h in heard if not h.retracted and h.observation.source.partition("@")[0] == SOURCE)
+        if observation.id.partition("#")[0].removesuffix(":comment").removesuffix(":demonstration") == assessment_id
+    }
+    if not parts:
+        raise NotFound(f"no assessment {assessment_id!r} of the trace {trace_id} stands (inference {target})")
+    newest = max(observation.occurred_at for observation in parts.values())
+    found: dict[str, Any] = {
+        "assessment_id": assessment_id, "assessment_name": assessment_id.partition(".")[0], "trace_id": trace_id,
+        "source": {"source_type": "HUMAN", "source_id": "unknown"}, "create_time": newest, "last_update_time": newest, "valid": True,
+    }  # fmt: skip
+    if "" in parts:
+        found["feedback"] = {"value": parts[""].value}
+    if ":demonstration" in parts:
+        found["expectation"] = {"value": parts[":demonstration"].value}
+    return found | ({"rationale": parts[":comment"].value} if ":comment" in parts else {})
 
 
 def _read(raw: bytes) -> Assessment:
@@ -115,15 +156,26 @@ def _id_of(trace_id: str, assessment: Assessment) -> str:
 
 
 def _signal(assessment_id: str, name: str, trace_id: str, assessment: Assessment) -> Signal:
-    expected = assessment.expectation.value if assessment.expectation else None
     human = assessment.source is not None and assessment.source.source_type == "HUMAN"
     return Signal(
         id=assessment_id, key=name, value=assessment.feedback.value if assessment.feedback else None,
         inference_id=named_inference(assessment.metadata) or inference_of(trace_id), comment=assessment.rationale,
-        demonstration=expected if isinstance(expected, str) else None,
+        demonstration=_expected(assessment.expectation),
         occurred_at=assessment.last_update_time or assessment.create_time, source=SOURCE,
         actor=assessment.source.source_id if human and assessment.source else None,
     )  # fmt: skip
+
+
+def _expected(expectation: Value | None) -> str | None:
+    """The text that was expected. Raises `BadRequest` where it is something else, which would be lost."""
+    if expectation is None:
+        return None
+    if expectation.serialized_value is None:
+        return text_of(expectation.value)
+    try:
+        return text_of(msgspec.json.decode(expectation.serialized_value.value))
+    except msgspec.DecodeError as error:
+        raise BadRequest(f"the serialized value is not JSON: {error}", param="assessment.expectation.serialized_value") from error
 
 
 def _answer(raw: bytes, assessment_id: str, *, name: str | None = None, trace_id: str | None = None) -> Response:

@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from app.api.drafts import Desk, Draft
@@ -40,6 +40,8 @@ class Signal:
     occurred_at: datetime | None
     source: str
     actor: str | None = None
+    tags: dict[str, str] = field(default_factory=dict[str, str])
+    """What else the other system said about it, kept beside the value."""
 
 
 def drafts(signal: Signal, desk: Desk) -> Iterator[Draft]:
@@ -50,7 +52,7 @@ def drafts(signal: Signal, desk: Desk) -> Iterator[Draft]:
     value, comment, demonstration = SUFFIXES
     if signal.value is not None:
         name = observation_name(signal.key, desk)
-        yield _draft(signal, value, name, _value(name, signal.value, desk))
+        yield _draft(signal, value, name, _value(name, _scaled(signal, name, desk), desk))
     if signal.comment:
         yield _draft(signal, comment, ObservationName.COMMENT, signal.comment)
     if signal.demonstration:
@@ -66,6 +68,17 @@ def observation_name(key: str, desk: Desk) -> str:
     return ObservationName.RATING if key.lower() in THUMBS else key
 
 
+def text_of(correction: object) -> str | None:
+    """A correction as the text that the answer should have been: a text, or an object with just that. Raises `BadRequest` for others,
+    of which a part would be lost."""
+    if correction is None or isinstance(correction, str):
+        return correction
+    values = list(cast("dict[str, object]", correction).values()) if isinstance(correction, dict) else []
+    if len(values) != 1 or not isinstance(values[0], str):
+        raise BadRequest("a correction is the text that the answer should have been, or an object with that text alone", param="correction")
+    return values[0]
+
+
 def inference_of(trace_id: str | None) -> str | None:
     """The inference a trace id stands for: `tr-<32 hex>` and `<32 hex>` are the UUID without its hyphens."""
     if trace_id is None:
@@ -78,6 +91,19 @@ def named_inference(metadata: object) -> str | None:
     """The inference id that a product put into a score's metadata."""
     value = metadata.get("inference_id") if isinstance(metadata, dict) else None
     return value if isinstance(value, str) else None
+
+
+def _scaled(signal: Signal, name: str, desk: Desk) -> object:
+    """The value, where it says what it means. Raises `BadRequest` for a number under a thumb's name whose scale nobody declared:
+    0.2 of 1 and 2 of 5 stars are complaints, and would be read as praise."""
+    value = signal.value
+    says_so = signal.key == name or any(name in config.signals for config in desk.policies.values())
+    if name != ObservationName.RATING or says_so or not isinstance(value, int | float) or value in (0, 1):
+        return value
+    raise BadRequest(
+        f"{signal.key!r} is {value!r}, on which scale? Declare [policies.NAME.signals.{signal.key}] with the type float and its ends",
+        param="value", code="scale",
+    )  # fmt: skip
 
 
 def _value(name: str, value: object, desk: Desk) -> object:
@@ -96,4 +122,5 @@ def _draft(signal: Signal, suffix: str, name: str, value: object) -> Draft:
     return Draft(
         id=signal.id + suffix, name=name, value=value, inference_id=signal.inference_id, episode_id=signal.episode_id,
         occurred_at=signal.occurred_at, source=signal.source, actor=signal.actor,
+        tags={**signal.tags, **({"key": signal.key} if signal.key != name else {})},
     )  # fmt: skip
