@@ -176,6 +176,13 @@ def test_every_page_shows_it_and_escapes_names(operations: SqlOperations, path: 
     assert page.status_code == 200
     assert "<s1>" not in page.text
     assert 'aria-current="page"' in page.text
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "script-src" not in policy
+    assert (page.headers["x-content-type-options"], page.headers["cache-control"]) == ("nosniff", "no-store")
+    for forbidden in ("http-equiv", "<script", "<style", " style=", " onclick"):
+        assert forbidden not in page.text, "the policy forbids it, or it moves under the reader"
 
 
 def test_a_release_that_does_not_exist_is_not_found(operations: SqlOperations) -> None:
