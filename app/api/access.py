@@ -8,9 +8,11 @@ import asyncio
 import base64
 import binascii
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -55,6 +57,15 @@ class Caller:
 ANONYMOUS = Caller(name="anonymous", scopes=frozenset(Scope), policy=None)
 
 
+class Spending:
+    """What the request at hand has to do with rates, for its answer's headers."""
+
+    bucket: "Bucket | None" = None
+
+
+SPENDING: ContextVar["Spending | None"] = ContextVar("spending", default=None)
+
+
 class Bucket:
     """A token bucket of one second's worth (at least one token)."""
 
@@ -75,6 +86,13 @@ class Bucket:
             wait_s = (wanted - self._tokens) / self._rate
             raise Overloaded(f"this key's limit is {self._rate:g} a second: come back in {wait_s:.1f} s", retry_after_s=wait_s)
         self._tokens -= wanted
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """The limit, what is left of it and in how many seconds it is whole again (IETF draft ratelimit-headers, as of version 07)."""
+        left = min(self._size, self._tokens + (self._now() - self._at) * self._rate)
+        seconds = math.ceil((self._size - left) / self._rate)
+        figures = ((b"ratelimit-limit", self._size), (b"ratelimit-remaining", left), (b"ratelimit-reset", seconds))
+        return [(name, str(int(value)).encode()) for name, value in figures]
 
 
 class Access:
@@ -130,6 +148,8 @@ class Access:
         if not scope.is_within(caller.scopes):
             has = ", ".join(sorted(caller.scopes)) or "none"
             raise HttpError(403, f"this key has the scopes {has}, not {scope.value}: create one with --scope {scope.value}", code="scope")
+        if (spending := SPENDING.get()) is not None:
+            spending.bucket = caller.bucket
         for bucket in (caller.session_bucket, caller.bucket):
             if bucket is not None and cost:
                 bucket.take(cost)

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api import openapi
-from app.api.access import Access
+from app.api.access import SPENDING, Access, Spending
 from app.api.barrier import Barrier
 from app.api.chat.request import ChatBody
 from app.api.chat.route import ChatRoute
@@ -21,6 +21,7 @@ from app.api.drafts import Draft
 from app.api.errors import HttpError, Problem, error_body, problem
 from app.api.events import Answers, EventsRoute
 from app.domain.errors import RatchetError
+from app.domain.ids import uuid7
 
 log = logging.getLogger("ratchet.api")
 Lane = Mapping[tuple[str, str], ASGIApp]
@@ -43,7 +44,7 @@ class Application(FastAPI):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stop what another site's page sent; serve the lane's endpoints directly, everything else through FastAPI."""
         if scope["type"] == "http":
-            await self.barrier.admit(self._serve, scope, receive, send)
+            await self.barrier.admit(self._serve, scope, receive, _stamped(send))
         else:
             await super().__call__(scope, receive, send)
 
@@ -53,6 +54,22 @@ class Application(FastAPI):
             await super().__call__(scope, receive, send)
         else:
             await _guarded(endpoint, scope, receive, send)
+
+
+def _stamped(send: Send) -> Send:
+    """Send, with what every answer says: its name (`x-request-id`), what is left of the key's rate, and that its type is meant."""
+    spending = Spending()
+    SPENDING.set(spending)
+
+    async def stamped(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            rate = [] if spending.bucket is None else spending.bucket.headers()
+            stamps = [(b"x-request-id", uuid7().encode()), (b"x-content-type-options", b"nosniff"), *rate]
+            said = {name for name, _ in message.get("headers", [])}
+            message = {**message, "headers": [*message.get("headers", []), *(stamp for stamp in stamps if stamp[0] not in said)]}
+        await send(message)
+
+    return stamped
 
 
 async def _guarded(endpoint: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:

@@ -70,6 +70,13 @@ def views(*, reads: Reads, routes: Routes, policies: Mapping[str, PolicyConfig],
         names = [name for name in sorted(policies) if caller.policy in (None, name)]
         return _json({"object": "list", "data": [_model(name, routes, clock) for name in names]})
 
+    @router.get("/v1/models/{name}", responses={404: {}})
+    @router.get("/openai/v1/models/{name}", include_in_schema=False)
+    async def model(caller: Annotated[Caller, Depends(requires(Scope.SAMPLE))], name: str) -> Response:
+        """One policy as OpenAI's model."""
+        _require(name, policies, caller)
+        return _json(_model(name, routes, clock))
+
     @router.get("/v1/runs")
     async def runs(_caller: Reader, policy: PolicyName = None, limit: Limit = 50) -> Response:
         """Training runs, newest first."""

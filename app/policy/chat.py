@@ -75,7 +75,7 @@ class Chat:
             total += len(self.encode(text[at : at + SLICE_CHARS]))
             if total - cuts * CUT_TOKENS > most:
                 raise BadRequest(
-                    f"the prompt has more than {total - cuts * CUT_TOKENS} tokens and the model's context holds {most}: "
+                    f"this model's maximum context length is {most} tokens and the prompt has more than {total - cuts * CUT_TOKENS}: "
                     "shorten the conversation", param="messages", code="context_length_exceeded",
                 )  # fmt: skip
 

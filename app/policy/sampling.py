@@ -87,7 +87,8 @@ class Decoder:
         room = self.policy.context - len(prompt)
         if not prompt or room < 1:
             raise BadRequest(
-                f"the prompt has {len(prompt)} tokens and the model's context holds {self.policy.context}: shorten the conversation",
+                f"this model's maximum context length is {self.policy.context} tokens and the prompt has {len(prompt)}: "
+                "shorten the conversation",
                 param="messages", code="context_length_exceeded",
             )  # fmt: skip
         generation = Generation(

@@ -269,7 +269,8 @@ def _refuse_longer_than_context(messages: list[dict[str, Any]], config: PolicyCo
         most = min(most, limits.redacted_chars * 4)
     if characters(messages, at_most=most) > most:
         raise BadRequest(
-            f"the messages have more than {most} characters, the context holds {config.max_context_tokens} tokens: shorten it",
+            f"this model's maximum context length is {config.max_context_tokens} tokens and the messages have more than {most} characters: "
+            "shorten the conversation",
             param="messages", code="context_length_exceeded",
         )  # fmt: skip
 

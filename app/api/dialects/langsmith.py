@@ -114,7 +114,8 @@ async def patch(feedback_id: str, raw: bytes, counter: Counter, caller: Caller) 
             f"{feedback_id} came without a score, so its name is not known: send the score under an id of its own", param="score"
         )
     signal = Signal(
-        id=feedback_id, key=known.name, value=value, inference_id=known.inference_id, episode_id=known.episode_id, comment=body.comment,
+        id=feedback_id, key=known.tags.get("key", known.name), value=value, inference_id=known.inference_id,
+        episode_id=known.episode_id, comment=body.comment,
         demonstration=text_of(body.correction), occurred_at=None, source=SOURCE,
     )  # fmt: skip
     await counter.replace(signal, caller)

@@ -143,7 +143,9 @@ def test_a_number_under_a_thumb_s_name_is_refused_until_its_scale_is_declared(ur
 def test_langfuse_s_auth_check_passes_and_its_traces_are_taken(url: str, inbox: MemoryInbox) -> None:
     from langfuse import Langfuse
 
-    client = Langfuse(public_key="pk", secret_key="sk", base_url=url, tracing_enabled=True, timeout=5)
+    client = Langfuse(
+        public_key="pk-auth", secret_key="sk", base_url=url, tracing_enabled=True, timeout=5
+    )  # one client per key and process
     assert client.auth_check()
     client.start_observation(name="an answer").end()
     client.flush()
@@ -185,7 +187,7 @@ def test_langsmith_feedback_with_a_trace_id_is_stored_when_the_client_says_so_an
     assert found.correction == {"output": "x"}
     assert list(client.list_feedback(run_ids=[run], feedback_key=["other"])) == []
     client.update_feedback(made.id, score=0)
-    assert [feedback.score for feedback in client.list_feedback(run_ids=[run])] == [0]
+    assert [(feedback.key, feedback.score) for feedback in client.list_feedback(run_ids=[run])] == [("user_score", 0)]
     client.delete_feedback(made.id)
     assert list(client.list_feedback(run_ids=[run])) == []
 

@@ -173,3 +173,24 @@ def _wait_for_turn(deployment: Deployment) -> TurnServed:
     while not deployment.turns() and time.monotonic() < deadline:
         time.sleep(0.02)
     return deployment.turns()[0]
+
+
+def test_a_model_is_retrieved_and_every_answer_has_a_request_id(client: OpenAI) -> None:
+    found = client.models.retrieve("composer")
+    assert (found.id, found.object, found.owned_by) == ("composer", "model", "ratchet")
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("nobody")
+    one, other = (client.chat.completions.create(model="composer", messages=ASKED) for _ in range(2))
+    assert one._request_id
+    assert one._request_id != other._request_id
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="composer", messages=ASKED, temperature=3)
+    assert refused.value.request_id
+
+
+def test_a_prompt_beyond_the_context_is_named_as_clients_expect_it(client: OpenAI) -> None:
+    """The code and the words by which LiteLLM and LangChain recognise it."""
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="composer", messages=[{"role": "user", "content": "x" * 200_000}])
+    assert refused.value.code == "context_length_exceeded"
+    assert "this model's maximum context length is 2048 tokens" in str(refused.value)

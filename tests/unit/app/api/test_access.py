@@ -156,6 +156,18 @@ def test_a_rate_counts_the_records_of_a_body_and_not_the_body(path: str, body: A
     assert len(inbox.events) <= 8, "what is refused for its rate is not worked on"
 
 
+def test_every_answer_says_what_is_left_of_the_rate() -> None:
+    keys = MemoryKeys()
+    key, free = keys.add(Scope.INGEST, rate_per_s=0.5), keys.add(Scope.INGEST)
+    client, _ = service(keys)
+    answers = [post(client, key) for _ in range(2)]
+    said = [[answer.headers[f"ratelimit-{name}"] for name in ("limit", "remaining", "reset")] for answer in answers]
+    assert [answer.status_code for answer in answers] == [202, 429]
+    assert said == [["1", "0", "2"], ["1", "0", "2"]]
+    assert "ratelimit-limit" not in post(client, free).headers
+    assert len({answer.headers["x-request-id"] for answer in answers}) == 2
+
+
 def test_a_broken_body_costs_a_token_too() -> None:
     keys = MemoryKeys()
     key = keys.add(Scope.INGEST, rate_per_s=1)
