@@ -1,0 +1,115 @@
+"""What a client is told is stored can be found again as observations; what would be lost is refused, and the client raises."""
+
+from collections.abc import Iterator
+from uuid import UUID
+
+import httpx
+import pytest
+
+from app.domain.ids import uuid7
+from app.domain.policies import SignalConfig, SignalType
+from app.main import create_app
+from tests.fakes.gateway import collaborators, policy_config, serving
+from tests.fakes.inbox import MemoryInbox
+from tests.fakes.said import observed, said
+
+
+@pytest.fixture
+def inbox() -> MemoryInbox:
+    return MemoryInbox()
+
+
+@pytest.fixture
+def url(inbox: MemoryInbox) -> Iterator[str]:
+    signals = {"edit_persisted": SignalConfig(type=SignalType.BOOLEAN), "quality": SignalConfig(type=SignalType.FLOAT)}
+    app = create_app(collaborators(inbox=inbox, policies={"composer": policy_config(signals=signals)}))
+    with serving(app) as base:
+        yield base
+
+
+def test_a_number_under_a_thumb_s_name_is_refused_until_its_scale_is_declared(url: str, inbox: MemoryInbox) -> None:
+    """0.2 of 1 and 4 of 5 stars: read as a rating from -1 to 1 the first would be praise and the second an error."""
+    score = {"id": "s", "traceId": "t", "name": "user_score", "value": 0.2}
+    for wrong in (score, score | {"value": 4}):
+        answer = httpx.post(f"{url}/api/public/scores", json=wrong)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "scale")
+    assert inbox.events == {}
+    assert httpx.post(f"{url}/api/public/scores", json=score | {"value": 1}).status_code == 200
+    assert httpx.post(f"{url}/api/public/scores", json=score | {"id": "q", "name": "quality"}).status_code == 200
+    assert said(inbox) == [("t", "rating", True), ("t", "quality", 0.2)]
+    assert [o.tags for o in observed(inbox)] == [{"key": "user_score"}, {}]
+
+
+def test_langsmith_feedback_with_a_trace_id_is_stored_when_the_client_says_so_and_read_back(url: str, inbox: MemoryInbox) -> None:
+    """With its defaults the client queues such feedback with its traces and reports success, unless the server asks for the direct way."""
+    from langsmith import Client
+
+    run, session = uuid7(), uuid7()
+    client = Client(api_url=url, api_key="k")
+    made = client.create_feedback(
+        run, "user_score", trace_id=run, score=1, comment="thanks", correction={"output": "x"}, session_id=session
+    )
+    assert said(inbox) == [(run, "rating", True), (run, "comment", "thanks"), (run, "demonstration", "x")]
+    (found,) = client.list_feedback(run_ids=[run])
+    assert (found.id, str(found.run_id), found.key, found.score, found.comment) == (made.id, run, "user_score", 1, "thanks")
+    assert found.correction == {"output": "x"}
+    assert list(client.list_feedback(run_ids=[run], feedback_key=["other"])) == []
+    client.update_feedback(made.id, score=0)
+    assert [(feedback.key, feedback.score) for feedback in client.list_feedback(run_ids=[run])] == [("user_score", 0)]
+    client.delete_feedback(made.id)
+    assert list(client.list_feedback(run_ids=[run])) == []
+
+
+def test_langsmith_raises_where_a_part_of_the_feedback_would_be_lost(url: str, inbox: MemoryInbox) -> None:
+    from langsmith import Client
+
+    client, run = Client(api_url=url, api_key="k"), uuid7()
+    for more in ({"correction": {"a": "x", "b": "y"}}, {"value": {"any": "thing"}}, {"score": 0.2}):
+        with pytest.raises(Exception, match=r"correction|value|scale"):
+            client.create_feedback(run, "user_score", trace_id=run, session_id=uuid7(), comment="c", **more)  # type: ignore[arg-type]
+    assert inbox.events == {}
+
+
+def test_phoenix_annotates_traces_and_sessions_and_is_told_what_can_be_about_nothing(url: str, inbox: MemoryInbox) -> None:
+    from phoenix.client import Client
+
+    inference, episode = uuid7(), uuid7()
+    trace = {"trace_id": UUID(inference).hex, "name": "thumb", "annotator_kind": "HUMAN", "result": {"score": 1.0, "label": "great"}}
+    answer = httpx.post(f"{url}/v1/trace_annotations", json={"data": [trace]})
+    assert answer.status_code == 200, answer.text
+    session = {"session_id": episode, "name": "comment", "annotator_kind": "HUMAN", "result": {"explanation": "went well"}}
+    assert httpx.post(f"{url}/v1/session_annotations", json={"data": [session]}).status_code == 200
+    assert [(o.inference_id, o.episode_id, o.name, o.value) for o in observed(inbox)] == [
+        (inference, None, "rating", True), (None, episode, "comment", "went well"),
+    ]  # fmt: skip
+    assert observed(inbox)[0].tags == {"key": "thumb", "label": "great"}
+    client = Client(base_url=url, api_key="k")
+    with pytest.raises(httpx.HTTPStatusError):
+        client.spans.add_span_annotation(span_id="f" * 16, annotation_name="rating", annotator_kind="HUMAN", score=1, sync=True)
+
+
+def test_what_was_said_about_an_answer_can_be_read_back(url: str, inbox: MemoryInbox) -> None:
+    inference = uuid7()
+    for name, value in (("rating", True), ("comment", "nice")):
+        event = {"id": name, "inference_id": inference, "name": name, "value": value, "actor": "ada"}
+        httpx.post(f"{url}/v1/events", json=event).raise_for_status()
+    httpx.delete(f"{url}/feedback/comment").raise_for_status()
+    found = httpx.get(f"{url}/v1/observations", params={"inference_id": inference}).json()["data"]
+    assert [(o["id"], o["value"], o["status"], o["retracted"]) for o in found] == [
+        ("rating", True, "accepted", False), ("comment", "nice", "accepted", True),
+    ]  # fmt: skip
+    assert all("actor" not in o for o in found)
+    assert httpx.get(f"{url}/v1/observations").status_code == 400
+
+
+def test_langfuse_s_auth_check_passes_and_its_traces_are_taken(url: str, inbox: MemoryInbox) -> None:
+    from langfuse import Langfuse
+
+    client = Langfuse(
+        public_key="pk-auth", secret_key="sk", base_url=url, tracing_enabled=True, timeout=5
+    )  # one client per key and process
+    assert client.auth_check()
+    client.start_observation(name="an answer").end()
+    client.flush()
+    client.shutdown()
+    assert inbox.events == {}
