@@ -53,11 +53,12 @@ def test_a_running_episode_is_its_newest_exposure_and_its_summaries(database: En
         insert_exposures(connection, [exposure(1, arm="champion", digest=CHAMPION), exposure(2)])
         connection.execute(insert(turns), [turn(3, kind="summary", tags={"summary_messages": "2"}), turn(1), turn(2, kind="summary")])
     episodes = SqlEpisodes(database)
-    state = episodes.find("ep")
+    state = episodes.find("ep", "composer")
     assert state is not None
     assert (state.arm.digest, state.arm.stage, state.arm.probability, state.last_inference_id) == (CANDIDATE, "canary-1", 0.25, "i2")
     assert [(s.text, s.tags) for s in state.summaries] == [("text 2", {}), ("text 3", {"summary_messages": "2"})]
-    assert episodes.find("another") is None
+    assert episodes.find("another", "composer") is None
+    assert episodes.find("ep", "tab") is None, "what another policy served is not its conversation"
 
 
 def test_reports_count_what_is_there(database: Engine) -> None:
@@ -105,11 +106,17 @@ def test_an_accepted_event_is_known_from_the_inbox_and_after_it(database: Engine
     assert reads.seen("sdk:x", ["o1"]) == set()
     assert reads.observation("api", "o1") == observation
     assert reads.backlog()["inbox_unsent"] == 1
+    assert [(h.observation, h.status, h.retracted) for h in reads.about(inference_ids=["i"], policy=None)] == [
+        (observation, "accepted", False)
+    ]
+    assert reads.about(inference_ids=["i"], policy="tab") == []
     with writing(database) as connection:
         connection.execute(inbox.delete())
         row = {name: getattr(observation, name) for name in Observation.__struct_fields__}
         connection.execute(insert(observations), row | {"received_at": NOON, "status": "joined"})
     assert reads.observation("api", "o1") == observation
+    assert [(h.observation.id, h.status) for h in reads.about(inference_ids=["i"], policy=None)] == [("o1", "joined")]
+    assert reads.about(inference_ids=["j"], episode_ids=["i"], policy=None) == []
 
 
 def test_a_database_that_is_gone_is_unavailable() -> None:
@@ -118,4 +125,4 @@ def test_a_database_that_is_gone_is_unavailable() -> None:
     with pytest.raises(Unavailable, match="RATCHET_DATABASE_URL"):
         reads.ping()
     with pytest.raises(Unavailable):
-        SqlEpisodes(gone).find("ep")
+        SqlEpisodes(gone).find("ep", "composer")
