@@ -9,9 +9,8 @@ evaluations counts as not satisfied.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator, validators
 from jsonschema.exceptions import ValidationError
-from jsonschema.validators import extend
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
@@ -109,7 +108,8 @@ def satisfies(value: object, schema: Mapping[str, Any], *, steps: int = STEPS) -
 
     keywords = cast("Mapping[str, Keyword]", Draft202012Validator.VALIDATORS)
     applied = {name: counted(apply) for name, apply in keywords.items()}
-    validator: Any = extend(Draft202012Validator, applied)(_plain(schema), registry=Registry())
+    nowhere: Any = cast(Any, Registry)()
+    validator = cast(Any, validators).extend(Draft202012Validator, applied)(_plain(schema), registry=nowhere)
     try:
         return bool(validator.is_valid(value))
     except (_Spent, Unresolvable, RecursionError):
@@ -121,7 +121,7 @@ def _plain(schema: object) -> Any:  # noqa: ANN401 - a JSON schema
     if not isinstance(schema, dict):
         return schema
     fields = cast("dict[str, object]", schema)
-    left_out = IGNORED | ({"additionalProperties"} if "patternProperties" in fields else set())
+    left_out: frozenset[str] = IGNORED | frozenset({"additionalProperties"} if "patternProperties" in fields else ())
     return {keyword: _plain_value(keyword, value) for keyword, value in fields.items() if keyword not in left_out}
 
 

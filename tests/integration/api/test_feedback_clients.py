@@ -177,6 +177,7 @@ def test_mlflow_assessments_are_created_corrected_and_deleted(url: str, inbox: M
     again = mlflow.log_feedback(trace_id=trace, name="thumb", value=False, source=source, rationale="slow")
     assert again.assessment_id is not None
     found = mlflow.get_assessment(trace, again.assessment_id)
+    assert isinstance(found, Feedback)
     assert (found.name, found.value, found.rationale) == ("thumb", False, "slow")
 
 
