@@ -18,9 +18,9 @@ from app.db.streams import stream_lag
 from app.db.tables import applied_events, dead_letters, inbox, labels, observations, training_runs, turns, versions
 from app.db.turn_counts import read_turn_counts
 from app.domain.errors import Unavailable
-from app.domain.events import RETRACTED, EventType, Observation
+from app.domain.events import RETRACTED, EventType, Heard, Observation
 from app.domain.ids import utc_now
-from app.domain.ports import Clock, Heard
+from app.domain.ports import Clock
 
 
 class SqlReads:

@@ -7,6 +7,7 @@ deduplication key, for ever.
 """
 
 import hashlib
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
@@ -107,6 +108,16 @@ class Retraction(msgspec.Struct, frozen=True, kw_only=True):
     observation_id: str
     source: str
     occurred_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heard:
+    """An accepted observation and what became of it."""
+
+    observation: Observation
+    status: str
+    """`accepted` (not applied yet), `joined`, `parked` (its turn is not known yet), `late` or `orphan`."""
+    retracted: bool
 
 
 RETRACTED = ":retracted"

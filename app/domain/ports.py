@@ -15,7 +15,7 @@ from app.domain.access import ApiKey
 from app.domain.assignment import Arm
 from app.domain.batches import BatchManifest, LabelledTurn, LabelsMade, TurnPayload
 from app.domain.cycles import Cycle, CycleStatus
-from app.domain.events import CloudEvent, Observation
+from app.domain.events import CloudEvent, Heard, Observation
 from app.domain.releases import Route
 from app.domain.serving import GenerateRequest, GenerationChunk, ScoreRequest
 from app.domain.training import AdamParams, Datum, ForwardBackward, LossSpec, StepOutcome
@@ -154,16 +154,6 @@ class Keys(Protocol):
     def ever(self) -> bool:
         """Whether any key was ever made, usable today or not."""
         ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Heard:
-    """An accepted observation and what became of it."""
-
-    observation: Observation
-    status: str
-    """`accepted` (not applied yet), `joined`, `parked` (its turn is not known yet), `late` or `orphan`."""
-    retracted: bool
 
 
 class Ledger(Protocol):

@@ -18,10 +18,10 @@ from app.api.barrier import Barrier
 from app.api.connections import Connection, Server
 from app.domain.access import ApiKey, Scope, hash_secret, key_text, new_secret
 from app.domain.errors import BadRequest, RatchetError, Unavailable, UnknownPolicy
-from app.domain.events import RETRACTED, CloudEvent, EventType, Observation
+from app.domain.events import RETRACTED, CloudEvent, EventType, Heard, Observation
 from app.domain.ids import uuid7
 from app.domain.policies import PolicyConfig
-from app.domain.ports import EpisodeState, Heard
+from app.domain.ports import EpisodeState
 from app.domain.releases import Pointer, Route
 from app.domain.serving import GenerateRequest, GenerationChunk, ScoreRequest
 from app.domain.turns import FinishReason

@@ -241,8 +241,12 @@ def test_a_turn_with_personal_data_is_stored_without_it_and_without_tokens() -> 
     assert turn.tags["redacted"] == "true"
 
 
+ROOMY = {"composer": policy_config(max_context_tokens=100_000)}
+"""A context that a megabyte of text may fit into."""
+
+
 def test_of_a_turn_that_is_not_to_be_stored_nothing_that_was_said_reaches_the_inbox() -> None:
-    client, inbox = service(claims=(claims := MemoryClaims()))
+    client, inbox = service(claims=(claims := MemoryClaims()), policies=ROOMY)
     answer = ask(client, messages=[{"role": "user", "content": "canary-prompt " * 80_000}], store=False, metadata={"note": "canary-note"})
     assert answer.json()["choices"][0]["message"]["content"] == "Hello, world!"
     said = b"".join(event.data for event in inbox.events.values())
@@ -255,7 +259,7 @@ def test_of_a_turn_that_is_not_to_be_stored_nothing_that_was_said_reaches_the_in
 
 def test_a_large_turn_leaves_its_payload_in_the_trajectory_store_and_its_event_stays_small() -> None:
     claims = MemoryClaims()
-    client, inbox = service(claims=claims)
+    client, inbox = service(claims=claims, policies=ROOMY)
     text = "word " * 80_000
     assert ask(client, messages=[{"role": "user", "content": text}]).status_code == 200
     (event,) = events_of(inbox, EventType.TURN)
@@ -271,7 +275,7 @@ def test_a_large_turn_leaves_its_payload_in_the_trajectory_store_and_its_event_s
 def test_a_large_turn_goes_whole_into_the_inbox_where_the_trajectory_store_is_full() -> None:
     claims = MemoryClaims()
     claims.full = True
-    client, inbox = service(claims=claims)
+    client, inbox = service(claims=claims, policies=ROOMY)
     assert ask(client, messages=[{"role": "user", "content": "word " * 80_000}]).status_code == 200
     (turn,) = turns(inbox)
     assert not turn.payload
