@@ -81,7 +81,9 @@ def _cut(engine: Engine) -> None:
                 raise UNDONE
 
     try:
-        cut_batch(Undone(engine), policy=POLICY, slot=18_000, champion=VERSION, anchor=VERSION, config=BatchingConfig(), now=NOW)
+        cut_batch(
+            Undone(engine), policy=POLICY, slot=18_000, champion=VERSION, anchor=VERSION, config=BatchingConfig(max_turns=256), now=NOW
+        )
     except RuntimeError as error:
         if error is not UNDONE:
             raise
@@ -150,7 +152,7 @@ def run(*, turns: int, repeats: int, postgres: bool) -> dict[str, float]:
             url = create(f"year_{scale}x")
             upgrade(url)
             engine = open_engine(url, session={})
-            fill(engine, Year(turns=turns * scale, unlabelled=400, kept=min(turns, 20_000)))
+            fill(engine, Year(turns=turns * scale, unlabelled=400, versions=2, kept=min(turns, 20_000)))
             sizes = {"rows": _rows(engine), "bytes_per_turn": _bytes(engine) / (turns * scale)}
             found.append(measure(engine, repeats=repeats) | sizes)
             print(f"{scale}x: {json.dumps({k: round(v, 2) for k, v in found[-1].items()})}", flush=True)
