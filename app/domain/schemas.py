@@ -9,7 +9,7 @@ evaluations counts as not satisfied.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
-from jsonschema import Draft202012Validator, validators
+from jsonschema import Draft202012Validator, validators  # pyright: ignore[reportUnknownVariableType] - `extend` is not typed
 from jsonschema.exceptions import ValidationError
 from referencing import Registry
 from referencing.exceptions import Unresolvable
@@ -109,7 +109,8 @@ def satisfies(value: object, schema: Mapping[str, Any], *, steps: int = STEPS) -
     keywords = cast("Mapping[str, Keyword]", Draft202012Validator.VALIDATORS)
     applied = {name: counted(apply) for name, apply in keywords.items()}
     nowhere: Any = cast(Any, Registry)()
-    validator = cast(Any, validators).extend(Draft202012Validator, applied)(_plain(schema), registry=nowhere)
+    extended: Any = cast(Any, validators).extend(Draft202012Validator, applied)
+    validator: Any = extended(_plain(schema), registry=nowhere)
     try:
         return bool(validator.is_valid(value))
     except (_Spent, Unresolvable, RecursionError):
@@ -121,7 +122,8 @@ def _plain(schema: object) -> Any:  # noqa: ANN401 - a JSON schema
     if not isinstance(schema, dict):
         return schema
     fields = cast("dict[str, object]", schema)
-    left_out: frozenset[str] = IGNORED | frozenset({"additionalProperties"} if "patternProperties" in fields else ())
+    allowed = frozenset[str]({"additionalProperties"}) if "patternProperties" in fields else frozenset[str]()
+    left_out = IGNORED | allowed
     return {keyword: _plain_value(keyword, value) for keyword, value in fields.items() if keyword not in left_out}
 
 

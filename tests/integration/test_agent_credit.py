@@ -66,6 +66,7 @@ class Product:
     def episode(self, name: str, *answers: str, kept: float) -> None:
         """Answer after answer, then the edit's fate on the last of them."""
         messages: list[dict[str, Any]] = []
+        last = ""
         for answer in answers:
             self.agent.script.append(answer)
             messages.append({"role": "user", "content": "go on"})
@@ -73,9 +74,10 @@ class Product:
             response = self.client.post("/v1/chat/completions", json=body)
             assert response.status_code == 200, response.text
             messages.append({"role": "assistant", "content": answer})
-            self.said[response.json()["id"]] = (name, answer)
+            last = response.json()["id"]
+            self.said[last] = (name, answer)
         value = {"horizon_s": 30, "four_gram": kept}
-        told = {"metric_name": "edit_persistence", "inference_id": response.json()["id"], "value": value}
+        told = {"metric_name": "edit_persistence", "inference_id": last, "value": value}
         assert self.client.post("/feedback", json=told).status_code == 200
 
 

@@ -163,7 +163,7 @@ def _regression(messages: Sequence[Counted], rarity: dict[str, dict[str, float]]
 
 def _stored(messages: Sequence[Counted], *, temperature: float, punish_from: float) -> Model:
     rarity = _rarity(messages)
-    fitted = _regression(messages, rarity)
+    fitted: Any = _regression(messages, rarity)
     weights = fitted.coef_ / temperature
     start, blocks = len(NAMES), dict[str, Block]()
     for block in BLOCKS:

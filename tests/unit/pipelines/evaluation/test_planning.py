@@ -1,6 +1,7 @@
 """What a canary is planned from: this deployment's own people, who come back, and what of them can be counted by the end."""
 
 import math
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -31,6 +32,9 @@ class Returning:
         return self.past
 
     def canary_sessions(self, release_id: str, *, since: datetime | None = None) -> list[Session]:
+        return []
+
+    def sessions_of(self, inference_ids: Collection[str]) -> list[Session]:
         return []
 
     def era_sessions(self, policy: str, era: Era, *, since: datetime | None = None) -> list[Session]:
