@@ -16,8 +16,8 @@ from pipelines.commands.demonstration.outcome import Outcome
 from pipelines.commands.demonstration.planning import TARGET_S, Plan, Speed, fit, measure, measured
 from pipelines.commands.demonstration.profiles import PROFILES, ROOT, Profile, require_memory, seconds, write_config
 from pipelines.commands.demonstration.screen import Screen
-from pipelines.commands.demonstration.story import Ended, Story
-from pipelines.commands.deployment import Deployment, check, plan, prepare_apart, with_patient_engine
+from pipelines.commands.demonstration.story import LATER, Ended, Story
+from pipelines.commands.deployment import Deployment, check, plan, prepare_apart, with_engine_threads
 from pipelines.supervisor import Supervisor, owning
 
 
@@ -75,7 +75,7 @@ def _set_up(profile: Profile, folder: Path, *, slot_s: int | None, port: int | N
     write_config(fitted.profile, folder, slot_s=slot_s or fitted.profile.default_slot_s)
     check(deployment.settings)
     screen.say(fitted.sentence(speed))
-    deployment = with_patient_engine(deployment, threads=speed.engine_threads)
+    deployment = with_engine_threads(deployment, speed.engine_threads)
     return Stage(deployment=deployment, plan=fitted, speed=speed)
 
 
@@ -92,7 +92,9 @@ def _perform(
         deadline=deadline, target=began + TARGET_S, stopping=ended.is_set,
     )  # fmt: skip
     try:
-        supervisor.start_all()
+        for name in supervisor.processes:
+            if name not in LATER:
+                supervisor.start(name)
         _announce(screen, deployment, stage.plan.profile)
         with screen.shown():
             _told(story, deployment, outcome)

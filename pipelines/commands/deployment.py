@@ -24,8 +24,6 @@ PROCESSES = ("broker", "api", "engine", "relay", "ingest", "label", "loop", "wat
 MAIN_PORT, ENGINE_PORT = 8400, 8401
 ENGINE_ROWS = "64"
 """Answers decoded together: more cost memory, fewer cost throughput (64 rows gave 1.4 times the tokens a second of 32)."""
-ENGINE_NICENESS = 2
-"""Of the engine where it shares its cores with the update of a demo: three fifths of the time go to the update."""
 QUIET = {
     "PYTHONUNBUFFERED": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -45,8 +43,6 @@ class Deployment:
     environment: Mapping[str, str]
     """Of every process."""
     engine_port: int
-    engine_niceness: int = 0
-    """How far the engine stands back where others want the same cores."""
     ports: tuple[ClaimedPort, ...] = ()
     """Kept from other deployments for as long as this one exists."""
 
@@ -64,11 +60,7 @@ class Deployment:
         """Every process, in the order of starting; no broker where a real cluster is named."""
         names = [name for name in PROCESSES if name != "broker" or self.settings.kafka_bootstrap is None]
         options = {"engine": ("--port", str(self.engine_port), "--rows", ENGINE_ROWS)}
-        before = {"engine": ("nice", "-n", str(self.engine_niceness))} if self.engine_niceness else {}
-        return [
-            Program(name=name, command=(*before.get(name, ()), *ratchet(name, *options.get(name, ()))), environment=self.environment)
-            for name in names
-        ]
+        return [Program(name=name, command=ratchet(name, *options.get(name, ())), environment=self.environment) for name in names]
 
 
 def ratchet(*arguments: str) -> tuple[str, ...]:
@@ -88,10 +80,10 @@ def plan(*, data: Path | None, config: Path | None, port: int | None) -> Deploym
     return Deployment(settings=from_environment(given), environment=given, engine_port=engine.number, ports=(main, engine))
 
 
-def with_patient_engine(deployment: Deployment, *, threads: int = 0) -> Deployment:
-    """The same deployment, its engine on so many threads and giving way to the update: people wait longer meanwhile, and go on asking."""
-    environment = {**deployment.environment, **({"RATCHET_ENGINE_THREADS": str(threads)} if threads else {})}
-    return replace(deployment, environment=environment, engine_niceness=ENGINE_NICENESS)
+def with_engine_threads(deployment: Deployment, threads: int) -> Deployment:
+    """The same deployment, its engine on so many threads; 0 for all cores."""
+    chosen = {"RATCHET_ENGINE_THREADS": str(threads)} if threads else {}
+    return replace(deployment, environment={**deployment.environment, **chosen})
 
 
 def environment(*, data: Path | None = None, config: Path | None = None) -> dict[str, str]:

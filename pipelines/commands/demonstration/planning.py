@@ -30,7 +30,7 @@ LONGEST_ANSWER_S = 8.0
 FEWEST_PEOPLE = 6
 TURN_SHARE = 0.4
 """An update's seconds per turn as a share of a lone turn's: turns share their prompts and are computed together, and Adam comes on top."""
-SHARE_WHILE_TRAINING = 0.7
+SHARE_WHILE_TRAINING = 0.5
 """Of the cores, that the update gets beside people who go on working."""
 CANARY_UNITS = 130
 """People a canary of the demo usually sees until it is READY, both arms; twice as many answers pass for labels to come."""

@@ -3,8 +3,7 @@
 ```
  part        | begins                                   | ends when
  ------------|------------------------------------------|---------------------------------------------------------
- starting    | the processes; people come before the    | the service is well
-             | training workers are up                  |
+ starting    | the processes that answer and listen     | the service is well; then loop and watch start, and people come
  learning    | everybody asks; held-out people ask the  | a candidate was promoted (approved over REST), as many as
              | first version (panel 1)                  | were planned and there is time for
  comparing   | they ask the last champion the very same | enough of their answers are labelled
@@ -48,8 +47,8 @@ QUIET_AFTER_ROLLBACK_S = 4.0
 MOST_FAILURES = 5
 """Candidates in a row that do not pass: more of the same would say nothing new."""
 FAILED = frozenset({ReleaseState.REJECTED, ReleaseState.ABORTED, ReleaseState.INCONCLUSIVE, ReleaseState.EXPIRED, ReleaseState.ROLLED_BACK})
-LATER = ("loop", "watch")
-"""Processes that people need not wait for."""
+LATER = ("watch", "loop")
+"""Processes that people need not wait for: they start when the others have."""
 
 
 class Ended(Exception):
@@ -95,6 +94,8 @@ class Story:
         assert sight.pointer is not None
         first = sight.pointer.digest
         self.outcome.first = sight.names[first]
+        for name in LATER:
+            self.supervisor.start(name)
         self._people("people", "--concurrency", str(self.plan.profile.concurrency), "--seed", str(self.seed))
         self._panel("panel-before", share=3)
         self._learn()
