@@ -55,6 +55,11 @@ class Generation:
     cached: int = 0
     """Tokens of prompt and completion whose keys and values are in the cache."""
 
+    @property
+    def newest(self) -> int:
+        """The token that is fed next when it decodes."""
+        return self.tokens[-1] if self.tokens else self.prompt[-1]
+
 
 class Decoder:
     """Continuous batching over one policy."""
@@ -170,7 +175,7 @@ class Decoder:
         mask = None
         if min(row.cached for row in rows) + 1 < width:
             mask = (torch.arange(width, device=device) <= positions_n[:, None])[:, None, None, :]
-        hidden = self._forward(torch.tensor([[row.tokens[-1]] for row in rows], device=device), positions_n[:, None], mask)
+        hidden = self._forward(torch.tensor([[row.newest] for row in rows], device=device), positions_n[:, None], mask)
         experts = self._recorder.take()
         for row in rows:
             row.cached += 1
@@ -195,22 +200,30 @@ class Decoder:
         return ready
 
     def _next(self) -> bool:
-        """Begin the next waiting prompt, if a row is free: from the prompt cache, or the longest beginning it shares with a resident one.
+        """Begin the next waiting prompt that has to be fed, if a row is free: from the longest beginning it shares with a resident one.
 
-        Its last token is fed in any case: that is what predicts the first one of the answer.
+        One that is known but for its last token, from the prompt cache or a resident row, decodes at once: that token is fed beside the
+        others' newest ones, where a forward pass of its own would cost as much as a step of all rows.
         """
-        if not self._waiting or len(self._rows) >= self.max_rows:
-            return False
-        generation = self._filling = self._waiting.popleft()
+        while self._waiting and len(self._rows) < self.max_rows:
+            generation = self._waiting.popleft()
+            self._begin(generation)
+            if generation.cached < len(generation.prompt) - 1 or not generation.cached:
+                self._filling = generation
+                return True
+            self._rows.append(generation)
+        return False
+
+    def _begin(self, generation: Generation) -> None:
+        """Copy what is known of a prompt into the row after the last, but for its last token: that predicts the answer's first."""
         if (known := self._prompts.find(generation.prompt[:-1])) is not None:
             generation.cached = len(generation.prompt) - 1
             self._cache.put(len(self._rows), known)
-            return True
+            return
         shared = [_shared(generation.prompt, row.prompt) for row in self._rows]
         if shared and max(shared):
             generation.cached = max(shared)
             self._cache.copy(shared.index(max(shared)), len(self._rows), generation.cached)
-        return True
 
     def _remember(self, generation: Generation) -> None:
         """Keep a prompt that was just fed (its row is the one after the last)."""

@@ -13,7 +13,7 @@ import click
 from app import wiring
 from pipelines.commands.demonstration.closing import close, pages
 from pipelines.commands.demonstration.outcome import Outcome
-from pipelines.commands.demonstration.planning import TARGET_S, Plan, Speed, fit, measure, measured
+from pipelines.commands.demonstration.planning import TARGET_S, Plan, Speed, fit, measure
 from pipelines.commands.demonstration.profiles import PROFILES, ROOT, Profile, require_memory, seconds, write_config
 from pipelines.commands.demonstration.screen import Screen
 from pipelines.commands.demonstration.story import LATER, Ended, Story
@@ -62,15 +62,14 @@ class Stage:
 
 
 def _set_up(profile: Profile, folder: Path, *, slot_s: int | None, port: int | None, screen: Screen) -> Stage:
-    """Measure the machine while the database is prepared, then fit sizes and configuration to what was found."""
+    """Prepare, measure the machine, and fit sizes and configuration to what was found."""
     config = write_config(profile, folder, slot_s=slot_s or profile.default_slot_s)
     deployment = plan(data=folder, config=config, port=port)
     check(deployment.settings)
     screen.url = deployment.url
-    screen.say(f"measuring this machine with {profile.base_model}, and preparing the database")
-    measuring = measure(profile, environment=deployment.environment, root=ROOT)
+    screen.say(f"preparing the database, and measuring this machine with {profile.base_model}")
     prepare_apart(deployment)
-    speed = measured(measuring)
+    speed = measure(profile, environment=deployment.environment, root=ROOT)
     fitted = fit(profile, speed)
     write_config(fitted.profile, folder, slot_s=slot_s or fitted.profile.default_slot_s)
     check(deployment.settings)

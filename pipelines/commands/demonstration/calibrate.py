@@ -1,7 +1,7 @@
 """Measures this machine on the demo's own model, in seconds: answers decoded together, and the gradient of a few turns.
 
-A process of its own (`python -m pipelines.commands.demonstration.calibrate FOLDER ROWS`), so that the demo itself never loads torch, and so
-that it can run while the database is being prepared. Prints one line of JSON; `planning` plans from it.
+A process of its own (`python -m pipelines.commands.demonstration.calibrate FOLDER ROWS`), so that the demo itself never loads torch. Prints
+one line of JSON; `planning` plans from it.
 """
 
 import json
@@ -22,7 +22,7 @@ from pipelines.training.precision import resolve_dtype
 
 PROMPT_TOKENS, ANSWER_TOKENS = 100, 48
 """Of a usual turn of the demo."""
-WORTH_IT = 1.3
+WORTH_IT = 1.1
 """How much faster all cores have to be than one: the demo's other processes want some of them as well."""
 STEPS = 5
 """Decoding steps that are timed, after one that is not."""

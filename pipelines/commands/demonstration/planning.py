@@ -94,18 +94,13 @@ class Plan:
         )
 
 
-def measure(profile: Profile, *, environment: Mapping[str, str], root: Path) -> "subprocess.Popen[str]":
-    """Begin to measure; `measured` waits for the end."""
+def measure(profile: Profile, *, environment: Mapping[str, str], root: Path) -> Speed:
+    """Ask the machine, in a process of its own. Raises `RuntimeError` when that breaks."""
     command = [sys.executable, "-m", "pipelines.commands.demonstration.calibrate", str(root / profile.model), str(profile.concurrency)]
-    return subprocess.Popen(command, env=dict(environment), stdout=subprocess.PIPE, text=True)
-
-
-def measured(process: "subprocess.Popen[str]") -> Speed:
-    """What it found. Raises `RuntimeError` when it broke."""
-    told = process.communicate()[0]
-    if process.returncode != 0:
-        raise RuntimeError(f"this machine could not be measured: exit code {process.returncode}, its error is above")
-    return Speed(**json.loads(told.strip().splitlines()[-1]))
+    asked = subprocess.run(command, env=dict(environment), stdout=subprocess.PIPE, text=True, check=False)
+    if asked.returncode != 0:
+        raise RuntimeError(f"this machine could not be measured: exit code {asked.returncode}, its error is above")
+    return Speed(**json.loads(asked.stdout.strip().splitlines()[-1]))
 
 
 def fit(profile: Profile, speed: Speed, *, target_s: float = TARGET_S, usual: float | None = None) -> Plan:
