@@ -41,7 +41,7 @@ LOADING_S = 4.0
 
 
 class Part(StrEnum):
-    """The parts of the demo, in order; `PROMISED` again for the second promotion."""
+    """The parts of the demo, in order; those of `CYCLE` come again for a second promotion."""
 
     START = "the processes start"
     COLLECT = "people use the product until a batch is full"
@@ -182,11 +182,6 @@ class Forecast:
             self._expected_s, self._took_s = self._expected_s + expected, self._took_s + lasted
             self.took.append((now, lasted))
         self._began = time.monotonic()
-
-    def share(self) -> float:
-        """How far the part under way is, by its expected time, 0 … 1."""
-        lasted = time.monotonic() - self._began
-        return min(0.99, lasted / (self.parts[0][1] * self.pace)) if self.parts else 1.0
 
     @property
     def pace(self) -> float:
