@@ -12,6 +12,7 @@ Not covered: whether the sender may send it; the digests guard against mistakes,
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -133,7 +134,9 @@ def apply_delta(base: Mapping[str, Tensor], delta: bytes, *, base_digest: str | 
 
 
 def _applied(base: Mapping[str, Tensor], delta: bytes, head: DeltaHead) -> dict[str, Tensor]:
-    gaps, values, escapes, raw = _frames(delta, head)
+    most = 2 * sum(tensor.numel() for tensor in base.values())
+    most += sum(math.prod(shape) * DTYPES[dtype].itemsize for _, dtype, shape in head.raw)
+    gaps, values, escapes, raw = _frames(delta, head, most=most)
     new = {name: tensor for name, tensor in base.items() if name not in head.gone}
     gap_at = value_at = escape_at = raw_at = 0
     width = 1 if head.mode is Mode.ULP else 2
@@ -211,11 +214,15 @@ def _places(written: NDArray[np.uint8]) -> NDArray[np.int64]:
     return np.cumsum(gaps + 1) - 1
 
 
-def _frames(delta: bytes, head: DeltaHead) -> list[NDArray[np.uint8]]:
+def _frames(delta: bytes, head: DeltaHead, *, most: int) -> list[NDArray[np.uint8]]:
+    """Decompressed; none may claim more than `most` bytes, which no change of these weights needs: damage must not take the memory."""
     at = len(delta) - sum(head.frames)
     frames: list[NDArray[np.uint8]] = []
     for length in head.frames:
-        frames.append(np.frombuffer(zstandard.ZstdDecompressor().decompress(delta[at : at + length]), dtype=np.uint8))
+        frame = delta[at : at + length]
+        if not 0 <= zstandard.frame_content_size(frame) <= most:
+            raise ValueError("a frame claims more than these weights can change")
+        frames.append(np.frombuffer(zstandard.ZstdDecompressor().decompress(frame), dtype=np.uint8))
         at += length
     return frames
 
