@@ -22,8 +22,6 @@ from pipelines.commands.demonstration.profiles import Profile
 
 TARGET_S = 240.0
 """What the demo likes to end within."""
-USUAL = {"smollm2": 5.0, "tiny": 40.0}
-"""Answers per second of a machine that needs no patience."""
 MOST_PATIENCE = 10.0
 LONGEST_ANSWER_S = 8.0
 """People ask so many at a time that an answer takes about this long: more at once are faster together and slower each."""
@@ -103,10 +101,9 @@ def measure(profile: Profile, *, environment: Mapping[str, str], root: Path) -> 
     return Speed(**json.loads(asked.stdout.strip().splitlines()[-1]))
 
 
-def fit(profile: Profile, speed: Speed, *, target_s: float = TARGET_S, usual: float | None = None) -> Plan:
+def fit(profile: Profile, speed: Speed, *, target_s: float = TARGET_S) -> Plan:
     """The largest sizes that this machine manages within `target_s`; the smallest where it manages none."""
-    known = USUAL.get("tiny" if "tiny" in profile.base_name else "smollm2", 5.0) if usual is None else usual
-    patience = min(MOST_PATIENCE, max(1.0, known / speed.answers_per_s))
+    patience = min(MOST_PATIENCE, max(1.0, profile.usual_answers_per_s / speed.answers_per_s))
     people = max(FEWEST_PEOPLE, min(profile.concurrency, round(speed.answers_per_s * LONGEST_ANSWER_S)))
     smallest = replace(
         profile, training_threads=speed.training_threads,

@@ -22,6 +22,8 @@ class Profile:
     base_model: str
     memory_bytes: int
     """What all processes of the demo take together while an update runs."""
+    usual_answers_per_s: float
+    """Of a machine that needs no patience."""
     concurrency: int = 24
     """People at work at the same time."""
     panel_turns: int
@@ -56,12 +58,14 @@ class Profile:
 PROFILES = {
     "smollm2": Profile(
         model=".cache/models/smollm2-135m-instruct", base_name="smollm2-135m", base_model="HuggingFaceTB/SmolLM2-135M-Instruct",
-        memory_bytes=6 * GIB, panel_turns=110, label_wait_s=4.0, max_tokens=48, min_turns=64, max_turns=80, horizons="0,2",
+        memory_bytes=6 * GIB, usual_answers_per_s=5.0,
+        panel_turns=110, label_wait_s=4.0, max_tokens=48, min_turns=64, max_turns=80, horizons="0,2",
         learning_rate=4e-5, turns_per_step=16, max_kl_champion=1.0, max_kl_anchor=3.0, suite_margin=0.3, suite_samples=3, suite_tasks=20,
         window_s=1.0, margin=0.20, reward_margin=0.10, off_policy_s=3.0, default_slot_s=60,
     ),
     "tiny": Profile(
-        model=".cache/models/tiny", base_name="tiny", base_model="ratchet/tiny-random", memory_bytes=2 * GIB, concurrency=12,
+        model=".cache/models/tiny", base_name="tiny", base_model="ratchet/tiny-random",
+        memory_bytes=2 * GIB, usual_answers_per_s=40.0, concurrency=12,
         panel_turns=500, label_wait_s=2.5,
         max_tokens=24, min_turns=128, max_turns=192, horizons="0,0.7", learning_rate=2.5e-3, turns_per_step=32,
         max_kl_champion=2.0, max_kl_anchor=6.0, suite_margin=0.3, suite_samples=2, suite_tasks=32, window_s=1.0,
