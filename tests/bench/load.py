@@ -1,6 +1,8 @@
 """A small HTTP load generator: keep-alive connections, one request after the other on each, bodies with fresh ids.
 
-Run as a process of its own (`python -m tests.bench.load …`), so that its CPU time is not the server's. Prints one line of JSON.
+Run as a process of its own (`python -m tests.bench.load …`), so that its CPU time is not the server's. Counts an event as accepted when the
+answer says so of that event. The rate is over the time from the first request to the last answer; connecting and start-up are left out.
+Prints one line of JSON.
 """
 
 import argparse
@@ -8,8 +10,12 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
 
 from app.domain.ids import uuid7
 
@@ -18,45 +24,101 @@ EVENT = (
     '"actor":"somebody","tags":{"editor":"vim","note":"' + "x" * 760 + '"}}'
 )
 """About 1 KB, as in the measurements of `facts/ingestion.md`, section 4."""
-KARAPACE_RECORD = '{"value":' + EVENT + "}"
+ASSESSMENT = (
+    '{"assessment":{"assessment_name":"%s","trace_id":"%s","source":{"source_type":"HUMAN","source_id":"somebody"},"feedback":{"value":1.0},'
+    '"create_time":"2026-11-21T09:00:00Z","last_update_time":"2026-11-21T09:00:00Z"}}'
+)
+"""MLflow's feedback on a trace, as its client sends it (`CreateAssessment`)."""
+TAKEN = frozenset({"accepted", "duplicate"})
 
 
-def body(batch: int, *, karapace: bool = False) -> bytes:
-    """A body with `batch` events, each with an id of its own."""
-    form = KARAPACE_RECORD if karapace else EVENT
-    events = [form % (uuid7(), uuid7()) for _ in range(batch)]
-    if karapace:
-        return ('{"records":[' + ",".join(events) + "]}").encode()
-    return (events[0] if batch == 1 else "[" + ",".join(events) + "]").encode()
+class Request(NamedTuple):
+    """A body and the ids of the events in it."""
+
+    body: bytes
+    ids: Sequence[str]
+
+
+class _Answer(msgspec.Struct):
+    id: str | None = None
+    status: str = ""
+
+
+class _Answers(msgspec.Struct):
+    results: list[_Answer] = []
+
+
+_answers = msgspec.json.Decoder(_Answers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """How one service is spoken to."""
+
+    batch: int
+    name: str = "ratchet"
+    trace: str = ""
+    """Of MLflow: what the assessments are about."""
+
+    def request(self) -> Request:
+        """A body of fresh events."""
+        ids = [str(uuid7()) for _ in range(self.batch)]
+        match self.name:
+            case "karapace":
+                text = '{"records":[' + ",".join('{"value":' + EVENT % (id_, uuid7()) + "}" for id_ in ids) + "]}"
+            case "mlflow":
+                text = ASSESSMENT % (ids[0], self.trace)
+            case _:
+                events = [EVENT % (id_, uuid7()) for id_ in ids]
+                text = events[0] if self.batch == 1 else "[" + ",".join(events) + "]"
+        return Request(text.encode(), ids)
+
+    def accepted(self, head: bytes, body: bytes, ids: Sequence[str]) -> list[str]:
+        """Which events the answer says were taken: ours answers for each, the others for all at once."""
+        if not head.startswith((b"HTTP/1.1 202", b"HTTP/1.1 200")):
+            return []
+        if self.name != "ratchet":
+            return list(ids)
+        results = _answers.decode(body).results
+        return [id_ for id_, answer in zip(ids, results, strict=True) if answer.status in TAKEN]
 
 
 @dataclass
 class Tally:
     """What came back."""
 
-    requests: int = 0
+    accepted: list[str] = field(default_factory=list[str])
     refused: int = 0
     latencies_s: list[float] = field(default_factory=list[float])
+    started: float = 0.0
+    ended: float = 0.0
 
 
 class Connection(asyncio.Protocol):
     """One connection: sends the next request when the last is answered."""
 
-    def __init__(self, request: Callable[[], bytes], tally: Tally, until: float) -> None:
-        self._request, self._tally, self._until = request, tally, until
+    def __init__(self, form: Form, head: str, tally: Tally) -> None:
+        self._form, self._head, self._tally = form, head, tally
+        self._until = 0.0
+        self._ids: Sequence[str] = ()
         self._buffer = b""
         self._sent_at = 0.0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
+        """Wait for `begin`."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+
+    def begin(self, until: float) -> None:
+        """Send the first request."""
+        self._until = until
         self._send()
 
     def _send(self) -> None:
+        content, self._ids = self._form.request()
         self._sent_at = time.perf_counter()
-        self._transport.write(self._request())
+        self._transport.write(f"{self._head}content-length: {len(content)}\r\n\r\n".encode() + content)
 
     def data_received(self, data: bytes) -> None:
         """Count a whole answer and go on."""
@@ -68,13 +130,18 @@ class Connection(asyncio.Protocol):
         if len(rest) < length:
             return
         self._buffer = b""
-        self._tally.requests += 1
-        self._tally.refused += not head.startswith((b"HTTP/1.1 202", b"HTTP/1.1 200"))
-        self._tally.latencies_s.append(time.perf_counter() - self._sent_at)
-        if time.perf_counter() < self._until:
+        now = time.perf_counter()
+        self._count(self._form.accepted(head, rest, self._ids), now)
+        if now < self._until:
             self._send()
         else:
             self._transport.close()
+
+    def _count(self, taken: list[str], now: float) -> None:
+        self._tally.accepted += taken
+        self._tally.refused += len(self._ids) - len(taken)
+        self._tally.latencies_s.append(now - self._sent_at)
+        self._tally.ended = now
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
@@ -82,16 +149,15 @@ class Connection(asyncio.Protocol):
             self.done.set_result(None)
 
 
-async def drive(*, port: int, path: str, batch: int, connections: int, seconds: float, headers: str, karapace: bool) -> Tally:
-    """Load one endpoint for a while."""
-    tally, until = Tally(), time.perf_counter() + seconds
-
-    def request() -> bytes:
-        content = body(batch, karapace=karapace)
-        return f"POST {path} HTTP/1.1\r\nhost: x\r\n{headers}content-length: {len(content)}\r\n\r\n".encode() + content
-
-    loop = asyncio.get_running_loop()
-    made = [await loop.create_connection(lambda: Connection(request, tally, until), "127.0.0.1", port) for _ in range(connections)]
+async def drive(form: Form, *, port: int, path: str, connections: int, seconds: float, headers: str) -> Tally:
+    """Connect, then load one endpoint for a while."""
+    tally, loop = Tally(), asyncio.get_running_loop()
+    head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n{headers}"
+    connect: Callable[[], Connection] = lambda: Connection(form, head, tally)  # noqa: E731 - a factory per connection
+    made = [await loop.create_connection(connect, "127.0.0.1", port) for _ in range(connections)]
+    tally.started = time.perf_counter()
+    for _, protocol in made:
+        protocol.begin(tally.started + seconds)
     await asyncio.gather(*(protocol.done for _, protocol in made))
     return tally
 
@@ -101,20 +167,21 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     for name, kind in (("port", int), ("path", str), ("batch", int), ("connections", int), ("seconds", float), ("authorization", str)):
         parser.add_argument(f"--{name}", type=kind, default="" if kind is str else 0)
-    parser.add_argument("--karapace", action="store_true")
+    parser.add_argument("--form", choices=["ratchet", "karapace", "mlflow"], default="ratchet")
+    parser.add_argument("--ids", type=Path, help="a file for the accepted ids, one a line")
     options = parser.parse_args()
-    kind = "application/vnd.kafka.json.v2+json" if options.karapace else "application/json"
+    kind = "application/vnd.kafka.json.v2+json" if options.form == "karapace" else "application/json"
     headers = f"content-type: {kind}\r\n" + (f"authorization: Bearer {options.authorization}\r\n" if options.authorization else "")
-    started = time.perf_counter()
+    trace = options.path.split("/")[-2] if options.form == "mlflow" else ""
+    form = Form(name=options.form, batch=options.batch, trace=trace)
     tally = asyncio.run(
-        drive(
-            port=options.port, path=options.path, batch=options.batch, connections=options.connections, seconds=options.seconds,
-            headers=headers, karapace=options.karapace,
-        )
-    )  # fmt: skip
+        drive(form, port=options.port, path=options.path, connections=options.connections, seconds=options.seconds, headers=headers)
+    )
+    if options.ids:
+        options.ids.write_text("\n".join(tally.accepted))
     latencies = sorted(tally.latencies_s) or [float("nan")]
     report = {
-        "events": (tally.requests - tally.refused) * options.batch, "refused": tally.refused, "wall_s": time.perf_counter() - started,
+        "events": len(tally.accepted), "refused": tally.refused, "wall_s": tally.ended - tally.started,
         "p50_ms": latencies[len(latencies) // 2] * 1e3, "p99_ms": latencies[int(len(latencies) * 0.99)] * 1e3,
     }  # fmt: skip
     print(json.dumps(report))
