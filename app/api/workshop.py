@@ -26,11 +26,14 @@ class Workshop:
         self._most = waiting
         self._busy = 0
 
-    async def do(self, work: Callable[[], T], *, chars: int) -> T:
-        """The result of `work`, done at once where there is little text to work on. Raises `Overloaded` when too many wait."""
+    async def do(self, work: Callable[[], T], *, chars: int, patient: bool = False) -> T:
+        """The result of `work`, done at once where there is little text to work on. Raises `Overloaded` when too many wait.
+
+        Patient work waits behind any number: what was sampled is not given up because others sent large bodies.
+        """
         if chars <= SMALL_CHARS:
             return work()
-        if self._busy >= self._most:
+        if self._busy >= self._most and not patient:
             raise Overloaded("too many large bodies are being worked on: come back in a second", retry_after_s=1.0)
         self._busy += 1
         try:

@@ -115,6 +115,9 @@ def attacks() -> list[Attack]:
             name="an endless pattern", path="/v1/chat/completions",
             body=chat(tools=[tool({"properties": {"a": {"pattern": "(a+)+$"}}})]),
         ),
+        Attack(
+            name="messages of empty lists", path="/v1/chat/completions", body=chat(messages=[{"role": "user", "content": [[]] * 1_000_000}])
+        ),
         Attack(name="a prompt of 4 MB", path="/v1/chat/completions", body=chat(messages=[{"role": "user", "content": "word " * 800_000}])),
         Attack(
             name="a prompt under the cap", path="/v1/chat/completions", body=chat(messages=[{"role": "user", "content": "w" * 130_000}])

@@ -24,7 +24,7 @@ from app.api.errors import HttpError
 from app.api.intake import Headers, Limits, characters
 from app.api.metrics import Metrics
 from app.api.redaction import Redactor
-from app.api.workshop import Workshop
+from app.api.workshop import SMALL_CHARS, Workshop
 from app.domain.assignment import Arm, assign
 from app.domain.batches import payload_of, without_payload
 from app.domain.errors import BadRequest, Overloaded, RatchetError, Unavailable, UnknownPolicy
@@ -122,7 +122,7 @@ class Gateway:
             raise
         finally:
             recording.finish(FinishReason.ABORTED)
-            await self._commit(opened, recording)
+            await self.shielded(self._commit(opened, recording))
         _raise_for(recording)
         assert last is not None
         yield last
@@ -194,9 +194,10 @@ class Gateway:
         return assign(route, request.actor or request.episode_id, at=self.clock())
 
     async def _commit(self, opened: Opened, recording: Recording) -> None:
-        """Commit the turn, cancelled or not."""
+        """Judge the answer's tool calls beside the event loop, and commit the turn."""
         request = opened.request
         finished_at = self.clock()
+        await self.workshop.do(recording.parse, chars=SMALL_CHARS + 1 if recording.may_call else 0, patient=True)
         self._count(request, recording)
         if request.ends:
             self.conversations.forget(request.episode_id, request.policy)
@@ -205,7 +206,7 @@ class Gateway:
         turn = recording.turn(finished_at=finished_at)
         if not request.stored:
             turn = unkept(turn)
-        await self.shielded(self.commit_turn(turn, redacted=opened.config.redact))
+        await self.commit_turn(turn, redacted=opened.config.redact)
 
     async def shielded(self, work: Coroutine[Any, Any, None]) -> None:
         """Finish `work` even when the request is cancelled meanwhile."""

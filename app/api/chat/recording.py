@@ -64,11 +64,20 @@ class Recording:
         if self.finish_reason is not None:
             return
         self.message = message
-        if self.request.tools and self.kind == "answer":
-            self.parsed = tools.parse(self.text, self.request.tools, call_id_prefix=f"call_{self.request.inference_id}")
-            if reason == FinishReason.STOP and any(call.verdict == ToolVerdict.VALID for call in self.parsed.calls):
-                reason = FinishReason.TOOL_CALLS
         self.finish_reason = reason
+
+    @property
+    def may_call(self) -> bool:
+        """Whether the answer could hold tool calls, whose arguments take up to `schemas.STEPS` to judge, each."""
+        return bool(self.request.tools) and self.kind == "answer" and tools.OPEN in self.text
+
+    def parse(self) -> None:
+        """Find the tool calls of the finished answer and judge them; one that can be made makes `stop` into `tool_calls`."""
+        if not self.request.tools or self.kind != "answer":
+            return
+        self.parsed = tools.parse(self.text, self.request.tools, call_id_prefix=f"call_{self.request.inference_id}")
+        if self.finish_reason == FinishReason.STOP and any(call.verdict == ToolVerdict.VALID for call in self.parsed.calls):
+            self.finish_reason = FinishReason.TOOL_CALLS
 
     @property
     def usage(self) -> Usage:

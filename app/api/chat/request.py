@@ -117,8 +117,39 @@ class ChatRequest:
     """False where the caller said `store: false`: nothing that was said is kept beyond serving it."""
 
 
+class _Outline(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the large parts of a body are; finding them makes no objects of them."""
+
+    messages: list[dict[str, msgspec.Raw]] = []
+    tools: msgspec.Raw = msgspec.Raw(b"")
+
+
+_outline = msgspec.json.Decoder(_Outline)
+BYTES_PER_CHAR = 4
+"""Characters that JSON escapes take six bytes; tools are not written in them."""
+
+
+def _refuse_unread(raw: bytes, limits: Limits) -> None:
+    """Refuse what would be refused after decoding, 40 ms a megabyte of small objects in one piece. Raises `BadRequest`."""
+    try:
+        outline = _outline.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return  # said in full by who decodes it
+    if len(memoryview(outline.tools)) > limits.tool_chars * BYTES_PER_CHAR:
+        raise _too_many_tools(limits)
+    nested = [bytes(value) for message in outline.messages for value in message.values() if bytes(memoryview(value)[:1]) in (b"[", b"{")]
+    if sum(value.count(b"[") + value.count(b"{") for value in nested) > 2 * limits.nodes:
+        raise BadRequest(f"the messages have more than {limits.nodes} values", param="messages", code="too_many_values")
+
+
+def _too_many_tools(limits: Limits) -> BadRequest:
+    return BadRequest(f"the tools have more than {limits.tool_chars} characters: send fewer or shorter ones", param="tools", code="size")
+
+
 def read_body(raw: bytes, limits: Limits) -> ChatBody:
     """Decode a body. Raises `BadRequest` naming the field."""
+    if len(raw) > limits.tool_chars:
+        _refuse_unread(raw, limits)
     body: ChatBody = decode(_body, raw)
     for field, value in (("messages", body.messages), ("tools", body.tools), ("metadata", body.metadata), ("tags", body.tensorzero_tags)):
         try:
@@ -126,7 +157,9 @@ def read_body(raw: bytes, limits: Limits) -> ChatBody:
         except BadRequest as error:
             raise BadRequest(str(error), param=field, code=error.code) from error
     if characters(body.tools, at_most=limits.tool_chars) > limits.tool_chars:
-        raise BadRequest(f"the tools have more than {limits.tool_chars} characters: send fewer or shorter ones", param="tools", code="size")
+        raise _too_many_tools(limits)
+    if body.tool_choice != "none":
+        _check_tools(body.tools or [])
     for field in ("user", "safety_identifier", "tensorzero_variant_name", "session_id", "tensorzero_episode_id", "model"):
         if "\x00" in (getattr(body, field) or ""):
             raise BadRequest("the text contains the character U+0000: remove it", param=field.replace("tensorzero_", "tensorzero::"))
@@ -146,7 +179,7 @@ def understand(body: ChatBody, headers: Headers, caller: Caller, config: PolicyC
         ends=body.session_done or (header(headers, b"x-session-done") or "").lower() in ("true", "1"),
         policy=body.model,
         messages=[_message(index, message) for index, message in enumerate(body.messages)],
-        tools=None if body.tool_choice == "none" or not body.tools else _tools(body.tools),
+        tools=None if body.tool_choice == "none" else body.tools or None,
         sampling=_sampling(body, config),
         actor=hash_actor(who, salt=salt) if who else None,
         segment=_segment(metadata, config),
@@ -245,11 +278,11 @@ def _are_tool_calls(calls: object) -> bool:
     return all(isinstance(f, dict) and isinstance(f.get("name"), str) and isinstance(f.get("arguments"), str) for f in functions)
 
 
-def _tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _check_tools(tools: list[dict[str, Any]]) -> None:
+    """Raise `BadRequest` for what is no function with a schema; before `understand`, so beside the event loop where the body is large."""
     for index, tool in enumerate(tools):
         function = tool.get("function")
         if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise BadRequest("a tool is {type: 'function', function: {name, parameters}}", param=f"tools[{index}]")
         if not isinstance(function.get("parameters", {}), dict) or not is_schema(function.get("parameters", {})):
             raise BadRequest("parameters is a JSON schema", param=f"tools[{index}].function.parameters")
-    return tools

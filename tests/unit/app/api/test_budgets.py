@@ -4,6 +4,7 @@ import asyncio
 import threading
 from typing import Any
 
+import httpx
 import pytest
 from starlette.testclient import TestClient
 
@@ -43,6 +44,16 @@ def test_megabytes_of_tools_are_refused_by_their_size_before_they_are_looked_at(
     assert refusal(client.post("/v1/chat/completions", json=chat(tools=wide))) == (400, "size", "tools")
     assert refusal(client.post("/v1/chat/completions", json=chat(tools=many))) == (400, "too_many_values", "tools")
     assert (inbox.events, engines.requests) == ({}, [])
+
+
+def test_a_million_lists_in_a_message_are_counted_before_they_are_made() -> None:
+    client, _, engines = service(policies={"composer": policy_config(max_context_tokens=10_000)})
+    for content in ([[]] * 1_000_000, [{"type": "text", "text": "x"}, *([{}] * 60_000)]):
+        answer = client.post("/v1/chat/completions", json=chat(messages=[{"role": "user", "content": content}]))
+        assert refusal(answer) == (400, "too_many_values", "messages")
+    code = [{"role": "user", "content": "a[{" * 100_000}]
+    assert client.post("/v1/chat/completions", json=chat(messages=code)).status_code == 200, "brackets in a text are text"
+    assert len(engines.requests) == 1
 
 
 def test_a_prompt_that_no_tokenizer_fits_into_the_context_is_refused_before_anything_is_recorded() -> None:
@@ -97,6 +108,27 @@ def test_the_loop_answers_while_the_workshop_works_and_a_full_one_says_so() -> N
         return await workshop.do(lambda: 9, chars=10_000)
 
     assert asyncio.run(story()) == 9
+
+
+def test_arguments_of_tools_are_judged_beside_the_event_loop() -> None:
+    """A schema may take 30 ms per call: nobody else waits for that. Patiently, too: a full workshop loses no sampled turn."""
+    app = create_app(collaborators(engines=ScriptedEngines(words=('<tool_call>{"name": "f", "arguments": {}}</tool_call>',))))
+
+    async def story() -> list[httpx.Response]:
+        go = threading.Event()
+        held = [asyncio.ensure_future(app.chat.gateway.workshop.do(lambda: go.wait(20), chars=10_000)) for _ in range(16)]
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://testserver") as client:
+            calling = asyncio.ensure_future(client.post("/v1/chat/completions", json=chat(tools=[tool(type="object")])))
+            others = [await client.post("/v1/chat/completions", json=chat()) for _ in range(3)]
+            assert not calling.done()
+            go.set()
+            await asyncio.gather(*held)
+            return [*others, await calling]
+
+    *others, called = asyncio.run(story())
+    assert [answer.status_code for answer in others] == [200, 200, 200]
+    assert called.json()["choices"][0]["message"]["tool_calls"][0]["verdict"] == "valid"
+    assert called.json()["choices"][0]["finish_reason"] == "tool_calls"
 
 
 def test_characters_counts_names_and_texts_and_stops_where_it_is_told() -> None:

@@ -62,6 +62,17 @@ def test_what_would_take_for_ever_to_decide_is_not_satisfied() -> None:
     assert satisfies({"a": list(range(500))}, {"properties": {"a": {"items": {"type": "integer"}}}})
 
 
+def test_what_a_reference_says_of_a_value_is_found_out_once() -> None:
+    """Followed each time it is met this would be 2^20 evaluations; the answer is a yes."""
+    doubling = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"$ref": f"#/$defs/d{n + 1}"}]} for n in range(20)}
+    schema = {"$ref": "#/$defs/d0", "$defs": doubling | {"d20": {"type": "object"}}}
+    assert satisfies({}, schema)
+    assert satisfies({}, schema, steps=100)
+    tree = {"$defs": {"node": {"properties": {"next": {"$ref": "#/$defs/node"}}, "required": ["value"]}}, "$ref": "#/$defs/node"}
+    assert satisfies({"value": 1, "next": {"value": 2}}, tree), "each value has an answer of its own"
+    assert not satisfies({"value": 1, "next": {"values": 2}}, tree)
+
+
 def test_a_property_may_be_called_as_a_keyword_is() -> None:
     schema = {"type": "object", "properties": {"pattern": {"type": "integer"}}, "required": ["pattern"], "additionalProperties": False}
     assert satisfies({"pattern": 1}, schema)
