@@ -51,6 +51,9 @@ class Settings:
     """Secret under which people's ids are hashed; changing it makes everybody a stranger. Unset: one made for this data folder."""
     session_secrets: tuple[str, ...]
     """RATCHET_SESSION_SECRETS, the newest first, separated by commas: they sign the keys of sessions. Unset: made for this data folder."""
+    webhook_keys: tuple[str, ...]
+    """RATCHET_WEBHOOK_KEYS, the newest first, separated by commas: they seal the signing secrets of webhooks in the database.
+    Unset: made for this data folder."""
     ingest: str
     """`inbox` (ack after the inbox commit) or `direct` (ack after a replicated broker's ack)."""
     log_level: str
@@ -91,6 +94,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
         origins=frozenset(_origin(text.strip()) for text in get("ORIGINS", "").split(",") if text.strip()),
         actor_salt=get("ACTOR_SALT", "") or None,
         session_secrets=tuple(secret for secret in get("SESSION_SECRETS", "").split(",") if secret),
+        webhook_keys=tuple(key for key in get("WEBHOOK_KEYS", "").split(",") if key),
         ingest=ingest,
         log_level=get("LOG_LEVEL", "INFO"),
     )

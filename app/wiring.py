@@ -21,6 +21,7 @@ from app.domain.policies import PolicyConfig
 from app.domain.ports import Clock
 from app.domain.streams import JoinRules
 from app.domain.terms import Terms
+from app.sealing import Seal
 from app.secret_files import SecretReader, read_secrets, rotate, secret_file
 from app.settings import LOOPBACK, Settings, policies, read_toml
 
@@ -90,7 +91,19 @@ def upgrade_schema(settings: Settings) -> None:
     for url in dict.fromkeys((settings.database_url, settings.inbox_url)):
         migrate.refuse_unknown(url)
         if migrate.knows(url):
-            migrate.upgrade(url)
+            migrate.upgrade(url, seal=webhook_seal(settings))
+    seal_webhooks(settings)
+
+
+def seal_webhooks(settings: Settings) -> None:
+    """Seal the signing secrets that an older process stored in clear."""
+    from app.db.webhooks import SqlWebhookBook
+
+    state = open_state(settings)
+    try:
+        SqlWebhookBook(state, webhook_seal(settings)).seal_all()
+    finally:
+        state.dispose()
 
 
 def open_operations(settings: Settings) -> "SqlOperations":
@@ -401,7 +414,7 @@ def schema_revision(settings: Settings) -> str:
     return migrate.current_revision(settings.database_url) or "none"
 
 
-ACTOR_SALT, SESSION_SECRET = "actor_salt", "session_secret"
+ACTOR_SALT, SESSION_SECRET, WEBHOOK_KEY = "actor_salt", "session_secret", "webhook_key"
 PUBLIC_SALT = "ratchet-embedded"
 """What people were hashed under before each deployment made a salt of its own; anybody can read it here."""
 SHORTEST_SECRET = 16
@@ -437,6 +450,23 @@ def session_secrets(settings: Settings) -> "Callable[[], Sequence[str]]":
     if settings.session_secrets:
         return lambda: settings.session_secrets
     return SecretReader(secret_file(settings.secrets, SESSION_SECRET))
+
+
+def webhook_seal(settings: Settings) -> Seal:
+    """What seals the signing secrets of webhooks; its key is made with the first secret that is sealed, or opened."""
+    return Seal(keys=lambda: webhook_keys(settings))
+
+
+def webhook_keys(settings: Settings) -> Sequence[str]:
+    """The keys that seal webhooks' secrets, newest first. Raises `BadConfig` where replicas would each make one of their own."""
+    if settings.webhook_keys:
+        return settings.webhook_keys
+    if not settings.database_url.startswith("sqlite"):
+        raise BadConfig(
+            "RATCHET_WEBHOOK_KEYS is not set, there are webhooks, and the database is a server, which others may share: set it to one long "
+            "random value for all of them (openssl rand -hex 32)"
+        )
+    return read_secrets(secret_file(settings.secrets, WEBHOOK_KEY))
 
 
 def rotate_session_secret(settings: Settings) -> Path:
@@ -617,7 +647,7 @@ def webhook_book(settings: Settings) -> "SqlWebhookBook":
     """Receivers of release events, and deliveries."""
     from app.db.webhooks import SqlWebhookBook
 
-    return SqlWebhookBook(open_state(settings))
+    return SqlWebhookBook(open_state(settings), webhook_seal(settings))
 
 
 def courier(settings: Settings) -> "Courier":

@@ -12,9 +12,11 @@ if not url:
     raise SystemExit("set RATCHET_DATABASE_URL to the database to migrate, or use `ratchet db upgrade`")
 
 engine = open_engine(url, session=MIGRATING)
-with engine.connect() as connection:
-    context.configure(connection=connection, target_metadata=metadata, render_as_batch=True, compare_type=True)
-    with context.begin_transaction():
-        context.run_migrations()
-    connection.commit()
-engine.dispose()
+try:
+    with engine.connect() as connection:
+        context.configure(connection=connection, target_metadata=metadata, render_as_batch=True, compare_type=True)
+        with context.begin_transaction():
+            context.run_migrations()
+        connection.commit()
+finally:
+    engine.dispose()

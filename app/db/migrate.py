@@ -17,26 +17,28 @@ from sqlalchemy.exc import OperationalError
 from app.db.engine import insert_or_ignore, open_engine, reading, writing
 from app.db.tables import compatible_revisions
 from app.domain.errors import BadConfig
+from app.sealing import Seal
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def _config(url: str) -> Config:
+def _config(url: str, seal: Seal | None = None) -> Config:
     config = Config()
     config.set_main_option("script_location", str(ROOT / "migrations"))
     config.attributes["url"] = url
+    config.attributes["seal"] = seal
     return config
 
 
-def upgrade(url: str, revision: str = "head") -> None:
-    """Bring the database at `url` to `revision`, creating it where it is an absent SQLite file."""
-    command.upgrade(_config(url), revision)
+def upgrade(url: str, revision: str = "head", *, seal: Seal | None = None) -> None:
+    """Bring the database at `url` to `revision`, creating it where it is an absent SQLite file; `seal` where it holds webhooks."""
+    command.upgrade(_config(url, seal), revision)
     _declare_compatible(url)
 
 
-def downgrade(url: str, revision: str) -> None:
-    """Bring the database at `url` back to `revision` (`base` for an empty schema)."""
-    command.downgrade(_config(url), revision)
+def downgrade(url: str, revision: str, *, seal: Seal | None = None) -> None:
+    """Bring the database at `url` back to `revision` (`base` for an empty schema); `seal` where it holds webhooks."""
+    command.downgrade(_config(url, seal), revision)
     _declare_compatible(url, only=True)
 
 

@@ -739,9 +739,12 @@ webhooks = Table(
     Column("policy", Name),
     Column("url", Text, nullable=False),
     Column("secrets", JSON, nullable=False),
+    # In clear: empty, but for what an older process registered during an upgrade.
     Column("events", JSON, nullable=False),
     Column("created_at", UtcMicros, nullable=False),
     Column("disabled_at", UtcMicros),
+    Column("sealed", JSON),
+    # The secrets, newest first, each sealed with the deployment's key.
 )
 
 webhook_deliveries = Table(

@@ -11,6 +11,7 @@ from app.db.engine import reading, writing
 from app.db.tables import outbox, webhook_deliveries, webhooks
 from app.domain.errors import NotFound
 from app.domain.ids import uuid7
+from app.sealing import Seal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +23,7 @@ class Webhook:
     """Only events of this policy; None for all."""
     url: str
     secrets: tuple[str, ...]
-    """`whsec_…`, newest first: while there are two, every delivery is signed with both (rotation)."""
+    """`whsec_…`, newest first: while there are two, every delivery is signed with both (rotation). Empty: none opens with our key."""
     events: tuple[str, ...]
     """Prefixes of event types such as `release.` or `deployment.promote`; empty for all."""
     created_at: datetime
@@ -52,13 +53,15 @@ def schedule(connection: Connection, *, policy: str, event: str, event_id: str, 
 class SqlWebhookBook:
     """Receivers and deliveries of one database."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, seal: Seal) -> None:
         self._engine = engine
+        self._seal = seal
 
     def add(self, *, policy: str | None, url: str, secret: str, events: Sequence[str], now: datetime) -> Webhook:
         """Register a receiver."""
         webhook_id = uuid7()
-        row = {"id": webhook_id, "policy": policy, "url": url, "secrets": [secret], "events": list(events), "created_at": now}
+        row = {"id": webhook_id, "policy": policy, "url": url, "secrets": [], "events": list(events), "created_at": now}
+        row["sealed"] = [self._seal.seal(secret, about=webhook_id)]
         with writing(self._engine) as connection:
             connection.execute(insert(webhooks).values(row))
         return self.find(webhook_id)
@@ -69,17 +72,18 @@ class SqlWebhookBook:
             row = connection.execute(select(webhooks).where(webhooks.c.id == webhook_id)).one_or_none()
         if row is None:
             raise NotFound(f"there is no webhook {webhook_id}: list them first")
-        return _webhook(row)
+        return self._webhook(row)
 
     def all(self) -> list[Webhook]:
         """Every receiver, the disabled ones too."""
         with reading(self._engine) as connection:
-            return [_webhook(row) for row in connection.execute(select(webhooks).order_by(webhooks.c.id))]
+            return [self._webhook(row) for row in connection.execute(select(webhooks).order_by(webhooks.c.id))]
 
     def set_secrets(self, webhook_id: str, secrets: Sequence[str]) -> Webhook:
         """Replace the signing secrets: [new, old] to start a rotation, [new] to end it."""
         with writing(self._engine) as connection:
-            connection.execute(update(webhooks).where(webhooks.c.id == webhook_id).values(secrets=list(secrets)))
+            sealed = [self._seal.seal(secret, about=webhook_id) for secret in secrets]
+            connection.execute(update(webhooks).where(webhooks.c.id == webhook_id).values(sealed=sealed, secrets=[]))
         return self.find(webhook_id)
 
     def disable(self, webhook_id: str, *, now: datetime) -> Webhook:
@@ -104,7 +108,7 @@ class SqlWebhookBook:
         with reading(self._engine) as connection:
             rows = connection.execute(query).all()
         return [
-            Delivery(webhook=_webhook(row), event_id=row.event_id, payload=row.payload, attempts=row.attempts, created_at=row.event_at)
+            Delivery(webhook=self._webhook(row), event_id=row.event_id, payload=row.payload, attempts=row.attempts, created_at=row.event_at)
             for row in rows
         ]
 
@@ -127,9 +131,19 @@ class SqlWebhookBook:
         with reading(self._engine) as connection:
             return [dict(row._mapping) for row in connection.execute(query)]
 
+    def seal_all(self) -> int:
+        """Seal what an older process stored in clear; returns how many receivers that were."""
+        with reading(self._engine) as connection:
+            rows = connection.execute(select(webhooks).where(webhooks.c.sealed.is_(None))).all()
+        clear = [row for row in rows if row.secrets]
+        for row in clear:
+            self.set_secrets(row.id, row.secrets)
+        return len(clear)
 
-def _webhook(row: Row[Any]) -> Webhook:
-    return Webhook(
-        id=row.id, policy=row.policy, url=row.url, secrets=tuple(row.secrets), events=tuple(row.events), created_at=row.created_at,
-        disabled_at=row.disabled_at,
-    )  # fmt: skip
+    def _webhook(self, row: Row[Any]) -> Webhook:
+        opened = [self._seal.open(sealed, about=row.id) for sealed in row.sealed or ()]
+        secrets = [secret for secret in opened if secret is not None] or row.secrets
+        return Webhook(
+            id=row.id, policy=row.policy, url=row.url, secrets=tuple(secrets), events=tuple(row.events), created_at=row.created_at,
+            disabled_at=row.disabled_at,
+        )  # fmt: skip

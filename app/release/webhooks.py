@@ -185,6 +185,8 @@ class Courier:
         return arrived
 
     def _post(self, delivery: Waiting) -> tuple[str, bool]:
+        if not delivery.webhook.secrets:
+            return "its secret was sealed with another key than this deployment's: restore the key, or `ratchet webhooks rotate` it", False
         try:
             address = check_url(delivery.webhook.url, allow_loopback=self._allow_loopback, resolve=self._resolve)
             answer = self._send(delivery, address)

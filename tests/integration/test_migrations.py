@@ -5,14 +5,17 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Engine, inspect, select, text
+from sqlalchemy import Engine, insert, inspect, select, text
 
 from app.db.engine import open_engine, reading, writing
 from app.db.labels import lot_of
 from app.db.migrate import current_revision, downgrade, head_revision, knows, refuse_unknown, require_head, upgrade
-from app.db.tables import labels, metadata
+from app.db.tables import labels, metadata, webhooks
 from app.db.turn_counts import read_turn_counts, recount
+from app.db.webhooks import SqlWebhookBook
 from app.domain.errors import BadConfig
+from app.domain.ids import utc_now
+from tests.fakes.sealed import SEAL
 
 
 def schema_of(engine: Engine) -> dict[str, object]:
@@ -20,7 +23,9 @@ def schema_of(engine: Engine) -> dict[str, object]:
     if engine.dialect.name == "sqlite":
         with reading(engine) as connection:
             named = connection.execute(text("SELECT type, name, tbl_name FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'"))
-            return {f"{kind} {name}": table for kind, name, table in named}
+            found: dict[str, object] = {f"{kind} {name}": table for kind, name, table in named}
+        seen = inspect(engine)
+        return found | {name: sorted(column["name"] for column in seen.get_columns(name)) for name in seen.get_table_names()}
     with reading(engine) as connection:
         named = connection.execute(text("SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'public'"))
         indexes: dict[str, object] = {row[0]: row[1] for row in named}
@@ -112,6 +117,40 @@ def test_newer_code_is_refused_over_an_older_schema_with_the_command_that_cures_
     refuse_unknown(database_url)
     upgrade(database_url)
     require_head(database_url)
+
+
+def test_webhook_secrets_are_sealed_on_the_way_up_and_opened_on_the_way_down(database_url: str) -> None:
+    downgrade(database_url, "0005_return_labels")
+    engine = open_engine(database_url)
+    row = {"id": "h", "url": "https://ops.example", "secrets": ["whsec_b", "whsec_a"], "events": [], "created_at": utc_now()}
+    with writing(engine) as connection:
+        connection.execute(insert(webhooks).values(row))
+    with pytest.raises(BadConfig, match="ratchet db upgrade"):
+        upgrade(database_url)
+    upgrade(database_url, seal=SEAL)
+    with reading(engine) as connection:
+        kept = connection.execute(select(webhooks)).one()
+    assert kept.secrets == []
+    assert "whsec_" not in str(kept.sealed)
+    assert SqlWebhookBook(engine, SEAL).find("h").secrets == ("whsec_b", "whsec_a")
+    downgrade(database_url, "0005_return_labels", seal=SEAL)
+    with reading(engine) as connection:
+        assert connection.execute(select(webhooks.c.secrets)).scalar_one() == ["whsec_b", "whsec_a"]
+    engine.dispose()
+
+
+def test_what_an_older_process_registers_during_an_upgrade_is_read_and_sealed_later(database_url: str) -> None:
+    engine = open_engine(database_url)
+    row = {"id": "h", "url": "https://ops.example", "secrets": ["whsec_a"], "events": [], "created_at": utc_now()}
+    with writing(engine) as connection:
+        connection.execute(insert(webhooks).values(row))
+    book = SqlWebhookBook(engine, SEAL)
+    assert book.find("h").secrets == ("whsec_a",)
+    assert (book.seal_all(), book.seal_all()) == (1, 0)
+    with reading(engine) as connection:
+        assert connection.execute(select(webhooks.c.secrets)).scalar_one() == []
+    assert book.find("h").secrets == ("whsec_a",)
+    engine.dispose()
 
 
 def test_what_the_release_before_wrote_is_counted_and_drawn_after_the_upgrade(database_url: str) -> None:

@@ -24,6 +24,7 @@ from app.domain.errors import RatchetError
 from app.domain.ids import utc_now
 from app.domain.releases import ReleaseState
 from tests.fakes.releases import ADA, BOB, POLICY, ReleaseRoom, release_room
+from tests.fakes.sealed import SEAL
 
 
 @pytest.fixture
@@ -39,7 +40,9 @@ def room(engine: Engine) -> ReleaseRoom:
 
 
 def _client(engine: Engine, room: ReleaseRoom) -> TestClient:
-    api = ApiRoom(desk=room.desk, releases=room.ledger, views=SqlReleaseViews(engine), webhooks=SqlWebhookBook(engine), allow_loopback=True)
+    api = ApiRoom(
+        desk=room.desk, releases=room.ledger, views=SqlReleaseViews(engine), webhooks=SqlWebhookBook(engine, SEAL), allow_loopback=True
+    )
     app = FastAPI()
     app.state.access = Access(SqlKeys(engine), clock=utc_now, sessions=Sessions(lambda: ("secret",)), loopback=True)
     app.state.access.load()

@@ -32,6 +32,7 @@ from app.release.desk import ReleaseDesk
 from pipelines.__main__ import ratchet
 from tests.fakes.gateway import serving
 from tests.fakes.releases import POLICY, ReleaseRoom, release_room
+from tests.fakes.sealed import SEAL
 
 ME = f"user:{pwd.getpwuid(os.getuid()).pw_name}"
 CONFIG = f"""
@@ -56,7 +57,9 @@ def room(engine: Engine) -> ReleaseRoom:
 
 @pytest.fixture
 def url(engine: Engine, room: ReleaseRoom) -> Iterator[str]:
-    api = ApiRoom(desk=room.desk, releases=room.ledger, views=SqlReleaseViews(engine), webhooks=SqlWebhookBook(engine), allow_loopback=True)
+    api = ApiRoom(
+        desk=room.desk, releases=room.ledger, views=SqlReleaseViews(engine), webhooks=SqlWebhookBook(engine, SEAL), allow_loopback=True
+    )
     app = FastAPI()
     app.state.access = Access(SqlKeys(engine), clock=utc_now, sessions=Sessions(lambda: ("secret",)))
     app.include_router(router(api))

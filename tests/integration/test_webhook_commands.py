@@ -13,6 +13,7 @@ from app.db.engine import open_engine
 from app.db.webhooks import SqlWebhookBook
 from app.domain.errors import BadRequest, NotFound, Refused
 from pipelines.commands.webhooks import webhooks
+from tests.fakes.sealed import SEAL
 
 
 class Door(BaseHTTPRequestHandler):
@@ -47,7 +48,7 @@ def _add(runner: CliRunner, door: ThreadingHTTPServer, sqlite_url: str) -> tuple
     """(id, secret) of a new receiver."""
     told = runner.invoke(webhooks, ["add", f"http://127.0.0.1:{door.server_port}/hook", "--event", "release."], catch_exceptions=False)
     engine = open_engine(sqlite_url)
-    newest = SqlWebhookBook(engine).all()[-1]
+    newest = SqlWebhookBook(engine, SEAL).all()[-1]
     engine.dispose()
     return newest.id, told.stdout.strip()
 

@@ -5,17 +5,20 @@ from datetime import timedelta
 
 import httpx
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select, update
 from standardwebhooks.webhooks import Webhook as Verifier
 from standardwebhooks.webhooks import WebhookVerificationError
 
 from app.db.engine import open_engine
+from app.db.tables import webhooks
 from app.db.webhooks import SqlWebhookBook, Webhook
 from app.domain.errors import BadRequest
 from app.domain.ids import utc_now
 from app.release.webhooks import WAITS, Courier, check_url, new_secret
+from app.sealing import Seal
 from tests.fakes.clock import FrozenClock
 from tests.fakes.releases import ReleaseRoom, release_room
+from tests.fakes.sealed import SEAL
 
 PUBLIC = "93.184.216.34"
 
@@ -29,7 +32,7 @@ def engine(sqlite_url: str) -> Iterator[Engine]:
 
 @pytest.fixture
 def book(engine: Engine) -> SqlWebhookBook:
-    return SqlWebhookBook(engine)
+    return SqlWebhookBook(engine, SEAL)
 
 
 def _hook(book: SqlWebhookBook, *, events: tuple[str, ...] = ("release.canary",), secret: str | None = None) -> Webhook:
@@ -83,6 +86,35 @@ def test_a_changed_body_a_replay_and_a_wrong_secret_are_found(engine: Engine, bo
         Verifier(new_secret()).verify(body, headers)
     with pytest.raises(WebhookVerificationError, match="too old"):
         Verifier(secret).verify(body, {**headers, "webhook-timestamp": str(int(headers["webhook-timestamp"]) - 3600)})
+
+
+def test_the_database_holds_no_secret_that_could_sign(engine: Engine, book: SqlWebhookBook) -> None:
+    hook = _hook(book, secret=(secret := new_secret()))
+    book.set_secrets(hook.id, [newer := new_secret(), secret])
+    with engine.connect() as connection:
+        stored = [str(row) for row in connection.execute(select(webhooks))]
+    assert not [row for row in stored if secret in row or newer in row or secret.removeprefix("whsec_") in row]
+    assert book.find(hook.id).secrets == (newer, secret)
+
+
+def test_a_sealed_secret_opens_with_its_key_and_for_its_receiver_alone(engine: Engine, book: SqlWebhookBook) -> None:
+    mine, other = _hook(book), _hook(book)
+    with engine.begin() as connection:
+        sealed = connection.execute(select(webhooks.c.sealed).where(webhooks.c.id == mine.id)).scalar_one()
+        connection.execute(update(webhooks).where(webhooks.c.id == other.id).values(sealed=sealed))
+    assert book.find(other.id).secrets == (), "moved to another receiver it opens as nothing"
+    stranger = SqlWebhookBook(engine, Seal(keys=lambda: ("another key",)))
+    assert stranger.find(mine.id).secrets == ()
+    rotated = SqlWebhookBook(engine, Seal(keys=lambda: ("a newer key", *SEAL.keys())))
+    assert rotated.find(mine.id).secrets == mine.secrets
+
+
+def test_what_cannot_be_signed_is_not_sent_and_says_why(engine: Engine, book: SqlWebhookBook) -> None:
+    hook, receiver = _hook(book), Receiver()
+    stranger = SqlWebhookBook(engine, Seal(keys=lambda: ("another key",)))
+    status, arrived = _courier(book, FrozenClock(utc_now()), receiver).send_test(stranger.find(hook.id))
+    assert (arrived, receiver.requests) == (False, [])
+    assert "sealed with another key" in status
 
 
 def test_both_secrets_sign_while_they_are_rotated(engine: Engine, book: SqlWebhookBook) -> None:
