@@ -11,6 +11,9 @@ from app.domain.errors import Held
 from app.domain.versions import HoldReason
 from pipelines.training.config import GuardLimits
 
+BACK = 0.95
+"""Of the way that would end exactly at a bound: the bound is met on a sample."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RatioReport:
@@ -111,6 +114,23 @@ def check_ratio(report: RatioReport, limits: GuardLimits) -> None:
             f"the mean importance ratio is {report.mean_ratio:.3f}, outside {limits.min_mean_ratio} to {limits.max_mean_ratio}: "
             "the logged log-probabilities are not those of a nearby policy",
         )
+
+
+def share_within(report: RatioReport, limits: GuardLimits) -> float:
+    """The share of the way from the parent at which these turns' ratios should be within their bounds; 1 where they are.
+
+    For ratios that are about log-normal the effective share is exp(−σ²), and σ grows with the way; the log of their mean grows with its
+    square, so a straight line stays inside. Raises `Held` where no step back helps: not a number, or nothing left of the data.
+    """
+    if not (report.effective_share > 0 and 0 < report.mean_ratio < math.inf):
+        check_ratio(report, limits)
+    shares = [1.0]
+    if report.effective_share < limits.min_effective_sample_share:
+        shares.append(BACK * math.sqrt(math.log(limits.min_effective_sample_share) / math.log(report.effective_share)))
+    if not limits.min_mean_ratio <= report.mean_ratio <= limits.max_mean_ratio:
+        bound = limits.min_mean_ratio if report.mean_ratio < 1 else limits.max_mean_ratio
+        shares.append(BACK * math.log(bound) / math.log(report.mean_ratio))
+    return min(shares)
 
 
 def check_finite(what: str, value: float) -> None:

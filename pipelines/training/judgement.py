@@ -19,8 +19,6 @@ from pipelines.training.measurement import mean, terms_from_sampler, terms_to_re
 
 RETREATS = 4
 """So often a candidate is brought back before the run is held."""
-MARGIN = 0.95
-"""Of the way that would end exactly at the budget: the estimate's interval shrinks with the divergence, not quite as fast."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +75,11 @@ class Judgement:
             if held.reason is HoldReason.NOT_FINITE:
                 raise
             if held.reason is HoldReason.KL_CHAMPION:
-                return MARGIN * math.sqrt(limits.max_kl_champion / self.champion.upper)
+                return guards.BACK * math.sqrt(limits.max_kl_champion / self.champion.upper)
             if held.reason is HoldReason.ENTROPY_COLLAPSE:
                 return 0.5
             left = limits.max_kl_anchor - self.anchor_before
-            return MARGIN * left / (self.anchor.upper - self.anchor_before) if left > 0 else None
+            return guards.BACK * left / (self.anchor.upper - self.anchor_before) if left > 0 else None
         return None
 
 

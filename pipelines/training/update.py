@@ -22,7 +22,7 @@ from pipelines.training.estimators import Estimator
 from pipelines.training.estimators.batch_mean import BatchMean
 from pipelines.training.estimators.group_mean import GroupMean
 from pipelines.training.estimators.segment_tracker import SegmentTracker
-from pipelines.training.guards import Estimate, estimate, ratio_report
+from pipelines.training.guards import Estimate, RatioReport, estimate, ratio_report
 from pipelines.training.judgement import RETREATS, JudgedTurn, Judgement, compare
 from pipelines.training.measurement import (
     batch_metrics,
@@ -238,10 +238,10 @@ class Update:
         if number == 0:
             self._remember_start(found, new, old)
             self._check_mismatch(found)
-        elif self._left_the_budget(found):
+            guards.check_ratio(report, self.config.guards)
+        elif not self._inside(trainer, report, found):
             self.metrics["stopped_at_step"] = number
             return False
-        guards.check_ratio(report, self.config.guards)
         with self.computing.running():
             outcome = trainer.optim_step(self._adam())
         guards.check_finite("gradient's norm", outcome.grad_norm)
@@ -250,6 +250,15 @@ class Update:
         self.progress.next_step = number + 1
         self.metrics["steps"] = self.progress.steps
         return True
+
+    def _inside(self, trainer: Trainer, report: RatioReport, found: Scored) -> bool:
+        """Whether the steps so far are within budget and ratio bounds on these turns, which they did not see. Out of the bounds, the
+        weights go back towards the parent as far as that takes."""
+        kept = guards.share_within(report, self.config.guards)
+        if kept < 1:
+            trainer.retreat(kept, self.inherited.start or self.parent_folder)
+            self.metrics["kept"] = kept
+        return kept == 1 and not self._left_the_budget(found)
 
     def _left_the_budget(self, found: Scored) -> bool:
         terms = [terms_from_sampler(self.samples[index].logprobs, logprobs) for index, (logprobs, _) in found.items()]
@@ -301,7 +310,7 @@ class Update:
 
     def _judge(self, trainer: Trainer, first: Step) -> Judgement:
         """Compare the finished candidate with champion and anchor on turns of the first step; outside a budget, go back."""
-        self.metrics |= self._summary() | {"kept": 1.0}
+        self.metrics |= {"kept": 1.0} | self.metrics | self._summary()
         judged = self._compare(trainer, first)
         for _ in range(RETREATS):
             kept = judged.kept(self.config.guards)

@@ -7,14 +7,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from app.domain.batches import TurnPayload
+from app.domain.batches import BatchManifest, TurnPayload
 from app.domain.training import AdamParams, Datum, LossSpec
-from app.domain.versions import HoldReason, RunStatus
+from app.domain.versions import HoldReason, RunStatus, TrainingRun, Version
 from app.policy.forward import token_logprobs
 from app.policy.model import load_model
 from app.policy.snapshot import snapshot_digest
 from pipelines.training import TrainingPorts
 from pipelines.training.config import LoraConfig
+from pipelines.training.guards import ratio_report
 from pipelines.training.measurement import terms_to_reference
 from pipelines.training.trainer import LocalTrainer, TrainerSetup
 from tests.fakes.learning import (
@@ -116,12 +117,28 @@ def test_half_the_way_back_is_half_the_way(tmp_path: Path, lora: LoraConfig | No
     trainer.close()
 
 
-def test_a_ratio_that_leaves_its_bounds_in_a_later_step_holds(ports: TrainingPorts) -> None:
+def test_steps_that_leave_the_ratio_bounds_end_and_go_back_instead_of_losing_the_batch(ports: TrainingPorts) -> None:
     parent = put_version(ports)
+    batch = a_batch(ports, parent)
+    free = run(ports, batch, parent, name="free")
     config = broken_guards(min_effective_sample_share=0.999, max_mismatch=99.0, max_mismatch_p99=99.0)
-    made = run(ports, a_batch(ports, parent), parent, config=config)
+    made = run(ports, batch, parent, config=config, name="bounded")
     assert made.metrics["steps"][0]["effective_share"] > 0.999  # what the champion sampled, under the champion
-    assert_held(made, ports, HoldReason.LOW_ESS)
+    assert made.status is RunStatus.SUCCEEDED, made.message
+    assert made.metrics["stopped_at_step"] == len(made.metrics["steps"])
+    assert 0 < made.metrics["kept"] < 1
+    bounded, unbounded = lost(ports, batch, parent, made), lost(ports, batch, parent, free)
+    assert bounded < 0.005  # about the bound, on turns that the steps saw and others
+    assert unbounded > 5 * bounded
+
+
+def lost(ports: TrainingPorts, batch: BatchManifest, parent: Version, run: TrainingRun) -> float:
+    """The share of the batch's tokens that the effective sample under the candidate lacks."""
+    assert run.candidate is not None
+    turns = ports.trajectories.read((item.payload_segment, item.inference_id) for item in batch.items if item.payload_segment).values()
+    before = [logprob for turn in turns for logprob in scored(ports, parent.digest, turn)]
+    after = [logprob for turn in turns for logprob in scored(ports, run.candidate, turn)]
+    return 1 - ratio_report(after, before).effective_share
 
 
 def test_a_gradient_that_is_no_number_holds_and_changes_nothing(tmp_path: Path) -> None:

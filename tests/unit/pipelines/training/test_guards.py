@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import pytest
 
 from app.domain.errors import Held
@@ -79,6 +80,22 @@ def test_a_small_effective_sample() -> None:
     assert report.effective_share == pytest.approx(841 / 4090)
     with held(HoldReason.LOW_ESS):
         guards.check_ratio(report, LIMITS)
+
+
+def test_how_far_back_the_ratios_are_within_their_bounds() -> None:
+    # an effective share of exp(−σ²) = 0.2056 has to become 0.3: σ shrinks by √(ln 0.3 / ln 0.2056) = 0.8724, and a little more
+    report = ratio_report([0.0] * 9 + [math.log(20)], [0.0] * 10)
+    limits = msgspec.structs.replace(LIMITS, max_mean_ratio=10.0)
+    assert guards.share_within(report, limits) == pytest.approx(0.95 * 0.8724, abs=1e-4)
+    # a mean of 4 has to become 2, and the way to it is twice that to 2 on the logarithm's scale
+    assert guards.share_within(ratio_report([math.log(4)] * 3, [0.0] * 3), LIMITS) == pytest.approx(0.95 * 0.5)
+    assert guards.share_within(ratio_report([0.1, -0.1], [0.0, 0.0]), LIMITS) == 1.0
+
+
+@pytest.mark.parametrize("gap", [math.nan, -math.inf])
+def test_no_step_back_makes_a_number_of_what_is_none(gap: float) -> None:
+    with held(HoldReason.LOW_ESS):
+        guards.share_within(ratio_report([gap] * 3, [0.0] * 3), LIMITS)
 
 
 @pytest.mark.parametrize("ratio", [0.4, 2.1])
