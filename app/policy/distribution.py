@@ -21,7 +21,8 @@ def nucleus_logprobs(logits_NV: Tensor, *, temperature: float, top_p: float) -> 
     if temperature < GREEDY_BELOW:
         best = logits_NV.argmax(-1, keepdim=True)
         return torch.full_like(logits_NV, -torch.inf).scatter(-1, best, 0.0)
-    logprobs = torch.log_softmax(logits_NV.float() / temperature, dim=-1)
+    logits_NV = logits_NV.float()
+    logprobs = torch.log_softmax(logits_NV if temperature == 1.0 else logits_NV / temperature, dim=-1)
     if top_p >= 1.0:
         return logprobs
     kept = _nucleus(logprobs.detach(), top_p)
@@ -40,13 +41,14 @@ def _nucleus(logprobs_NV: Tensor, top_p: float) -> Tensor:
 def draw(logprobs_NV: Tensor, uniform_N: Tensor) -> Tensor:
     """One token per row by inversion: the first whose cumulative probability exceeds the row's uniform number in [0, 1).
 
-    Inversion takes one number per token, so a request with a seed draws the same whatever else is in the batch. The sums are double
-    precision, over blocks first and then inside the block that was hit: a running sum over the whole vocabulary costs three times that.
+    Inversion takes one number per token, so a request with a seed draws the same whatever else is in the batch. Blocks of the vocabulary
+    are summed first (single precision, 64 numbers at a time: off by 1e-7 of a block's own mass), their running sum and the one inside the
+    block that was hit are double precision: a running sum over the whole vocabulary costs five times that.
     """
     rows, vocabulary = logprobs_NV.shape
     padded = nn.functional.pad(logprobs_NV.exp(), (0, -vocabulary % BLOCK))
     blocks = padded.view(rows, -1, BLOCK)
-    mass = blocks.sum(-1, dtype=torch.float64)
+    mass = blocks.sum(-1).to(torch.float64)
     cumulative = mass.cumsum(-1)
     # the factor keeps a number next to 1 from rounding up to the total, behind the last token that has any probability
     target = uniform_N.to(torch.float64)[:, None] * (cumulative[:, -1:] * (1 - 1e-12))

@@ -11,13 +11,15 @@ from pathlib import Path
 import click
 
 from app import wiring
+from app.settings import read_toml
 from pipelines.commands.demonstration.closing import close, pages
 from pipelines.commands.demonstration.outcome import Outcome
-from pipelines.commands.demonstration.planning import TARGET_S, Plan, Speed, fit, measure
+from pipelines.commands.demonstration.planning import TARGET_S, Plan, Speed, fit, measuring
 from pipelines.commands.demonstration.profiles import PROFILES, ROOT, Profile, require_memory, seconds, write_config
 from pipelines.commands.demonstration.screen import Screen
 from pipelines.commands.demonstration.story import LATER, Ended, Story
 from pipelines.commands.deployment import Deployment, check, plan, prepare_apart, with_engine_threads
+from pipelines.config import loop_config
 from pipelines.supervisor import Supervisor, owning
 
 
@@ -68,8 +70,9 @@ def _set_up(profile: Profile, folder: Path, *, slot_s: int | None, port: int | N
     check(deployment.settings)
     screen.url = deployment.url
     screen.say(f"preparing the database, and measuring this machine with {profile.base_model}")
-    prepare_apart(deployment)
-    speed = measure(profile, environment=deployment.environment, root=ROOT)
+    with measuring(profile, environment=deployment.environment, root=ROOT) as measure:
+        prepare_apart(deployment)
+        speed = measure()
     fitted = fit(profile, speed)
     write_config(fitted.profile, folder, slot_s=slot_s or fitted.profile.default_slot_s)
     check(deployment.settings)
@@ -88,7 +91,7 @@ def _perform(
     supervisor = Supervisor(deployment.programs(), logs=deployment.logs)
     story = Story(
         deployment=deployment, plan=stage.plan, speed=stage.speed, supervisor=supervisor, screen=screen, outcome=outcome, seed=outcome.seed,
-        deadline=deadline, target=began + TARGET_S, stopping=ended.is_set,
+        deadline=deadline, target=began + TARGET_S, stopping=ended.is_set, shares=_shares(deployment),
     )  # fmt: skip
     try:
         for name in supervisor.processes:
@@ -107,6 +110,11 @@ def _perform(
     finally:
         story.close()
         supervisor.stop()
+
+
+def _shares(deployment: Deployment) -> tuple[float, ...]:
+    """Of people, that a canary answers, stage by stage."""
+    return tuple(stage.share for stage in loop_config(read_toml(deployment.settings.config)).gates.stages)
 
 
 def _announce(screen: Screen, deployment: Deployment, profile: Profile) -> None:

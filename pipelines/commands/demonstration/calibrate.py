@@ -1,7 +1,8 @@
 """Measures this machine on the demo's own model, in seconds: answers decoded together, and the gradient of a few turns.
 
-A process of its own (`python -m pipelines.commands.demonstration.calibrate FOLDER ROWS`), so that the demo itself never loads torch. Prints
-one line of JSON; `planning` plans from it.
+A process of its own (`python -m pipelines.commands.demonstration.calibrate FOLDER ROWS`), so that the demo itself never loads torch. It
+loads what it needs, waits for a line on its input (so that it loads beside other things and measures alone), and prints one line of JSON;
+`planning` plans from it.
 """
 
 import json
@@ -12,11 +13,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedModel
 
 from app.domain.turns import SamplingParams
 from app.machine import usable_cores
 from app.policy.forward import token_logprobs
-from app.policy.model import load_model, load_policy
+from app.policy.model import Policy, load_model, load_policy
 from app.policy.sampling import Decoder
 from pipelines.training.precision import resolve_dtype
 
@@ -28,13 +30,15 @@ STEPS = 5
 """Decoding steps that are timed, after one that is not."""
 
 
-def main(folder: Path, rows: int) -> dict[str, float]:
-    """What `planning.Speed` holds, with `rows` people asking at once.
+def main(folder: Path, rows: int, begin: Callable[[], object]) -> dict[str, float]:
+    """What `planning.Speed` holds, with `rows` people asking at once; `begin` returns when the machine is ours.
 
     One thread and all of them are both tried: where other programs want the cores, threads wait for each other more than they help.
     """
     cores, counts = usable_cores(), sorted({1, usable_cores()})
-    answers, turns = _answers_per_s(folder, rows, counts), _turn_s(folder, counts)
+    policy, model = load_policy(folder), load_model(folder, dtype=torch.float32).train()
+    begin()
+    answers, turns = _answers_per_s(policy, rows, counts), _turn_s(model, counts)
     fastest = max(counts, key=lambda count: answers[count] / (1.0 if count == 1 else WORTH_IT))
     quickest = min(counts, key=lambda count: turns[count] * (1.0 if count == 1 else WORTH_IT))
     return {
@@ -43,9 +47,9 @@ def main(folder: Path, rows: int) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _answers_per_s(folder: Path, rows: int, counts: Sequence[int]) -> dict[int, float]:
+def _answers_per_s(policy: Policy, rows: int, counts: Sequence[int]) -> dict[int, float]:
     """By the number of threads."""
-    decoder = Decoder(load_policy(folder), max_rows=rows)
+    decoder = Decoder(policy, max_rows=rows)
     prompt = [1 + i % 200 for i in range(PROMPT_TOKENS)]  # the same for all, so that it is fed once
     for _ in range(rows):
         decoder.submit(prompt, SamplingParams(temperature=1.0, max_tokens=ANSWER_TOKENS))
@@ -61,9 +65,8 @@ def _answers_per_s(folder: Path, rows: int, counts: Sequence[int]) -> dict[int, 
     return found
 
 
-def _turn_s(folder: Path, counts: Sequence[int]) -> dict[int, float]:
+def _turn_s(model: PreTrainedModel, counts: Sequence[int]) -> dict[int, float]:
     """A forward and a backward pass as an update makes them: float32 weights, products in what this processor does faster."""
-    model = load_model(folder, dtype=torch.float32).train()
     prompt, answer = list(range(5, 5 + PROMPT_TOKENS)), list(range(300, 300 + ANSWER_TOKENS))
     dtype = resolve_dtype("auto")
 
@@ -88,4 +91,4 @@ def _lasts(act: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]))) + "\n")
+    sys.stdout.write(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]), sys.stdin.readline)) + "\n")

@@ -13,7 +13,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -23,8 +24,9 @@ from pipelines.commands.demonstration.profiles import Profile
 TARGET_S = 240.0
 """What the demo likes to end within."""
 MOST_PATIENCE = 10.0
-LONGEST_ANSWER_S = 8.0
-"""People ask so many at a time that an answer takes about this long: more at once are faster together and slower each."""
+LONGEST_ANSWER_S = 12.0
+"""People ask so many at a time that an answer takes about this long: more at once are faster together and slower each (on two slow cores
+SmolLM2 gives 24 people 130 tokens a second and 64 people 250)."""
 FEWEST_PEOPLE = 6
 TURN_SHARE = 0.4
 """An update's seconds per turn as a share of a lone turn's: turns share their prompts and are computed together, and Adam comes on top."""
@@ -47,7 +49,7 @@ class Part(StrEnum):
     SUITE = "candidate and champion answer the offline suite"
     CANARY = "the candidate answers some of the people"
     COMPARE = "held-out people ask the last champion what they asked the first"
-    HARM = "a damaged version is planted and has to be caught"
+    HARM = "a damaged version was planted and has to be caught"
 
 
 CYCLE = (Part.COLLECT, Part.UPDATE, Part.SUITE, Part.CANARY)
@@ -92,13 +94,25 @@ class Plan:
         )
 
 
-def measure(profile: Profile, *, environment: Mapping[str, str], root: Path) -> Speed:
-    """Ask the machine, in a process of its own. Raises `RuntimeError` when that breaks."""
+@contextmanager
+def measuring(profile: Profile, *, environment: Mapping[str, str], root: Path) -> Generator[Callable[[], Speed]]:
+    """Get ready to ask the machine, in a process of its own that loads the model beside whatever else is done meanwhile.
+
+    The function handed out measures, and wants the machine for itself. It raises `RuntimeError` when that breaks.
+    """
     command = [sys.executable, "-m", "pipelines.commands.demonstration.calibrate", str(root / profile.model), str(profile.concurrency)]
-    asked = subprocess.run(command, env=dict(environment), stdout=subprocess.PIPE, text=True, check=False)
+    with subprocess.Popen(command, env=dict(environment), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as asked:
+        try:
+            yield lambda: _measured(asked)
+        finally:
+            asked.kill()  # harmless where it has answered
+
+
+def _measured(asked: "subprocess.Popen[str]") -> Speed:
+    said, _ = asked.communicate("begin\n")
     if asked.returncode != 0:
         raise RuntimeError(f"this machine could not be measured: exit code {asked.returncode}, its error is above")
-    return Speed(**json.loads(asked.stdout.strip().splitlines()[-1]))
+    return Speed(**json.loads(said.strip().splitlines()[-1]))
 
 
 def fit(profile: Profile, speed: Speed, *, target_s: float = TARGET_S) -> Plan:

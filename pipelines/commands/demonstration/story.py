@@ -4,11 +4,13 @@
  part        | begins                                   | ends when
  ------------|------------------------------------------|---------------------------------------------------------
  starting    | the processes that answer and listen     | the service is well; then loop and watch start, and people come
- learning    | everybody asks; held-out people ask the  | a candidate was promoted (approved over REST), as many as
-             | first version (panel 1)                  | were planned and there is time for
+ learning    | everybody asks; while the first update   | a candidate was promoted (approved over REST), as many as
+             | computes, held-out people ask the first  | were planned and there is time for
+             | version (panel 1)                        |
  comparing   | they ask the last champion the very same | enough of their answers are labelled
-             | questions (panel 2)                      |
- harming     | a damaged version is planted             | it was taken back and traffic has left it
+             | questions (panel 2); meanwhile a damaged |
+             | version is made and planted              |
+ harming     | the damaged version answers some people  | it was taken back and traffic has left it
 ```
 
 Nothing ends by a clock (unless a person gave one: --minutes). A run in which nothing moves any more ends, and says where it stands still;
@@ -39,9 +41,11 @@ from pipelines.simulation.diary import Diary, Entry
 from pipelines.supervisor import Program, Supervisor
 
 POLICY = "composer"
+PANEL_BEFORE, PANEL_AFTER = "panel-before", "panel-after"
+"""Processes: held-out people who ask the first version, and the last champion the same."""
 LOOK_EVERY_S = 1.0
-SHARE_FOR_COMPARING = 0.9
-"""Of the panel's answers: some people are in the holdback or get no reaction labelled in time."""
+SHARE_FOR_COMPARING = 0.75
+"""Of the panel's answers: some people are in the holdback, meet the planted version, or get no reaction labelled in time."""
 QUIET_AFTER_ROLLBACK_S = 4.0
 """Routes are read afresh every second; after this long without a request nobody is on the planted version."""
 MOST_FAILURES = 5
@@ -72,8 +76,9 @@ class Story:
     """Monotonic seconds; there is no second promotion that would end later."""
     stopping: Callable[[], bool]
     """Whether somebody pressed Ctrl-C."""
+    shares: tuple[float, ...]
+    """Of people, that a canary answers, stage by stage."""
     operations: Operations | None = None
-    shares: tuple[float, ...] = (0.05, 0.25, 0.50)
     _narrator: Narrator = field(default_factory=Narrator)
     _asked: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     _last: Sight | None = None
@@ -97,10 +102,11 @@ class Story:
         for name in LATER:
             self.supervisor.start(name)
         self._people("people", "--concurrency", str(self.plan.profile.concurrency), "--seed", str(self.seed))
-        self._panel("panel-before", share=3)
         self._learn()
-        last = self._compare(first)
-        self._harm(last)
+        planting = self._plant()
+        last = self._compare()
+        self._harm(last, planting)
+        self._gain(first, last)
         self.forecast.begin_anew([])
 
     # --- parts
@@ -130,6 +136,8 @@ class Story:
             reasons = "; ".join(f"{release.version_name} {release.state}: {release.reason}" for release in failed)
             raise Ended(f"{len(failed)} candidates in a row did not pass ({reasons})")
         part = _part_of(sight)
+        if part is not Part.COLLECT and PANEL_BEFORE not in self.supervisor.processes:
+            self._panel(PANEL_BEFORE, share=3)  # nobody waits for these answers while the update computes
         if not self.forecast.reach(part):
             left = max(1, self.plan.promotions - len(sight.champions))
             profile = self.plan.profile
@@ -138,28 +146,30 @@ class Story:
         self.screen.phase = part.value
         return True
 
-    def _compare(self, first: str) -> str:
+    def _compare(self) -> str:
         """Held-out people ask the last champion; returns its digest."""
         self._begin(Part.COMPARE)
         sight = self._look()
         assert sight.pointer is not None
         last, wanted = sight.pointer.digest, int(self.plan.profile.panel_turns * SHARE_FOR_COMPARING * (1 - sight.pointer.holdback))
         self.outcome.last = sight.names[last]
-        self._panel("panel-after", share=1)
+        self._panel(PANEL_AFTER, share=1)
         self._wait(lambda sight: len(sight.panel(last)) >= wanted)
+        return last
+
+    def _gain(self, first: str, last: str) -> None:
+        """What was learned: the same people and questions, before and after."""
         sight = self._look()
         self.outcome.persistence = difference(sight.panel(first), sight.panel(last))
         self.outcome.dissatisfied = difference(sight.panel_dissatisfied(first), sight.panel_dissatisfied(last))
         self.outcome.lengths = difference(sight.panel_lengths(first), sight.panel_lengths(last))
         self.outcome.anchor_budget_used = self._anchor_budget_used(sight)
-        before, after = (self._diary(name).read()[0] for name in ("panel-before", "panel-after"))
+        before, after = (self._diary(name).read()[0] for name in (PANEL_BEFORE, PANEL_AFTER))
         self.outcome.pairs = typical(pairs_of(before, after, first=first, last=last))
-        return last
 
-    def _harm(self, champion: str) -> None:
+    def _harm(self, champion: str, planting: "subprocess.Popen[str]") -> None:
         self._begin(Part.HARM)
-        self.screen.say("now the demo plants a damaged version, and forces it past the offline gates, which would have refused it")
-        release_id = self._plant()
+        release_id = self._planted(planting)
         self._wait(lambda sight: _find(sight, release_id).state not in IN_FLIGHT)
         ended = time.monotonic()
         self._wait(lambda _: time.monotonic() - ended >= QUIET_AFTER_ROLLBACK_S)
@@ -200,11 +210,15 @@ class Story:
         logs = {self.deployment.logs / f"{name}.log": said for name, said in needed.items()}
         return all(log.exists() and said in log.read_text(errors="replace") for log, said in logs.items())
 
-    def _plant(self) -> str:
-        planting = subprocess.Popen(
+    def _plant(self) -> "subprocess.Popen[str]":
+        """Begin to make the damaged version, in a process of its own; it tells the id of the release."""
+        self.screen.say("now the demo plants a damaged version, and forces it past the offline gates, which would have refused it")
+        return subprocess.Popen(
             [sys.executable, "-m", "pipelines.commands.demonstration.plant", POLICY], env=dict(self.deployment.environment),
             stdout=subprocess.PIPE, stderr=(self.deployment.logs / "plant.log").open("ab"), text=True,
         )  # fmt: skip
+
+    def _planted(self, planting: "subprocess.Popen[str]") -> str:
         self._wait(lambda _: planting.poll() is not None)
         told = planting.communicate()[0].split()
         if planting.returncode != 0 or not told:
@@ -276,7 +290,7 @@ class Story:
     def _wait_of_people(self, sight: Sight) -> None:
         """How long people waited for their answers since the last look: while an update computes, and otherwise."""
         training = any(cycle.status is CycleStatus.RUNNING and cycle.step in ("elected", "batch") for cycle in sight.cycles)
-        for name in ("people", "panel-before", "panel-after"):
+        for name in ("people", PANEL_BEFORE, PANEL_AFTER):
             new: list[Entry]
             new, self._read[name] = self._diary(name).read(self._read.get(name, 0))
             (self.outcome.waits_training if training else self.outcome.waits).extend(entry.waited_s for entry in new)
