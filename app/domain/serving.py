@@ -17,6 +17,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     tools: list[dict[str, Any]] | None = None
     sampling: SamplingParams
     record_experts: bool = False
+    stream: bool = True
+    """Whether every token is wanted when it is there; otherwise the first, and the others together (every second as a sign of life): a
+    line per token costs gateway and engine a quarter of a small model's decoding time."""
 
 
 class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -30,6 +30,10 @@ from app.policy.sampling import Decoder, Generation
 log = logging.getLogger(__name__)
 
 
+PULSE_S = 1.0
+"""An answer that is not streamed shows this often that it is being written."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """What one engine process takes on."""
@@ -62,6 +66,8 @@ class Job:
     """False where the version's log-probabilities are known to be wrong: none are sent, so that nobody trains on them."""
     sent_tokens: int = 0
     sent_text: int = 0
+    sent_at: float = 0.0
+    """On `time.monotonic()`."""
 
 
 class Worker:
@@ -272,6 +278,7 @@ class Worker:
         """What was sampled since the last time, per job; finished jobs leave."""
         news: list[tuple[Job, GenerationChunk | Exception]] = []
         kept: list[Job] = []
+        now = time.monotonic()
         for job in self._jobs:
             generation = job.generation
             assert generation is not None
@@ -280,7 +287,9 @@ class Worker:
                 self._count(-1)
                 continue
             kept.append(job)
-            if len(generation.tokens) > job.sent_tokens:
+            due = job.request.stream or not job.sent_tokens or now - job.sent_at >= PULSE_S
+            if due and len(generation.tokens) > job.sent_tokens:
+                job.sent_at = now
                 news.append((job, _chunk(job)))
         self._jobs = kept
         return news

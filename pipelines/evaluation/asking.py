@@ -100,4 +100,4 @@ def request_of(policy: str, digest: str, suite: Suite, task: Task, sample: int, 
     sampling = SamplingParams(
         temperature=suite.config.temperature, max_tokens=task.max_tokens or suite.config.max_tokens, seed=int.from_bytes(drawn[:4], "big")
     )
-    return GenerateRequest(policy=policy, digest=digest, messages=task.messages, sampling=sampling)
+    return GenerateRequest(policy=policy, digest=digest, messages=task.messages, sampling=sampling, stream=False)

@@ -280,7 +280,7 @@ def _generate_request(opened: Opened, messages: list[dict[str, Any]]) -> Generat
     request = opened.request
     return GenerateRequest(
         policy=request.policy, digest=opened.arm.digest, messages=messages, tools=request.tools, sampling=request.sampling,
-        record_experts=opened.config.record_experts,
+        record_experts=opened.config.record_experts, stream=request.stream,
     )  # fmt: skip
 
 

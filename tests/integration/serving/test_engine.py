@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
@@ -73,6 +74,17 @@ def test_a_completion_streams_with_tokens_logprobs_and_the_prompt(running: Runni
         assert "".join(chunk.text for chunk in chunks) == policy.chat.decode(tokens)
 
     asyncio.run(scenario())
+
+
+def test_an_answer_that_nobody_streams_comes_in_few_pieces_with_the_same_content(running: RunningEngine, first: str) -> None:
+    streamed = request(first, max_tokens=40)
+    pieces = asyncio.run(ask(streamed, running.url))
+    whole = asyncio.run(ask(msgspec.structs.replace(streamed, stream=False), running.url))
+    assert len(whole) < len(pieces) / 2  # the first token, the last, and one line a second in between
+    assert whole[0].tokens  # the time to the first token stays what it is
+    assert "".join(piece.text for piece in whole) == "".join(piece.text for piece in pieces)
+    for part in ("tokens", "logprobs"):
+        assert [one for piece in whole for one in getattr(piece, part)] == [one for piece in pieces for one in getattr(piece, part)]
 
 
 def test_requests_for_two_versions_at_once_are_each_sampled_from_their_own(
