@@ -6,7 +6,7 @@
 ```
 
 The promise is one promotion, an interval that excludes zero, and a planted regression that is taken back. Sizes below the smallest here
-do not keep it (an interval of 100 answers a side is ±0.12); a slow machine gets more time instead, and a fast one a second promotion.
+do not keep it (an interval of 80 answers a side is about ±0.13); a slow machine gets more time instead, and a fast one a second promotion.
 """
 
 import json
@@ -24,7 +24,7 @@ from pipelines.commands.demonstration.profiles import Profile
 TARGET_S = 240.0
 """What the demo likes to end within."""
 MOST_PATIENCE = 10.0
-LONGEST_ANSWER_S = 12.0
+LONGEST_ANSWER_S = 8.0
 """People ask so many at a time that an answer takes about this long: more at once are faster together and slower each (on two slow cores
 SmolLM2 gives 24 people 130 tokens a second and 64 people 250)."""
 FEWEST_PEOPLE = 6
@@ -124,7 +124,10 @@ def fit(profile: Profile, speed: Speed, *, target_s: float = TARGET_S) -> Plan:
         concurrency=people, patience=round(patience, 2), label_wait_s=round(profile.label_wait_s * min(3.0, patience), 1),
         default_slot_s=round(profile.default_slot_s * patience),
     )  # fmt: skip
-    larger = replace(smallest, min_turns=round(profile.min_turns * 1.25), suite_tasks=profile.suite_tasks * 3 // 2)
+    larger = replace(
+        smallest, min_turns=profile.min_turns * 5 // 3, max_turns=profile.max_turns * 5 // 3, suite_tasks=profile.suite_tasks * 2,
+        panel_turns=profile.panel_turns * 3 // 2,
+    )  # fmt: skip
     choices = [_planned(larger, speed, promotions=2), _planned(smallest, speed, promotions=2), _planned(smallest, speed, promotions=1)]
     return next((plan for plan in choices if plan.seconds <= target_s), choices[-1])
 

@@ -24,7 +24,7 @@ class Profile:
     """What all processes of the demo take together while an update runs."""
     usual_answers_per_s: float
     """Of a machine that needs no patience."""
-    concurrency: int = 48
+    concurrency: int = 32
     """People at work at the same time."""
     panel_turns: int
     """Answers to held-out people before, and after."""
@@ -59,8 +59,8 @@ PROFILES = {
     "smollm2": Profile(
         model=".cache/models/smollm2-135m-instruct", base_name="smollm2-135m", base_model="HuggingFaceTB/SmolLM2-135M-Instruct",
         memory_bytes=6 * GIB, usual_answers_per_s=5.0,
-        panel_turns=100, label_wait_s=4.0, max_tokens=48, min_turns=64, max_turns=80, horizons="0,2",
-        learning_rate=3e-5, turns_per_step=16, max_kl_champion=1.0, max_kl_anchor=3.0, suite_margin=0.3, suite_samples=3, suite_tasks=20,
+        panel_turns=80, label_wait_s=4.0, max_tokens=48, min_turns=48, max_turns=64, horizons="0,2",
+        learning_rate=4e-5, turns_per_step=12, max_kl_champion=1.0, max_kl_anchor=3.0, suite_margin=0.3, suite_samples=3, suite_tasks=15,
         window_s=1.0, margin=0.20, reward_margin=0.10, off_policy_s=3.0, default_slot_s=60,
     ),
     "tiny": Profile(

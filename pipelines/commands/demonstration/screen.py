@@ -42,7 +42,7 @@ class Screen:
     url: str
     console: Console = field(default_factory=Console)
     phase: str = "starting"
-    shares: tuple[float, ...] = (0.05, 0.25, 0.5)
+    shares: tuple[float, ...] = ()
     sampled: tuple[int, int] = (0, 1)
     """Labelled turns of the champion towards the next batch, and how many it takes."""
     forecast: Forecast | None = None

@@ -88,7 +88,7 @@ class Story:
         self._operator = Operator(self.deployment.url)
         self._stillness = Stillness(longest_s=self.plan.profile.patience * 300.0)
         self.forecast = Forecast(parts=list(self.plan.parts))
-        self.screen.forecast = self.forecast
+        self.screen.forecast, self.screen.shares = self.forecast, self.shares
 
     def tell(self, operations: Operations) -> None:
         """Run every part. Raises `Ended`, `KeyboardInterrupt`."""

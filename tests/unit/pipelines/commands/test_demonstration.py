@@ -78,7 +78,7 @@ def test_a_held_cycle_is_told_with_its_reason() -> None:
 
 
 def test_the_view_can_be_kept_as_a_picture(tmp_path: Path) -> None:
-    screen = Screen(title="Ratchet", url="http://127.0.0.1:8400", console=Console(file=StringIO()))
+    screen = Screen(title="Ratchet", url="http://127.0.0.1:8400", console=Console(file=StringIO()), shares=SHARES)
     screen.say("a slot began")
     screen.save(sight(releases=(release(ReleaseState.CANARY, stage=1),)), tmp_path / "view.svg")
     shown = " ".join("".join(ElementTree.parse(tmp_path / "view.svg").getroot().itertext()).split())

@@ -39,7 +39,14 @@ def test_patience_has_an_end() -> None:
 def test_the_plan_is_said_in_one_sentence_with_its_sizes() -> None:
     plan = fit(REAL, speed(5.0))
     sentence = plan.sentence(speed(5.0))
-    for word in ("2 cores", "5.0 answers a second", "64 labels", f"{REAL.panel_turns} questions", "one promotion", spoken(plan.seconds)):
+    for word in (
+        "2 cores",
+        "5.0 answers a second",
+        f"{REAL.min_turns} labels",
+        f"{REAL.panel_turns} questions",
+        "one promotion",
+        spoken(plan.seconds),
+    ):
         assert word in sentence
 
 
