@@ -112,20 +112,22 @@ def main() -> int:
     options.add_argument("--seeds", default="1,2,3", help="populations, separated by commas")
     options.add_argument("--rows", default=",".join(ROWS), help="which of them, separated by commas")
     options.add_argument("--model", default="smollm2")
+    options.add_argument("--picture", help="write the last view of each run to this file (SVG); the last run's stays")
     options.add_argument("--quick", action="store_true", help="one population, the tiny model, the quiet row")
     given = options.parse_args()
     if given.quick:
         given.seeds, given.rows, given.model = "1", "quiet", "tiny"
-    rows = [_row(name, int(seed), given.model) for name in given.rows.split(",") for seed in given.seeds.split(",")]
+    more = ["--picture", given.picture] if given.picture else []
+    rows = [_row(name, int(seed), given.model, more) for name in given.rows.split(",") for seed in given.seeds.split(",")]
     print(json.dumps({"rows": rows}))
     return 0 if all(not row["out_of_bounds"] for row in rows) else 1
 
 
-def _row(name: str, seed: int, model: str) -> dict[str, Any]:
+def _row(name: str, seed: int, model: str, more: list[str]) -> dict[str, Any]:
     print(f"=== {name}, population {seed}", flush=True)
     try:
         with ROWS[name]() as around:
-            exit_code, lines, lasted = _run(around, seed, model)
+            exit_code, lines, lasted = _run(around, seed, model, more)
     except RuntimeError as error:
         return {"row": name, "seed": seed, "exit": None, "out_of_bounds": [str(error)]}
     found: dict[str, Any] | None = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else None
@@ -163,9 +165,9 @@ def _bounds(name: str, found: dict[str, Any], exit_code: int) -> list[str]:
     return broken
 
 
-def _run(around: Surroundings, seed: int, model: str) -> tuple[int, list[str], float]:
+def _run(around: Surroundings, seed: int, model: str, more: list[str]) -> tuple[int, list[str], float]:
     """One demo; its output goes to the terminal, its last line is the summary."""
-    command = [*around.prefix, sys.executable, "-m", "pipelines", "demo", "--model", model, "--seed", str(seed), "--json"]
+    command = [*around.prefix, sys.executable, "-m", "pipelines", "demo", "--model", model, "--seed", str(seed), "--json", *more]
     lines: list[str] = []
     began = time.monotonic()
     with subprocess.Popen(
