@@ -6,6 +6,7 @@ one run through the engines, not two. Its seeds are its own: two comparisons wit
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from pipelines.evaluation.graders import JudgeModel, grade
 from pipelines.evaluation.offline_config import OfflineConfig
 from pipelines.evaluation.sandbox import Sandbox
 from pipelines.evaluation.suites import Suite, Task
+
+log = logging.getLogger(__name__)
 
 Scores: TypeAlias = NDArray[np.float64]
 """[M, k]: M tasks, k answers each, in [0, 1]."""
@@ -47,12 +50,14 @@ class Asking:
         total, done = sum(len(suite.tasks) * suite.config.samples for suite in suites) * len(versions), 0
         detail: dict[str, Any] = {"suites": [suite.config.name for suite in suites], "digests": list(versions)}
         self.progress.report(policy, "evaluation", 0, total, detail)
+        began: list[float] = []
 
         async def one(suite: Suite, task: Task, sample: int, digest: str) -> float:
             nonlocal done
             async with places:
-                text = await self._answer(engines, request_of(policy, digest, suite, task, sample, draw))
+                text, asked_at = await self._answer(engines, request_of(policy, digest, suite, task, sample, draw))
                 score = await asyncio.to_thread(grade, task.grader, text, sandbox=sandbox, judge=self.judge)
+            began.append(asked_at)
             done += 1
             self.progress.report(policy, "evaluation", done, total, detail)
             return score
@@ -66,22 +71,29 @@ class Asking:
                 ]
                 for suite in suites
             }
+        if began:  # what came before the first answer was asked for is waiting for an engine, and no answering
+            log.info("event=suites_answered versions=%s answers=%d seconds=%.3f", ",".join(versions), done, _now() - min(began))
         scored = {name: np.array([[[job.result() for job in pair] for pair in row] for row in rows]) for name, rows in asked.items()}
         return {name: tuple(scores_MKV[:, :, v] for v in range(len(versions))) for name, scores_MKV in scored.items()}
 
-    async def _answer(self, engines: Engines, request: GenerateRequest) -> str:
-        """One answer; waits for an engine that holds the version, up to `engine_wait_s`. Raises `Unavailable`."""
-        deadline = asyncio.get_running_loop().time() + self.config.engine_wait_s
+    async def _answer(self, engines: Engines, request: GenerateRequest) -> tuple[str, float]:
+        """One answer and when it was asked for; waits up to `engine_wait_s` for an engine that holds the version. Raises `Unavailable`."""
+        deadline = _now() + self.config.engine_wait_s
         while True:
+            asked_at = _now()
             try:
                 async with asyncio.timeout(self.config.engine_timeout_s):
-                    return await _collect(engines, request)
+                    return await _collect(engines, request), asked_at
             except TimeoutError as error:
                 raise Unavailable(f"an answer took longer than {self.config.engine_timeout_s:g} s") from error
             except Unavailable:
-                if asyncio.get_running_loop().time() > deadline:
+                if _now() > deadline:
                     raise
                 await asyncio.sleep(RETRY_S)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 async def _collect(engines: Engines, request: GenerateRequest) -> str:

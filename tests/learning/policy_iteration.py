@@ -1,6 +1,6 @@
 """Cycles of sampling, rewarding and updating, all real but people, Ray and database: for learning tests and benchmarks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +35,8 @@ class Curve:
 
     liked: list[float] = field(default_factory=list[float])
     effective_share: list[float] = field(default_factory=list[float])
+    would_hold: list[bool] = field(default_factory=list[bool])
+    """Whether the default guards of the importance ratio, which `CONFIG` switches off, would have held that cycle's update."""
 
 
 def iterate(
@@ -65,9 +67,16 @@ def iterate(
         if made.candidate is None:
             continue  # held (rewards all equal once the optimum is reached): the version stays
         curve.effective_share.append(made.metrics["effective_share"])
+        curve.would_hold.append(any(not is_allowed(step) for step in made.metrics["steps"]))
         versions.append(version_of(made.candidate, parent=parent.digest, step=cycle + 1, optimizer_uri=made.metrics["optimizer_uri"]))
     curve.liked.append(satisfaction(ports, versions[-1], seed=seed + 900_000))
     return curve
+
+
+def is_allowed(step: Mapping[str, float], limits: GuardLimits = GuardLimits()) -> bool:  # noqa: B008 - frozen
+    """Whether production goes on after a step with such importance ratios."""
+    within = limits.min_mean_ratio <= step["mean_ratio"] <= limits.max_mean_ratio
+    return within and step["effective_share"] >= limits.min_effective_sample_share
 
 
 @torch.no_grad()

@@ -1,0 +1,59 @@
+"""Benchmarks say so when a bound does not hold: their verdicts on figures made up for it."""
+
+from typing import Any
+
+import pytest
+
+from tests.bench import cycle, learning
+from tests.learning.policy_iteration import is_allowed
+
+
+def costs(**more: float) -> cycle.Costs:
+    """Ten seconds: four of computing, three of answering, the rest overhead."""
+    fields: dict[str, Any] = {"wall_s": 10.0, "compute_s": 4.0, "suites_s": 3.0, "stages_s": {"judge": 5.0}}
+    return cycle.Costs(**{**fields, **more})
+
+
+def test_judging_counts_as_overhead_but_for_answering_and_grading() -> None:
+    """The step took 5 s, 3 of them answering: the other 2 were subtracted as well before."""
+    found = cycle.summary([costs()])
+    assert (found["overhead_s_p50"], found["overhead_with_suites_s_p50"]) == (3.0, 6.0)
+
+
+def test_a_cycle_with_too_much_overhead_and_too_few_of_them_are_told() -> None:
+    assert cycle.missed(cycle.summary([costs()]), 2) == ["1 cycles of 2", "overhead_s_p50 is 3.0, above 2.0"]
+    assert cycle.missed(cycle.summary([costs(wall_s=8.5)]), 1) == []
+    assert cycle.missed(cycle.summary([]), 0) == ["overhead_s_p50 is None, above 2.0"]
+
+
+def test_answering_is_read_from_the_log_by_candidate() -> None:
+    line = "t INFO loop event=suites_answered versions=aa,{} answers=96 seconds={}\n"
+    assert cycle.suite_seconds(line.format("bb", "1.500") + "other\n" + line.format("bb", "0.250") + line.format("cc", "2.0")) == {
+        "bb": 1.75, "cc": 2.0,
+    }  # fmt: skip
+
+
+def learned(**lag2: Any) -> dict[str, Any]:
+    """A sweep within every bound."""
+    good = {"liked": 0.99, "would_hold": 0.0, "is_trained_on": True}
+    return {"labels_to_90pct": {"batch_mean": 480.0}, "lag": {"tis": {"0": good, "2": good | lag2}}, "noise": {"0.0": 0.99, "0.4": 0.9}}
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        (learned(), []),
+        (learned(liked=0.96), ["tis at lag 2 ends at 0.96, without lag at 0.99"]),
+        (learned(would_hold=0.5), ["the default guards hold 50% of the updates at lag 2, which batching takes"]),
+        (learned() | {"labels_to_90pct": {"batch_mean": None}}, ["batch_mean does not come 90 % of the way"]),
+        (learned() | {"noise": {"0.0": 0.5, "0.4": 0.9}}, ["without noise 0.5 is reached"]),
+        (learned() | {"noise": {"0.0": 0.9, "0.4": 0.3}}, ["with 40 % of noise 0.3 is reached, no more than at first"]),
+    ],
+)  # fmt: skip
+def test_a_sweep_of_learning_that_misses_a_bound_says_which(found: dict[str, Any], told: list[str]) -> None:
+    assert learning.missed(found) == told
+
+
+@pytest.mark.parametrize(("share", "ratio", "allowed"), [(0.9, 1.0, True), (0.29, 1.0, False), (0.9, 2.1, False), (0.9, 0.49, False)])
+def test_what_production_would_hold_is_told_by_its_default_guards(share: float, ratio: float, *, allowed: bool) -> None:
+    assert is_allowed({"effective_share": share, "mean_ratio": ratio}) is allowed
