@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from app.db.versions import SqlVersions
     from app.db.webhooks import SqlWebhookBook
     from app.domain.batches import RewardedTurn, TurnPayload
+    from app.domain.boxes import Boxes
     from app.domain.decisions import Decision
     from app.domain.label_reports import LabelReport
     from app.domain.ports import Claims
@@ -484,6 +485,14 @@ def refuse_weak_secrets(settings: Settings) -> None:
                 f"RATCHET_HOST is {settings.host}, which other machines reach, and {name} is a value that can be known or guessed: "
                 f"set it to a long random one (openssl rand -hex 32){', which makes everybody a stranger' if 'SALT' in name else ''}"
             )
+
+
+def boxes(*, trusted: bool = False) -> "Boxes":
+    """The Boxes port: bubblewrap's; plain processes only for programs that the configuration calls trusted."""
+    from app.sandbox.bubblewrap import BubblewrapBoxes
+    from app.sandbox.processes import ProcessBoxes
+
+    return ProcessBoxes() if trusted else BubblewrapBoxes()
 
 
 def ray_token(settings: Settings) -> Path:

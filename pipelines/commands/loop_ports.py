@@ -15,6 +15,7 @@ from app.settings import Settings, owner_of
 from pipelines.config import LoopConfig
 from pipelines.cycle import LOOP, PRETRAINER, Case, CyclePorts, Judge
 from pipelines.evaluation.config import terms_of
+from pipelines.evaluation.execution import Examination
 from pipelines.evaluation.health import judge_health
 from pipelines.evaluation.judge_model import open_judge
 from pipelines.evaluation.licence import judge_licence
@@ -116,8 +117,13 @@ def offline_gate(settings: Settings, config: OfflineConfig, *, sealed: bool = Fa
     return OfflineGate(
         config=config, suites=tuple(load_suite(suite, folder=folder, week=week, sealed=sealed) for suite in chosen),
         connect=lambda: connected(settings), scores=wiring.score_book(settings), progress=wiring.progress_log(settings),
-        judge=open_judge(config), clock=utc_now, gate=GateName.SEALED if sealed else GateName.OFFLINE,
+        judge=open_judge(config), examination=examination(config), clock=utc_now, gate=GateName.SEALED if sealed else GateName.OFFLINE,
     )  # fmt: skip
+
+
+def examination(config: OfflineConfig) -> Examination:
+    """How answers are executed and graded."""
+    return Examination.from_config(config, wiring.boxes(trusted=config.allow_weak_isolation))
 
 
 def judges_of(settings: Settings, config: LoopConfig, policies: dict[str, PolicyConfig]) -> dict[GateName, Judge]:

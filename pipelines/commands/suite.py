@@ -10,11 +10,10 @@ from rich.table import Table
 from app import wiring
 from app.domain.errors import Refused
 from app.settings import from_environment, read_toml
-from pipelines.commands.loop_ports import offline_gate
+from pipelines.commands.loop_ports import examination, offline_gate
 from pipelines.config import loop_config
 from pipelines.evaluation.contamination import contaminated
 from pipelines.evaluation.product_suite import SourceTurn, cut_product_suite
-from pipelines.evaluation.sandbox import Sandbox
 from pipelines.evaluation.suites import load_suite
 
 
@@ -25,7 +24,7 @@ def suite() -> None:
 
 @suite.command("list")
 def list_suites() -> None:
-    """List the configured suites, and what the sandbox is like."""
+    """List the configured suites, and where their `execute` tasks are graded."""
     settings = from_environment()
     config = loop_config(read_toml(settings.config)).offline
     table = Table("suite", "class", "source", "tasks", "samples", "margin", "hash")
@@ -42,7 +41,7 @@ def list_suites() -> None:
         )
     console = Console()
     console.print(table)
-    console.print(Sandbox.from_config(config).describe())
+    console.print(examination(config).describe())
 
 
 @suite.command()

@@ -19,9 +19,9 @@ from app.domain.errors import Unavailable
 from app.domain.ports import Engines, ProgressLog
 from app.domain.serving import GenerateRequest
 from app.domain.turns import FinishReason, SamplingParams
+from pipelines.evaluation.execution import Examination
 from pipelines.evaluation.graders import JudgeModel, grade
 from pipelines.evaluation.offline_config import OfflineConfig
-from pipelines.evaluation.sandbox import Sandbox
 from pipelines.evaluation.suites import Suite, Task
 
 log = logging.getLogger(__name__)
@@ -40,13 +40,14 @@ class Asking:
     """Connections belong to the event loop of one run, so they are opened for it."""
     progress: ProgressLog
     judge: JudgeModel | None
+    examination: Examination
 
     async def ask(self, policy: str, suites: tuple[Suite, ...], versions: tuple[str, ...], *, draw: str) -> dict[str, tuple[Scores, ...]]:
         """Scores by suite, one array per version in their order. `draw` names the comparison and decides every seed.
 
         Raises `Unavailable` (inside an exception group) where an engine or grader fails: no answer ever scores zero by accident.
         """
-        sandbox, places = Sandbox.from_config(self.config), asyncio.Semaphore(self.config.concurrency)
+        places = asyncio.Semaphore(self.config.concurrency)
         total, done = sum(len(suite.tasks) * suite.config.samples for suite in suites) * len(versions), 0
         detail: dict[str, Any] = {"suites": [suite.config.name for suite in suites], "digests": list(versions)}
         self.progress.report(policy, "evaluation", 0, total, detail)
@@ -56,7 +57,7 @@ class Asking:
             nonlocal done
             async with places:
                 text, asked_at = await self._answer(engines, request_of(policy, digest, suite, task, sample, draw))
-                score = await asyncio.to_thread(grade, task.grader, text, sandbox=sandbox, judge=self.judge)
+                score = await asyncio.to_thread(grade, task.grader, text, examination=self.examination, judge=self.judge)
             began.append(asked_at)
             done += 1
             self.progress.report(policy, "evaluation", done, total, detail)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import jsonschema
 
-from pipelines.evaluation.sandbox import Outcome, Sandbox
+from pipelines.evaluation.execution import Examination, Outcome
 from pipelines.evaluation.suites import Grader, GraderKind
 
 JudgeModel = Callable[[str], str]
@@ -42,12 +42,13 @@ def parses(source: str) -> bool:
     return True
 
 
-def grade(grader: Grader, answer: str, *, sandbox: Sandbox, judge: JudgeModel | None) -> float:
-    """Score one answer. Raises `ValueError` when the grader itself cannot work (no judge configured, a bad pattern)."""
+def grade(grader: Grader, answer: str, *, examination: Examination, judge: JudgeModel | None) -> float:
+    """Score one answer. Raises `ValueError` when the grader itself cannot work (no judge configured, a bad pattern), and whatever an
+    `Examination` raises that is not the answer's fault."""
     match grader.kind:
         case GraderKind.EXECUTE:
             source = program(grader.prefix, answer)
-            return float(parses(source) and sandbox.run(source + "\n" + grader.tests).outcome is Outcome.PASSED)
+            return float(parses(source) and _executed(grader, source, examination) is Outcome.PASSED)
         case GraderKind.PARSES:
             return float(bool(code_of(answer).strip()) and parses(program(grader.prefix, answer)))
         case GraderKind.EXACT:
@@ -64,6 +65,10 @@ def grade(grader: Grader, answer: str, *, sandbox: Sandbox, judge: JudgeModel | 
             return float(bool(answer.strip()) and not answer.strip().endswith("?"))
         case GraderKind.JUDGE:
             return _judged(grader, answer, judge)
+
+
+def _executed(grader: Grader, source: str, examination: Examination) -> Outcome:
+    return examination.run(prefix=grader.prefix, program=source, tests=grader.tests).outcome
 
 
 def _satisfies(grader: Grader, answer: str) -> float:

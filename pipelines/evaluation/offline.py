@@ -29,9 +29,9 @@ from app.domain.gates import GateName, GateResult, Verdict, content_hash
 from app.domain.ports import Clock, Engines, ProgressLog
 from pipelines.evaluation.asking import Asking, Scores
 from pipelines.evaluation.contamination import contaminated
+from pipelines.evaluation.execution import Examination
 from pipelines.evaluation.graders import JudgeModel
 from pipelines.evaluation.offline_config import OfflineConfig, SuiteClass
-from pipelines.evaluation.sandbox import Sandbox
 from pipelines.evaluation.statistics.alpha_investing import ALPHA, level_now
 from pipelines.evaluation.statistics.paired import (
     PairedComparison,
@@ -74,6 +74,8 @@ class OfflineGate:
     scores: ScoreBook
     progress: ProgressLog
     judge: JudgeModel | None
+    examination: Examination
+    """Where `execute` tasks are graded."""
     clock: Clock
     gate: GateName = GateName.OFFLINE
 
@@ -92,7 +94,7 @@ class OfflineGate:
         levels = {s.config.name: self._level(policy, s) for s in suites if s.config.kind is SuiteClass.CORE}
         judged = judge_suites(suites, scores, seed=self.config.seed, levels=levels, min_power=self.config.min_power)
         evidence = {s.config.name: _suite_evidence(s, *scores[s.config.name], judged=judged[s.config.name]) for s in suites}
-        evidence["sandbox"] = Sandbox.from_config(self.config).describe()
+        evidence["sandbox"] = self.examination.describe()
         evidence["contaminated"] = known
         return self._result(candidate, *verdict_of(judged), evidence)
 
@@ -106,7 +108,9 @@ class OfflineGate:
         versions = (champion, candidate)
         known = {s.config.name: self._known(s, draw, versions) for s in self.suites}
         missing = tuple(s for s in self.suites if known[s.config.name] is None)
-        asking = Asking(config=self.config, connect=self.connect, progress=self.progress, judge=self.judge)
+        asking = Asking(
+            config=self.config, connect=self.connect, progress=self.progress, judge=self.judge, examination=self.examination
+        )  # fmt: skip
         try:
             drawn = asyncio.run(asking.ask(policy, missing, versions, draw=draw)) if missing else {}
         except* (RatchetError, ValueError) as failed:

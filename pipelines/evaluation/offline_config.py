@@ -67,7 +67,8 @@ class OfflineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     sandbox_memory_bytes: int = 512 * 1024 * 1024
     sandbox_file_bytes: int = 1024 * 1024
     allow_weak_isolation: bool = False
-    """Run graders even where the machine forbids network namespaces; then only Python's audit hook keeps them off the network."""
+    """Grade `execute` tasks in plain processes with limits, not in boxes: what the model writes then runs with our files, user and network.
+    Only for models and prompts that you trust; where this is off and the machine keeps no boxes, such suites are inconclusive."""
     judge_url: str | None = None
     """Base URL of an OpenAI-compatible endpoint for tasks graded by a judge; its key is read from RATCHET_JUDGE_KEY."""
     judge_model: str = ""

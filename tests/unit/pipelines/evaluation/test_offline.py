@@ -13,6 +13,8 @@ from app.domain.errors import Unavailable
 from app.domain.gates import Verdict
 from app.domain.serving import GenerateRequest, GenerationChunk
 from app.domain.turns import FinishReason
+from app.sandbox.processes import ProcessBoxes
+from pipelines.evaluation.execution import Examination
 from pipelines.evaluation.offline import OfflineGate, judge_suites, verdict_of
 from pipelines.evaluation.offline_config import OfflineConfig, SuiteClass, SuiteConfig
 from pipelines.evaluation.suites import Grader, GraderKind, Suite, Task
@@ -81,6 +83,7 @@ def gate(engines: Any, judged: Suite, scores: RememberedScores | None = None) ->
     return OfflineGate(
         config=OfflineConfig(engine_wait_s=0.0), suites=(judged,), connect=lambda: connected(engines),
         scores=scores or RememberedScores(), progress=ReportedProgress(), judge=None, clock=FrozenClock(),
+        examination=Examination.from_config(OfflineConfig(), ProcessBoxes()),
     )  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""Programs that run inside boxes: read as text, never imported by us. Fed by `pipelines.evaluation.execution`; feeds it what they say."""
