@@ -26,7 +26,8 @@ from app.db.tables import (
     turns,
     versions,
 )
-from app.domain.batches import BatchItem, BatchManifest, LabelGroup, LabelledTurn, LabelsMade
+from app.db.voices import read_voices
+from app.domain.batches import BatchItem, BatchManifest, LabelGroup, LabelledTurn, LabelsMade, Voice
 from app.domain.cycles import CycleStatus
 from app.domain.gates import Verdict
 from app.domain.ids import utc_now
@@ -144,6 +145,10 @@ class SqlCutSession:
         newest = select(labels.c.rule_set).where(labels.c.current, labels.c.policy == self.policy, labels.c.labelled_at <= until)
         return self.connection.execute(newest.order_by(labels.c.labelled_at.desc(), labels.c.rule_set.desc()).limit(1)).scalar()
 
+    def voices(self, turns: Sequence[LabelledTurn], *, before: datetime) -> Mapping[str, Sequence[Voice]]:
+        """Two reads by index, of what was said about these turns and of who was there before."""
+        return read_voices(self.connection, turns, before=before)
+
     def made(self, *, since: datetime | None, until: datetime) -> LabelsMade:
         """The current labels in no batch that were made in this time, counted by the database."""
         inside = self._unused(until) & (true() if since is None else labels.c.labelled_at > since)
@@ -241,5 +246,5 @@ def _labelled_turn(row: Row[tuple[object, ...]]) -> LabelledTurn:
         erased=turn[turns.c.erased_at] is not None, has_logprobs=turn[turns.c.has_logprobs], payload_segment=turn[turns.c.payload_segment],
         completion_tokens=turn[turns.c.completion_tokens], finished_at=turn[turns.c.finished_at], labelled_at=turn[labels.c.labelled_at],
         episode_open=bool(turn["episode_open"]), process=_process(turn[labels.c.terms]), has_outcome=_has_outcome(turn[labels.c.terms]),
-        tries=turn["tries"],
+        tries=turn["tries"], completion=turn[turns.c.completion],
     )  # fmt: skip

@@ -47,6 +47,15 @@ class BatchManifest:
     """Count per `Exclusion` value of everything labelled in the window that is not in `items`."""
 
 
+class Voice(NamedTuple):
+    """Somebody whose word decided a turn's outcome."""
+
+    rater: str | None
+    """Pseudonym; whoever asked, where the observation names nobody. None where nobody is named at all."""
+    newcomer: bool
+    """Nothing was heard of them until a short while ago."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LabelledTurn:
     """A current label with what batching must know about its turn."""
@@ -78,6 +87,7 @@ class LabelledTurn:
     """The part of `reward` that is the turn's own: its process terms. The rest is the outcome's."""
     has_outcome: bool = True
     """Whether any term spoke about the outcome."""
+    completion: str = ""
     tries: int = 0
     """In how many batches it was that came to nothing by a fault and gave their labels back."""
 

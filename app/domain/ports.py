@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from app.domain.access import ApiKey
 from app.domain.assignment import Arm
-from app.domain.batches import BatchManifest, LabelledTurn, LabelsMade, TurnPayload
+from app.domain.batches import BatchManifest, LabelledTurn, LabelsMade, TurnPayload, Voice
 from app.domain.cycles import Cycle, CycleStatus
 from app.domain.events import CloudEvent, Heard, Observation
 from app.domain.releases import Route
@@ -366,6 +366,10 @@ class CutSession(Protocol):
 
         With `at_most`, those of so many labels that say anything, whole episodes, drawn by lot: the same ones for the same slot.
         """
+        ...
+
+    def voices(self, turns: Sequence[LabelledTurn], *, before: datetime) -> Mapping[str, Sequence[Voice]]:
+        """By inference id, whose word decided each turn's outcome; newcomers are those of whom nothing is older than `before`."""
         ...
 
     def made(self, *, since: datetime | None, until: datetime) -> LabelsMade:

@@ -16,6 +16,14 @@ class BatchingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The rest stays eligible for the next slot while its version does."""
     max_turns_per_actor: int = 16
     """How much one person can weigh in one update."""
+    max_turns_per_rater: int = 16
+    """How much one person's word on other people's answers can weigh in one update."""
+    quarantine: bool = True
+    """Whether labels wait that rest on raters who seem to act together (`raters.py`); false lets those through that waited."""
+    newcomer_days: float = 1.0
+    """How long somebody counts as new after they were first heard of."""
+    newcomer_weight: float = 0.5
+    """How far an outcome that none but newcomers or nameless raters decided may be from the mean, beside others'. 1 trusts everybody."""
     staleness: int = 2
     """How many versions behind the champion a turn may be (S). What people said while the last update, canary and approval ran is about the
     version before, and what they said late about the one before that. `tis` at a lag of 1 or 2 versions costs .001 of the final reward and
@@ -32,6 +40,8 @@ class BatchingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def __post_init__(self) -> None:
         if not 1 <= self.min_turns <= self.max_turns:
             raise BadConfig(f"batching.min_turns is {self.min_turns}: give 1 to batching.max_turns ({self.max_turns})")
+        if self.max_turns_per_rater < 1 or not 0.0 < self.newcomer_weight <= 1.0 or self.newcomer_days < 0.0:
+            raise BadConfig("batching.max_turns_per_rater is at least 1, newcomer_weight above 0 and at most 1, newcomer_days at least 0")
         if self.max_tries < 1:
             raise BadConfig(f"batching.max_tries is {self.max_tries}: give at least 1, which gives nothing back")
         if self.max_turns_per_actor < 1 or self.staleness < 0:

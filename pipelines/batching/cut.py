@@ -1,7 +1,7 @@
 """Cut the batch of a slot, in one transaction:
 
-labels not in any batch, drawn by lot → reasons against each → cap per actor → share per segment → the chain's outcome to all its turns
-→ manifest
+labels not in any batch, drawn by lot → reasons against each → raters who act together → cap per actor and rater → share per segment
+→ the chain's outcome to all its turns, newcomers' drawn to the mean → manifest
 
 Everything is decided by hashes of ids and the slot, so the same labels give the same batch whoever cuts. Only as many labels are read
 as the batch needs, however many wait: an episode's lot is a hash of its id, and the slot says from where along the lots they are taken.
@@ -10,16 +10,17 @@ as the batch needs, however many wait: an episode's lot is a hash of its id, and
 import hashlib
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from app.domain.batches import BatchItem, BatchManifest, LabelGroup, LabelledTurn, batch_id, group_of
+from app.domain.batches import BatchItem, BatchManifest, LabelGroup, LabelledTurn, Voice, batch_id, group_of
 from app.domain.errors import Held
 from app.domain.ports import BatchStore, CutSession
 from app.domain.rewards import Exclusion
 from app.domain.versions import HoldReason
 from pipelines.batching.config import BatchingConfig
+from pipelines.batching.raters import quarantined, voices_of, weighted
 
 log = logging.getLogger(__name__)
 EQUAL_WITHIN = 1e-9
@@ -47,8 +48,8 @@ def cut_batch(
             log.info("labels returned policy=%s slot=%d labels=%d", policy, slot, returned)
         since = session.last_window_end()
         versions, known = session.lineage(champion, config.staleness), session.known_versions()
-        labels, verdicts, chosen = _draw(session, versions=versions, known=known, since=since, until=now, slot=slot, config=config)
-        chosen = pay_chains(chosen, labels, config)
+        labels, verdicts, chosen, heard = _draw(session, versions=versions, known=known, since=since, until=now, slot=slot, config=config)
+        chosen = weighted(pay_chains(chosen, labels, config), heard, deciding(labels, config), newcomer=config.newcomer_weight)
         made = session.made(since=since, until=now)
         inside = [turn for turn in labels if since is None or turn.labelled_at > since]
         not_drawn = _against_the_rest(made.groups - Counter(map(group_of, inside)), versions, known, newest_rule_set(labels))
@@ -63,22 +64,42 @@ def cut_batch(
 
 
 Verdicts = dict[str, Exclusion | None]
+Heard = Mapping[str, Sequence[Voice]]
 
 
 def _draw(
     session: CutSession, *, versions: Sequence[str], known: frozenset[str], since: datetime | None, until: datetime, slot: int,
     config: BatchingConfig,
-) -> tuple[list[LabelledTurn], Verdicts, list[LabelledTurn]]:  # fmt: skip
-    """Labels along the lots, the reasons against them, and the chosen ones: as few as fill the batch."""
+) -> tuple[list[LabelledTurn], Verdicts, list[LabelledTurn], Heard]:  # fmt: skip
+    """Labels along the lots, the reasons against them, the chosen ones, and who decided them: as few as fill the batch."""
     places = DRAWN
     while True:
         labels = session.unused_labels(versions=versions, since=since, until=until, slot=slot, at_most=places * config.max_turns)
         verdicts = judge(labels, versions=versions, known=known, config=config)
+        heard = session.voices(labels, before=until - timedelta(days=config.newcomer_days))
+        if config.quarantine:
+            _quarantine(labels, verdicts, heard, config)
         eligible = [turn for turn in labels if verdicts[turn.inference_id] is None]
-        chosen = choose(eligible, verdicts, slot=slot, config=config, versions=versions)
+        chosen = choose(eligible, verdicts, slot=slot, config=config, versions=versions, heard=heard)
         if len(chosen) >= config.max_turns or len(labels) < places * config.max_turns or places >= MOST_DRAWN:
-            return labels, verdicts, chosen
+            return labels, verdicts, chosen, heard
         places *= 4
+
+
+def _quarantine(labels: Sequence[LabelledTurn], verdicts: Verdicts, heard: Heard, config: BatchingConfig) -> None:
+    """Write `QUARANTINED` against what rests on the word of raters who seem to act together, the rest of the chain included."""
+    found = quarantined([turn for turn in labels if verdicts[turn.inference_id] is None], heard)
+    if not found:
+        return
+    decided = deciding(labels, config)
+    waiting = 0
+    for turn in labels:
+        said = voices_of(decided.get(turn.episode_id, turn), heard)
+        if verdicts[turn.inference_id] is None and any(voice.rater in found for voice in said):
+            verdicts[turn.inference_id] = Exclusion.QUARANTINED
+            waiting += 1
+    reasons = Counter(found.values()).most_common(3)
+    log.warning("labels quarantined labels=%d raters=%d first=%s because=%s", waiting, len(found), sorted(found)[:5], reasons)
 
 
 def _against_the_rest(groups: Counter[LabelGroup], versions: Sequence[str], known: frozenset[str], rule_set: str) -> Counter[Exclusion]:
@@ -139,9 +160,9 @@ def _reason(turn: LabelledTurn, versions: Sequence[str], known: frozenset[str], 
 
 def choose(
     eligible: Sequence[LabelledTurn], verdicts: dict[str, Exclusion | None], *, slot: int, config: BatchingConfig,
-    versions: Sequence[str] = (),
+    versions: Sequence[str] = (), heard: Heard | None = None,
 ) -> list[LabelledTurn]:  # fmt: skip
-    """At most so many turns per actor and in all, each segment in proportion; writes the reason against the others into `verdicts`.
+    """At most so many turns per actor, per rater and in all, each segment in proportion; writes the reason against the others.
 
     Where the batch is full, what the newest of `versions` (newest first) sampled goes before the rest.
     """
@@ -150,11 +171,17 @@ def choose(
         eligible, key=lambda turn: (age.get(turn.version, 0), _lot(slot, turn.episode_id), turn.finished_at, turn.inference_id)
     )
     per_actor: Counter[str] = Counter()
+    per_rater: Counter[str] = Counter()
     capped: list[LabelledTurn] = []
     for turn in ordered:
         if turn.actor is not None and per_actor[turn.actor] >= config.max_turns_per_actor:
             verdicts[turn.inference_id] = Exclusion.ACTOR_CAP
             continue
+        strangers = {voice.rater for voice in (heard or {}).get(turn.inference_id, ()) if voice.rater not in (None, turn.actor)}
+        if any(per_rater[rater] >= config.max_turns_per_rater for rater in strangers):
+            verdicts[turn.inference_id] = Exclusion.RATER_CAP
+            continue
+        per_rater.update(strangers)
         if turn.actor is not None:
             per_actor[turn.actor] += 1
         capped.append(turn)
@@ -194,6 +221,14 @@ def outcomes(labels: Sequence[LabelledTurn], config: BatchingConfig) -> dict[str
         if turn.has_outcome and turn.rule_set == rule_set and (turn.exclusion is None or turn.exclusion in STILL_TELLS):
             found[turn.episode_id].append(turn.reward - turn.process)
     return {episode: said[-1] if config.episode_reward == "final" else sum(said) / len(said) for episode, said in found.items()}
+
+
+def deciding(labels: Sequence[LabelledTurn], config: BatchingConfig) -> dict[str, LabelledTurn]:
+    """By episode, the turn whose outcome its chain is paid: the last one that has one. Empty where each turn is paid its own."""
+    if config.episode_reward == "own":
+        return {}
+    told = [turn for turn in labels if turn.has_outcome and (turn.exclusion is None or turn.exclusion in STILL_TELLS)]
+    return {turn.episode_id: turn for turn in sorted(told, key=lambda turn: (turn.finished_at, turn.inference_id))}
 
 
 def pay_chains(chosen: Sequence[LabelledTurn], labels: Sequence[LabelledTurn], config: BatchingConfig) -> list[LabelledTurn]:

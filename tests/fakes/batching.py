@@ -1,13 +1,13 @@
 """Batches in memory: the port `BatchStore` over a list of labelled turns."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from threading import Lock
 
-from app.domain.batches import BatchManifest, LabelledTurn, LabelsMade, group_of
+from app.domain.batches import BatchManifest, LabelledTurn, LabelsMade, Voice, group_of
 from app.domain.errors import Refused
 
 
@@ -23,6 +23,8 @@ class MemoryBatchStore:
     """Slots whose cycle was held or failed before a candidate was judged."""
     returned: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     """(slot, inference id) of labels that were given back."""
+    heard: dict[str, list[Voice]] = field(default_factory=dict[str, "list[Voice]"])
+    """Whose word decided each turn; where nobody is here, whoever asked."""
     lock: Lock = field(default_factory=Lock)
 
     @contextmanager
@@ -76,6 +78,9 @@ class MemoryCutSession:
             and (turn.version in versions or since is None or turn.labelled_at > since)
         ]  # fmt: skip
         return sorted(fresh, key=lambda turn: turn.inference_id)
+
+    def voices(self, turns: Sequence[LabelledTurn], *, before: datetime) -> Mapping[str, Sequence[Voice]]:
+        return self.store.heard
 
     def made(self, *, since: datetime | None, until: datetime) -> LabelsMade:
         used = self._used()
