@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -14,7 +15,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.api import openapi
 from app.api.access import SPENDING, Access, Spending
 from app.api.barrier import Barrier
+from app.api.chat.completions import CompletionBody
+from app.api.chat.completions import read as read_completion
 from app.api.chat.request import ChatBody
+from app.api.chat.responses import ResponsesBody
+from app.api.chat.responses import read as read_response
 from app.api.chat.route import ChatRoute
 from app.api.dialects.cloudevents import Envelope
 from app.api.drafts import Draft
@@ -96,9 +101,14 @@ def build(*, access: Access, barrier: Barrier, chat: ChatRoute, events: EventsRo
     app.state.access = access
     app.chat = chat
     app.barrier = barrier
+    completions, answered = replace(chat, read=read_completion), replace(chat, read=read_response)
     app.lane = {
         ("POST", "/v1/chat/completions"): chat,
         ("POST", "/openai/v1/chat/completions"): chat,
+        ("POST", "/v1/completions"): completions,
+        ("POST", "/openai/v1/completions"): completions,
+        ("POST", "/v1/responses"): answered,
+        ("POST", "/openai/v1/responses"): answered,
         ("POST", "/v1/events"): events,
     }
     app.add_exception_handler(RatchetError, _on_ratchet_error)
@@ -107,9 +117,14 @@ def build(*, access: Access, barrier: Barrier, chat: ChatRoute, events: EventsRo
     app.add_exception_handler(Exception, _on_bug)
     for router in routers:
         app.include_router(router)
-    for path in ("/v1/chat/completions", "/v1/events"):
+    for path in (*_BODIES, "/v1/events"):
         app.include_router(_described(path, app.lane["POST", path]))
     return app
+
+
+_BODIES: dict[str, type] = {
+    "/v1/chat/completions": ChatBody, "/v1/completions": CompletionBody, "/v1/responses": ResponsesBody,
+}  # fmt: skip
 
 
 def _described(path: str, endpoint: ASGIApp) -> APIRouter:
@@ -119,11 +134,11 @@ def _described(path: str, endpoint: ASGIApp) -> APIRouter:
         described = openapi.body(Draft, Envelope, also_array=True, media_types=("application/json", "application/cloudevents+json"))
         extra: dict[str, Any] = {"tags": ["feedback"], "responses": {202: openapi.answer(Answers, "One answer per event, in order.")}}
     else:
-        described = openapi.body(ChatBody)
+        described = openapi.body(_BODIES[path])
         stream = {"schema": {"type": "string"}}
         extra = {"tags": ["gateway"], "responses": {200: {"description": "An answer.", "content": {"text/event-stream": stream}}}}
 
-    @router.post(path, name=path.rsplit("/", 1)[1], openapi_extra=described, **extra)
+    @router.post(path, name=path.removeprefix("/v1/").replace("/", "_"), openapi_extra=described, **extra)
     async def unreachable(request: Request) -> Response:
         raise AssertionError(f"{request.url.path} is served by {endpoint}")
 

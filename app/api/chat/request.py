@@ -35,12 +35,6 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     include_obfuscation: bool | None = None
 
 
-class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Only plain text can be promised: sampling is not constrained, or its probabilities would not be the model's."""
-
-    type: Literal["text"]
-
-
 class ChatBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The JSON body: OpenAI's fields, TensorZero's and OpenClaw's extras."""
 
@@ -55,16 +49,15 @@ class ChatBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_completion_tokens: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] | None = None
     seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: str | Annotated[list[str], msgspec.Meta(max_length=4)] | None = None
-    n: Annotated[int, msgspec.Meta(ge=1, le=1)] | None = None
+    n: int | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=0)] | None = None
-    """Only the sampled token's probability is known, so no alternatives."""
-    presence_penalty: Annotated[float, msgspec.Meta(ge=0, le=0)] | None = None
-    frequency_penalty: Annotated[float, msgspec.Meta(ge=0, le=0)] | None = None
-    response_format: ResponseFormat | None = None
+    top_logprobs: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    response_format: dict[str, Any] | None = None
     tools: Annotated[list[dict[str, Any]], msgspec.Meta(max_length=128)] | None = None
-    tool_choice: Literal["auto", "none"] | None = None
-    """A tool cannot be forced: sampling is not constrained."""
+    tool_choice: str | dict[str, Any] | None = None
     modalities: list[Literal["text"]] | None = None
     metadata: Annotated[dict[str, Annotated[str, msgspec.Meta(max_length=512)]], msgspec.Meta(max_length=16)] | None = None
     user: Annotated[str, msgspec.Meta(max_length=400)] | None = None
@@ -142,6 +135,28 @@ def _refuse_unread(raw: bytes, limits: Limits) -> None:
         raise BadRequest(f"the messages have more than {limits.nodes} values", param="messages", code="too_many_values")
 
 
+def _refuse_unsampled(body: ChatBody) -> None:
+    """What would need another distribution than the one whose log-probabilities are recorded. Raises `BadRequest` with the cure."""
+    asked: dict[str, tuple[bool, str]] = {
+        "n": (body.n not in (None, 1), "one answer is sampled per request, because each is a turn that is rated by itself: ask n times"),
+        "top_logprobs": (bool(body.top_logprobs), "the sampled token's probability alone is known: ask for `logprobs` without it"),
+        "presence_penalty": (bool(body.presence_penalty), "turns are trained on as the model sampled them: leave it out, or 0"),
+        "frequency_penalty": (bool(body.frequency_penalty), "turns are trained on as the model sampled them: leave it out, or 0"),
+        "logit_bias": (bool(body.logit_bias), "turns are trained on as the model sampled them: leave it out, or empty"),
+        "response_format.type": (
+            (body.response_format or {"type": "text"}).get("type") != "text",
+            "sampling is not constrained, so only text can be promised: describe the form in the prompt, or offer a tool",
+        ),
+        "tool_choice": (
+            body.tool_choice not in (None, "auto", "none"),
+            "sampling is not constrained, so no tool can be forced: use `auto` and say in the prompt which tool is wanted, or `none`",
+        ),
+    }
+    for name, (applies, cure) in asked.items():
+        if applies:
+            raise BadRequest(f"{name}: {cure}", param=name, code="unsupported_parameter")
+
+
 def _too_many_tools(limits: Limits) -> BadRequest:
     return BadRequest(f"the tools have more than {limits.tool_chars} characters: send fewer or shorter ones", param="tools", code="size")
 
@@ -158,6 +173,7 @@ def read_body(raw: bytes, limits: Limits) -> ChatBody:
             raise BadRequest(str(error), param=field, code=error.code) from error
     if characters(body.tools, at_most=limits.tool_chars) > limits.tool_chars:
         raise _too_many_tools(limits)
+    _refuse_unsampled(body)
     if body.tool_choice != "none":
         _check_tools(body.tools or [])
     for field in ("user", "safety_identifier", "tensorzero_variant_name", "session_id", "tensorzero_episode_id", "model"):
