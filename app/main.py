@@ -29,6 +29,7 @@ from app.api.dialects.counter import Counter
 from app.api.door import Door
 from app.api.drafts import Desk
 from app.api.events import EventsRoute
+from app.api.feedback_tokens import FeedbackTokens
 from app.api.intake import Intake, Limits
 from app.api.metrics import Metrics
 from app.api.operations import Check, probes, views
@@ -94,6 +95,7 @@ def create_app(with_: Collaborators) -> Application:
         inbox=with_.inbox, routes=with_.routes, engines=with_.engines, policies=with_.policies,
         conversations=Conversations(with_.episodes), redactor=redactor, metrics=metrics, clock=with_.clock, limits=with_.limits,
         actor_salt=with_.actor_salt, claims=with_.claims, workshop=workshop,
+        tokens=FeedbackTokens(with_.session_secrets),
     )  # fmt: skip
     return build(
         access=access,

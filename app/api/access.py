@@ -18,7 +18,9 @@ from datetime import datetime
 
 from starlette.requests import HTTPConnection
 
+from app.api import feedback_tokens
 from app.api.errors import HttpError
+from app.api.feedback_tokens import FEEDBACK_PREFIX, Answered, FeedbackTokens
 from app.api.intake import Headers
 from app.api.sessions import RATE_PER_S, SESSION_PREFIX, Sessions
 from app.domain.access import ApiKey, Scope, split_key
@@ -155,6 +157,20 @@ class Access:
                 bucket.take(cost)
         return caller
 
+    async def answered(self, headers: Headers) -> tuple[Answered, Caller] | None:
+        """The answer that a feedback token is about and who may speak of it; None where another key is sent, or none.
+
+        Raises `HttpError` 401 for a token that is not ours or whose time is over, `Overloaded`.
+        """
+        token = _token(headers)
+        if token is None or not token.startswith(FEEDBACK_PREFIX):
+            return None
+        answered = FeedbackTokens(self._sessions.secrets).read(token, now=self._clock())
+        if answered is None:
+            raise _unauthorized("this feedback token was not issued here or has ended: it rates the answer it came with, for a week")
+        self._bucket_of(answered.answer, feedback_tokens.RATE_PER_S).take(1)
+        return answered, Caller(name=f"answer {answered.answer}", scopes=frozenset(), policy=answered.policy)
+
     def session_token(self, episode_id: str, caller: Caller) -> tuple[str, datetime]:
         """A key with which the caller's agent samples one episode, and when it ends."""
         return self._sessions.issue(episode_id, parent=caller.name.removeprefix("key:") if caller.person else "", now=self._clock())
@@ -173,9 +189,10 @@ class Access:
             session_bucket=self._bucket_of(session.episode),
         )  # fmt: skip
 
-    def _bucket_of(self, episode_id: str) -> Bucket:
-        bucket = self._session_buckets.pop(episode_id, None) or Bucket(RATE_PER_S, self._monotonic)
-        self._session_buckets[episode_id] = bucket
+    def _bucket_of(self, what: str, rate_per_s: float = RATE_PER_S) -> Bucket:
+        """Of an episode, or of the feedback about an answer."""
+        bucket = self._session_buckets.pop(what, None) or Bucket(rate_per_s, self._monotonic)
+        self._session_buckets[what] = bucket
         if len(self._session_buckets) > MOST_SESSIONS:
             self._session_buckets.popitem(last=False)
         return bucket

@@ -7,22 +7,19 @@ made with is (the parent; none on an open service) and for `SESSION_S` at most; 
 of its own besides. The secret has no other use, is made by the deployment for itself, and is rotated with an overlap of one.
 """
 
-import base64
-import binascii
-import hashlib
-import hmac
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 import msgspec
 
+from app.api.signed import Signed
+
 SESSION_PREFIX = "rs_"
 SESSION_S = 86_400.0
 """A day: longer than any episode is trained on, short enough for a key that ends up in a log."""
 RATE_PER_S = 20.0
 """Requests a second in one episode; an agent waits for its answer before it asks again."""
-SIGNATURE_CHARS = 64
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,9 +32,6 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     """Unix seconds."""
 
 
-_decode = msgspec.json.Decoder(Session).decode
-
-
 @dataclass(frozen=True)
 class Sessions:
     """Signs and reads the keys of sessions."""
@@ -48,21 +42,13 @@ class Sessions:
     def issue(self, episode: str, *, parent: str, now: datetime) -> tuple[str, datetime]:
         """A key for one episode, and when it ends."""
         expires = now.timestamp() + SESSION_S
-        body = base64.urlsafe_b64encode(msgspec.json.encode(Session(episode=episode, parent=parent, expires=expires))).decode().rstrip("=")
-        return f"{SESSION_PREFIX}{body}.{_sign(self.secrets()[0], body)}", datetime.fromtimestamp(expires, tz=now.tzinfo)
+        key = self._signed().write(Session(episode=episode, parent=parent, expires=expires))
+        return key, datetime.fromtimestamp(expires, tz=now.tzinfo)
 
     def read(self, token: str, *, now: datetime) -> Session | None:
         """What a key says; None where we did not sign it or its time is over."""
-        body, _, signature = token.removeprefix(SESSION_PREFIX).partition(".")
-        given = signature.encode()
-        if not any(hmac.compare_digest(_sign(secret, body).encode(), given) for secret in self.secrets()):
-            return None
-        try:
-            session = _decode(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
-        except (msgspec.DecodeError, binascii.Error):
-            return None
-        return session if now.timestamp() < session.expires else None
+        session = self._signed().read(token)
+        return session if session is not None and now.timestamp() < session.expires else None
 
-
-def _sign(secret: str, body: str) -> str:
-    return hmac.new(secret.encode(), f"session:{body}".encode(), hashlib.sha256).hexdigest()[:SIGNATURE_CHARS]
+    def _signed(self) -> Signed[Session]:
+        return Signed(prefix=SESSION_PREFIX, purpose="session", kind=Session, secrets=self.secrets)

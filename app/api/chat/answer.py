@@ -1,5 +1,6 @@
 """OpenAI's response shapes around a recording, whole or chunk by chunk."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ DONE = b"data: [DONE]\n\n"
 
 def whole(recording: Recording, items: list[dict[str, Any]]) -> bytes:
     """The body of a finished completion; `items` are its log-probability items."""
-    calls = _visible_calls(recording)
+    calls = visible_calls(recording)
     content = recording.parsed.content if recording.parsed and calls else recording.text
     message: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None, "refusal": None}
     if calls:
@@ -24,9 +25,27 @@ def whole(recording: Recording, items: list[dict[str, Any]]) -> bytes:
         "index": 0,
         "message": message,
         "logprobs": {"content": items, "refusal": None} if recording.request.logprobs else None,
-        "finish_reason": _finish_reason(recording),
+        "finish_reason": finish_reason_of(recording),
     }
-    return _encode(_frame(recording, "chat.completion") | {"choices": [choice], "usage": _usage(recording)})
+    named = frame(recording, "chat.completion") | token_of(recording)
+    return _encode(named | {"choices": [choice], "usage": usage_of(recording)})
+
+
+class ChatStyle:
+    """The gateway's own style."""
+
+    def whole(self, recording: Recording, items: list[dict[str, Any]]) -> bytes:
+        """See `whole`."""
+        return whole(recording, items)
+
+    def streaming(self, recording: Recording) -> "Streaming":
+        """A writer of chunks."""
+        return Streaming(recording)
+
+
+def read(raw: bytes) -> tuple[bytes, ChatStyle]:
+    """A chat completion is what it is."""
+    return raw, ChatStyle()
 
 
 class Streaming:
@@ -38,8 +57,8 @@ class Streaming:
         self._items: list[dict[str, Any]] = []
 
     def first(self) -> bytes:
-        """The chunk that names the role."""
-        return self._event({"role": "assistant", "content": "", "refusal": None})
+        """The chunk that names the role, and has the feedback token."""
+        return self._event({"role": "assistant", "content": "", "refusal": None}, more=token_of(self._recording))
 
     def chunk(self, chunk: GenerationChunk) -> bytes:
         """What a chunk of the engine adds; may be nothing while a tool call is being written."""
@@ -54,16 +73,20 @@ class Streaming:
         """The rest of the text or its tool calls, the finish reason, the usage, `[DONE]`."""
         self._items += logprob_items(chunk) if self._recording.request.logprobs else []
         recording, out = self._recording, b""
-        calls = _visible_calls(recording)
+        calls = visible_calls(recording)
         upto = tools.settled(recording.text) if calls else len(recording.text)
         if upto > self._sent or self._items:
             out += self._content(upto)
         if calls:
             out += self._event({"tool_calls": [{"index": index, **_call(call)} for index, call in enumerate(calls)]})
-        out += self._event({}, finish_reason=_finish_reason(recording))
+        out += self._event({}, finish_reason=finish_reason_of(recording))
         if recording.request.include_usage:
-            out += _sse(_frame(recording, "chat.completion.chunk") | {"choices": [], "usage": _usage(recording)})
+            out += sse(frame(recording, "chat.completion.chunk") | {"choices": [], "usage": usage_of(recording)})
         return out + DONE
+
+    def failure(self, status: int, body: bytes) -> bytes:
+        """An error in the middle."""
+        return b"data: " + body + b"\n\n"
 
     def _content(self, upto: int) -> bytes:
         text = self._recording.text[self._sent : upto]
@@ -71,15 +94,13 @@ class Streaming:
         items, self._items = self._items, []
         return self._event({"content": text}, logprobs={"content": items, "refusal": None} if items else None)
 
-    def _event(self, delta: dict[str, Any], *, finish_reason: str | None = None, logprobs: dict[str, Any] | None = None) -> bytes:
+    def _event(
+        self, delta: dict[str, Any], *, finish_reason: str | None = None, logprobs: dict[str, Any] | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> bytes:  # fmt: skip
         choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        frame = _frame(self._recording, "chat.completion.chunk") | {"choices": [choice]}
-        return _sse(frame | {"usage": None} if self._recording.request.include_usage else frame)
-
-
-def failure(body: bytes) -> bytes:
-    """An error in the middle of a stream."""
-    return b"data: " + body + b"\n\n"
+        named = frame(self._recording, "chat.completion.chunk") | dict(more or {}) | {"choices": [choice]}
+        return sse(named | {"usage": None} if self._recording.request.include_usage else named)
 
 
 def logprob_items(chunk: GenerationChunk) -> list[dict[str, Any]]:
@@ -97,7 +118,7 @@ def logprob_items(chunk: GenerationChunk) -> list[dict[str, Any]]:
     ]
 
 
-def _visible_calls(recording: Recording) -> tuple[ToolCall, ...]:
+def visible_calls(recording: Recording) -> tuple[ToolCall, ...]:
     """The calls a client can do something with; one that does not parse stays part of the text."""
     calls = recording.parsed.calls if recording.parsed else ()
     return calls if calls and all(call.verdict != ToolVerdict.UNPARSABLE for call in calls) else ()
@@ -107,13 +128,13 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}, "verdict": call.verdict}
 
 
-def _finish_reason(recording: Recording) -> str:
-    if _visible_calls(recording) and recording.finish_reason in (FinishReason.STOP, FinishReason.TOOL_CALLS):
+def finish_reason_of(recording: Recording) -> str:
+    if visible_calls(recording) and recording.finish_reason in (FinishReason.STOP, FinishReason.TOOL_CALLS):
         return FinishReason.TOOL_CALLS.value
     return (recording.finish_reason or FinishReason.STOP).value
 
 
-def _frame(recording: Recording, kind: str) -> dict[str, Any]:
+def frame(recording: Recording, kind: str) -> dict[str, Any]:
     return {
         "id": recording.request.inference_id,
         "object": kind,
@@ -124,11 +145,15 @@ def _frame(recording: Recording, kind: str) -> dict[str, Any]:
     }
 
 
-def _usage(recording: Recording) -> dict[str, Any]:
+def token_of(recording: Recording) -> dict[str, Any]:
+    return {} if recording.feedback_token is None else {"feedback_token": recording.feedback_token}
+
+
+def usage_of(recording: Recording) -> dict[str, Any]:
     usage = recording.usage
     total = usage.prompt_tokens + usage.completion_tokens
     return {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens, "total_tokens": total}
 
 
-def _sse(value: dict[str, Any]) -> bytes:
+def sse(value: dict[str, Any]) -> bytes:
     return b"data: " + _encode(value) + b"\n\n"

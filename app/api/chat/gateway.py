@@ -21,6 +21,7 @@ from app.api.chat.recording import Recording, exposure_event, redact, turn_event
 from app.api.chat.request import ChatRequest, read_body, understand
 from app.api.chat.summary import context_of, shortened
 from app.api.errors import HttpError
+from app.api.feedback_tokens import FeedbackTokens
 from app.api.intake import Headers, Limits, characters
 from app.api.metrics import Metrics
 from app.api.redaction import Redactor
@@ -73,6 +74,7 @@ class Gateway:
     actor_salt: str
     claims: Claims
     workshop: Workshop
+    tokens: FeedbackTokens
     _commits: set["asyncio.Task[None]"] = field(default_factory=set["asyncio.Task[None]"])
     """Commits under way: held here so that a cancelled request does not lose its turn."""
 
@@ -94,8 +96,10 @@ class Gateway:
 
     def recording(self, opened: Opened) -> Recording:
         """An empty recording of the answer."""
+        request, now = opened.request, self.clock()
+        token = None if request.dryrun else self.tokens.issue(request.inference_id, policy=request.policy, now=now)
         return Recording(
-            request=opened.request, arm=opened.arm, config=opened.config, started_at=self.clock(), messages=opened.request.messages
+            request=request, arm=opened.arm, config=opened.config, started_at=now, messages=request.messages, feedback_token=token
         )
 
     async def serve(self, opened: Opened, recording: Recording) -> AsyncGenerator[GenerationChunk, None]:

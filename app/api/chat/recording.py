@@ -30,6 +30,8 @@ class Recording:
     arm: Arm
     config: PolicyConfig
     started_at: datetime
+    feedback_token: str | None = None
+    """With which whoever is answered may rate this answer, and nothing else."""
     messages: list[dict[str, Any]]
     """What the engine is fed: the request's messages, or a summary and their end."""
     kind: str = "answer"

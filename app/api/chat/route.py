@@ -10,8 +10,9 @@ from starlette.types import Scope as AsgiScope
 
 from app.api.access import Access
 from app.api.chat import answer
-from app.api.chat.gateway import Gateway, Opened
+from app.api.chat.gateway import BYTES_PER_WORK, Gateway, Opened
 from app.api.chat.recording import Recording
+from app.api.chat.style import Read, Style
 from app.api.errors import problem
 from app.api.intake import Intake
 from app.domain.access import Scope
@@ -28,6 +29,8 @@ class ChatRoute:
     access: Access
     intake: Intake
     gateway: Gateway
+    read: Read = answer.read
+    """How it is asked here, and answered."""
     running: set["asyncio.Future[None]"] = field(default_factory=set["asyncio.Future[None]"])
     """Answers under way, so that a stop can end and record them."""
 
@@ -43,11 +46,11 @@ class ChatRoute:
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Answer one request; stop sampling when the client goes away."""
         try:
-            opened = await self._open(scope, receive)
+            opened, style = await self._open(scope, receive)
         except RatchetError as error:
             await _send_problem(send, error)
             return
-        await while_connected(receive, self._started(self._answer(opened, send)))
+        await while_connected(receive, self._started(self._answer(opened, style, send)))
 
     def _started(self, work: Coroutine[Any, Any, None]) -> "asyncio.Future[None]":
         answering = asyncio.ensure_future(work)
@@ -55,27 +58,28 @@ class ChatRoute:
         answering.add_done_callback(self.running.discard)
         return answering
 
-    async def _open(self, scope: AsgiScope, receive: Receive) -> Opened:
+    async def _open(self, scope: AsgiScope, receive: Receive) -> tuple[Opened, Style]:
         headers = dict(scope["headers"])
         caller = await self.access.caller(headers, Scope.SAMPLE)
         body = await self.intake.read(scope, receive, max_bytes=self.intake.limits.chat_bytes)
         try:
-            return await self.gateway.open(body, headers, caller)
+            asked, style = await self.gateway.workshop.do(lambda: self.read(body), chars=len(body) // BYTES_PER_WORK)
+            return await self.gateway.open(asked, headers, caller), style
         finally:
             self.intake.release(len(body))
 
-    async def _answer(self, opened: Opened, send: Send) -> None:
+    async def _answer(self, opened: Opened, style: Style, send: Send) -> None:
         recording = self.gateway.recording(opened)
         chunks = self.gateway.serve(opened, recording)
         try:
             if opened.request.stream:
-                await self._stream(recording, chunks, send)
+                await self._stream(recording, chunks, style, send)
             else:
-                await self._whole(recording, chunks, send)
+                await self._whole(recording, chunks, style, send)
         finally:
             await chunks.aclose()
 
-    async def _whole(self, recording: Recording, chunks: AsyncIterator[GenerationChunk], send: Send) -> None:
+    async def _whole(self, recording: Recording, chunks: AsyncIterator[GenerationChunk], style: Style, send: Send) -> None:
         items: list[dict[str, Any]] = []
         try:
             async for chunk in chunks:
@@ -83,9 +87,9 @@ class ChatRoute:
         except RatchetError as error:
             await _send_problem(send, error)
             return
-        await _send(send, 200, _JSON, answer.whole(recording, items), _named(recording))
+        await _send(send, 200, _JSON, style.whole(recording, items), _named(recording))
 
-    async def _stream(self, recording: Recording, chunks: AsyncIterator[GenerationChunk], send: Send) -> None:
+    async def _stream(self, recording: Recording, chunks: AsyncIterator[GenerationChunk], style: Style, send: Send) -> None:
         """The status line waits for the first token, so that an engine's refusal is an HTTP error and not half a stream."""
         try:
             chunk = await anext(chunks)
@@ -94,7 +98,7 @@ class ChatRoute:
             return
         headers = [(b"content-type", _SSE), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), *_named(recording)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        writer = answer.Streaming(recording)
+        writer = style.streaming(recording)
         await _send_more(send, writer.first())
         try:
             while recording.finish_reason is None:
@@ -102,7 +106,8 @@ class ChatRoute:
                 chunk = await anext(chunks)
             await _send_more(send, writer.last(chunk))
         except RatchetError as error:
-            await _send_more(send, answer.failure(problem(error).body))
+            told = problem(error)
+            await _send_more(send, writer.failure(told.status, told.body))
         await send({"type": "http.response.body", "body": b""})
 
 

@@ -64,13 +64,14 @@ class Counter:
         for draft in await self.check(signal, caller):
             await self._put(draft, caller, first=1)
 
+    async def say(self, draft: Draft, caller: Caller) -> None:
+        """Accept an observation, or its correction under the same id. Raises `BadRequest`."""
+        await self._replace(draft, caller)
+
     async def replace(self, signal: Signal, caller: Caller) -> None:
         """Accept a correction that is one whatever it says: back to an earlier value is no repetition of that. Raises as `put` does."""
         for draft in await self.check(signal, caller):
-            assert draft.id is not None
-            seen = await self._seen(signal.source, draft.id, ("",), caller)
-            newest = max((n for n in range(1, MAX_REVISIONS + 1) if _revision(draft.id, n) in seen), default=1)
-            await self._put(draft, caller, first=newest)
+            await self._replace(draft, caller)
 
     async def take_back(self, source: str, score_id: str, caller: Caller) -> None:
         """Retract a score with all its parts and revisions; before it arrived, its first revision."""
@@ -83,6 +84,13 @@ class Counter:
             for observation_id in await self._seen(source, score_id, (suffix,), caller):
                 return await asyncio.to_thread(self.door.ledger.observation, source_of(source, caller), observation_id)
         return None
+
+    async def _replace(self, draft: Draft, caller: Caller) -> None:
+        """Accept it as the newest revision."""
+        assert draft.id is not None
+        seen = await self._seen(draft.source or "api", draft.id, ("",), caller)
+        newest = max((n for n in range(1, MAX_REVISIONS + 1) if _revision(draft.id, n) in seen), default=1)
+        await self._put(draft, caller, first=newest)
 
     async def _seen(self, source: str, score_id: str, suffixes: Sequence[str], caller: Caller) -> list[str]:
         candidates = [_revision(score_id + suffix, number) for suffix in suffixes for number in range(1, MAX_REVISIONS + 1)]

@@ -194,3 +194,12 @@ def test_a_prompt_beyond_the_context_is_named_as_clients_expect_it(client: OpenA
         client.chat.completions.create(model="composer", messages=[{"role": "user", "content": "x" * 200_000}])
     assert refused.value.code == "context_length_exceeded"
     assert "this model's maximum context length is 2048 tokens" in str(refused.value)
+
+
+def test_an_answer_brings_the_token_with_which_it_is_rated_streamed_or_not(client: OpenAI) -> None:
+    whole = client.chat.completions.create(model="composer", messages=ASKED)
+    with client.chat.completions.create(model="composer", messages=ASKED, stream=True) as stream:
+        first, *rest = list(stream)
+    assert (whole.model_extra or {})["feedback_token"].startswith("ft_")
+    assert (first.model_extra or {})["feedback_token"].startswith("ft_")
+    assert [chunk for chunk in rest if "feedback_token" in (chunk.model_extra or {})] == []

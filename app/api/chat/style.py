@@ -1,0 +1,42 @@
+"""How a client asks and wants to be answered: chat completions are the gateway's own style, others are translated into it and back."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from app.api.chat.recording import Recording
+from app.domain.errors import BadRequest
+from app.domain.serving import GenerationChunk
+
+
+class Stream(Protocol):
+    """Writes one answer as server-sent events."""
+
+    def first(self) -> bytes: ...
+    def chunk(self, chunk: GenerationChunk) -> bytes: ...
+    def last(self, chunk: GenerationChunk) -> bytes: ...
+    def failure(self, status: int, body: bytes) -> bytes: ...
+
+
+class Style(Protocol):
+    """Writes the answer to one request."""
+
+    def whole(self, recording: Recording, items: list[dict[str, Any]]) -> bytes:
+        """The body of a finished answer; `items` are its log-probability items."""
+        ...
+
+    def streaming(self, recording: Recording) -> Stream: ...
+
+
+MOST_BRACKETS = 80_000
+"""`{` and `[` in one body, those in texts included: four times what a list of messages may have of values, and 2 MB of dense code."""
+
+
+def bounded(raw: bytes) -> bytes:
+    """The body again; refused before it is decoded where that would make too many objects. Raises `BadRequest`."""
+    if raw.count(b"{") + raw.count(b"[") > MOST_BRACKETS:
+        raise BadRequest(f"the body has more than {MOST_BRACKETS} brackets: send less at once", code="too_many_values")
+    return raw
+
+
+Read = Callable[[bytes], tuple[bytes, Style]]
+"""The body of a chat completion that says what a body says, and how its answer is written. Raises `BadRequest`."""
