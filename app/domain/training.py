@@ -29,6 +29,8 @@ class Datum:
     temperature: float = 1.0
     kept_log_mass: tuple[float, ...] = ()
     """[T] log of the probability mass that top-p kept when each token was sampled; empty for top_p = 1."""
+    top_p: float = 1.0
+    """Below 1 and without `kept_log_mass`: a forward pass works out what top-p keeps under the current weights."""
     routes: tuple[tuple[tuple[int, ...], ...], ...] | None = None
     """[T, L, K] experts that ran when each scored token was sampled."""
 
@@ -54,6 +56,8 @@ class ForwardBackward:
     """[T] per datum, under the current weights."""
     entropy: tuple[tuple[float, ...], ...]
     """[T] per datum, nats."""
+    kept_log_mass: tuple[tuple[float, ...], ...] = ()
+    """[T] per datum, where a forward pass was asked for it."""
     tokens: int
     """Tokens that went through the model, shared beginnings counted once."""
 

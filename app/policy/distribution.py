@@ -38,6 +38,15 @@ def _nucleus(logprobs_NV: Tensor, top_p: float) -> Tensor:
     return torch.zeros_like(logprobs_NV, dtype=torch.bool).scatter(-1, order, before < least)
 
 
+def kept_log_mass(logprobs_NV: Tensor, top_p_N: Tensor) -> Tensor:
+    """Logarithm [N] of the probability that top-p keeps of each row: of `_nucleus`, with a `top_p` of its own per row. At least `top_p`,
+    and 0 where it is 1."""
+    ordered = logprobs_NV.sort(dim=-1, descending=True).values.exp()
+    before = ordered.cumsum(-1) - ordered
+    least = top_p_N.clamp_min(torch.finfo(before.dtype).tiny)[:, None]
+    return torch.where(before < least, ordered, 0.0).sum(-1).clamp_max(1.0).log().masked_fill(top_p_N >= 1.0, 0.0)
+
+
 def draw(logprobs_NV: Tensor, uniform_N: Tensor) -> Tensor:
     """One token per row by inversion: the first whose cumulative probability exceeds the row's uniform number in [0, 1).
 

@@ -7,8 +7,12 @@ import torch
 from transformers import PreTrainedModel
 
 from app.policy.chunked_logprobs import VOCABULARY_CHUNK, chunked_logprobs
+from app.policy.distribution import kept_log_mass
 from app.policy.packed_attention import use_packed_attention
 from app.policy.packing import PackedRow
+
+NUCLEUS_TOKENS = 64
+"""Whole distributions sorted at once: 64 of 49 thousand tokens take about 50 MB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +23,8 @@ class Scores:
     """[M] fp32, natural logarithm, differentiable."""
     entropy: torch.Tensor
     """[M] fp32, nats, of the whole next-token distribution; detached."""
+    kept_log_mass: torch.Tensor | None = None
+    """[M] fp32, log of the probability that top-p keeps, where it was asked for; detached."""
 
 
 class Scorer(torch.nn.Module):
@@ -33,8 +39,11 @@ class Scorer(torch.nn.Module):
         self.model = model
         self.vocabulary_chunk = vocabulary_chunk
 
-    def forward(self, row: PackedRow, temperature_M: torch.Tensor, dtype: torch.dtype = torch.float32) -> Scores:
-        """Score a row; with `dtype` bfloat16 the matrix products run under autocast, everything that sums stays fp32."""
+    def forward(
+        self, row: PackedRow, temperature_M: torch.Tensor, dtype: torch.dtype = torch.float32, top_p_M: torch.Tensor | None = None
+    ) -> Scores:
+        """Score a row; with `dtype` bfloat16 the matrix products run under autocast, everything that sums stays fp32. With `top_p_M`, work
+        out what top-p keeps at each place."""
         backbone = cast("Any", self.model).base_model
         low = dtype != torch.float32
         with torch.autocast(row.input_ids.device.type, dtype=dtype, enabled=low):
@@ -45,4 +54,17 @@ class Scorer(torch.nn.Module):
         logprobs, entropy = chunked_logprobs(
             hidden_NE[row.predictors], head.weight, row.targets, temperature_M, bias_V=head.bias, dtype=dtype, chunk=self.vocabulary_chunk
         )
-        return Scores(logprobs=logprobs, entropy=entropy)
+        kept = None
+        if top_p_M is not None:
+            kept = _kept(hidden_NE[row.predictors].detach().to(dtype), head.weight.detach().to(dtype), temperature_M, top_p_M)
+        return Scores(logprobs=logprobs, entropy=entropy, kept_log_mass=kept)
+
+
+def _kept(hidden_ME: torch.Tensor, weight_VE: torch.Tensor, temperature_M: torch.Tensor, top_p_M: torch.Tensor) -> torch.Tensor:
+    """[M], a few tokens at a time: the whole distribution of each has to be sorted."""
+    kept: list[torch.Tensor] = []
+    for at in range(0, len(hidden_ME), NUCLEUS_TOKENS):
+        some = slice(at, at + NUCLEUS_TOKENS)
+        logits_NV = (hidden_ME[some] @ weight_VE.t()).float() / temperature_M[some, None]
+        kept.append(kept_log_mass(torch.log_softmax(logits_NV, dim=-1), top_p_M[some]))
+    return torch.cat(kept)

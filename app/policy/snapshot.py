@@ -22,6 +22,12 @@ WEIGHTS = "model.safetensors"
 PARENT = "PARENT"
 """Digest of the weights a snapshot was trained from, where it has any: stores may keep it as a delta to them."""
 READY = "READY"
+ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
+"""The same version as a low-rank adapter (PEFT's layout), where it was trained as one: for engines that keep a base and load adapters."""
+PROBE = "PROBE.json"
+"""What the weights say of a fixed text (`app.policy.fixed_probe`): tells of an engine whether it really computes with them."""
+OF_THESE_WEIGHTS = frozenset({WEIGHTS, PARENT, READY, ADAPTER_CONFIG, ADAPTER, PROBE})
+"""Files that belong to one version's weights; everything else is the same for every version of a line."""
 
 
 def require_snapshot(folder: Path) -> Path:
@@ -57,7 +63,7 @@ def write_snapshot(folder: Path, tensors: Mapping[str, Tensor], *, like: Path) -
     """
     with replacing(folder) as incoming:
         for file in require_snapshot(like).iterdir():
-            if file.is_file() and file.name not in (WEIGHTS, PARENT, READY):
+            if file.is_file() and file.name not in OF_THESE_WEIGHTS:
                 shutil.copyfile(file, incoming / file.name)
         (incoming / PARENT).write_text(snapshot_digest(like) + "\n")
         return finish_snapshot(incoming, tensors)

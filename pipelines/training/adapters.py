@@ -5,21 +5,28 @@
 
 So the forward pass is that of the snapshot that will be published, and A and B get the gradient of a weight of full precision (a
 straight-through estimate over the rounding). Base and fp32 adapters travel with the lineage: a merge loses nothing for good.
+
+A version is the merged weights and has their digest. Its adapter lies beside them for engines that keep a base and load adapters (vLLM);
+what they compute differs from the merge by its rounding, a few bfloat16 places, which their probe and the step-zero guard bound.
 """
 
 # torch leaves parts of its types open.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import hashlib
+import json
 import math
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch.nn.functional import linear
 
 from app.domain.errors import BadConfig
-from app.policy.snapshot import WEIGHTS
+from app.durable import sync_folder
+from app.policy.snapshot import ADAPTER, ADAPTER_CONFIG, WEIGHTS, snapshot_digest
 from pipelines.training.config import LoraConfig
 from pipelines.training.rounding import round_into
 
@@ -33,6 +40,7 @@ class Adapters:
     def __init__(self, model: torch.nn.Module, config: LoraConfig, *, base: Path, seed: int = 0) -> None:
         """Put fresh adapters in (which change nothing yet: B is zero) and freeze everything else; the same ones for the same seed."""
         self.base = base
+        self._config = config
         self._scale = config.alpha / config.rank
         model.requires_grad_(False)
         generator = torch.Generator().manual_seed(seed)
@@ -62,6 +70,22 @@ class Adapters:
         """Start on another base: B is zero again."""
         for layer in self._layers.values():
             layer.get_parameter(UP).zero_()
+
+    def write(self, folder: Path) -> None:
+        """Put the adapters beside a snapshot, in PEFT's layout, as engines load them onto the base: bfloat16, like what they lie on."""
+        tensors: dict[str, torch.Tensor] = {}
+        for name, layer in self._layers.items():
+            for ours, theirs in ((DOWN, "lora_A"), (UP, "lora_B")):
+                values = layer.get_parameter(ours).detach().to("cpu", torch.bfloat16).contiguous()
+                tensors[f"base_model.model.{name}.{theirs}.weight"] = values
+        save_file(tensors, folder / ADAPTER, metadata={"format": "pt"})
+        stated = {"base": snapshot_digest(self.base), "sha256": hashlib.sha256((folder / ADAPTER).read_bytes()).hexdigest()}
+        peft = {
+            "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": stated["base"], "r": self._config.rank,
+            "lora_alpha": self._config.alpha, "lora_dropout": 0.0, "bias": "none", "target_modules": list(self._config.target_modules),
+        }  # fmt: skip
+        (folder / ADAPTER_CONFIG).write_text(json.dumps(peft | {"ratchet": stated}, indent=1) + "\n")
+        sync_folder(folder)
 
 
 def _adapt(layer: torch.nn.Linear, rank: int, scale: float, generator: torch.Generator) -> None:

@@ -108,6 +108,7 @@ class RayTrainer:
             loss=sum(part.loss for part in real),
             logprobs=tuple(row for part in real for row in part.logprobs),
             entropy=tuple(row for part in real for row in part.entropy),
+            kept_log_mass=tuple(row for part in real for row in part.kept_log_mass),
             tokens=sum(part.tokens for part in real),
         )
 

@@ -6,7 +6,9 @@ Fed by a batch manifest and the payload segments / feeds the plan and the advant
 import hashlib
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 from app.domain.batches import BatchItem, BatchManifest, TurnPayload
 from app.domain.ports import TrajectoryStore
@@ -44,14 +46,18 @@ class Sample:
         return RewardedTurn(unit=self.item.episode_id, reward=self.item.reward, segment=self.item.segment, prompt=prompt)
 
 
-def read_samples(batch: BatchManifest, trajectories: TrajectoryStore, limits: Limits) -> tuple[list[Sample], dict[str, int]]:
-    """The readable turns in the manifest's order, and the count per reason of the others."""
+def read_samples(
+    batch: BatchManifest, trajectories: TrajectoryStore, limits: Limits, *, has_weights: Callable[[str], bool] = lambda digest: False
+) -> tuple[list[Sample], dict[str, int]]:
+    """The readable turns in the manifest's order, and the count per reason of the others. What top-p kept can be worked out for turns of
+    versions whose weights are there (`pipelines.training.nucleus`)."""
+    there = cache(has_weights)
     payloads = trajectories.read((item.payload_segment, item.inference_id) for item in batch.items if item.payload_segment)
     samples: list[Sample] = []
     left_out: Counter[str] = Counter()
     for item in batch.items:
         payload = payloads.get(item.inference_id)
-        reason = _unusable(item, payload, limits)
+        reason = _unusable(item, payload, limits, there)
         if reason is not None:
             left_out[reason.value] += 1
             continue
@@ -69,7 +75,7 @@ def _with_openings(samples: list[Sample]) -> list[Sample]:
     return [replace(sample, opening=openings[sample.item.episode_id]) for sample in samples]
 
 
-def _unusable(item: BatchItem, payload: TurnPayload | None, limits: Limits) -> Exclusion | None:
+def _unusable(item: BatchItem, payload: TurnPayload | None, limits: Limits, has_weights: Callable[[str], bool]) -> Exclusion | None:
     """Why the turn cannot be trained on, or None."""
     if payload is None:
         return Exclusion.PAYLOAD_MISSING
@@ -79,7 +85,7 @@ def _unusable(item: BatchItem, payload: TurnPayload | None, limits: Limits) -> E
         return Exclusion.EMPTY_COMPLETION
     if not _honest(payload):
         return Exclusion.NO_LOGPROBS
-    if payload.temperature < GREEDY_BELOW or (payload.top_p < 1 and not _says_kept_mass(payload)):
+    if payload.temperature < GREEDY_BELOW or (payload.top_p < 1 and not _has_kept_mass(payload, has_weights)):
         return Exclusion.NO_RATIO
     if len(payload.prompt_tokens) + len(payload.completion_tokens) > limits.max_tokens:
         return Exclusion.TOO_LONG
@@ -96,11 +102,9 @@ def _honest(payload: TurnPayload) -> bool:
     return all(math.isfinite(logprob) and logprob <= 1e-3 for logprob in logprobs)
 
 
-def _says_kept_mass(payload: TurnPayload) -> bool:
-    """One finite log mass per sampled token, none of them above zero (rounding aside)."""
+def _has_kept_mass(payload: TurnPayload, has_weights: Callable[[str], bool]) -> bool:
+    """One finite log mass per sampled token, none of them above zero (rounding aside); or none at all, and the weights to find them."""
     masses = payload.kept_log_mass
-    return (
-        masses is not None
-        and len(masses) == len(payload.completion_tokens)
-        and all(math.isfinite(mass) and mass <= 1e-3 for mass in masses)
-    )
+    if masses is None:
+        return has_weights(payload.version)
+    return len(masses) == len(payload.completion_tokens) and all(math.isfinite(mass) and mass <= 1e-3 for mass in masses)

@@ -88,7 +88,7 @@ class LocalTrainer:
     def forward(self, data: Sequence[Datum]) -> ForwardBackward:
         """Score without a gradient."""
         with torch.no_grad():
-            scores, row_tokens = self._score(data)
+            scores, row_tokens = self._score(data, kept=any(d.top_p < 1 and not d.kept_log_mass for d in data))
         self.replay.finish()
         return _report(data, scores, loss=0.0, tokens=row_tokens)
 
@@ -163,10 +163,14 @@ class LocalTrainer:
         adam.save(folder / OPTIMIZER, lambda name, tensor: whole(tensor, self.parameters.get(_owner(name))), leads=self.shards.leads)
 
     def save_weights_for_sampler(self, folder: Path, like: Path) -> str:
-        """Write a bf16 snapshot, bit for bit the weights in the model; returns its digest (empty on workers that do not lead)."""
+        """Write a bf16 snapshot, bit for bit the weights in the model, its adapter beside it where there is one; returns its digest (empty
+        on workers that do not lead)."""
         tensors = self.model.state_dict()
         whole = {name: self.shards.whole(tensor) for name, tensor in tensors.items() if _is_stored(name, self.model)}
-        return write_snapshot(folder, whole, like=like) if self.shards.leads else ""
+        digest = write_snapshot(folder, whole, like=like) if self.shards.leads else ""
+        if digest and self.adapters is not None:
+            self.adapters.write(folder)
+        return digest
 
     def close(self) -> None:
         """Give the memory back; the trainer is not usable afterwards."""
@@ -177,16 +181,17 @@ class LocalTrainer:
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
 
-    def _score(self, data: Sequence[Datum]) -> tuple[Scores, int]:
+    def _score(self, data: Sequence[Datum], *, kept: bool = False) -> tuple[Scores, int]:
         share = self.setup.share_prefixes and not any(d.routes for d in data)
         row = pack([ScoredSequence(tokens=d.tokens, first_scored=d.first_scored) for d in data], share_prefixes=share).to(self.device)
         self.replay.start(data, row)
         temperature_M = self._column(data, lambda d: (d.temperature,) * _scored(d))
-        scores: Scores = self.scorer(row, temperature_M, self.dtype)
+        top_p_M = self._column(data, lambda d: (d.top_p,) * _scored(d)) if kept else None
+        scores: Scores = self.scorer(row, temperature_M, self.dtype, top_p_M)
         self.replay.forwarded()
         if any(d.kept_log_mass for d in data):
             mass_M = self._column(data, lambda d: d.kept_log_mass or (0.0,) * _scored(d))
-            scores = Scores(logprobs=scores.logprobs - mass_M, entropy=scores.entropy)
+            scores = Scores(logprobs=scores.logprobs - mass_M, entropy=scores.entropy, kept_log_mass=scores.kept_log_mass)
         return scores, len(row.input_ids)
 
     def _column(self, data: Sequence[Datum], values: Callable[[Datum], Sequence[float]]) -> torch.Tensor:
@@ -258,7 +263,10 @@ def _is_stored(name: str, model: torch.nn.Module) -> bool:
 
 def _report(data: Sequence[Datum], scores: Scores, *, loss: float, tokens: int) -> ForwardBackward:
     counts = [_scored(datum) for datum in data]
-    return ForwardBackward(loss=loss, logprobs=_rows(scores.logprobs, counts), entropy=_rows(scores.entropy, counts), tokens=tokens)
+    kept = () if scores.kept_log_mass is None else _rows(scores.kept_log_mass, counts)
+    return ForwardBackward(
+        loss=loss, logprobs=_rows(scores.logprobs, counts), entropy=_rows(scores.entropy, counts), kept_log_mass=kept, tokens=tokens
+    )
 
 
 def _rows(values_M: torch.Tensor, counts: Sequence[int]) -> tuple[tuple[float, ...], ...]:

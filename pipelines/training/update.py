@@ -32,8 +32,10 @@ from pipelines.training.measurement import (
     terms_from_sampler,
     turn_metrics,
 )
+from pipelines.training.nucleus import with_masses, work_out_masses
 from pipelines.training.plan import Step, cut_micro_batches, plan_steps
 from pipelines.training.ports import TrainingPorts
+from pipelines.training.probing import write_probe
 from pipelines.training.samples import Limits, Sample, read_samples
 from pipelines.training.states import Inherited, inherited, keep_state
 from pipelines.training.stopwatch import Stopwatch
@@ -58,6 +60,8 @@ class Progress:
     next_step: int = 0
     anchor: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     """log π_ref of each turn's tokens, by inference id."""
+    kept: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    """What top-p kept, log, of each turn's tokens where the engine did not say it, by inference id."""
     start: dict[str, list[list[float]]] = field(default_factory=dict[str, list[list[float]]])
     """Log-probabilities and entropies of the first step's turns under the parent, by inference id."""
     dtype: str = ""
@@ -118,7 +122,8 @@ class Update:
 
     def _read(self) -> Estimator:
         """Turns, baselines and the metrics that need no model."""
-        self.samples, left_out = read_samples(self.batch, self.ports.trajectories, self._limits())
+        there = self.ports.weights.exists
+        self.samples, left_out = read_samples(self.batch, self.ports.trajectories, self._limits(), has_weights=there)
         self.metrics |= {"left_out": left_out, **batch_metrics(self.batch)}
         guards.check_turns(len(self.samples), self.config.guards)
         estimator = self._estimator()
@@ -167,8 +172,14 @@ class Update:
             self.progress = Progress(**restored.progress)
             self.done = sum(len(step.micro_batches) for step in steps[: self.progress.next_step])
             self.metrics["resumed_from_step"] = self.progress.next_step
+            self.samples = with_masses(self.samples, self.progress.kept)
             trainer.load_state_with_optimizer(restored.folder)
             return
+        with self.computing.running():
+            most = self.config.micro_batch_tokens * self.config.workers
+            self.progress.kept = work_out_masses(trainer, self.samples, path_of=self.ports.weights.path, micro_batch_tokens=most)
+        self.samples = with_masses(self.samples, self.progress.kept)
+        self.metrics["masses_worked_out"] = len(self.progress.kept)
         if self.anchor.digest != self.parent.digest:
             # With a penalty every token needs its log π_ref; without one only the turns on which the KL budget is checked do.
             everything = [micro for step in steps for micro in step.micro_batches]
@@ -373,6 +384,7 @@ class Update:
                 HoldReason.EQUAL_REWARDS,
                 "the update is too small to change a single bf16 weight: raise training.learning_rate or wait for more labels",
             )
+        write_probe(trainer, folder)
         stored = self.ports.weights.publish(folder)
         assert stored == digest, f"the store says {stored}, the snapshot {digest}"
         self.metrics["optimizer_uri"] = str(self._keep_state(trainer, digest))
