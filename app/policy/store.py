@@ -6,9 +6,11 @@ snapshot (keyframe) every `KEYFRAME_EVERY` versions; readers rebuild it from the
 
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 
 from fsspec.core import url_to_fs
@@ -17,7 +19,8 @@ from safetensors.torch import load_file
 from app.domain.errors import BadConfig, BadInput, NotFound
 from app.durable import sync, sync_folder
 from app.policy.delta import apply_delta, encode_delta, read_head
-from app.policy.snapshot import PARENT, READY, WEIGHTS, finish_snapshot, snapshot_digest, verify_snapshot
+from app.policy.prune import adapter_base, base_of
+from app.policy.snapshot import ADAPTER_CONFIG, PARENT, READY, WEIGHTS, finish_snapshot, snapshot_digest, verify_snapshot
 
 DELTA = "model.delta"
 KEYFRAME_EVERY = 20
@@ -66,6 +69,23 @@ class LocalWeights:
             if not self.exists(digest):
                 raise
         sync(self.root)
+
+    def ages_s(self) -> dict[str, float]:
+        """Seconds since each version came, by digest."""
+        return {ready.parent.name: time.time() - ready.stat().st_mtime for ready in self.root.glob(f"*/{READY}")}
+
+    def built_on(self, digest: str) -> set[str]:
+        """The base below its adapter; whole snapshots need nothing else to be read."""
+        return adapter_base(self.root / digest / ADAPTER_CONFIG)
+
+    def remove(self, digest: str) -> None:
+        """Take a version away: out of sight at once, then its files."""
+        outgoing = self.root / f".{digest}.{uuid.uuid4().hex[:8]}.incoming"  # what is left of it if we are killed, `sweep` takes
+        try:
+            (self.root / digest).rename(outgoing)
+        except FileNotFoundError:
+            return
+        shutil.rmtree(outgoing, ignore_errors=True)
 
     def sweep(self) -> int:
         """Remove what a killed publisher left; returns how many. Only for one that knows no other publisher is running."""
@@ -128,6 +148,35 @@ class RemoteWeights:
         # what another process added must be seen: fsspec caches listings
         self._fs.invalidate_cache()
         return bool(digest) and bool(self._fs.exists(f"{self._root}/{digest}/{READY}"))
+
+    def ages_s(self) -> dict[str, float]:
+        """Seconds since each version was published, by digest; what the storage does not date is new."""
+        self._fs.invalidate_cache()
+        now, ages = time.time(), dict[str, float]()
+        for ready in self._fs.glob(f"{self._root}/*/{READY}"):
+            dated = self._fs.info(ready)
+            made = dated.get("LastModified") or dated.get("created") or dated.get("mtime")
+            seconds = made.timestamp() if isinstance(made, datetime) else made
+            ages[ready.rsplit("/", 2)[-2]] = max(0.0, now - float(seconds)) if seconds is not None else 0.0
+        return ages
+
+    def built_on(self, digest: str) -> set[str]:
+        """The parent of a delta, and the base below an adapter."""
+        folder, found = f"{self._root}/{digest}", set[str]()
+        if self._fs.exists(f"{folder}/{DELTA}"):
+            found.add(self._fs.cat_file(f"{folder}/{PARENT}").decode().strip())
+        if self._fs.exists(f"{folder}/{ADAPTER_CONFIG}"):
+            found |= base_of(self._fs.cat_file(f"{folder}/{ADAPTER_CONFIG}"))
+        return found
+
+    def remove(self, digest: str) -> None:
+        """Take a version away, READY first, so that nobody begins to read what is going; from the cache as well."""
+        for file in (READY, *(name.rsplit("/", 1)[-1] for name in self._fs.ls(f"{self._root}/{digest}", detail=False))):
+            with suppress(FileNotFoundError):
+                self._fs.rm_file(f"{self._root}/{digest}/{file}")
+        with suppress(FileNotFoundError, NotImplementedError):
+            self._fs.rmdir(f"{self._root}/{digest}")
+        self._cache.remove(digest)
 
     def _as_delta(self, folder: Path, outgoing: Path) -> Path | None:
         """The snapshot as a delta file to its parent; None where it has none here, or a keyframe is due."""
