@@ -33,6 +33,8 @@ class Settings:
     """Unset: a supervised embedded broker on loopback. Set: a real cluster, with the idempotent, replicated profile."""
     kafka_password: str | None
     """Of the SASL user, or the secret of the OAuth client, that `[kafka]` names."""
+    vllm_key: str | None
+    """What vLLM servers were started with as `--api-key`."""
     segments: str
     """Local folder or s3://bucket/prefix."""
     weights: str
@@ -84,6 +86,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
         inbox_url=get("INBOX_URL", environment.get("RATCHET_DATABASE_URL") or f"sqlite:///{data}/inbox.db"),
         kafka_bootstrap=get("KAFKA_BOOTSTRAP", "") or None,
         kafka_password=get("KAFKA_PASSWORD", "") or None,
+        vllm_key=get("VLLM_KEY", "") or None,
         segments=get("SEGMENTS", str(data / "segments")),
         weights=get("WEIGHTS", str(data / "weights")),
         mlflow_uri=get("MLFLOW_URI", f"sqlite:///{data}/mlflow.db"),

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from app.db.inbox import SqlInbox
     from app.db.keys import SqlKeys
     from app.db.labels import SqlLabels
+    from app.db.needed_weights import SqlNeededWeights
     from app.db.pointer import SqlRoutes
     from app.db.progress import SqlProgressLog
     from app.db.reads import SqlReads
@@ -583,6 +584,15 @@ def open_weights(settings: Settings) -> "LocalWeights | RemoteWeights":
     return open_store(settings.weights, cache=settings.data / "weights-cache")
 
 
+def needed_weights(settings: Settings, *, newest: int = 10) -> "SqlNeededWeights":
+    """Which versions' weights something still needs."""
+    from app.db.clock import DatabaseClock
+    from app.db.needed_weights import SqlNeededWeights
+
+    state = open_state(settings)
+    return SqlNeededWeights(state, newest=newest, clock=DatabaseClock(state))
+
+
 def open_engines(settings: Settings) -> "HttpEngines | VllmEngines":
     """The Engines port of the gateway: embedded engines, found through the ledger, else at RATCHET_ENGINES; or vLLM (`vllm+http://…`)."""
     from app.serving.client import HttpEngines
@@ -592,7 +602,7 @@ def open_engines(settings: Settings) -> "HttpEngines | VllmEngines":
     if vllm and len(vllm) < len(settings.engines):
         raise BadConfig("RATCHET_ENGINES mixes vLLM servers and embedded engines: list one kind only")
     if vllm:
-        return VllmEngines(vllm)
+        return VllmEngines(vllm, holders=engine_ledger(settings).holders, api_key=settings.vllm_key)
     ledger = engine_ledger(settings)
     return HttpEngines(settings.engines, addresses=ledger.addresses)
 

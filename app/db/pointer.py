@@ -96,6 +96,20 @@ def wanted_versions(connection: Connection) -> set[tuple[str, str]]:
     return wanted | {(row.policy, row.digest) for row in candidates}
 
 
+def versions_by_role(connection: Connection, policy: str) -> dict[str, list[str]]:
+    """What `wanted_versions` are wanted for: `champion`, `candidate` (those with traffic first, then the newest), `previous` (the
+    holdback's reference first)."""
+    pointer = read_pointer(connection, policy)
+    table = releases
+    moving = connection.execute(select(table).where(table.c.policy == policy, table.c.state.in_(CANDIDATES))).all()
+    served = [state.value for state in SERVED]
+    ordered = sorted(moving, key=lambda row: (served.index(row.state) if row.state in served else len(served), -row.changed_at.timestamp()))
+    champion = [] if pointer is None else [pointer.digest]
+    back = [] if pointer is None else [digest for digest in (pointer.reference, pointer.previous) if digest is not None]
+    roles = {"champion": champion, "candidate": [row.digest for row in ordered if row.digest not in champion]}
+    return roles | {"previous": [digest for digest in dict.fromkeys(back) if digest not in champion]}
+
+
 def read_route(connection: Connection, policy: str) -> Route | None:
     """The route of a policy as the tables say it now; None before its first deployment."""
     pointer = read_pointer(connection, policy)

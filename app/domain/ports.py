@@ -115,6 +115,14 @@ class EngineLedger(Protocol):
         """Base URLs of the engines that reported the version ready in the last seconds."""
         ...
 
+    def holders(self, digest: str) -> Mapping[str, str | None]:
+        """The same, each with what is wrong with its log-probabilities, None where nothing is."""
+        ...
+
+    def roles(self, policy: str) -> Mapping[str, Sequence[str]]:
+        """What the versions of a policy are wanted for: digests by `champion`, `candidate` and `previous`, the most wanted first."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeSummary:

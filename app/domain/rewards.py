@@ -29,6 +29,8 @@ class Exclusion(StrEnum):
     NO_CONSENT = "no_consent"
     ERASED = "erased"
     NO_LOGPROBS = "no_logprobs"
+    MIXED_VERSIONS = "mixed_versions"
+    """The engine's weights were replaced while it was sampled, or just before: the version it is recorded under did not sample it all."""
     NO_RATIO = "no_ratio"
     """Drawn at temperature 0, or with a top-p whose kept mass is not known: no importance ratio can be formed."""
     IMPORTED = "imported"

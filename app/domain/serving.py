@@ -51,5 +51,7 @@ class GenerationChunk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """On the last chunk, where asked for and the model has experts: [T, L, K]."""
     kept_log_mass: list[float] | None = None
     """On the last chunk, where top_p < 1 and the engine says it: [T], log of the probability mass that top-p kept."""
+    mixed_versions: str | None = None
+    """On the last chunk, where not every token was sampled by the version that was asked for: a sentence. Such a turn is not trained on."""
     message: str | None = None
     """On the last chunk, with finish_reason `error`: what went wrong."""

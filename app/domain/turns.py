@@ -6,6 +6,9 @@ from typing import Any
 
 import msgspec
 
+MIXED_VERSIONS = "mixed_versions"
+"""Tag of a turn that its version did not sample alone; its value says how."""
+
 
 class FinishReason(StrEnum):
     """Why sampling ended. Every one has an explicit consequence in labelling; none pays zero silently."""

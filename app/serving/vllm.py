@@ -1,48 +1,78 @@
-"""vLLM behind the same ports: an adapter to its OpenAI server, and the control side that keeps versions on it.
+"""vLLM behind the `Engines` port: an adapter to its servers.
 
-What was run: everything here against a small fake server (`tests/fakes/vllm.py`) that answers in the shapes vLLM documents; no part
-of it against a real vLLM, which needs a GPU. The fields and endpoints are those of vLLM 0.18 to 0.32:
+    chat ─▶ /tokenize (the server's chat template) ─▶ /inference/v1/generate (tokens in; text, tokens, log-probabilities out)
 
-- `return_token_ids` on `/v1/chat/completions` (vLLM PR 22587): `prompt_token_ids` on the first chunk, `choices[].token_ids` per chunk;
-- `logprobs` are of the distribution actually sampled only with `--logprobs-mode processed_logprobs`: start the server with it;
-- adapters: `POST /v1/load_lora_adapter`, `/v1/unload_lora_adapter`, with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True;
-- scoring: `prompt_logprobs` on `/v1/completions`, `choices[].prompt_logprobs` per prompt token, which are of the unprocessed model;
-- weights: `/pause`, `/start_weight_update`, `/update_weights`, `/finish_weight_update`, `/resume`, with VLLM_SERVER_DEV_MODE=1.
+That endpoint and no chat completion, because it alone says which weights sampled each token (`weight_versions`), and because it parses
+no tool calls, which loses token ids (vllm-project/vllm#27482). Served and tested with vLLM 0.32 (`make test-real`), started with
 
-A version is a model name: the base is served with `--served-model-name DIGEST`, an adapter is loaded under its digest. Do not give the
-server a tool-call parser: with one, streamed token ids go missing (vllm-project/vllm#27482); the gateway parses calls itself.
-Not covered: routed experts (their wire format on the chat endpoint is not documented).
+    --logprobs-mode processed_logprobs      log-probabilities of the distribution that was sampled
+    --served-model-name DIGEST              the version it is started on
+    VLLM_ALLOW_RUNTIME_LORA_UPDATING=True   adapters come and go (`app.serving.vllm_residency`), with --enable-lora
+    VLLM_SERVER_DEV_MODE=1                  weights are replaced in place and labelled, with --weight-transfer-config (infra/vllm)
+
+A version is held by a server whose base has its digest (by label, else by name) or that has an adapter of that name. A turn whose tokens
+were not all sampled by the version that was asked for says so, and is not trained on. vLLM does not say what top-p kept: the update
+works it out (`pipelines.training.nucleus`). Not covered: routed experts (their wire format says nothing of the last token).
 """
 
-import logging
-import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
-from pathlib import Path
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import httpx
 import msgspec
 
-from app.domain.errors import BadRequest, Overloaded, RatchetError, Refused, Unavailable
-from app.domain.ports import EngineLedger, EngineState, WeightStore
+from app.domain.errors import BadRequest, RatchetError, Unavailable
 from app.domain.serving import GenerateRequest, GenerationChunk, ScoreRequest
 from app.domain.turns import FinishReason
 from app.serving.refusals import require_one_healthy, worst
+from app.serving.vllm_wire import Held, ask_held, gone, other_weights, refusal, sampling_body
 
-log = logging.getLogger(__name__)
+FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+FORGET_S = 0.5
+"""How long it is remembered who holds what."""
+PATIENCE_S = 10.0
+"""How long a request waits for a version that no server holds: one that is being replaced in place comes back within seconds."""
+POLL_S = 0.2
 
-FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
+Holders = Callable[[str], Mapping[str, str | None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a version can be sampled from."""
+
+    url: str
+    model: str
+    label: str | None
+    """What the server calls the base's weights."""
+    doubt: str | None = None
+    """Why its log-probabilities are not to be trained on."""
 
 
 class VllmEngines:
-    """The `Engines` port over vLLM's OpenAI servers, tried in turn."""
+    """The `Engines` port over vLLM servers. `holders` (the ledger) says which of them are ready with a digest, and what is wrong with
+    their log-probabilities; without it, or where it knows none, each server is asked itself. Belongs to one event loop."""
 
     def __init__(
-        self, urls: Sequence[str], *, api_key: str | None = None, client: httpx.AsyncClient | None = None, timeout_s: float = 120.0
+        self,
+        urls: Sequence[str],
+        *,
+        holders: Holders | None = None,
+        api_key: str | None = None,
+        client: httpx.AsyncClient | None = None,
+        timeout_s: float = 120.0,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self._urls = [url.rstrip("/") for url in urls]
+        self._holders = holders
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._client = client or httpx.AsyncClient(timeout=httpx.Timeout(timeout_s, connect=2.0), trust_env=False)
+        self._patience_s = patience_s
+        self._held: dict[str, tuple[float, Held]] = {}
+        self._ready: dict[str, tuple[float, Mapping[str, str | None]]] = {}
         self._turn = 0
 
     async def __aenter__(self) -> Self:
@@ -55,32 +85,33 @@ class VllmEngines:
         """Raise `Unavailable` when no server answers."""
         await require_one_healthy(self._client, self._urls, kind="vLLM server", cure="start one, or correct RATCHET_ENGINES")
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerationChunk]:
-        """Sample one completion. Raises `Unavailable`, `Overloaded`, `BadRequest`, all before the first chunk only."""
-        response = await self._first_willing(request)
-        prompt: list[int] | None = None
-        reason: str | None = None
-        try:
-            async for event in _events(response):
-                prompt = event.get("prompt_token_ids") or prompt
-                for choice in event.get("choices", []):
-                    reason = choice.get("finish_reason") or reason
-                    if chunk := _chunk(choice):
-                        yield chunk
-        except (httpx.HTTPError, msgspec.DecodeError) as error:
-            yield _last(FinishReason.ERROR, prompt, f"vLLM went away while answering ({type(error).__name__})")
-            return
-        finally:
-            await response.aclose()
-        if reason is None:
-            yield _last(FinishReason.ERROR, prompt, "vLLM ended its answer too early")
-        else:
-            yield _last(FINISH.get(reason, FinishReason.STOP), prompt, None)
-
     async def count_tokens(self, request: GenerateRequest) -> int:
-        """Length of the prompt as the server would feed it (`POST /tokenize`)."""
-        body = {"model": request.digest, "messages": request.messages, "tools": request.tools, "add_generation_prompt": True}
-        return int((await self._ask("/tokenize", body, digest=request.digest))["count"])
+        """Length of the prompt as the server would feed it."""
+        _, prompt = await self._tokenized(request)
+        return len(prompt)
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerationChunk]:
+        """Sample one completion. Raises `Unavailable`, `Overloaded`, `BadRequest`, all before the first chunk only.
+
+        Requests that a server aborts before their first token (its weights were replaced) are sent again, as long as patience lasts.
+        """
+        until, again = time.monotonic() + self._patience_s, True
+        while again:
+            again = False
+            place, prompt, response = await self._begin(request)
+            sampled = False
+            try:
+                async for chunk in _chunks(response, place, prompt):
+                    aborted = chunk.finish_reason is FinishReason.ERROR and chunk.message == ABORTED
+                    if aborted and not sampled and time.monotonic() < until:
+                        again = True
+                        break
+                    sampled = sampled or bool(chunk.tokens)
+                    yield chunk
+            finally:
+                await response.aclose()
+            if again:
+                await asyncio.sleep(POLL_S)
 
     async def score(self, request: ScoreRequest) -> list[float]:
         """Log-probability of each completion token, from `prompt_logprobs` of `/v1/completions`.
@@ -90,77 +121,144 @@ class VllmEngines:
         if (request.temperature, request.top_p) != (1.0, 1.0):
             raise BadRequest("vLLM scores given tokens at temperature 1 and top_p 1 only: such turns cannot be judged off policy")
         tokens = [*request.prompt_tokens, *request.completion_tokens]
-        body = {"model": request.digest, "prompt": tokens, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
-        answer = await self._ask("/v1/completions", body, digest=request.digest)
-        places: list[dict[str, Any] | None] = answer["choices"][0].get("prompt_logprobs") or []
-        if len(places) != len(tokens):
-            raise BadRequest(f"vLLM gave {len(places)} prompt log-probabilities for {len(tokens)} tokens: it cannot score here")
-        scored = list(zip(places, tokens, strict=True))[len(request.prompt_tokens) :]
-        return [float((place or {})[str(token)]["logprob"]) for place, token in scored]
+        body = {"prompt": tokens, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+        _, response = await self._first_willing(request.digest, "/v1/completions", lambda place: body | {"model": place.model})
+        return scored_tokens(msgspec.json.decode(await _whole(response), type=dict[str, Any]), tokens)[len(request.prompt_tokens) - 1 :]
 
-    async def _ask(self, path: str, body: dict[str, Any], *, digest: str) -> dict[str, Any]:
-        """The first willing server's answer."""
-        refusals: list[RatchetError] = []
-        for url in self._in_turn():
-            try:
-                response = await self._client.post(url + path, json=body, headers=self._headers)
-            except httpx.HTTPError as error:
-                refusals.append(_gone(url, error))
-                continue
-            if response.status_code == 200:
-                return response.json()
-            refusals.append(_refusal(response.status_code, response.content, response.headers))
-        raise _worst(refusals, digest)
+    # --- one request ----------------------------------------------------------------------------------------------------------------
 
-    async def _first_willing(self, request: GenerateRequest) -> httpx.Response:
+    async def _tokenized(self, request: GenerateRequest) -> tuple[Place, list[int]]:
+        body = {"messages": request.messages, "tools": request.tools, "add_generation_prompt": True}
+        place, response = await self._first_willing(request.digest, "/tokenize", lambda place: body | {"model": place.model})
+        answer = msgspec.json.decode(await _whole(response), type=dict[str, Any])
+        return place, [int(token) for token in answer["tokens"]]
+
+    async def _begin(self, request: GenerateRequest) -> tuple[Place, list[int], httpx.Response]:
+        """The prompt as one server tokenised it, and the stream of the first that samples from it."""
+        _, prompt = await self._tokenized(request)
+        sampling = sampling_body(request.sampling)
+
+        def body(place: Place) -> dict[str, Any]:
+            return {"model": place.model, "token_ids": prompt, "sampling_params": sampling, "stream": True, "output_mode": "text"}
+
+        place, response = await self._first_willing(request.digest, "/inference/v1/generate", body)
+        return place, prompt, response
+
+    async def _first_willing(self, digest: str, path: str, body: Callable[[Place], dict[str, Any]]) -> tuple[Place, httpx.Response]:
+        """The first server's answer that is not a refusal, not read yet. Raises what they said when all refused."""
         refusals: list[RatchetError] = []
-        for url in self._in_turn():
-            sent = self._client.build_request("POST", f"{url}/v1/chat/completions", json=chat_body(request), headers=self._headers)
+        for place in await self._places(digest, refusals):
+            sent = self._client.build_request("POST", place.url + path, json=body(place), headers=self._headers)
             try:
                 response = await self._client.send(sent, stream=True)
             except httpx.HTTPError as error:
-                refusals.append(_gone(url, error))
+                self._forget(digest, place.url)
+                refusals.append(gone(place.url, error))
                 continue
             if response.status_code == 200:
-                return response
-            refusals.append(_refusal(response.status_code, await response.aread(), response.headers))
+                return place, response
+            refusals.append(refusal(place.url, response.status_code, await response.aread(), response.headers))
             await response.aclose()
-        raise _worst(refusals, request.digest)
+            self._forget(digest, place.url)
+        raise worst(refusals, otherwise=f"no vLLM server holds the weights {digest[:12]}")
 
-    def _in_turn(self) -> list[str]:
-        self._turn += 1
-        first = self._turn % len(self._urls) if self._urls else 0
-        return self._urls[first:] + self._urls[:first]
+    # --- who holds what -------------------------------------------------------------------------------------------------------------
+
+    async def _places(self, digest: str, refusals: list[RatchetError]) -> list[Place]:
+        """Where the version can be sampled from, beginning with another server each time; waits a while for one."""
+        until = time.monotonic() + self._patience_s
+        while True:
+            refusals.clear()
+            places = await self._places_now(digest, refusals)
+            answering = len(refusals) < len(self._urls)
+            if places or not answering or time.monotonic() >= until:
+                self._turn += 1
+                first = self._turn % len(places) if places else 0
+                return places[first:] + places[:first]
+            await asyncio.sleep(POLL_S)
+
+    async def _places_now(self, digest: str, refusals: list[RatchetError]) -> list[Place]:
+        ready = await self._ready_with(digest)
+        places: list[Place] = []
+        for url in [url for url in self._urls if url in ready] or self._urls:
+            try:
+                held = await self._held_by(url)
+            except RatchetError as error:
+                refusals.append(error)
+                continue
+            if (model := held.model(digest)) is not None:
+                places.append(Place(url=url, model=model, label=held.version, doubt=ready.get(url)))
+        return places
+
+    async def _ready_with(self, digest: str) -> Mapping[str, str | None]:
+        if self._holders is None:
+            return {}
+        known_at, ready = self._ready.get(digest, (0.0, {}))
+        if time.monotonic() - known_at > FORGET_S:
+            found = await asyncio.to_thread(self._holders, digest)
+            ready = {url.removeprefix("vllm+").rstrip("/"): doubt for url, doubt in found.items()}
+            self._ready[digest] = (time.monotonic(), ready)
+        return ready
+
+    async def _held_by(self, url: str) -> Held:
+        known_at, held = self._held.get(url, (0.0, None))
+        if held is None or time.monotonic() - known_at > FORGET_S:
+            held = await ask_held(self._client, url, self._headers)
+            self._held[url] = (time.monotonic(), held)
+        return held
+
+    def _forget(self, digest: str, url: str) -> None:
+        self._held.pop(url, None)
+        self._ready.pop(digest, None)
 
 
-def chat_body(request: GenerateRequest) -> dict[str, Any]:
-    """The request as vLLM's chat endpoint takes it: token ids and log-probabilities asked for, everything that would bend the
-    distribution beyond temperature and top-p switched off (vLLM else takes it from the model's generation_config.json)."""
-    sampling = request.sampling
-    body: dict[str, Any] = {
-        "model": request.digest, "messages": request.messages, "stream": True, "logprobs": True, "return_token_ids": True,
-        "temperature": sampling.temperature, "top_p": sampling.top_p, "max_tokens": sampling.max_tokens, "stop": list(sampling.stop),
-        "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
-    }  # fmt: skip
-    if sampling.seed is not None:
-        body["seed"] = sampling.seed
-    if request.tools:
-        # "none" keeps the server from parsing calls; the tools are still part of the prompt
-        body |= {"tools": request.tools, "tool_choice": "none"}
-    return body
+ABORTED = "vLLM aborted it: its weights were replaced, or somebody told it to"
 
 
-def _chunk(choice: Mapping[str, Any]) -> GenerationChunk | None:
+async def _chunks(response: httpx.Response, place: Place, prompt: list[int]) -> AsyncIterator[GenerationChunk]:
+    """The stream of one answer as chunks; the last one says how it ended and whether it may be trained on."""
+    reason: str | None = None
+    spans: list[dict[str, Any]] | None = None
+    try:
+        async for event in _events(response):
+            for choice in event.get("choices", []):
+                reason = choice.get("finish_reason") or reason
+                spans = choice.get("weight_versions") or spans
+                if chunk := _chunk(choice, logged=place.doubt is None):
+                    yield chunk
+    except (httpx.HTTPError, msgspec.DecodeError) as error:
+        yield _last(FinishReason.ERROR, prompt, message=f"vLLM went away while answering ({type(error).__name__})")
+        return
+    if reason is None:
+        yield _last(FinishReason.ERROR, prompt, message="vLLM ended its answer too early")
+    elif reason == "abort":
+        yield _last(FinishReason.ERROR, prompt, message=ABORTED)
+    else:
+        yield _last(FINISH.get(reason, FinishReason.STOP), prompt, mixed=other_weights(spans, asked=place.label))
+
+
+def _chunk(choice: Mapping[str, Any], *, logged: bool) -> GenerationChunk | None:
     """One streamed choice; None when it carries nothing. Where counts differ, both are passed on: the gateway then marks the turn as
     one without log-probabilities rather than guess which belong together."""
     tokens = [int(token) for token in choice.get("token_ids") or []]
-    logprobs = [float(item["logprob"]) for item in (choice.get("logprobs") or {}).get("content") or []]
-    text = (choice.get("delta") or {}).get("content") or ""
+    logprobs = [float(item["logprob"]) for item in (choice.get("logprobs") or {}).get("content") or []] if logged else []
+    text = choice.get("text") or ""
     return GenerationChunk(text=text, tokens=tokens, logprobs=logprobs) if tokens or logprobs or text else None
 
 
-def _last(reason: FinishReason, prompt: list[int] | None, message: str | None) -> GenerationChunk:
-    return GenerationChunk(text="", tokens=[], logprobs=[], finish_reason=reason, prompt_tokens=prompt, message=message)
+def _last(reason: FinishReason, prompt: list[int], *, message: str | None = None, mixed: str | None = None) -> GenerationChunk:
+    return GenerationChunk(
+        text="", tokens=[], logprobs=[], finish_reason=reason, prompt_tokens=prompt, message=message, mixed_versions=mixed
+    )
+
+
+async def _whole(response: httpx.Response) -> bytes:
+    try:
+        return await response.aread()
+    except httpx.HTTPError as error:
+        raise Unavailable(f"vLLM went away while answering ({type(error).__name__})") from error
+    finally:
+        await response.aclose()
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
@@ -173,121 +271,9 @@ async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
             yield msgspec.json.decode(data, type=dict[str, Any])
 
 
-def _worst(refusals: list[RatchetError], digest: str) -> RatchetError:
-    return worst(refusals, otherwise=f"no vLLM server holds the weights {digest[:12]}")
-
-
-def _gone(url: str, error: Exception) -> Unavailable:
-    return Unavailable(f"vLLM at {url} does not answer ({type(error).__name__}): start it, or correct RATCHET_ENGINES")
-
-
-def _refusal(status: int, content: bytes, headers: Mapping[str, str]) -> RatchetError:
-    try:
-        body = msgspec.json.decode(content, type=dict[str, Any])
-        message = str((body.get("error") or body).get("message") or body)
-    except (msgspec.DecodeError, AttributeError):
-        message = f"vLLM answered {status}"
-    if status == 429:
-        return Overloaded(message, retry_after_s=float(headers.get("retry-after", "1")))
-    if status in (400, 422):
-        return BadRequest(message, code="context_length_exceeded" if "context length" in message else "invalid_request")
-    return Unavailable(message)
-
-
-class VllmControl:
-    """The control side of one vLLM server: adapters come and go, weights are replaced between requests."""
-
-    def __init__(self, url: str, *, api_key: str | None = None, client: httpx.Client | None = None) -> None:
-        self.url = url.rstrip("/")
-        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        self._client = client or httpx.Client(timeout=httpx.Timeout(300.0, connect=2.0), trust_env=False)
-        self._client.headers.update(headers)
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._client.close()
-
-    def held(self) -> set[str]:
-        """Model names the server answers to: digests, where it was started as the module docstring says."""
-        return {str(model["id"]) for model in self._call("GET", "/v1/models").json()["data"]}
-
-    def load_adapter(self, digest: str, folder: Path) -> None:
-        """Load a LoRA adapter under its digest; the server must see the same folder."""
-        self._call("POST", "/v1/load_lora_adapter", {"lora_name": digest, "lora_path": str(folder)})
-
-    def unload_adapter(self, digest: str) -> None:
-        """Unload it."""
-        self._call("POST", "/v1/unload_lora_adapter", {"lora_name": digest})
-
-    def replace_weights(self, update_info: Mapping[str, Any]) -> None:
-        """Replace the base's weights in place, between requests.
-
-        `wait` lets running requests finish on the old weights: with vLLM's `keep` they would go on with the new ones, and a request
-        must never see mixed weights. When a step fails the server stays paused, because what it holds then is neither version.
-        """
-        self._call("POST", "/pause?mode=wait&clear_cache=true")
-        try:
-            self._call("POST", "/start_weight_update", {"is_checkpoint_format": True})
-            self._call("POST", "/update_weights", {"update_info": dict(update_info)})
-            self._call("POST", "/finish_weight_update", {})
-        except RatchetError as error:
-            raise Refused(f"the weights on {self.url} are half replaced and it stays paused: restart that server ({error})") from error
-        self._call("POST", "/resume")
-
-    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
-        try:
-            response = self._client.request(method, self.url + path, json=body)
-        except httpx.HTTPError as error:
-            raise _gone(self.url, error) from error
-        if response.status_code >= 400:
-            raise _refusal(response.status_code, response.content, response.headers)
-        return response
-
-
-class VllmResidency:
-    """Keeps the adapters that are wanted on one server and reports what it holds; call `turn` every second."""
-
-    def __init__(self, control: VllmControl, ledger: EngineLedger, weights: WeightStore) -> None:
-        self._control = control
-        self._ledger = ledger
-        self._weights = weights
-        self._loaded: set[str] = set()
-        """Adapters loaded by us; what the server was started with is never unloaded."""
-
-    def turn(self) -> None:
-        """One round: load what is missing, unload what nobody wants, report. Raises `Unavailable` while the server does not answer."""
-        wanted, held = self._ledger.wanted(), self._control.held()
-        for policy, digest in sorted(wanted):
-            if digest in held or self._bring(policy, digest):
-                self._ledger.report(policy, digest, EngineState.READY)
-        for digest in sorted(self._loaded - {digest for _, digest in wanted}):
-            self._control.unload_adapter(digest)
-            self._loaded.discard(digest)
-
-    def _bring(self, policy: str, digest: str) -> bool:
-        """Load one adapter; whether it is there now."""
-        try:
-            folder = self._weights.path(digest)
-            if not (folder / "adapter_config.json").is_file():
-                raise Refused(f"{digest[:12]} is a whole model: start a vLLM server with --served-model-name {digest} on {folder}")
-            self._control.load_adapter(digest, folder)
-        except RatchetError as error:
-            log.error("version failed to load digest=%s error=%s", digest, error)
-            self._ledger.report(policy, digest, EngineState.FAILED, str(error))
-            return False
-        self._loaded.add(digest)
-        return True
-
-
-def keep_versions(url: str, ledger: EngineLedger, weights: WeightStore, *, stop: threading.Event, every_s: float = 1.0) -> None:
-    """Keep one server's adapters as the ledger wants them until `stop` is set; a server or database that is away is waited for."""
-    control = VllmControl(url)
-    residency = VllmResidency(control, ledger, weights)
-    log.info("engine ready address=%s kind=vllm", url)
-    while not stop.is_set():
-        try:
-            residency.turn()
-        except RatchetError as error:
-            log.warning("residency waits error=%s", error)
-        stop.wait(every_s)
-    control.close()
+def scored_tokens(answer: Mapping[str, Any], tokens: Sequence[int]) -> list[float]:
+    """Log-probability of each token but the first, out of an answer with `prompt_logprobs`. Raises `BadRequest`."""
+    places: list[dict[str, Any] | None] = answer["choices"][0].get("prompt_logprobs") or []
+    if len(places) != len(tokens):
+        raise BadRequest(f"vLLM gave {len(places)} prompt log-probabilities for {len(tokens)} tokens: it cannot score here")
+    return [float((place or {})[str(token)]["logprob"]) for place, token in list(zip(places, tokens, strict=True))[1:]]

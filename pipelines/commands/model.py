@@ -36,6 +36,24 @@ def tiny(out: Path, seed: int) -> None:
     click.echo(f"the tiny model is at {out}, digest {write_tiny(out, seed=seed)[:12]}")
 
 
+@model.command()
+@click.option("--keep", type=click.IntRange(1), default=10, show_default=True, help="Newest versions and former champions kept per policy.")
+@click.option("--older-than-h", type=click.FloatRange(0), default=24.0, show_default=True, help="Younger ones are never removed.")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+def prune(keep: int, older_than_h: float, dry_run: bool) -> None:
+    """Remove weights that no pointer, holdback, anchor, engine, candidate or running job of this deployment needs, and no rollback may."""
+    from app import wiring
+    from app.policy.prune import prune as remove
+    from app.settings import from_environment
+
+    settings = from_environment()
+    rows, weights = wiring.needed_weights(settings, newest=keep), wiring.open_weights(settings)
+    gone = remove(weights, known=rows.known(), needed=rows.needed, min_age_s=older_than_h * 3600, dry=dry_run)
+    for digest in gone:
+        click.echo(f"{'would remove' if dry_run else 'removed'} {digest[:12]}")
+    click.echo(f"{len(gone)} of {len(weights.ages_s()) + (0 if dry_run else len(gone))} versions in {settings.weights}")
+
+
 @model.command(name="list")
 @click.option("--folder", type=click.Path(path_type=Path), default=MODELS, show_default=True)
 def list_models(folder: Path) -> None:

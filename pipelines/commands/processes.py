@@ -12,6 +12,7 @@ import time
 import click
 
 from app import wiring
+from app.domain.errors import BadConfig, RatchetError
 from app.logging import configure
 from app.settings import Settings, from_environment, owner_of, read_toml
 
@@ -154,6 +155,7 @@ def loop() -> None:
         registry=ports.registry,
     )  # fmt: skip
     threading.Thread(target=project_forever, args=(list(policies), stop, projection), name="projection", daemon=True).start()
+    threading.Thread(target=prune_forever, args=(settings, stop), name="prune", daemon=True).start()
     # In this thread, because Ray's own processes die with the thread that started them; and it takes SIGTERM, which is given back to us.
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     world.warm()
@@ -161,6 +163,25 @@ def loop() -> None:
         signal.signal(number, handler)
     log.info("loop ready policies=%s slot_s=%d", ",".join(policies), config.schedule.slot_s)
     run_forever(tickers, stop)
+
+
+PRUNE_EVERY_S = 3600.0
+PRUNE_AGE_S = 24 * 3600.0
+"""Weights younger than this are never removed: a file may be on its way to somebody who has no row yet."""
+
+
+def prune_forever(settings: Settings, stop: threading.Event, *, every_s: float = PRUNE_EVERY_S) -> None:
+    """Once an hour, remove weights that nothing needs any more (`ratchet model prune`); a store or database that is away is waited for."""
+    from app.policy.prune import prune
+
+    while not stop.wait(every_s):
+        try:
+            rows, weights = wiring.needed_weights(settings), wiring.open_weights(settings)
+            gone = prune(weights, known=rows.known(), needed=rows.needed, min_age_s=PRUNE_AGE_S)
+        except (RatchetError, OSError) as error:
+            log.warning("pruning waits error=%s", error)
+        else:
+            log.info("weights pruned count=%d", len(gone))
 
 
 @click.command()
@@ -175,15 +196,20 @@ def api() -> None:
 @click.option("--policy", "only", multiple=True, help="Serve only this policy (repeatable); all by default.")
 @click.option("--rows", type=click.IntRange(1, 1024), default=16, show_default=True, help="Sequences decoded together, per version.")
 @click.option("--threads", type=click.IntRange(1), envvar="RATCHET_ENGINE_THREADS", help="CPU threads; all cores by default.")
-@click.option("--vllm", metavar="URL", help="Sample nothing here: keep the wanted adapters on this vLLM server and report what it holds.")
-def engine(host: str, port: int, only: tuple[str, ...], rows: int, threads: int | None, vllm: str | None) -> None:
-    """Serve the embedded engine: every version the deployment wants, sampled over HTTP."""
+@click.option("--vllm", metavar="URL", help="Sample nothing here: keep what is wanted on this vLLM server and report what it holds.")
+@click.option("--in-place", type=click.Choice(["champion", "candidate", "previous"]), help=(
+    "With --vllm and one --policy: replace the server's weights as a whole and follow this role, instead of loading adapters."
+))  # fmt: skip
+@click.option("--pause", type=click.Choice(["keep", "abort"]), default="keep", show_default=True, help=(
+    "With --in-place: answers being written go on with the new weights and are not trained on, or end and are asked for again."
+))  # fmt: skip
+def engine(
+    host: str, port: int, only: tuple[str, ...], rows: int, threads: int | None, vllm: str | None, in_place: str | None, pause: str
+) -> None:
+    """Serve the embedded engine: every version the deployment wants, sampled over HTTP. With --vllm: look after a vLLM server."""
     settings, stop = begin("engine")
     if vllm is not None:
-        from app.serving.vllm import keep_versions
-
-        ledger = wiring.engine_ledger(settings, engine_id=vllm, address=f"vllm+{vllm}")
-        keep_versions(vllm, ledger, wiring.open_weights(settings), stop=stop)
+        keep_vllm(settings, vllm, only=only or tuple(wiring.load_policies(settings)), role=in_place, pause=pause, stop=stop)
         return
     from app.serving.process import serve_engine
 
@@ -191,6 +217,27 @@ def engine(host: str, port: int, only: tuple[str, ...], rows: int, threads: int 
     ledger = wiring.engine_ledger(settings, engine_id=f"{socket.gethostname()}:{port}", address=address)
     weights = wiring.open_weights(settings)
     serve_engine(ledger, weights, host=host, port=port, only=frozenset(only) or None, rows=rows, threads=threads, stop=stop)
+
+
+def keep_vllm(settings: Settings, url: str, *, only: tuple[str, ...], role: str | None, pause: str, stop: threading.Event) -> None:
+    """Keep a vLLM server as the deployment wants it until `stop` is set."""
+    from app.serving.vllm_control import Pause, VllmControl
+    from app.serving.vllm_residency import Adapters, InPlace, VllmServer, keep_versions
+
+    if role is not None and len(only) != 1:
+        raise BadConfig(f"a server whose weights are replaced in place serves one policy and {len(only)} are meant: name it with --policy")
+    ledger = wiring.engine_ledger(settings, engine_id=url, address=f"vllm+{url}")
+    control = VllmControl(url, api_key=settings.vllm_key)
+    server = VllmServer(control, wiring.open_weights(settings))
+    residency = (
+        Adapters(server, ledger, only=frozenset(only))
+        if role is None
+        else InPlace(server, ledger, policy=only[0], role=role, pause=Pause(pause))
+    )
+    log.info("engine ready address=%s kind=vllm way=%s", url, role or "adapters")
+    keep_versions(residency, stop=stop)
+    ledger.forget()
+    control.close()
 
 
 @click.command()

@@ -24,7 +24,7 @@ from app.domain.assignment import unit_interval
 from app.domain.events import is_imported
 from app.domain.policies import PolicyConfig
 from app.domain.rewards import Credit, DueTurn, Exclusion, Label, Term, TermScore, TurnFacts
-from app.domain.turns import FinishReason
+from app.domain.turns import MIXED_VERSIONS, FinishReason
 from pipelines.labelling.rule_set import RuleSet
 from pipelines.labelling.terms import COSTS
 
@@ -97,6 +97,7 @@ def _exclusion(facts: TurnFacts, *, is_signal: bool, rule_set: RuleSet) -> Exclu
         (Exclusion.NO_CONSENT, not facts.train_consent),
         (Exclusion.ENGINE_FAULT, facts.finish_reason is FinishReason.ERROR),
         (Exclusion.EMPTY_COMPLETION, facts.completion_tokens == 0),
+        (Exclusion.MIXED_VERSIONS, MIXED_VERSIONS in facts.tags),
         (Exclusion.NO_LOGPROBS, not facts.has_logprobs),
         (Exclusion.NO_SIGNAL, not is_signal and not rule_set.config.train_without_signal),
     ]

@@ -9,6 +9,9 @@ class MemoryEngineLedger:
     def __init__(self, *, address: str = "http://engine") -> None:
         self.wants: set[tuple[str, str]] = set()
         self.states: dict[tuple[str, str], tuple[EngineState, str | None]] = {}
+        self.elsewhere: dict[str, list[str]] = {}
+        """Addresses of other engines that hold a digest."""
+        self.by_role: dict[str, list[str]] = {}
         self.history: list[tuple[str, EngineState]] = []
         self._address = address
 
@@ -22,7 +25,14 @@ class MemoryEngineLedger:
 
     def addresses(self, digest: str) -> list[str]:
         ready = [held for (_, held), (state, _) in self.states.items() if held == digest and state is EngineState.READY]
-        return [self._address] if ready else []
+        return [*([self._address] if ready else []), *self.elsewhere.get(digest, [])]
+
+    def holders(self, digest: str) -> dict[str, str | None]:
+        found = [detail for (_, held), (state, detail) in self.states.items() if held == digest and state is EngineState.READY]
+        return dict.fromkeys([self._address] * len(found), found[0] if found else None)
+
+    def roles(self, policy: str) -> dict[str, list[str]]:
+        return self.by_role
 
     def forget(self) -> None:
         self.states.clear()

@@ -83,3 +83,10 @@ def test_the_champion_is_wanted(database: Engine, clock: FrozenClock) -> None:
             },
         )  # fmt: skip
     assert ledger_of(database, clock, "one").wanted() == {("composer", "d1")}
+
+
+def test_whose_log_probabilities_are_in_doubt_is_said_with_who_holds_the_version(database: Engine, clock: FrozenClock) -> None:
+    one, two = ledger_of(database, clock, "one"), ledger_of(database, clock, "two")
+    one.report("composer", "d1", EngineState.READY, "raw log-probabilities")
+    two.report("composer", "d1", EngineState.READY)
+    assert dict(one.holders("d1")) == {"http://one": "raw log-probabilities", "http://two": None}

@@ -16,7 +16,7 @@ from app.domain.events import CloudEvent, EventType, Exposure
 from app.domain.ids import uuid7
 from app.domain.policies import PolicyConfig
 from app.domain.serving import GenerationChunk
-from app.domain.turns import Assignment, FinishReason, ToolVerdict, TurnServed, Usage
+from app.domain.turns import MIXED_VERSIONS, Assignment, FinishReason, ToolVerdict, TurnServed, Usage
 
 _encode = msgspec.json.Encoder().encode
 SOURCE = "gateway"
@@ -45,6 +45,7 @@ class Recording:
     kept_log_mass: list[float] | None = None
     finish_reason: FinishReason | None = None
     message: str | None = None
+    mixed_versions: str | None = None
     first_token_s: float | None = None
     parsed: tools.Parsed | None = None
 
@@ -59,6 +60,7 @@ class Recording:
             self.prompt_tokens = chunk.prompt_tokens
             self.routed_experts = chunk.routed_experts
             self.kept_log_mass = chunk.kept_log_mass
+            self.mixed_versions = chunk.mixed_versions
             self.finish(chunk.finish_reason, chunk.message)
 
     def finish(self, reason: FinishReason, message: str | None = None) -> None:
@@ -87,8 +89,10 @@ class Recording:
         return Usage(prompt_tokens=len(self.prompt_tokens or ()), completion_tokens=len(self.tokens))
 
     def turn(self, *, finished_at: datetime) -> TurnServed:
-        """The event. Tokens without a prompt or with another number of log-probabilities cannot be trained on and say so."""
+        """The event. Tokens without a prompt, with another number of log-probabilities or of several versions are not trained on."""
         assert self.finish_reason is not None
+        whole = bool(self.prompt_tokens) and len(self.tokens) == len(self.token_logprobs) and self.mixed_versions is None
+        said = {"fault": self.message, MIXED_VERSIONS: self.mixed_versions}
         return TurnServed(
             inference_id=self.request.inference_id,
             episode_id=self.request.episode_id,
@@ -100,7 +104,7 @@ class Recording:
             completion=self.text.replace("\x00", "\ufffd"),
             prompt_tokens=self.prompt_tokens or [],
             completion_tokens=self.tokens,
-            logprobs=self.token_logprobs if self.prompt_tokens and len(self.tokens) == len(self.token_logprobs) else None,
+            logprobs=self.token_logprobs if whole else None,
             routed_experts=self.routed_experts,
             kept_log_mass=self.kept_log_mass,
             sampling=self.request.sampling,
@@ -116,7 +120,7 @@ class Recording:
             kind=self.kind,
             source=SOURCE,
             time_to_first_token_s=self.first_token_s,
-            tags={**self.request.tags, **self.tags, **({"fault": self.message[:200]} if self.message else {})},
+            tags={**self.request.tags, **self.tags, **{name: text[:200] for name, text in said.items() if text}},
         )  # fmt: skip
 
 

@@ -1,25 +1,25 @@
-"""The vLLM adapter against a fake server of vLLM's documented shapes."""
+"""The vLLM adapter against a fake server of vLLM's shapes."""
 
 import asyncio
-import shutil
-from collections.abc import Callable, Coroutine
-from pathlib import Path
-from typing import Any, cast
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
 import httpx
+import msgspec
 import pytest
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
-from app.domain.errors import BadRequest, Overloaded, Refused, Unavailable
-from app.domain.ports import EngineState
-from app.domain.serving import GenerateRequest, GenerationChunk
-from app.domain.turns import FinishReason, SamplingParams
-from app.policy.store import LocalWeights
-from app.serving.vllm import VllmControl, VllmEngines, VllmResidency
-from tests.fakes.engines import MemoryEngineLedger
+from app.domain.errors import BadRequest, Overloaded, Unavailable
+from app.domain.events import EventType
+from app.domain.serving import GenerateRequest, GenerationChunk, ScoreRequest
+from app.domain.turns import MIXED_VERSIONS, FinishReason, SamplingParams, TurnServed
+from app.main import create_app
+from app.serving.vllm import VllmEngines
+from tests.fakes.gateway import CHAMPION, collaborators, events_of
+from tests.fakes.inbox import MemoryInbox
 from tests.fakes.vllm import FakeVllm
 
-DIGEST = "d" * 64
+DIGEST, OTHER = "d" * 64, "e" * 64
 
 
 def request(**changes: Any) -> GenerateRequest:
@@ -29,24 +29,24 @@ def request(**changes: Any) -> GenerateRequest:
     return GenerateRequest(**{**given, **changes})
 
 
-def control_of(server: FakeVllm) -> VllmControl:
-    return VllmControl("http://vllm", client=cast("httpx.Client", TestClient(server.app)))
-
-
-def with_engines(server: FakeVllm, scenario: Callable[[VllmEngines], Coroutine[Any, Any, Any]], *, urls: int = 1) -> Any:
+def with_engines(
+    server: FakeVllm, scenario: Callable[[VllmEngines], Coroutine[Any, Any, Any]], *, urls: int = 1, patience_s: float = 0.0,
+    holders: Callable[[str], Mapping[str, str | None]] | None = None,
+) -> Any:  # fmt: skip
     async def run() -> Any:
         client = httpx.AsyncClient(transport=httpx.ASGITransport(server.app))
-        async with VllmEngines([f"http://vllm-{index}" for index in range(urls)], client=client) as engines:
+        names = [f"http://vllm-{index}" for index in range(urls)]
+        async with VllmEngines(names, client=client, patience_s=patience_s, holders=holders) as engines:
             return await scenario(engines)
 
     return asyncio.run(run())
 
 
-def complete(server: FakeVllm, asked: GenerateRequest) -> list[GenerationChunk]:
+def complete(server: FakeVllm, asked: GenerateRequest, **how: Any) -> list[GenerationChunk]:
     async def scenario(engines: VllmEngines) -> list[GenerationChunk]:
         return [chunk async for chunk in engines.generate(asked)]
 
-    return with_engines(server, scenario)
+    return with_engines(server, scenario, **how)
 
 
 def test_tokens_logprobs_prompt_and_reason_arrive_as_sampled() -> None:
@@ -55,7 +55,8 @@ def test_tokens_logprobs_prompt_and_reason_arrive_as_sampled() -> None:
     assert [logprob for chunk in chunks for logprob in chunk.logprobs] == [-0.5, -1.5, -0.25]
     assert "".join(chunk.text for chunk in chunks) == "a b"
     assert chunks[-1].finish_reason is FinishReason.STOP
-    assert chunks[-1].prompt_tokens == [7, 8, 9]
+    assert chunks[-1].prompt_tokens == [7, 8, 9, 4, 5]
+    assert chunks[-1].mixed_versions is None
     assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
 
 
@@ -65,33 +66,124 @@ def test_nothing_bends_the_distribution_beyond_what_the_turn_records() -> None:
         server,
         request(sampling=SamplingParams(temperature=0.7, top_p=0.9, max_tokens=5, seed=4, stop=("x",)), tools=[{"type": "function"}]),
     )
-    (body,) = server.bodies
-    assert (body["temperature"], body["top_p"], body["max_tokens"], body["seed"], body["stop"]) == (0.7, 0.9, 5, 4, ["x"])
-    assert (body["top_k"], body["min_p"], body["repetition_penalty"]) == (-1, 0.0, 1.0)
-    assert body["logprobs"] is True
-    assert body["return_token_ids"] is True
-    assert body["tool_choice"] == "none"
+    prompt, body = server.bodies
+    assert prompt["tools"] == [{"type": "function"}]
+    asked = body["sampling_params"]
+    assert (asked["temperature"], asked["top_p"], asked["max_tokens"], asked["seed"], asked["stop"]) == (0.7, 0.9, 5, 4, ["x"])
+    assert (asked["top_k"], asked["min_p"], asked["repetition_penalty"], asked["logprobs"]) == (0, 0.0, 1.0, 0)
+    assert body["token_ids"] == [7, 8, 9, 4, 5]
 
 
 def test_a_version_the_server_does_not_hold_is_unavailable() -> None:
-    with pytest.raises(Unavailable, match="does not exist"):
-        complete(FakeVllm("other"), request())
+    with pytest.raises(Unavailable, match="no vLLM server holds the weights dddd"):
+        complete(FakeVllm(OTHER), request())
+
+
+def test_a_version_loaded_as_an_adapter_is_asked_for_by_its_digest() -> None:
+    server = FakeVllm(OTHER)
+    server.adapters[DIGEST] = None
+    complete(server, request())
+    assert [body["model"] for body in server.bodies] == [DIGEST, DIGEST]
+
+
+def test_a_server_whose_weights_were_replaced_no_longer_answers_to_the_digest_it_was_started_under() -> None:
+    server = FakeVllm(DIGEST)
+    server.version = OTHER
+    with pytest.raises(Unavailable, match="no vLLM server holds"):
+        complete(server, request())
+    complete(server, request(digest=OTHER))
+    assert server.bodies[-1]["model"] == DIGEST  # the name it was started under
+
+
+def test_a_turn_across_two_versions_says_so_and_which() -> None:
+    server = FakeVllm(DIGEST)
+    server.version = DIGEST
+    server.labels = [DIGEST, OTHER, OTHER]
+    last = complete(server, request())[-1]
+    assert "dddddddddddd from token 0, eeeeeeeeeeee from token 1" in str(last.mixed_versions)
+
+
+def test_a_turn_that_other_weights_sampled_as_a_whole_says_so() -> None:
+    server = FakeVllm(DIGEST)
+    server.version, server.labels = DIGEST, [OTHER] * 3
+    assert "not by dddddddddddd" in str(complete(server, request())[-1].mixed_versions)
+
+
+def test_weights_that_came_back_in_the_middle_of_an_answer_are_seen() -> None:
+    server = FakeVllm(DIGEST)
+    server.version, server.labels = DIGEST, [DIGEST, OTHER, DIGEST]
+    assert complete(server, request())[-1].mixed_versions is not None
+
+
+def test_an_answer_aborted_before_its_first_token_is_asked_for_again() -> None:
+    server = FakeVllm(DIGEST)
+    server.aborts = 1
+    chunks = complete(server, request(), patience_s=5.0)
+    assert [token for chunk in chunks for token in chunk.tokens] == [11, 12, 2]
+    assert chunks[-1].finish_reason is FinishReason.STOP
+
+
+def test_an_answer_aborted_by_the_server_is_the_engines_fault_and_not_the_persons() -> None:
+    server = FakeVllm(DIGEST)
+    server.aborts = 99
+    last = complete(server, request())[-1]
+    assert last.finish_reason is FinishReason.ERROR
+    assert "aborted" in str(last.message)
+
+
+def test_a_server_in_doubt_answers_without_log_probabilities() -> None:
+    chunks = complete(FakeVllm(DIGEST), request(), holders=lambda _: {"vllm+http://vllm-0": "raw"})
+    assert [token for chunk in chunks for token in chunk.tokens] == [11, 12, 2]
+    assert [logprob for chunk in chunks for logprob in chunk.logprobs] == []
+
+
+def test_a_request_waits_for_a_version_that_is_being_put_in_place() -> None:
+    server = FakeVllm(OTHER)
+
+    async def scenario(engines: VllmEngines) -> FinishReason | None:
+        async def arrive() -> None:
+            await asyncio.sleep(0.3)
+            server.version = DIGEST
+
+        arriving = asyncio.create_task(arrive())
+        chunks = [chunk async for chunk in engines.generate(request())]
+        await arriving
+        return chunks[-1].finish_reason
+
+    assert with_engines(server, scenario, patience_s=20.0) is FinishReason.STOP
+
+
+def test_only_servers_that_the_ledger_calls_ready_are_asked() -> None:
+    async def run() -> set[str]:
+        asked: set[str] = set()
+
+        async def note(sent: httpx.Request) -> None:
+            asked.add(sent.url.host)
+
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(FakeVllm(DIGEST).app), event_hooks={"request": [note]})
+        urls = ["http://vllm-0", "http://vllm-1", "http://vllm-2"]
+        async with VllmEngines(urls, client=client, holders=lambda _: {"vllm+http://vllm-1": None}) as engines:
+            for _ in range(3):
+                assert [chunk async for chunk in engines.generate(request())]
+        return asked
+
+    assert asyncio.run(run()) == {"vllm-1"}
 
 
 @pytest.mark.parametrize(("status", "kind"), [(429, Overloaded), (400, BadRequest), (503, Unavailable), (500, Unavailable)])
 def test_refusals_are_told_apart(status: int, kind: type[Exception]) -> None:
     server = FakeVllm(DIGEST)
-    server.failing["/v1/chat/completions"] = status
+    server.failing["/inference/v1/generate"] = status
     with pytest.raises(kind) as refused:
         complete(server, request())
     if isinstance(refused.value, Overloaded):
         assert refused.value.retry_after_s == 3.0
 
 
-@pytest.mark.parametrize("events", [0, 1, 3])
-def test_an_answer_that_is_cut_off_ends_as_an_error(events: int) -> None:
+@pytest.mark.parametrize("tokens", [0, 1, 2])
+def test_an_answer_that_is_cut_off_ends_as_an_error(tokens: int) -> None:
     server = FakeVllm(DIGEST)
-    server.cut_after = events
+    server.cut_after = tokens
     last = complete(server, request())[-1]
     assert last.finish_reason is FinishReason.ERROR
     assert "too early" in str(last.message)
@@ -110,38 +202,22 @@ def test_tokens_are_counted_by_the_server_and_it_can_be_pinged() -> None:
         with_engines(server, lambda engines: engines.ping())
 
 
-def test_weights_are_replaced_only_between_requests() -> None:
-    server = FakeVllm(DIGEST)
-    control = control_of(server)
-    control.replace_weights({"names": ["w"]})
-    assert server.calls == [
-        "/pause?mode=wait&clear_cache=true", "/start_weight_update", "/update_weights", "/finish_weight_update", "/resume",
-    ]  # fmt: skip
+def test_given_tokens_are_scored_by_the_version_that_was_asked_for() -> None:
+    server = FakeVllm(OTHER)
+    server.adapters[DIGEST] = None
+    asked = ScoreRequest(policy="composer", digest=DIGEST, prompt_tokens=[7, 8], completion_tokens=[11, 12, 2])
+    assert with_engines(server, lambda engines: engines.score(asked)) == [-0.5, -1.5, -0.25]
+    assert server.bodies[-1]["model"] == DIGEST
 
 
-@pytest.mark.parametrize("path", ["/start_weight_update", "/update_weights", "/finish_weight_update"])
-def test_a_server_with_half_replaced_weights_is_never_resumed(path: str) -> None:
-    server = FakeVllm(DIGEST)
-    server.failing[path] = 500
-    with pytest.raises(Refused, match="stays paused"):
-        control_of(server).replace_weights({})
-    assert "/resume" not in server.calls
-
-
-def test_wanted_adapters_are_loaded_and_unwanted_ones_unloaded(tmp_path: Path, tiny_model: Path) -> None:
-    adapter, whole = "a" * 64, "b" * 64
-    for digest in (adapter, whole):
-        shutil.copytree(tiny_model, tmp_path / digest)
-    (tmp_path / adapter / "adapter_config.json").write_text("{}")
-    server, ledger = FakeVllm(DIGEST), MemoryEngineLedger()
-    residency = VllmResidency(control_of(server), ledger, LocalWeights(tmp_path))
-    ledger.wants = {("composer", DIGEST), ("composer", adapter), ("composer", whole), ("composer", "c" * 64)}
-    residency.turn()
-    assert server.calls == [f"load {adapter} {tmp_path / adapter}"]
-    states = {digest: state for (_, digest), (state, _) in ledger.states.items()}
-    assert states == {DIGEST: EngineState.READY, adapter: EngineState.READY, whole: EngineState.FAILED, "c" * 64: EngineState.FAILED}
-    assert f"--served-model-name {whole}" in str(ledger.states[("composer", whole)][1])
-    ledger.wants = set()
-    residency.turn()
-    assert server.calls[-1] == f"unload {adapter}"
-    assert server.models == {DIGEST}
+def test_a_turn_across_two_versions_is_answered_and_recorded_as_one_that_nobody_may_learn_from() -> None:
+    server = FakeVllm(CHAMPION)
+    server.version, server.labels = CHAMPION, [CHAMPION, CHAMPION, OTHER]
+    inbox, client = MemoryInbox(), httpx.AsyncClient(transport=httpx.ASGITransport(server.app))
+    app = create_app(collaborators(inbox=inbox, engines=VllmEngines(["http://vllm"], client=client)))
+    with TestClient(app) as people:
+        answer = people.post("/v1/chat/completions", json={"model": "composer", "messages": [{"role": "user", "content": "hi"}]})
+    assert answer.json()["choices"][0]["message"]["content"] == "a b"
+    (turn,) = [msgspec.json.decode(event.data, type=TurnServed) for event in events_of(inbox, EventType.TURN)]
+    assert (turn.version, turn.logprobs, turn.completion_tokens) == (CHAMPION, None, [11, 12, 2])
+    assert "eeeeeeeeeeee from token 2" in turn.tags[MIXED_VERSIONS]

@@ -1,0 +1,111 @@
+"""Which weights something still needs, and what versions are wanted for, on both databases."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import Engine, insert
+
+from app.db.engine import open_engine, reading, writing
+from app.db.engines import SqlEngineLedger
+from app.db.needed_weights import SqlNeededWeights
+from app.db.pointer import read_pointer, swap_pointer, versions_by_role
+from app.db.tables import batches, cycles, releases, training_runs
+from app.db.versions import SqlVersions
+from app.domain.ports import EngineState
+from app.domain.releases import Pointer
+from app.domain.versions import Version, VersionKind
+from tests.fakes.clock import FrozenClock
+
+AT = datetime(2026, 11, 21, 12, tzinfo=UTC)
+FIRST = Pointer(policy="tab", digest="base", generation=1, previous=None, anchor="base", holdback=0.0, release_id=None, changed_at=AT)
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    engine = open_engine(database_url)
+    book = SqlVersions(engine)
+    for number in range(30):
+        digest = "base" if number == 0 else f"v{number}"
+        kind = VersionKind.BASE if number == 0 else VersionKind.RL
+        book.add(
+            Version(
+                digest=digest, policy="tab", name=f"n{number}", kind=kind, parent=None, step=number, run_id=None, base_model="m",
+                licence="x", optimizer_uri=None, created_at=AT + timedelta(hours=number),
+            )
+        )  # fmt: skip
+    with writing(engine) as connection:
+        swap_pointer(connection, FIRST, expected=None, action="bootstrap", actor="system:test", reason=None)
+    yield engine
+    engine.dispose()
+
+
+def move(engine: Engine, digest: str, *, expected: int, **changes: str) -> None:
+    with writing(engine) as connection:
+        before = read_pointer(connection, "tab", lock=True)
+        assert before is not None
+        after = replace(before, digest=digest, previous=before.digest, generation=expected + 1, **changes)
+        swap_pointer(connection, after, expected=expected, action="promote", actor="user:ada", reason=None)
+
+
+def candidate(engine: Engine, state: str, digest: str, *, champion: str, hours: int = 0) -> None:
+    row = {
+        "id": f"r-{digest}", "policy": "tab", "digest": digest, "version_name": digest, "state": state, "generation": 1, "stage": None,
+        "champion_digest": champion, "champion_generation": 1, "config": {"stages": [0.05]}, "created_at": AT,
+        "changed_at": AT + timedelta(hours=hours),
+    }  # fmt: skip
+    with writing(engine) as connection:
+        connection.execute(insert(releases), [row])
+
+
+def test_everything_that_something_points_at_or_works_on_is_needed_and_the_rest_is_not(engine: Engine) -> None:
+    clock = FrozenClock()
+    move(engine, "v3", expected=1)
+    move(engine, "v5", expected=2, anchor="v4", holdback_digest="v2")
+    candidate(engine, "QUEUED", "v6", champion="v7")
+    candidate(engine, "REJECTED", "v8", champion="v5")
+    SqlEngineLedger(engine, engine_id="e", address="http://e", clock=clock).report("tab", "v9", EngineState.READY)
+    SqlEngineLedger(engine, engine_id="e", address="http://e", clock=clock).report("tab", "v10", EngineState.DROPPED)
+    with writing(engine) as connection:
+        connection.execute(
+            insert(training_runs), [_run("one", "v11", "v12", status="running"), _run("two", "v13", "v14", status="succeeded")]
+        )
+        connection.execute(insert(cycles), [_cycle()])
+        connection.execute(insert(batches), [_batch()])
+    rows = SqlNeededWeights(engine, newest=2, clock=clock)
+    pointed = {"v5", "v3", "v4", "v2", "base"}
+    assert rows.needed() == pointed | {"v6", "v7"} | {"v9"} | {"v11", "v12"} | {"v15", "v16"} | {"v28", "v29"}
+    assert rows.known() >= rows.needed()
+    clock.advance(2 * 3600)
+    assert "v9" not in rows.needed()
+
+
+def test_versions_are_wanted_for_a_role_each(engine: Engine) -> None:
+    move(engine, "v1", expected=1)
+    candidate(engine, "OFFLINE", "v3", champion="v1", hours=3)
+    candidate(engine, "CANARY", "v2", champion="v1", hours=1)
+    with reading(engine) as connection:
+        assert versions_by_role(connection, "tab") == {"champion": ["v1"], "candidate": ["v2", "v3"], "previous": ["base"]}
+        assert versions_by_role(connection, "nobody") == {"champion": [], "candidate": [], "previous": []}
+
+
+def _run(name: str, parent: str, made: str, *, status: str) -> dict[str, object]:
+    return {
+        "id": name, "policy": "tab", "batch_id": f"b-{name}", "parent": parent, "status": status, "candidate": made, "metrics": {},
+        "config": {}, "started_at": AT,
+    }  # fmt: skip
+
+
+def _cycle() -> dict[str, object]:
+    return {
+        "policy": "tab", "slot": 7, "status": "running", "step": "batch", "fencing_token": 1, "attempt": 1, "batch_id": "b-cut",
+        "timings": {}, "started_at": AT,
+    }  # fmt: skip
+
+
+def _batch() -> dict[str, object]:
+    return {
+        "id": "b-cut", "policy": "tab", "slot": 7, "champion": "v15", "anchor": "v16", "rule_set": "r", "window_from": AT, "window_to": AT,
+        "left_out": {}, "created_at": AT,
+    }  # fmt: skip
