@@ -16,7 +16,7 @@ endif
 BIN := .venv/bin
 SETUP = @$(if $(PYTHON),$(PYTHON),$(error Ratchet needs Python 3.11 and found none on the path: install it, or name it with make PYTHON=/path/to/python3.11)) infra/setup.py
 
-.PHONY: help setup venv model data demo up test check clean lock
+.PHONY: help setup venv model data demo up test test-real check clean lock
 
 help: ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,11 +33,15 @@ up: ## the whole deployment without the simulated product
 test: ## all tests (ARGS="-k words" for some)
 	$(SETUP) venv model data
 ifeq ($(strip $(ARGS)),)
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not e2e"
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not e2e and not real"
 	@$(BIN)/python -m pytest -m e2e
 else
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 endif
+
+test-real: ## the loop through real servers of other make (vLLM on this processor), in environments of their own
+	$(SETUP) venv model
+	@$(BIN)/python -m pytest -m real tests/real $(ARGS)
 
 check: ## ruff, pyright, import contracts
 	$(SETUP) venv
