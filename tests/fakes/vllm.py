@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from fastapi import FastAPI, Request
@@ -32,7 +32,7 @@ class Brain:
         self.folder = folder
         self.policy: Policy = load_policy(folder)
         if head_of is not None:
-            model, old = load_model(folder), load_model(head_of.folder)
+            model, old = cast("Any", load_model(folder)), cast("Any", load_model(head_of.folder))
             head = old.get_output_embeddings().weight.detach().clone()
             model.get_output_embeddings().weight = torch.nn.Parameter(head, requires_grad=False)
             self.policy = replace(self.policy, model=model.eval())

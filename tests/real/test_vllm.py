@@ -40,7 +40,7 @@ from tests.real.conftest import Server
 pytestmark = [pytest.mark.real, pytest.mark.real_model]
 
 QUESTIONS = ("Name a colour.", "Write a haiku about rain.", "def add(a, b):", "What is 2 + 2?", "Say hello.", "Name three animals.")
-TRAINING = TrainingConfig(turns_per_step=8, threads=2, kl_beta=0.0, lora=LoraConfig(rank=8, alpha=16, learning_rate=3e-4))
+TRAINING = TrainingConfig(turns_per_step=8, threads=2, kl_beta=0.0, lora=LoraConfig(rank=8, alpha=16, learning_rate=5e-3))
 SAMPLING = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=16)
 
 
@@ -71,7 +71,7 @@ class Loop:
         pointer = replace(routes.routes["composer"].pointer, digest=champion, holdback=0.0)
         routes.routes["composer"] = Route(
             policy="composer", pointer=pointer, canary_digest=canary, canary_release="r" if canary else None,
-            canary_stage=0 if canary else None, canary_share=0.5 if canary else 0.0,
+            canary_stage=0, canary_share=0.5 if canary else 0.0,
         )  # fmt: skip
         engines = VllmEngines([self.server.url], holders=self.ledger.holders)
         parts = collaborators(inbox=inbox, engines=engines, routes=routes, policies={"composer": policy_config(max_tokens=64)})
@@ -215,7 +215,7 @@ def test_an_answer_across_a_swap_says_so_and_the_swap_does_not_wait_for_it(loop:
 
 
 def test_a_changed_tied_embedding_comes_through_or_is_found(loop: Loop) -> None:
-    embedded = loop.store.publish(changed(loop, "embedded", "embed_tokens", 1.1))
+    embedded = loop.store.publish(changed(loop, "embedded", "embed_tokens", 1.5))
     loop.wants(champion=[embedded])
     loop.in_place.turn()
     assert loop.ready(embedded), loop.ledger.states  # our transfer repacks the head
