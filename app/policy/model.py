@@ -87,6 +87,24 @@ def load_model(folder: Path, *, dtype: torch.dtype | None = None) -> PreTrainedM
     return model
 
 
+class Unloaded:
+    """A model whose weights are read part by part, so that whoever splits it over processes never holds it whole."""
+
+    def __init__(self, folder: Path, *, dtype: torch.dtype) -> None:
+        self.model = empty_model(AutoConfig.from_pretrained(require_snapshot(folder)), dtype=dtype)
+        self._file = folder / WEIGHTS
+        self._names = {parameter: name for name, parameter in self.model.named_parameters()}
+
+    def fill(self, module: torch.nn.Module) -> None:
+        """Read the weights of this part of the model that are not there yet; what is tied stays tied within the part."""
+        places = [(part, name, p) for part in module.modules() for name, p in part.named_parameters(recurse=False) if p.is_meta]
+        with safe_open(self._file, framework="pt") as file:
+            found = {p: file.get_tensor(self._names[p]).to(p.dtype, copy=True) for p in dict.fromkeys(p for *_, p in places)}
+        made = {p: torch.nn.Parameter(tensor, requires_grad=p.requires_grad) for p, tensor in found.items()}
+        for part, name, empty in places:
+            part.register_parameter(name, made[empty])
+
+
 def empty_model(config: PreTrainedConfig, *, dtype: torch.dtype) -> PreTrainedModel:
     """The model without memory for its weights (device meta); buffers that no snapshot holds (rotary frequencies) are real."""
     register_attention()

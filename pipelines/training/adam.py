@@ -1,7 +1,7 @@
 """AdamW on fp32 masters, parameter by parameter, with its state in a file where that saves memory (`pipelines.training.tensor_file`).
 
-On a laptop masters and moments, 12 of the 20 bytes per parameter of a training step, are outside the process; with a GPU or several
-workers they are kept in memory.
+On processors masters and moments, 12 of the 20 bytes per parameter of a training step, are outside the process; with a GPU they are kept
+in memory.
 """
 
 from collections.abc import Callable, Iterator, Mapping

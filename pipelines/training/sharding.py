@@ -3,7 +3,7 @@
 # torch.distributed leaves parts of its types open.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 Module = TypeVar("Module", bound=torch.nn.Module)
 
@@ -43,14 +43,18 @@ class Shards:
         """Writes what is written once."""
         return self.rank == 0
 
-    def split(self, scorer: Module) -> Module:
-        """Shard each decoder layer, then what is left; gradients are summed (the loss's constant normaliser already divides)."""
+    def split(self, scorer: Module, fill: Callable[[torch.nn.Module], None]) -> Module:
+        """Shard each decoder layer, then what is left; gradients are summed (the loss's constant normaliser already divides).
+
+        `fill` reads a part's weights, right before it is cut: no worker ever holds more than one part whole.
+        """
         if self.mesh is None:
             return scorer
         model: Any = scorer.model
-        for layer in model.base_model.layers:
-            _sharded(layer, self.mesh)
-        return _sharded(scorer, self.mesh)
+        for part in (*model.base_model.layers, scorer):
+            fill(part)
+            _sharded(part, self.mesh)
+        return scorer
 
     def local(self, tensor: torch.Tensor) -> torch.Tensor:
         """This worker's part."""
@@ -74,13 +78,17 @@ class Shards:
         rows = parameter.shape[0]
         return min(rows, -(-rows // self.count) * self.rank) * (parameter.numel() // max(1, rows))
 
+    def gather(self, parameters: Mapping[str, torch.Tensor]) -> "Gathered | None":
+        """How to put tensors together that are cut as the parameters of their names; None where nothing is cut."""
+        return Gathered(parameters, self) if self.mesh is not None else None
+
     def part_of(self, parameters: Mapping[str, torch.Tensor]) -> "PartOf":
         """How to cut a full tensor as the parameter of that name is cut."""
         return PartOf(parameters)
 
     def fill(self, target: torch.Tensor, value: torch.Tensor) -> None:
         """Overwrite a (possibly split) tensor with a full one."""
-        self.local(target).copy_(_cut(value.to(target.dtype).to(self.device), target))
+        self.local(target).copy_(_cut(value, target))
 
     def norm(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         """Euclidean norm over all parameters and workers, fp32 scalar."""
@@ -89,6 +97,27 @@ class Shards:
         if self.mesh is not None:
             dist.all_reduce(total)
         return total.sqrt()
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Puts full tensors together by parameter name; what is not split is whole on every worker."""
+
+    parameters: Mapping[str, torch.Tensor]
+    shards: Shards
+
+    @property
+    def leads(self) -> bool:
+        """Whether this worker writes what is written once."""
+        return self.shards.leads
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of the full tensor."""
+        return tuple(self.parameters[name].shape)
+
+    def whole(self, name: str, part: torch.Tensor) -> torch.Tensor:
+        """The full tensor, on every worker (all must ask)."""
+        return self.shards.whole_like(part, self.parameters[name])
 
 
 @dataclass(frozen=True)
@@ -103,7 +132,12 @@ class PartOf:
 
 
 def _cut(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements).to_local() if isinstance(like, DTensor) else value
+    """This worker's rows of a full tensor that all workers can read (nothing is sent): equal runs, as FSDP2 deals them."""
+    if not isinstance(like, DTensor):
+        return value
+    size = -(-like.shape[0] // like.device_mesh.size())
+    rank = like.device_mesh.get_local_rank()
+    return value[rank * size : (rank + 1) * size]
 
 
 def _sharded(module: Module, mesh: DeviceMesh) -> Module:

@@ -12,13 +12,30 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 Part = Callable[[str, torch.Tensor], torch.Tensor]
 """Cuts the full tensor of that name down to what this worker holds of it."""
+
+
+class Gather(Protocol):
+    """How several workers' parts become full tensors."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this worker writes."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of the full tensor."""
+        ...
+
+    def whole(self, name: str, part: torch.Tensor) -> torch.Tensor:
+        """The full tensor; all workers ask together."""
+        ...
 
 
 class TensorFile:
@@ -42,20 +59,34 @@ class TensorFile:
                 tensor.copy_(part(name, opened.get_tensor(name)))
                 self.rest()
 
-    def save(self, file: Path, whole: Callable[[str, torch.Tensor], torch.Tensor], *, leads: bool) -> None:
-        """Write the full tensors, which `whole` puts together from the workers' parts (all of them must call this; one writes)."""
-        if self._map is not None and self.file is not None:
+    def save(self, file: Path, gather: "Gather | None" = None) -> None:
+        """Write the tensors; with `gather` the full ones, one after the other (all workers must call this, and one writes)."""
+        if gather is None and self._map is not None and self.file is not None:
             self._map.flush()
             shutil.copyfile(self.file, file)
             return
-        found = {name: whole(name, tensor) for name, tensor in self.tensors.items()}
-        if leads:
-            save_file({name: tensor.cpu().contiguous() for name, tensor in found.items()}, file)
+        shapes = {name: gather.shape(name) if gather else tuple(tensor.shape) for name, tensor in self.tensors.items()}
+        written = _written(file, shapes) if gather is None or gather.leads else None
+        for name, tensor in self.tensors.items():
+            whole = gather.whole(name, tensor) if gather else tensor
+            if written is not None:
+                written.tensors[name].copy_(whole)
+                written.rest()
+            self.rest()
+        if written is not None:
+            written.close()
 
     def rest(self) -> None:
         """Give the mapped pages back to the system; they stay in its page cache and come back when touched."""
         if self._map is not None:
             self._map.madvise(mmap.MADV_DONTNEED)
+
+    def close(self) -> None:
+        """Everything is in the file."""
+        self.tensors = {}
+        if self._map is not None:
+            self._map.flush()
+            self._map = None
 
     def _mapped(self, file: Path) -> dict[str, torch.Tensor]:
         with file.open("r+b") as opened:
@@ -67,6 +98,11 @@ class TensorFile:
             start, end = (8 + header_length + offset for offset in entry["data_offsets"])
             tensors[name] = torch.frombuffer(self._map, dtype=torch.float32, count=(end - start) // 4, offset=start).view(entry["shape"])
         return tensors
+
+
+def _written(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> TensorFile:
+    """A new file of these shapes, mapped: what is copied into its tensors is written without being held."""
+    return TensorFile({name: torch.empty(shape, device="meta") for name, shape in shapes.items()}, file=file)
 
 
 def _create(file: Path, layout: Mapping[str, tuple[int, ...]]) -> None:

@@ -24,7 +24,7 @@ import torch
 from safetensors import safe_open
 
 from app.domain.training import AdamParams, Datum, ForwardBackward, LossSpec, StepOutcome
-from app.policy.model import load_model
+from app.policy.model import Unloaded, load_model
 from app.policy.packing import ScoredSequence, pack
 from app.policy.scorer import Scorer, Scores
 from app.policy.snapshot import WEIGHTS, write_snapshot
@@ -71,12 +71,15 @@ class LocalTrainer:
         self.shards = shards or Shards.alone()
         self.dtype = resolve_dtype(setup.dtype)
         self.device = self.shards.device
-        model: Any = load_model(setup.snapshot, dtype=torch.float32)
+        unloaded = Unloaded(setup.snapshot, dtype=torch.float32) if self.shards.count > 1 else None
+        model: Any = unloaded.model if unloaded else load_model(setup.snapshot, dtype=torch.float32)
         self.adapters = Adapters(model, setup.lora, base=setup.base or setup.snapshot) if setup.lora is not None else None
         keep_activations(model, setup.activations)
         self.replay = RouterReplay(model, setup.router_replay)
-        self.model = model.to(self.device).train()
-        self.scorer: Scorer = self.shards.split(Scorer(model))
+        self.model = model.train()
+        if unloaded is None:
+            self.model.to(self.device)
+        self.scorer: Scorer = self.shards.split(Scorer(model), unloaded.fill) if unloaded else Scorer(model)
         self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.masters: TensorFile | None = None
         self.adam: AdamState | None = None
@@ -158,15 +161,19 @@ class LocalTrainer:
         """Write masters and optimizer state, whole, whatever the number of workers."""
         folder.mkdir(parents=True, exist_ok=True)
         masters, adam = self._state()
-        whole = self.shards.whole_like
-        masters.save(folder / MASTER, lambda name, tensor: whole(tensor, self.parameters[name]), leads=self.shards.leads)
-        adam.save(folder / OPTIMIZER, lambda name, tensor: whole(tensor, self.parameters.get(_owner(name))), leads=self.shards.leads)
+        masters.save(folder / MASTER, self.shards.gather(self.parameters))
+        owners = {name: self.parameters.get(_owner(name), tensor) for name, tensor in adam.tensors.items()}
+        adam.save(folder / OPTIMIZER, self.shards.gather(owners))
 
     def save_weights_for_sampler(self, folder: Path, like: Path) -> str:
         """Write a bf16 snapshot, bit for bit the weights in the model, its adapter beside it where there is one; returns its digest (empty
         on workers that do not lead)."""
-        tensors = self.model.state_dict()
-        whole = {name: self.shards.whole(tensor) for name, tensor in tensors.items() if _is_stored(name, self.model)}
+        whole: dict[str, torch.Tensor] = {}
+        for name, tensor in self.model.state_dict().items():
+            if _is_stored(name, self.model):
+                gathered = self.shards.whole(tensor)  # all workers have to ask; one keeps it
+                if self.shards.leads:
+                    whole[name] = gathered.bfloat16() if gathered.is_floating_point() else gathered
         digest = write_snapshot(folder, whole, like=like) if self.shards.leads else ""
         if digest and self.adapters is not None:
             self.adapters.write(folder)
@@ -215,12 +222,12 @@ class LocalTrainer:
         """Masters and moments; made when they are first needed, the masters from the weights as they are."""
         if self.masters is None or self.adam is None:
             local = {name: self.shards.local(p.data) for name, p in self.parameters.items()}
-            in_file = self.device.type == "cpu" and self.shards.count == 1
-            self.masters = TensorFile(local, file=self.setup.scratch / "masters.safetensors" if in_file else None)
+            in_file, mine = self.device.type == "cpu", "" if self.shards.count == 1 else f"-{self.shards.rank}"
+            self.masters = TensorFile(local, file=self.setup.scratch / f"masters{mine}.safetensors" if in_file else None)
             for name, tensor in local.items():
                 self.masters.tensors[name].copy_(tensor)
             self.masters.rest()
-            self.adam = AdamState(local, file=self.setup.scratch / "adam.safetensors" if in_file else None)
+            self.adam = AdamState(local, file=self.setup.scratch / f"adam{mine}.safetensors" if in_file else None)
         return self.masters, self.adam
 
     @torch.no_grad()
