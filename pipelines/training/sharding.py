@@ -3,7 +3,9 @@
 # torch.distributed leaves parts of its types open.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 Module = TypeVar("Module", bound=torch.nn.Module)
+M_MMAP_THRESHOLD, LARGE_BYTES = -3, 256 << 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,8 @@ class Shards:
     def join(*, rank: int, count: int, address: str) -> "Shards":
         """Meet the other workers at `address`, `tcp://…` or `file://…` (gloo on processors, NCCL on GPUs). Blocks until all are there."""
         device = _device(0)
+        if device.type == "cpu":
+            _give_large_buffers_back()
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, init_method=address, rank=rank, world_size=count)
         return Shards(device=device, rank=rank, count=count, mesh=init_device_mesh(device.type, (count,)))
@@ -145,6 +150,13 @@ def _sharded(module: Module, mesh: DeviceMesh) -> Module:
     sharded.set_gradient_divide_factor(1.0)
     sharded.set_force_sum_reduction_for_comms(True)  # a factor alone asks for an operation that gloo does not have
     return sharded
+
+
+def _give_large_buffers_back() -> None:
+    """Each layer is gathered into a buffer that is freed right after. glibc raises its threshold with every such buffer and then keeps
+    them, as holes of its heap that nothing fits: 842 MB instead of 310 beyond the libraries, for half of 42 M parameters."""
+    with suppress(AttributeError):  # another C library: it has no such habit
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 def _device(local_rank: int) -> torch.device:
