@@ -40,7 +40,7 @@ class Judgement:
     """KL(champion ‖ candidate)."""
     anchor: Estimate
     """KL(candidate ‖ anchor)."""
-    anchor_before: float
+    anchor_before: Estimate
     """KL(champion ‖ anchor)."""
     entropy_before: float
     entropy_after: float
@@ -52,7 +52,7 @@ class Judgement:
         return {
             "entropy_before": self.entropy_before, "entropy_after": self.entropy_after, "drift": self.drift,
             "kl_champion": self.champion.mean, "kl_champion_upper": self.champion.upper, "kl_anchor": self.anchor.mean,
-            "kl_anchor_upper": self.anchor.upper, "kl_anchor_before": self.anchor_before,
+            "kl_anchor_upper": self.anchor.upper, "kl_anchor_before": self.anchor_before.mean,
             "anchor_budget_used": self.anchor.upper / limits.max_kl_anchor,
         }  # fmt: skip
 
@@ -60,14 +60,15 @@ class Judgement:
         """Raises `Held` where a budget is exceeded. Whoever came nearer to the anchor is not stopped for being far from it."""
         guards.check_entropy(self.entropy_before, self.entropy_after, limits)
         guards.check_kl(HoldReason.KL_CHAMPION, self.champion, limits.max_kl_champion)
-        if not self.anchor.mean < self.anchor_before:
+        if not self.anchor.mean < self.anchor_before.mean:
             guards.check_kl(HoldReason.KL_ANCHOR, self.anchor, limits.max_kl_anchor)
 
     def kept(self, limits: GuardLimits) -> float | None:
         """The share of the way from the parent that should be inside; None where all of it is, or none of it would be.
 
-        Divergence from the parent grows with the square of the way, that from the anchor at least in a straight line, and entropy falls
-        with the way. A figure that is no number raises `Held`: no step back makes it one.
+        Divergence from the parent grows with the square of the way, that from the anchor at least in a straight line from the champion's,
+        whose own uncertainty no step back takes away, and entropy falls with the way. A figure that is no number raises `Held`: no step
+        back makes it one.
         """
         try:
             self.check(limits)
@@ -78,8 +79,8 @@ class Judgement:
                 return guards.BACK * math.sqrt(limits.max_kl_champion / self.champion.upper)
             if held.reason is HoldReason.ENTROPY_COLLAPSE:
                 return 0.5
-            left = limits.max_kl_anchor - self.anchor_before
-            return guards.BACK * left / (self.anchor.upper - self.anchor_before) if left > 0 else None
+            left = limits.max_kl_anchor - self.anchor_before.upper
+            return guards.BACK * left / (self.anchor.upper - self.anchor_before.upper) if left > 0 else None
         return None
 
 
@@ -92,7 +93,7 @@ def compare(turns: Sequence[JudgedTurn], *, before: Estimate) -> Judgement:
     return Judgement(
         champion=estimate([terms_from_sampler(t.champion, t.candidate) for t in turns]),
         anchor=before.plus(estimate([_moved(t) for t in turns])),
-        anchor_before=before.mean,
+        anchor_before=before,
         entropy_before=mean([value for t in turns for value in t.entropy_before]),
         entropy_after=mean([value for t in turns for value in t.entropy_after]),
         drift=mean([abs(new - old) for t in turns for new, old in zip(t.candidate, t.champion, strict=True)]),

@@ -9,7 +9,8 @@ from app.domain.errors import Held
 from app.domain.versions import HoldReason
 from pipelines.training import guards
 from pipelines.training.config import GuardLimits
-from pipelines.training.guards import ratio_report
+from pipelines.training.guards import Estimate, ratio_report
+from pipelines.training.judgement import Judgement
 
 LIMITS = GuardLimits()
 LOG2 = math.log(2)
@@ -121,3 +122,14 @@ def test_a_divergence_above_its_budget(reason: HoldReason) -> None:
     guards.check_kl(reason, guards.Estimate(mean=0.1, error=0.0999 / 1.645), 0.2)
     with held(reason):
         guards.check_kl(reason, guards.Estimate(mean=0.1, error=0.11 / 1.645), 0.2)
+
+
+def test_how_far_back_a_candidate_is_inside_the_anchors_budget_counts_the_doubt_about_the_champion_itself() -> None:
+    # champion 0.8 ± 0.05 (up to 0.88225), candidate 1.0 ± 0.1 (up to 1.1645): of the 0.28225 on the way 0.11775 fit into 1.0
+    judged = Judgement(
+        champion=Estimate(mean=0.0, error=0.0), anchor=Estimate(mean=1.0, error=0.1), anchor_before=Estimate(mean=0.8, error=0.05),
+        entropy_before=1.0, entropy_after=1.0, drift=0.0,
+    )  # fmt: skip
+    assert judged.kept(GuardLimits(max_kl_anchor=1.0)) == pytest.approx(0.95 * 0.11775 / 0.28225)
+    assert judged.kept(GuardLimits(max_kl_anchor=0.88)) is None  # the champion itself may be outside: no step back helps
+    assert judged.kept(GuardLimits(max_kl_anchor=1.2)) is None  # all of the way is inside
