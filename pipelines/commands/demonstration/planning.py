@@ -32,9 +32,14 @@ TURN_SHARE = 0.4
 """An update's seconds per turn as a share of a lone turn's: turns share their prompts and are computed together, and Adam comes on top."""
 SHARE_WHILE_TRAINING = 0.5
 """Of the cores, that the update gets beside people who go on working."""
+BESIDE_OTHERS = 0.5
+"""Of the measured speed, what the engine gives beside the demo's other processes on the same cores (0.45 to 0.55 on two slow ones)."""
+BESIDE_PEOPLE = 0.4
+"""Of the answers, those of the suite or of the panel: people go on asking."""
 CANARY_UNITS = 130
 """People a canary of the demo usually sees until it is READY, both arms; twice as many answers pass for labels to come."""
-PLANT_UNITS = 90
+PLANT_UNITS = 30
+"""People whom the planted version's canary sees after the comparison is over: it begins beside it."""
 PROCESSES_START_S = 14.0
 APPROVAL_S = 3.0
 LOADING_S = 4.0
@@ -125,8 +130,8 @@ def fit(profile: Profile, speed: Speed, *, target_s: float = TARGET_S) -> Plan:
         default_slot_s=round(profile.default_slot_s * patience),
     )  # fmt: skip
     larger = replace(
-        smallest, min_turns=profile.min_turns * 5 // 3, max_turns=profile.max_turns * 5 // 3, suite_tasks=profile.suite_tasks * 2,
-        panel_turns=profile.panel_turns * 3 // 2,
+        smallest, min_turns=profile.min_turns * 5 // 4, max_turns=profile.max_turns * 5 // 4, suite_tasks=profile.suite_tasks * 3 // 2,
+        panel_turns=profile.panel_turns * 5 // 4,
     )  # fmt: skip
     choices = [_planned(larger, speed, promotions=2), _planned(smallest, speed, promotions=2), _planned(smallest, speed, promotions=1)]
     return next((plan for plan in choices if plan.seconds <= target_s), choices[-1])
@@ -141,20 +146,17 @@ def _planned(how: Profile, speed: Speed, *, promotions: int) -> Plan:
 
 def cycle_parts(how: Profile, speed: Speed) -> list[tuple[Part, float]]:
     """One promotion, from the first answer to the new champion."""
-    answers, wait = speed.answers_per_s, how.label_wait_s + how.window_s
+    answers, wait = speed.answers_per_s * BESIDE_OTHERS, how.label_wait_s + how.window_s
     update = how.min_turns * speed.turn_s * TURN_SHARE / SHARE_WHILE_TRAINING + LOADING_S * how.patience
-    suite = 2 * how.suite_tasks * how.suite_samples / answers / 0.7 + LOADING_S * how.patience
+    suite = 2 * how.suite_tasks * how.suite_samples / (answers * BESIDE_PEOPLE) + LOADING_S * how.patience
     canary = CANARY_UNITS / answers + 3 * wait + APPROVAL_S
-    return [(Part.COLLECT, how.min_turns / answers * 1.5 + wait), (Part.UPDATE, update), (Part.SUITE, suite), (Part.CANARY, canary)]
+    return [(Part.COLLECT, how.min_turns / answers * 1.2 + wait), (Part.UPDATE, update), (Part.SUITE, suite), (Part.CANARY, canary)]
 
 
 def last_parts(how: Profile, speed: Speed) -> list[tuple[Part, float]]:
     """The comparison, and the planted regression."""
-    answers, wait = speed.answers_per_s, how.label_wait_s + how.window_s
-    return [
-        (Part.COMPARE, 2 * how.panel_turns / answers + wait),
-        (Part.HARM, PLANT_UNITS / answers + 2 * wait + 2 * LOADING_S * how.patience),
-    ]
+    answers, wait = speed.answers_per_s * BESIDE_OTHERS, how.label_wait_s + how.window_s
+    return [(Part.COMPARE, how.panel_turns / (answers * BESIDE_PEOPLE) + wait), (Part.HARM, PLANT_UNITS / answers)]
 
 
 @dataclass(kw_only=True)
