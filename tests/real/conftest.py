@@ -84,8 +84,9 @@ def vllm(vllm_python: Path, smollm2: Path, tmp_path_factory: pytest.TempPathFact
 ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1",
-    "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": "",
+    "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": "", "TORCHDYNAMO_DISABLE": "1",
 }  # fmt: skip
+"""Without TORCHDYNAMO_DISABLE its sampler compiles with the first request, in spite of --enforce-eager: a minute, and a C++ compiler."""
 
 
 def _arguments(model: Path, digest: str, port: int) -> list[str]:

@@ -41,7 +41,7 @@ pytestmark = [pytest.mark.real, pytest.mark.real_model]
 
 QUESTIONS = ("Name a colour.", "Write a haiku about rain.", "def add(a, b):", "What is 2 + 2?", "Say hello.", "Name three animals.")
 TRAINING = TrainingConfig(turns_per_step=8, threads=2, kl_beta=0.0, lora=LoraConfig(rank=8, alpha=16, learning_rate=5e-3))
-SAMPLING = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=16)
+SAMPLING = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=12)
 
 
 class Loop:
@@ -144,7 +144,7 @@ def test_a_team_on_vllm_closes_the_loop(loop: Loop) -> None:
     loop.wants(champion=[base])
     loop.adapters.turn()
     assert loop.ready(base), loop.ledger.states
-    turns = loop.chat(base, people=12)
+    turns = loop.chat(base, people=8)
     assert {turn.version for turn in turns} == {base}
     assert all(turn.logprobs and turn.prompt_tokens and turn.finish_reason is not FinishReason.ERROR for turn in turns)
 
@@ -158,17 +158,17 @@ def test_a_team_on_vllm_closes_the_loop(loop: Loop) -> None:
     loop.wants(champion=[base], candidate=[candidate])
     loop.adapters.turn()
     assert loop.ready(base, candidate), loop.ledger.states
-    both = loop.chat(base, canary=candidate, people=12)
+    both = loop.chat(base, canary=candidate, people=8)
     assert {turn.version for turn in both} == {base, candidate}
     assert loop.true(both, [base, candidate])
 
     # promoted, then rolled back: nothing but another digest in the route
     loop.wants(champion=[candidate], previous=[base])
     loop.adapters.turn()
-    assert {turn.version for turn in loop.chat(candidate, people=2)} == {candidate}
+    assert {turn.version for turn in loop.chat(candidate, people=1)} == {candidate}
     loop.wants(champion=[base])
     loop.adapters.turn()
-    assert {turn.version for turn in loop.chat(base, people=2)} == {base}
+    assert {turn.version for turn in loop.chat(base, people=1)} == {base}
     assert loop.control.held().adapters == frozenset()
 
     # the second way: the whole weights in place, and back
@@ -176,13 +176,13 @@ def test_a_team_on_vllm_closes_the_loop(loop: Loop) -> None:
     loop.in_place.turn()
     assert loop.control.held().version == candidate, loop.ledger.states
     assert loop.ready(candidate)
-    swapped = loop.chat(candidate, people=6)
+    swapped = loop.chat(candidate, people=4)
     assert {turn.version for turn in swapped} == {candidate}
     assert loop.true(swapped, [base, candidate])
     assert loop.apart(swapped, candidate) < 0.01
     loop.wants(champion=[base])
     loop.in_place.turn()
-    back = loop.chat(base, people=6)
+    back = loop.chat(base, people=4)
     assert {turn.version for turn in back} == {base}
     assert loop.true(back, [base, candidate])
 
@@ -191,7 +191,7 @@ def test_an_answer_across_a_swap_says_so_and_the_swap_does_not_wait_for_it(loop:
     loop.wants(champion=[loop.base])
     loop.in_place.turn()
     (other,) = [loop.store.publish(changed(loop, "louder", "mlp.down_proj", 1.01))]
-    sampling = SamplingParams(max_tokens=200, seed=1)
+    sampling = SamplingParams(max_tokens=100, seed=1)
     message = {"role": "user", "content": "Count from one to a hundred in words, and then tell me everything about rain."}
     asked = GenerateRequest(policy="composer", digest=loop.base, messages=[message], sampling=sampling)
 
