@@ -40,7 +40,7 @@ from tests.real.conftest import Server
 pytestmark = [pytest.mark.real, pytest.mark.real_model]
 
 QUESTIONS = ("Name a colour.", "Write a haiku about rain.", "def add(a, b):", "What is 2 + 2?", "Say hello.", "Name three animals.")
-TRAINING = TrainingConfig(turns_per_step=8, threads=2, kl_beta=0.0, lora=LoraConfig(rank=8, alpha=16, learning_rate=5e-3))
+TRAINING = TrainingConfig(turns_per_step=8, threads=2, kl_beta=0.0, lora=LoraConfig(rank=8, alpha=16, learning_rate=3e-2))
 SAMPLING = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=12)
 
 
