@@ -7,7 +7,7 @@ the version or the place: `SloCount.beside` is the evidence that the other one i
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -130,12 +130,16 @@ class LimitBook:
 
 
 class TurnQueue:
-    """Turns on their way into a `LimitBook`, in order of exposure. An exposure without a turn after `patience` is a fault."""
+    """Turns on their way to being counted, in order of exposure. An exposure without a turn after `patience` is a fault."""
 
-    def __init__(self, book: LimitBook, *, patience: timedelta, settle: timedelta) -> None:
-        self.book = book
+    def __init__(
+        self, count: Callable[[Session, bool], None], *, patience: timedelta, settle: timedelta, labelled: bool = False
+    ) -> None:  # fmt: skip
+        self._count = count
         self._patience = patience
         self._settle = settle
+        self._labelled = labelled
+        """Whether a turn is known with its label only."""
         self._order: list[tuple[datetime, str]] = []
         """A heap."""
         self._open: dict[str, tuple[Session, bool]] = {}
@@ -166,14 +170,18 @@ class TurnQueue:
                 return
             heapq.heappop(self._order)
             if found is not None:
-                self.book.count(found[0], treated=found[1])
+                self._count(*found)
                 del self._open[key]
                 self._remember(at, key)
 
     def unknown(self, now: datetime, *, most: int = 200) -> list[str]:
         """The oldest turns that nothing is known of yet, once they could be."""
         oldest = heapq.nsmallest(most, self._order) if self._order and not self._is_open_head_fresh(now) else []
-        return [key for _, key in oldest if key in self._open and not self._open[key][0].served]
+        return [key for _, key in oldest if key in self._open and not self._has_come(self._open[key][0])]
+
+    def frontier(self, now: datetime) -> datetime:
+        """Every turn before this was counted."""
+        return min(now - self._settle, self._order[0][0]) if self._order else now - self._settle
 
     def _is_open_head_fresh(self, now: datetime) -> bool:
         return now < self._order[0][0] + self._settle
@@ -181,7 +189,10 @@ class TurnQueue:
     def _is_known(self, session: Session, now: datetime) -> bool:
         if now < session.exposed_at + self._settle:
             return False
-        return session.served or now >= session.exposed_at + self._patience
+        return self._has_come(session) or (not session.served and now >= session.exposed_at + self._patience)
+
+    def _has_come(self, session: Session) -> bool:
+        return session.labelled if self._labelled else session.served
 
     def _remember(self, at: datetime, key: str) -> None:
         self._counted.append((at, key))

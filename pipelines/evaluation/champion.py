@@ -14,7 +14,7 @@ from pipelines.evaluation import hacking
 from pipelines.evaluation.config import GatesConfig, Good, MetricClass, MetricConfig
 from pipelines.evaluation.decide import Decision, require_right_signs
 from pipelines.evaluation.evidence import Evidence, hash_of
-from pipelines.evaluation.harm import effect_of, family_of, process_of, units_of
+from pipelines.evaluation.harm import effect_of, family_of, process_of, steps_of, turn_effects, units_of
 from pipelines.evaluation.slo import burnt, incident, keeps_limits, to_blame
 from pipelines.evaluation.statistics import betting, shiryaev_roberts
 from pipelines.evaluation.statistics.betting import evidence_needed
@@ -89,10 +89,10 @@ def anchor_guard(config: GatesConfig, eras: Sequence[Units], *, units_per_slot: 
 
 def _compared(config: GatesConfig, evidence: Evidence) -> tuple[FamilyEvidence, list[Fall], dict[str, dict[str, float]]]:
     members = family_of(config, evidence, margin=config.post_margin)  # people have seen how its behaviour differs, and said yes
-    family = family_evidence(members, alpha=config.alpha_post)
+    family = family_evidence(members, alpha=config.alpha_post, steps=steps_of(config, evidence))
     watched = [metric for metric in config.metrics if metric.kind in WATCHED and metric.good is not Good.SAME]
     falls = [_fall(config, evidence, metric, of=len(watched)) for metric in watched]
-    return family, falls, {member.name: effect_of(member.units) for member in members}
+    return family, falls, {**{member.name: effect_of(member.units) for member in members}, **turn_effects(evidence)}
 
 
 def _fall(config: GatesConfig, evidence: Evidence, metric: MetricConfig, *, of: int) -> Fall:

@@ -46,6 +46,22 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.treated)
 
 
+class TurnLook(msgspec.Struct, frozen=True, kw_only=True):
+    """One look of one test at all turns so far (`statistics.growing`)."""
+
+    test: str
+    """Such as `fault, all turns`."""
+    at: int
+    """Microseconds since the epoch: every turn before it was counted."""
+    units: int
+    n_treated: int
+    turns: int
+    log_e: float
+    treated: float
+    """Mean over the people of this arm, good is up."""
+    control: float
+
+
 class Assigned(msgspec.Struct, frozen=True, kw_only=True):
     """How many units one stratum put in each arm, closed or not, and how many of the closed ones were reacted to."""
 
@@ -92,6 +108,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Declared units per required metric."""
     declared_share: float
     slos: tuple[SloCount, ...]
+    turn_looks: tuple[TurnLook, ...] | None = None
+    """What all turns said at each look, oldest first; None in evidence from before there were any."""
     profiles: tuple[ArmProfile, ...] = ()
     """Treated and control, for the reward-hack monitors."""
     lasts_s: float | None = None

@@ -14,11 +14,13 @@ import numpy as np
 
 from pipelines.evaluation.config import GatesConfig, Good, MetricClass, MetricConfig
 from pipelines.evaluation.evidence import Evidence, Lane
-from pipelines.evaluation.references import bounded
+from pipelines.evaluation.turn_tests import TurnTest, lane_share, turn_tests
+from pipelines.evaluation.references import Reference, bounded
 from pipelines.evaluation.statistics import betting
 from pipelines.evaluation.statistics.baseline import running_mean
 from pipelines.evaluation.statistics.betting import EProcess, Tail, evidence_needed
-from pipelines.evaluation.statistics.family import FamilyEvidence, Member, family_evidence
+from pipelines.evaluation.statistics.family import FamilyEvidence, Member, Steps, family_evidence
+from pipelines.evaluation.statistics.growing import log_sums
 from pipelines.evaluation.statistics.group_sequential import GroupSequentialPlan, evaluate
 from pipelines.evaluation.statistics.units import Units
 
@@ -106,16 +108,43 @@ def harm_of(config: GatesConfig, evidence: Evidence) -> Harm:
     primary = [metric for metric in config.required if metric.kind in PRIMARY]
     looks = [_looks(config, evidence, metric, units[metric.name], alpha=config.alpha_abort_gst / len(primary)) for metric in primary]
     return Harm(
-        family=family_evidence(members, alpha=config.alpha_abort_e), needed=evidence_needed(config.alpha_abort_e), looks=tuple(looks),
+        family=family_evidence(members, alpha=config.alpha_abort_e, steps=steps_of(config, evidence)),
+        needed=evidence_needed(config.alpha_abort_e), looks=tuple(looks),
         behaviour=family_evidence(behaviour, alpha=config.alpha_abort_e) if behaviour else None,
-        effects={name: effect_of(u) for name, u in units.items()},
+        effects={**{name: effect_of(u) for name, u in units.items()}, **turn_effects(evidence)},
     )  # fmt: skip
 
 
 def family_of(config: GatesConfig, evidence: Evidence, *, margin: float | None = None) -> list[Member]:
     """The metrics with a direction, each with its share of the family; `margin` as in `member_of`."""
     directed = [metric for metric in config.metrics if metric.good is not Good.SAME]
-    return [member_of(config, evidence, metric, weight=config.weight_of(metric), margin=margin) for metric in directed]
+    kept = {metric.name: 1.0 if evidence.turn_looks is None else lane_share(metric) for metric in directed}
+    return [member_of(config, evidence, m, weight=config.weight_of(m) * kept[m.name], margin=margin) for m in directed]
+
+
+def steps_of(config: GatesConfig, evidence: Evidence) -> list[Steps]:
+    """What all turns say, each test with its share of the family; none in evidence without looks at them."""
+    found = [_steps(config, evidence, test) for test in turn_tests(config)] if evidence.turn_looks is not None else []
+    return [steps for steps in found if len(steps.at)]
+
+
+def turn_effects(evidence: Evidence) -> dict[str, dict[str, float]]:
+    """Means per arm at the newest look of each test, for people."""
+    newest = {look.test: look for look in evidence.turn_looks or ()}
+    return {
+        test: {"treated": x.treated, "control": x.control, "n_treated": float(x.n_treated), "n_control": float(x.units - x.n_treated)}
+        for test, x in newest.items()
+    }
+
+
+def _steps(config: GatesConfig, evidence: Evidence, test: TurnTest) -> Steps:
+    looks = [look for look in evidence.turn_looks or () if look.test == test.name]
+    if not all(math.isfinite(look.log_e) for look in looks):
+        raise ValueError(f"{test.name} has looks that are no numbers")
+    return Steps(
+        name=test.name, weight=config.weight_of(test.metric) * test.share, at=np.array([look.at for look in looks], dtype=np.int64),
+        log_sums=log_sums(np.array([look.log_e for look in looks], dtype=np.float64)),
+    )  # fmt: skip
 
 
 def behaviour_of(config: GatesConfig, evidence: Evidence) -> list[Member]:
@@ -136,8 +165,12 @@ def member_of(config: GatesConfig, evidence: Evidence, metric: MetricConfig, *, 
 
 
 def process_of(config: GatesConfig, evidence: Evidence, metric: MetricConfig, *, margin: float | None = None) -> EProcess:
+    """The e-process of one metric of this evidence."""
+    return process_for(config, metric, evidence.references[metric.name], margin=margin)
+
+
+def process_for(config: GatesConfig, metric: MetricConfig, reference: Reference, *, margin: float | None = None) -> EProcess:
     """The e-process of one metric: two-sided for behaviour, targets fitted to the rate where that is rare."""
-    reference = evidence.references[metric.name]
     allowed = metric.abort_margin if margin is None else max(margin, metric.abort_margin)
     if metric.good is Good.SAME:
         return betting.two_sided(margin=allowed, variance=reference.variance, targets=config.e_targets)

@@ -106,7 +106,7 @@ class EraSubject:
         self.era = era
         self.config = config
         drawing: Drawing = era_drawing(era)
-        self._units = UnitBook(config, drawing, self._plan.references)
+        self._units = UnitBook(config, drawing, self._plan.references, margin=config.post_margin)
 
     def evidence(self, release: Release, *, now: datetime) -> Evidence:
         """Everything known about champion and holdback now."""
@@ -164,6 +164,6 @@ def _evidence(
         stage=stage, stage_since=micros(stage_since), since=micros(min(since, stage_since)), lanes=units.lanes(), assigned=units.assigned(),
         duplicates=units.duplicates, swapped=units.swapped, late=units.late, lag_s=lag_s,
         last_session_at=None if last is None else micros(last), held_since=None if held_since is None else micros(held_since),
-        found_earlier=found_earlier, references=plan.references, n_max=plan.n_max, declared_share=plan.share, slos=units.slos(),
+        found_earlier=found_earlier, references=plan.references, n_max=plan.n_max, declared_share=plan.share, slos=units.slos(), turn_looks=units.turn_looks(),
         profiles=units.profiles(), hard=hard, lasts_s=plan.lasts_s, incident=incident,
     )  # fmt: skip

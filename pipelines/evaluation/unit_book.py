@@ -15,12 +15,14 @@ from itertools import islice
 
 from app.domain.sessions import Session
 from pipelines.evaluation.absolute_limits import LimitBook, SloCount, TurnQueue
+from pipelines.evaluation.all_turns import AllTurns, looked_at
 from pipelines.evaluation.config import GatesConfig, MetricConfig
 from pipelines.evaluation.drawings import Draw, Drawing
-from pipelines.evaluation.evidence import Assigned, Lane, micros
+from pipelines.evaluation.evidence import Assigned, Lane, TurnLook, micros
 from pipelines.evaluation.measures import counted_missing, measured, of_unit
 from pipelines.evaluation.profiles import ArmProfile, with_session
 from pipelines.evaluation.references import Reference
+from pipelines.evaluation.turn_tests import Whose
 
 LATE_BY = timedelta(seconds=60)
 """So long before the newest exposure sessions are read again: one partition of the stream may be so much behind another."""
@@ -63,7 +65,10 @@ class UnitBook:
     and no longer there (its person was erased) goes with its unit, whichever arm it was in.
     """
 
-    def __init__(self, config: GatesConfig, drawing: Drawing, references: dict[str, Reference]) -> None:
+    def __init__(
+        self, config: GatesConfig, drawing: Drawing, references: dict[str, Reference], *, margin: float | None = None
+    ) -> None:  # fmt: skip
+        """`margin`: of harm, where it is wider than a metric's own (after a promotion)."""
         self._config = config
         self._drawing = drawing
         self._thresholds = {name: r.threshold for name, r in references.items() if r.threshold is not None}
@@ -80,7 +85,10 @@ class UnitBook:
         self._done = 0
         self._newest: datetime | None = None
         """Newest exposure of any person, also of those whose unit was counted long ago: is there traffic?"""
-        self._turns = TurnQueue(LimitBook(slos=config.slos), patience=self._patience, settle=timedelta(seconds=config.settle_s))
+        self._limits = LimitBook(slos=config.slos)
+        everybodys = looked_at(config, references, whose=Whose.EVERYBODYS, margin=margin)
+        self._all_turns = AllTurns(everybodys, thresholds=self._thresholds, drawing=drawing)
+        self._turns = TurnQueue(self._count_turn, patience=self._patience, settle=timedelta(seconds=config.settle_s))
         self._profiles = {treated: ArmProfile(arm=arm) for treated, arm in ((True, "treated"), (False, "control"))}
         self._ceiling = next((m.high for m in config.metrics if m.source == "reward"), 1.0)
         self._assigned: dict[int, list[int]] = {}
@@ -111,6 +119,7 @@ class UnitBook:
             start = max(self._done, bisect_left(self._order, first, key=lambda unit: unit.first_at))
             self._order[start:] = sorted([*self._order[start:], *fresh], key=lambda unit: unit.first_at)
         self._turns.count_known(now)
+        self._all_turns.look_until(self._turns.frontier(now))
         for lane in self._lanes:
             self._close(lane, now)
         while self._done < len(self._order) and self._order[self._done].lanes_left == 0:
@@ -152,6 +161,10 @@ class UnitBook:
         elif unit.lanes_left:
             unit.sessions[session.inference_id] = session
             self._unit_of[session.inference_id] = unit
+
+    def _count_turn(self, session: Session, treated: bool) -> None:
+        self._limits.count(session, treated=treated)
+        self._all_turns.count(session)
 
     def _tally(self, unit: _Unit, by: int) -> None:
         draw = unit.draw
@@ -234,7 +247,11 @@ class UnitBook:
 
     def slos(self) -> tuple[SloCount, ...]:
         """All turns against the absolute limits."""
-        return self._turns.book.counts()
+        return self._limits.counts()
+
+    def turn_looks(self) -> tuple[TurnLook, ...]:
+        """What all turns said, look by look."""
+        return self._all_turns.looks()
 
     def profiles(self) -> tuple[ArmProfile, ...]:
         """Treated, then control."""

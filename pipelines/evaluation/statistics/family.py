@@ -23,6 +23,22 @@ class Member:
     units: Units
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Steps:
+    """Evidence of the family that comes in looks and only grows (`growing.log_sums`): nothing before the first one."""
+
+    name: str
+    weight: float
+    at: IntArray
+    """Microseconds since the epoch, increasing. [K]"""
+    log_sums: FloatArray
+    """[K]"""
+
+
+NOTHING = -1e9
+"""log of no evidence at all, as a number that can be stored."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class FamilyEvidence:
     """What the family says about harm."""
@@ -43,15 +59,16 @@ class FamilyEvidence:
         return self.rejected_at is not None
 
 
-def family_evidence(members: Sequence[Member], *, alpha: float) -> FamilyEvidence:
+def family_evidence(members: Sequence[Member], *, alpha: float, steps: Sequence[Steps] = ()) -> FamilyEvidence:
     """E = sum of weight_k E_k over calendar time; rejects when it ever reaches 1/alpha.
 
     Valid under arbitrary dependence between the metrics, never worse than weighted Bonferroni. A metric without units
-    yet contributes its starting capital. Raises ValueError if the weights sum to more than 1 or names repeat.
+    yet contributes its starting capital, one of `steps` nothing. Raises ValueError if the weights sum to more than 1 or names repeat.
     """
-    _check(members)
-    times = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *(m.units.closed_at for m in members)]))
-    logs = np.vstack([_log_weighted_at(m, times) for m in members])
+    _check(members, steps)
+    times = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *(m.units.closed_at for m in members), *(s.at for s in steps)]))
+    logs = np.vstack([*(_log_weighted_at(m, times) for m in members), *(_log_steps_at(s, times) for s in steps)])
+    named = [*members, *steps]
     total = _log_sum(logs)
     crossed = np.flatnonzero(total >= evidence_needed(alpha))
     at = int(crossed[0]) if len(crossed) else len(times)
@@ -59,8 +76,8 @@ def family_evidence(members: Sequence[Member], *, alpha: float) -> FamilyEvidenc
         log_e=float(total[-1]),
         peak_log_e=float(total.max()),
         rejected_at=int(times[at - 1]) if len(crossed) else None,
-        cause=members[int(np.argmax(logs[:, at]))].name if len(times) else None,
-        log_weighted={m.name: float(row[-1]) for m, row in zip(members, logs, strict=True)},
+        cause=named[int(np.argmax(logs[:, at]))].name if len(times) else None,
+        log_weighted={m.name: float(row[-1]) for m, row in zip(named, logs, strict=True)},
     )
 
 
@@ -74,12 +91,13 @@ def combine(weights: Mapping[str, float], log_e: Mapping[str, float]) -> tuple[f
     return top + math.log(math.fsum(math.exp(v - top) for v in logs.values())), max(logs, key=lambda name: logs[name])
 
 
-def _check(members: Sequence[Member]) -> None:
+def _check(members: Sequence[Member], steps: Sequence[Steps]) -> None:
+    named = [*members, *steps]
     if not members:
         raise ValueError("a family needs at least one abort metric")
-    if any(not m.weight > 0.0 for m in members) or math.fsum(m.weight for m in members) > 1.0 + 1e-9:
+    if any(not m.weight > 0.0 for m in named) or math.fsum(m.weight for m in named) > 1.0 + 1e-9:
         raise ValueError("family weights must be positive and sum to at most 1; divide class weights among metrics")
-    if len({m.name for m in members}) != len(members):
+    if len({m.name for m in named}) != len(named):
         raise ValueError("a metric appears twice in the family; name each once")
 
 
@@ -88,6 +106,12 @@ def _log_weighted_at(member: Member, times: IntArray) -> FloatArray:
     path = np.concatenate([[0.0], log_e_path(member.process, member.units)])
     closed = np.searchsorted(member.units.closed_at, times, side="right")
     return math.log(member.weight) + np.concatenate([[0.0], path[closed]])
+
+
+def _log_steps_at(steps: Steps, times: IntArray) -> FloatArray:
+    """log(weight x sum) before anything closed and after each time. [T + 1]"""
+    path = np.concatenate([[NOTHING], math.log(steps.weight) + steps.log_sums])
+    return np.concatenate([[NOTHING], path[np.searchsorted(steps.at, times, side="right")]])
 
 
 def _log_sum(logs: FloatArray) -> FloatArray:
