@@ -20,6 +20,7 @@ from app.db.tables import (
     gate_results,
     labels,
     observations,
+    releases,
     turns,
 )
 from app.domain.errors import NotFound
@@ -54,9 +55,12 @@ class SqlEvidenceBook:
         mine &= exposures.c.arm.in_(["champion", "previous"])
         return self._sessions(mine if era.until is None else mine & (exposures.c.occurred_at < era.until))
 
-    def history(self, policy: str, digest: str, *, since: datetime, newest: int = 5000) -> list[Session]:
-        """The newest labelled sessions of a version, in order: what it was like before a canary."""
+    def history(
+        self, policy: str, digest: str, *, since: datetime, until: datetime | None = None, newest: int = 5000
+    ) -> list[Session]:  # fmt: skip
+        """The newest sessions of a version before `until`, in order: what it was like before a canary."""
         mine = (exposures.c.policy == policy) & (exposures.c.digest == digest) & (exposures.c.occurred_at >= since)
+        mine = mine if until is None else mine & (exposures.c.occurred_at < until)
         with reading(self._engine) as connection:
             edge = select(exposures.c.occurred_at).where(mine).order_by(exposures.c.occurred_at.desc()).offset(newest).limit(1)
             oldest = connection.execute(edge).scalar()
@@ -132,6 +136,21 @@ class SqlEvidenceBook:
         with reading(self._engine) as connection:
             return [dict(row._mapping) for row in reversed(connection.execute(query).all())]
 
+    def false_alarms(self, policy: str, *, besides: str, newest: int = 500) -> tuple[int, int]:
+        """(alarms, comparisons) of the champion with itself beside the newest live verdicts, but for those of `besides`."""
+        table = gate_results
+        query = select(table.c.release_id, table.c.evidence).join(releases, releases.c.id == table.c.release_id)
+        query = (
+            query.where(releases.c.policy == policy, releases.c.id != besides, table.c.gate == "canary")
+            .order_by(table.c.id.desc())
+            .limit(newest)
+        )
+        with reading(self._engine) as connection:
+            last: dict[str, dict[str, Any]] = {}
+            for row in connection.execute(query):
+                last.setdefault(row.release_id, row.evidence.get("live_aa") or {})
+        return sum(one.get("alarms", 0) for one in last.values()), sum(one.get("comparisons", 0) for one in last.values())
+
     def keep(self, release_id: str, digest: str, payload: bytes, *, now: datetime) -> None:
         """Store evidence by content; the same again changes nothing."""
         row = {"hash": digest, "release_id": release_id, "payload": payload, "created_at": now}
@@ -154,7 +173,8 @@ def read_sessions(connection: Connection, mine: ColumnElement[bool]) -> list[Ses
     )
     query = select(
         exposures, turns.c.inference_id.label("turn"), turns.c.finish_reason, turns.c.completion, turns.c.completion_tokens,
-        turns.c.tool_calls, turns.c.time_to_first_token_s, labels.c.reward, labels.c.terms, labels.c.exclusion, labels.c.labelled_at,
+        turns.c.tool_calls, turns.c.time_to_first_token_s, turns.c.started_at, turns.c.finished_at, turns.c.prompt_tokens,
+        labels.c.reward, labels.c.terms, labels.c.exclusion, labels.c.labelled_at,
     ).select_from(joined).where(mine).order_by(exposures.c.occurred_at, exposures.c.id)  # fmt: skip
     sessions = [_session(row) for row in connection.execute(query)]
     return _with_signals(sessions, _signals(connection, mine))
@@ -193,7 +213,9 @@ def _session(row: Row[Any]) -> Session:
         probability=row.probability, share=row.share, holdback=row.holdback, digest=row.digest, exposed_at=row.occurred_at,
         served=row.turn is not None, finish_reason=row.finish_reason, completion=row.completion or "",
         completion_tokens=row.completion_tokens or 0, tool_verdicts=tuple(call["verdict"] for call in row.tool_calls or ()),
-        time_to_first_token_s=row.time_to_first_token_s, labelled=row.labelled_at is not None, reward=row.reward,
+        time_to_first_token_s=row.time_to_first_token_s, prompt_tokens=row.prompt_tokens or 0,
+        total_s=None if row.turn is None else (row.finished_at - row.started_at).total_seconds(),
+        labelled=row.labelled_at is not None, reward=row.reward,
         terms=None if row.terms is None else {term["name"]: term["value"] for term in row.terms}, excluded=row.exclusion is not None,
     )  # fmt: skip
 

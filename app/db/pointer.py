@@ -123,8 +123,9 @@ def read_route(connection: Connection, policy: str) -> Route | None:
         return route
     canary, stage = candidates[0], candidates[0].stage or 0
     return replace(
-        route, canary_digest=canary.digest, canary_release=canary.id, canary_stage=stage, canary_share=float(canary.config["stages"][stage])
-    )
+        route, canary_digest=canary.digest, canary_release=canary.id, canary_stage=stage,
+        canary_share=float(canary.config["stages"][stage]), canary_lasting=float(canary.config.get("lasting", 0.0)),
+    )  # fmt: skip
 
 
 class SqlRoutes:

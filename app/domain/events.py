@@ -136,7 +136,8 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True):
     release_id: str | None
     """The release whose canary or holdback this assignment belongs to; none outside an experiment."""
     stage: str
-    """`champion`; `canary-0.<day>` … `canary-2.<day>`; `holdback.<day>`, or `holdback-0.<day>` … for its reference while a canary runs."""
+    """`champion`; `canary-0.<day>` … `canary-2.<day>`; `holdback.<day>`, or `holdback-0.<day>` … for its reference while a canary runs;
+    `canary-0-lasting.<day>` and `holdback-0-lasting.<day>` … of the lasting cohort."""
     arm: str
     """`champion`, `candidate` or `previous` (the holdback serves the previous champion)."""
     probability: float

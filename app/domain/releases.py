@@ -118,6 +118,8 @@ class Route:
     canary_stage: int = 0
     canary_share: float = 0.0
     """Probability with which a unit gets the candidate in this stage."""
+    canary_lasting: float = 0.0
+    """Probability with which a unit never gets it, in no stage."""
     quarantined: frozenset[str] = frozenset()
     """Digests that may not serve any more: a running episode on one of them is assigned afresh."""
 

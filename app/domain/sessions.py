@@ -32,6 +32,9 @@ class Session:
     completion_tokens: int = 0
     tool_verdicts: tuple[str, ...] = ()
     time_to_first_token_s: float | None = None
+    total_s: float | None = None
+    """From the request to the end of the answer."""
+    prompt_tokens: int = 0
     labelled: bool = False
     reward: float | None = None
     terms: Mapping[str, float | None] | None = None

@@ -10,6 +10,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
 
     stages: tuple[float, ...] = (0.05, 0.25, 0.50)
     """Canary share of each stage."""
+    lasting: float = 0.0
+    """Share of units that never get the candidate, in no stage of the ramp: the lasting cohort."""
     holdback: float = 0.10
     """Share of units that stay on the previous champion after a promotion."""
     approvals: int = 1

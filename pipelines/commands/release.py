@@ -82,6 +82,10 @@ def plan(policy: str) -> None:
             shown = [f"{100 * margin:.2f} pp" if i != 1 else f"{margin:.0%}" for i, margin in enumerate(figures)]
             table.add_row(_length(window.lasts_s), f"{window.people:.0f}", r.metric, *shown)
     _console().print(table)
+    if config.lasting_share > 0.0:
+        click.echo(f"{config.lasting_share:.0%} of the people are the lasting cohort: they never get a candidate and are in no stage")
+    explained = {m.name: traffic.references[m.name].explained for m in config.required}
+    click.echo("habits explain " + ", ".join(f"{share:.0%} of {name}'s variance" for name, share in explained.items()))
     refused = uninformed(config, traffic.references)
     chosen = next((window for window in found if window.answers(config)), None)
     if refused is not None:

@@ -1,6 +1,5 @@
 """How candidates are judged (`facts/gates.md`, section 5.1): vetted defaults, checked once, hashed into every decision."""
 
-from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
@@ -9,6 +8,13 @@ import msgspec
 from app.domain.errors import BadConfig
 from app.domain.gates import content_hash
 from app.domain.terms import Terms
+from pipelines.evaluation.default_metrics import default_metrics
+from pipelines.evaluation.metrics import CLASS_WEIGHTS, NAMED_SOURCES, PLAIN_SOURCES, Good, MetricClass, MetricConfig, Missing
+
+__all__ = [
+    "ApprovalConfig", "GatesConfig", "Good", "HealthConfig", "MetricClass", "MetricConfig", "Missing", "OffPolicyGateConfig", "SloConfig",
+    "StageConfig", "check", "terms_of",
+]  # fmt: skip
 
 MAX_REQUIRED = 4
 """Every required metric has to be non-inferior, so power falls with each (sheet 3.5)."""
@@ -16,80 +22,6 @@ MAX_REQUIRED = 4
 
 FROM_FILE = "file"
 """`approval.edited_by`: whoever owns the configuration file edited it last."""
-
-
-class MetricClass(StrEnum):
-    """Classes of canary metrics, with their share of the harm family's alpha (sheet 4.4)."""
-
-    HARD = "hard"
-    GOLD = "gold"
-    PROXY = "proxy"
-    BEHAVIOUR = "behaviour"
-    USER_HARM = "user_harm"
-
-
-CLASS_WEIGHTS = {
-    MetricClass.HARD: 0.30, MetricClass.GOLD: 0.30, MetricClass.PROXY: 0.10, MetricClass.BEHAVIOUR: 0.20, MetricClass.USER_HARM: 0.10,
-}  # fmt: skip
-
-
-class Good(StrEnum):
-    """Which way is good."""
-
-    UP = "up"
-    DOWN = "down"
-    SAME = "same"
-    """Neither: a change of behaviour is what is looked for, in both directions. It asks people; it never says "worse" by itself."""
-
-
-class Missing(StrEnum):
-    """What a unit without the signal counts as."""
-
-    WORST = "worst"
-    """Intention to treat: silence is never better than an answer."""
-    BEST = "best"
-    """For complaints, whose absence is the good case."""
-
-
-PLAIN_SOURCES = frozenset(
-    {"fault", "invalid_tool_call", "time_to_first_token", "reward", "acts", "asks", "refuses", "length", "tools", "abandoned", "excluded"}
-)
-NAMED_SOURCES = frozenset({"term", "observation", "has"})
-
-
-class MetricConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One metric: what is measured on each turn, brought to [0, 1], and what the family does with it."""
-
-    name: str
-    source: str
-    """`fault`, `reward`, …, or `term:NAME` (a term of the label), `observation:NAME` (its value), `has:NAME` (whether there is one)."""
-    kind: MetricClass
-    good: Good = Good.UP
-    low: float = 0.0
-    high: float = 1.0
-    """The source's range; values are brought to [0, 1] and cut off there, fixed before the canary."""
-    threshold: float | None = None
-    """Count turns at or above it instead of averaging values; for `length`, unset means the champion's p95."""
-    abort_margin: float = 0.0
-    """Harm is an effect worse than this; two-sided metrics: a change larger than this."""
-    margin: float | None = None
-    """Non-inferiority margin; set, the metric is required for promotion."""
-    window_s: float | None = None
-    """Sessions of a unit count this long after its first; 0 is the fast lane (the first turn alone); unset, `GatesConfig.window_s`."""
-    missing: Missing = Missing.WORST
-    by_turns: bool = False
-    """Every turn counts, not every person: a unit's value is how few of its turns went badly, `turns_cap` of them at most. The same loss
-    weighs as much as the turns that it spoils, so a version that is worse for the few who use it most cannot hide behind the many."""
-    turns_cap: int | None = None
-    """With `by_turns`: turns of one person that count at most; unset, as many as one in a hundred of the champion's people has."""
-    weight: float | None = None
-    """Share of the harm family; unset, its class's share divided among the class."""
-    prior: float | None = None
-    """Champion's mean (before orientation) where the canary starts without any history of it."""
-
-    @property
-    def required(self) -> bool:
-        return self.margin is not None
 
 
 class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -165,27 +97,6 @@ class OffPolicyGateConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     """What is not scored by then is left out."""
 
 
-def _default_metrics() -> tuple[MetricConfig, ...]:
-    k, m = MetricClass, MetricConfig
-    return (
-        m(name="fault", source="fault", kind=k.HARD, good=Good.DOWN, window_s=0.0, prior=0.01),
-        m(name="invalid_tool_call", source="invalid_tool_call", kind=k.HARD, good=Good.DOWN, window_s=0.0, prior=0.01),
-        m(name="task_success", source="observation:task_success", kind=k.GOLD, abort_margin=0.0075, margin=0.015),
-        m(name="failed_turns", source="observation:task_success", kind=k.GOLD, by_turns=True),
-        m(name="reward", source="reward", kind=k.PROXY, low=-1.0, high=1.0, margin=0.02),
-        m(name="acts", source="acts", kind=k.BEHAVIOUR, good=Good.SAME, abort_margin=0.03),
-        m(name="asks", source="asks", kind=k.BEHAVIOUR, good=Good.SAME, abort_margin=0.03),
-        m(name="refuses", source="refuses", kind=k.BEHAVIOUR, good=Good.SAME, abort_margin=0.03, prior=0.02),
-        m(name="length_over_p95", source="length", kind=k.BEHAVIOUR, good=Good.SAME, abort_margin=0.03, prior=0.05),
-        m(name="tools_per_turn", source="tools", kind=k.BEHAVIOUR, good=Good.SAME, high=4.0, abort_margin=0.03),
-        m(name="abandoned", source="abandoned", kind=k.BEHAVIOUR, good=Good.SAME, abort_margin=0.03),
-        m(name="excluded", source="excluded", kind=k.BEHAVIOUR, good=Good.SAME, abort_margin=0.03, prior=0.02),
-        m(name="dissatisfied", source="term:follow_up", kind=k.USER_HARM, threshold=-0.2, low=-1.0, missing=Missing.BEST, prior=0.9),
-        m(name="regenerated", source="has:regenerate", kind=k.USER_HARM, good=Good.DOWN, prior=0.05),
-        m(name="undone", source="has:undo", kind=k.USER_HARM, good=Good.DOWN, prior=0.05),
-    )
-
-
 class GatesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that a verdict depends on besides its evidence."""
 
@@ -194,12 +105,15 @@ class GatesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         StageConfig(share=0.25, units=1000, minutes=15.0),
         StageConfig(share=0.50, units=0, minutes=0.0, least_units=0),
     )
+    lasting_share: float = 0.20
+    """Share of the people who never get the candidate, in no stage: harm that lasts in those who had it shows against them. At least 0.2,
+    below that it shows nothing; 0 for a ramp in which nothing can last, such as one of minutes."""
     window_s: float = 1800.0
     turn_wait_s: float = 150.0
     """An exposure without a turn after this long is a fault of its arm."""
     settle_s: float = 5.0
     """Units are counted this long after their first exposure at the earliest, so that the stream's partitions can catch up."""
-    metrics: tuple[MetricConfig, ...] = msgspec.field(default_factory=_default_metrics)
+    metrics: tuple[MetricConfig, ...] = msgspec.field(default_factory=default_metrics)
     slos: tuple[SloConfig, ...] = (SloConfig(source="fault", limit=0.10),)
     alpha_abort_e: float = 0.025
     alpha_abort_gst: float = 0.025
@@ -278,7 +192,8 @@ def terms_of(config: GatesConfig, *, owner: str | None = None) -> Terms:
     gates: dict[str, Any] = msgspec.to_builtins(config)
     named = config.approval.edited_by
     return Terms(
-        stages=tuple(stage.share for stage in config.stages), holdback=config.holdback_first, approvals=config.approval.n,
+        stages=tuple(stage.share for stage in config.stages), lasting=config.lasting_share,
+        holdback=config.holdback_first, approvals=config.approval.n,
         approval_ttl_s=config.approval.ttl_s, high_tier=config.approval.high_tier, edited_by=owner if named == FROM_FILE else named,
         breaker_rollbacks=config.breaker_rollbacks, breaker_window_s=config.breaker_window_s,
         rollbacks_max=config.rollbacks_max, config_hash=config.hash, gates=gates,
@@ -292,6 +207,8 @@ def _stages(config: GatesConfig) -> str | None:
         return f"the stages' shares are {shares}: give at least one, each larger than the one before, between 0 and 1"
     if not 0.0 <= config.holdback_first < 1.0 or not 0.0 <= config.anchor_share < 1.0:
         return "holdback_first and anchor_share are shares: set them to 0 or more and less than 1"
+    if config.lasting_share != 0.0 and not 0.2 <= config.lasting_share <= 0.5:
+        return "lasting_share is the share of people who never get the candidate: set it between 0.2 and 0.5, or to 0 for no such cohort"
     if not 0.0 <= config.margin_share_max <= 1.0:
         return "margin_share_max is a share of the champion's mean: set it to at most 1, or to 0 to leave the margins as they are"
     return None
@@ -333,6 +250,10 @@ def _metric(metric: MetricConfig) -> str | None:
         return f"unknown source {metric.source!r}; known ones are {known}"
     if not metric.low < metric.high:
         return "low has to be below high"
+    if metric.quantile is not None and not 0.0 < metric.quantile < 1.0:
+        return "quantile lies between 0 and 1 (0.95 counts turns above the champion's p95)"
+    if metric.prompt_price < 0.0:
+        return "prompt_price is what a token of the prompt costs, in tokens of the answer: at least 0"
     if metric.margin is not None and not 0.0 < metric.margin < 1.0:
         return "a non-inferiority margin lies between 0 and 1 (0.02 is two percentage points)"
     if metric.by_turns and (metric.margin is not None or metric.good is Good.SAME):

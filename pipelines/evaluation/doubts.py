@@ -1,8 +1,13 @@
 """Data health: reasons to doubt the evidence. They hold a release back, and never mask harm (`facts/gates.md`, sections 3.6 and 4.4)."""
 
+import numpy as np
+
 from pipelines.evaluation.config import GatesConfig
 from pipelines.evaluation.evidence import Evidence
+from pipelines.evaluation.statistics.betting import evidence_needed
+from pipelines.evaluation.statistics.growing import log_sums
 from pipelines.evaluation.statistics.srm import ArmCounts, sample_ratio
+from pipelines.evaluation.turn_tests import coverage_test
 
 RATIO = "sample-ratio mismatch"
 COVERAGE = "feedback coverage"
@@ -15,6 +20,7 @@ def doubts(config: GatesConfig, evidence: Evidence) -> list[str]:
     found = [
         _mismatch(config, evidence),
         _coverage(config, evidence),
+        _coverage_per_turn(config, evidence),
         _duplicates(config, evidence),
         _swapped(evidence),
         _lag(config, evidence),
@@ -41,6 +47,16 @@ def _coverage(config: GatesConfig, evidence: Evidence) -> str | None:
     if not ratio.is_mismatch and COVERAGE not in evidence.found_earlier:
         return None
     return f"{COVERAGE}: the arms differ in how often anybody reacts ({ratio.observed_share or 0.0:.3f} of covered units got the candidate)"
+
+
+def _coverage_per_turn(config: GatesConfig, evidence: Evidence) -> str | None:
+    """Looks at all turns: the sum of what they said only grows, so what was found stays found."""
+    looks = [look for look in evidence.turn_looks or () if look.test == coverage_test().name]
+    said = log_sums(np.array([look.log_e for look in looks]))
+    if not len(said) or said[-1] < evidence_needed(config.alpha_data):
+        return None
+    treated, control = 1.0 - looks[-1].treated, 1.0 - looks[-1].control
+    return f"{COVERAGE} per turn: somebody reacts to {control:.1%} of the champion's turns and to {treated:.1%} of the candidate's"
 
 
 def _duplicates(config: GatesConfig, evidence: Evidence) -> str | None:

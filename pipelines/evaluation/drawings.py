@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from app.domain.assignment import unit_interval
+from app.domain.assignment import is_lasting, unit_interval
 from app.domain.sessions import Era, Session
 
 
@@ -31,6 +31,15 @@ def canary_drawing(*, digest: str, champion: str) -> Drawing:
         probability = session.probability if treated else round(1.0 - session.probability, 12)
         stage = int(session.stage.removeprefix("canary-").partition(".")[0])
         return Draw(key=(session.actor, session.stage), treated=treated, probability=probability, stratum=stage)
+
+    return draw
+
+
+def lasting_drawing(*, share: float) -> Drawing:
+    """Units of the lasting cohort's comparison: persons, drawn once for the whole ramp. Treated is whoever could get the candidate."""
+
+    def draw(session: Session) -> Draw | None:
+        return Draw(key=(session.actor,), treated=not is_lasting(session.stage), probability=1.0 - share, stratum=0)
 
     return draw
 

@@ -37,6 +37,8 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
     """float64 per metric, in [0, 1], good is up."""
     missing: dict[str, int]
     """Units without any signal of the metric."""
+    usual: dict[str, bytes] = {}
+    """float64 per metric of which habits are known: what was to be expected of the unit's person before the canary, in [0, 1]."""
 
     def array(self, name: str) -> npt.NDArray[np.float64]:
         """Outcomes of a metric. [N]"""

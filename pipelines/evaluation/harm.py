@@ -10,19 +10,20 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from pipelines.evaluation.config import GatesConfig, Good, MetricClass, MetricConfig
 from pipelines.evaluation.evidence import Evidence, Lane
-from pipelines.evaluation.turn_tests import TurnTest, lane_share, turn_tests
 from pipelines.evaluation.references import Reference, bounded
 from pipelines.evaluation.statistics import betting
-from pipelines.evaluation.statistics.baseline import running_mean
+from pipelines.evaluation.statistics.baseline import running_mean, with_usual
 from pipelines.evaluation.statistics.betting import EProcess, Tail, evidence_needed
 from pipelines.evaluation.statistics.family import FamilyEvidence, Member, Steps, family_evidence
-from pipelines.evaluation.statistics.growing import log_sums
 from pipelines.evaluation.statistics.group_sequential import GroupSequentialPlan, evaluate
-from pipelines.evaluation.statistics.units import Units
+from pipelines.evaluation.statistics.growing import log_sums
+from pipelines.evaluation.statistics.units import FloatArray, Units
+from pipelines.evaluation.turn_tests import TurnTest, lane_share, turn_tests
 
 PRIMARY = frozenset({MetricClass.GOLD, MetricClass.PROXY})
 LEAST_LOOKS = 10
@@ -166,7 +167,7 @@ def member_of(config: GatesConfig, evidence: Evidence, metric: MetricConfig, *, 
 
 def process_of(config: GatesConfig, evidence: Evidence, metric: MetricConfig, *, margin: float | None = None) -> EProcess:
     """The e-process of one metric of this evidence."""
-    return process_for(config, metric, evidence.references[metric.name], margin=margin)
+    return process_for(config, metric, reference_of(config, evidence, metric), margin=margin)
 
 
 def process_for(config: GatesConfig, metric: MetricConfig, reference: Reference, *, margin: float | None = None) -> EProcess:
@@ -180,18 +181,32 @@ def process_for(config: GatesConfig, metric: MetricConfig, reference: Reference,
 
 
 def units_of(lane: Lane, metric: str, *, prior: float) -> Units:
-    """The lane's units of one metric, with the running mean as predictable baseline."""
-    outcome = lane.array(metric)
+    """The lane's units of one metric, with a predictable baseline: the running mean, or what is usual for each person."""
+    outcome, usual = lane.array(metric), usual_of(lane, metric)
     if not np.all(np.isfinite(outcome)):
         raise ValueError(f"{metric} has outcomes that are no numbers")
     return Units.observed(
         outcome=outcome,
         treated=np.frombuffer(lane.treated, dtype="u1").astype(bool),
         probability=np.frombuffer(lane.probability, dtype="<f8"),
-        baseline=np.clip(running_mean(outcome, prior=prior), 0.0, 1.0),
+        baseline=np.clip(running_mean(outcome, prior=prior), 0.0, 1.0) if usual is None else with_usual(outcome, usual),
+        usual=usual,
         stratum=np.frombuffer(lane.stratum, dtype="<i8"),
         closed_at=np.frombuffer(lane.closed_at, dtype="<i8"),
     )
+
+
+def usual_of(lane: Lane, metric: str) -> FloatArray | None:
+    """What was to be expected of each unit; None where that is not known. [N]"""
+    return np.frombuffer(lane.usual[metric], dtype="<f8") if metric in lane.usual else None
+
+
+def reference_of(config: GatesConfig, evidence: Evidence, metric: MetricConfig) -> Reference:
+    """The metric's reference, with the variance that is left where what is usual for people is taken off."""
+    reference = evidence.references[metric.name]
+    if metric.name not in evidence.lane_of(config.window_of(metric)).usual:
+        return reference
+    return msgspec.structs.replace(reference, variance=reference.residual)
 
 
 def plan_of(config: GatesConfig, evidence: Evidence, metric: MetricConfig, *, alpha: float) -> GroupSequentialPlan:

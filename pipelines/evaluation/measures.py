@@ -22,17 +22,29 @@ def measured(metric: MetricConfig, session: Session, thresholds: Mapping[str, fl
 
     `thresholds` replaces an unset threshold by metric name (the champion's p95 of `length`).
     """
-    raw = _raw(metric.source, session)
+    raw = raw_value(metric, session)
     if raw is None:
         return None
     threshold = metric.threshold if metric.threshold is not None or metric.by_turns else thresholds.get(metric.name)
-    if metric.source == "length" and threshold is None:
+    if threshold is None and is_referred(metric):
         return None
-    if threshold is not None:
+    if metric.relative and threshold is not None:
+        value = raw / (raw + threshold) if raw > 0.0 else 0.0
+    elif threshold is not None:
         value = float(raw >= threshold)
     else:
         value = min(1.0, max(0.0, (raw - metric.low) / (metric.high - metric.low)))
     return 1.0 - value if metric.good is Good.DOWN else value
+
+
+def is_referred(metric: MetricConfig) -> bool:
+    """Whether its values mean something only beside the champion's: a quantile or the median, known before the canary."""
+    return metric.threshold is None and (metric.relative or metric.quantile is not None or metric.source == "length")
+
+
+def raw_value(metric: MetricConfig, session: Session) -> float | None:
+    """The value in its own unit; None where the signal is missing."""
+    return _price(metric, session) if metric.source == "price" else _raw(metric.source, session)
 
 
 def counted_missing(metric: MetricConfig) -> float:
@@ -77,6 +89,11 @@ def _raw(source: str, session: Session) -> float | None:
             return _from_turn(kind, session)
 
 
+def _price(metric: MetricConfig, session: Session) -> float | None:
+    """In tokens of the answer."""
+    return metric.prompt_price * session.prompt_tokens + session.completion_tokens if session.served else None
+
+
 def _from_label(source: str, session: Session) -> float | None:
     if not session.labelled:
         return None
@@ -95,6 +112,8 @@ def _from_turn(source: str, session: Session) -> float | None:
             return float(any(verdict != ToolVerdict.VALID for verdict in session.tool_verdicts))
         case "time_to_first_token":
             return session.time_to_first_token_s
+        case "total_time":
+            return session.total_s
         case "length":
             return float(session.completion_tokens)
         case "tools":

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from pipelines.evaluation.config import GatesConfig, Good
-from pipelines.evaluation.references import Reference, bounded, references_of
+from pipelines.evaluation.habits import with_explained
+from pipelines.evaluation.references import Reference, bounded
 from pipelines.evaluation.statistics import power
 from pipelines.evaluation.statistics.power import Requirement, Stage
-from pipelines.evaluation.subjects import EvidenceBook, Plan
+from pipelines.evaluation.subjects import HABITS_FROM, EvidenceBook, Plan
 
 GROWTH = 3.0
 """Each window tried is so many times the one before: five of them from two hours to a week."""
@@ -60,7 +61,7 @@ class Traffic:
     def requirements(self) -> list[Requirement]:
         """The required metrics, with the margins that they are held to."""
         return [
-            Requirement(metric=m.name, margin=bounded(self.config, m, m.margin or 0.0, ref), variance=ref.variance)
+            Requirement(metric=m.name, margin=bounded(self.config, m, m.margin or 0.0, ref), variance=ref.residual)
             for m in self.config.required
             for ref in (self.references[m.name],)
         ]
@@ -68,15 +69,16 @@ class Traffic:
     def stages(self, lasts_s: float) -> tuple[Stage, ...]:
         """Units that each stage can count: the early ones last until they have enough, the last one takes what is left.
 
-        Of that, whoever comes in the last window of a unit and its labels' wait is not complete by the deadline.
+        The lasting cohort is not counted: it is in no stage.
+        Of the others, whoever comes in the last window of a unit and its labels' wait is not complete by the deadline.
         """
-        left_s, stages = lasts_s, list[Stage]()
+        left_s, stages, drawn = lasts_s, list[Stage](), 1.0 - self.config.lasting_share
         for stage in self.config.stages[:-1]:
             stage_s = min(stage.minutes * 60.0, left_s)
-            units = self.people(max(stage_s, 1.0))
+            units = self.people(max(stage_s, 1.0)) * drawn
             stages.append(Stage(share=stage.share, units=min(units, stage.units) if stage.units else units))
             left_s -= stage_s
-        return (*stages, Stage(share=self.config.stages[-1].share, units=self.people(left_s - self.unfinished_s())))
+        return (*stages, Stage(share=self.config.stages[-1].share, units=self.people(left_s - self.unfinished_s()) * drawn))
 
     def unfinished_s(self) -> float:
         """How long before the end the last unit has to begin to be counted."""
@@ -101,7 +103,7 @@ class Traffic:
 def traffic_of(config: GatesConfig, book: EvidenceBook, *, policy: str, champion: str, now: datetime) -> Traffic:
     """The last days of a policy."""
     since = now - timedelta(days=config.traffic_days)
-    references = references_of(config, book.history(policy, champion, since=since))
+    references = with_explained(config, book.history(policy, champion, since=since, newest=HABITS_FROM))
     return Traffic(config=config, book=book, policy=policy, references=references, since=since, now=now)
 
 

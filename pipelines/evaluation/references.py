@@ -7,7 +7,7 @@ import numpy as np
 
 from app.domain.sessions import Session
 from pipelines.evaluation.config import GatesConfig, Good, MetricConfig
-from pipelines.evaluation.measures import counted_missing, measured, of_unit
+from pipelines.evaluation.measures import counted_missing, is_referred, measured, of_unit, raw_value
 
 LEAST_UNITS = 30
 """Below this many people the configured prior is the better guess."""
@@ -25,11 +25,19 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     """Oriented: good is up."""
     variance: float
     threshold: float | None = None
-    """For `length`: the p95. For a metric counted by turns: how many of one person's count at most."""
+    """For a metric that refers to the champion's values: their quantile, or median.
+    For a metric counted by turns: how many of one person's count at most."""
     units: int = 0
     """People it was measured on; 0 for the configured prior."""
     known: float = 1.0
     """Share of the labelled turns that had any signal of it."""
+    explained: float = 0.0
+    """Share of the variance between people that their own habits explain, seen by what they did before and after."""
+
+    @property
+    def residual(self) -> float:
+        """The variance that is left."""
+        return self.variance * (1.0 - self.explained)
 
 
 def references_of(config: GatesConfig, history: Sequence[Session]) -> dict[str, Reference]:
@@ -67,10 +75,14 @@ def _reference(metric: MetricConfig, history: Sequence[Session], *, window_s: fl
 
 
 def _threshold(metric: MetricConfig, history: Sequence[Session]) -> float | None:
-    if metric.source != "length" or metric.threshold is not None:
+    """The champion's quantile that the metric refers to; for a relative one the median, none where that is nothing."""
+    if not is_referred(metric):
         return None
-    lengths = [session.completion_tokens for session in history if session.served]
-    return float(np.quantile(lengths, LENGTH_QUANTILE)) if len(lengths) >= LEAST_UNITS else None
+    values = [value for value in (raw_value(metric, session) for session in history) if value is not None]
+    if len(values) < LEAST_UNITS:
+        return None
+    found = float(np.quantile(values, 0.5 if metric.relative else metric.quantile or LENGTH_QUANTILE))
+    return found if found > 0.0 or not metric.relative else None
 
 
 def _prior(metric: MetricConfig) -> float:

@@ -7,7 +7,7 @@ import numpy as np
 
 from pipelines.evaluation.config import GatesConfig, MetricClass, MetricConfig
 from pipelines.evaluation.evidence import Evidence
-from pipelines.evaluation.harm import LEAST_LOOKS, units_of
+from pipelines.evaluation.harm import LEAST_LOOKS, reference_of, units_of
 from pipelines.evaluation.references import bounded
 from pipelines.evaluation.statistics.betting import evidence_needed, log_e_path
 from pipelines.evaluation.statistics.confidence import betting_interval
@@ -87,7 +87,7 @@ def gap_found(config: GatesConfig, evidence: Evidence) -> bool:
 def _required(config: GatesConfig, evidence: Evidence, metric: MetricConfig) -> Required:
     assert metric.margin is not None
     lane = evidence.lane_of(config.window_of(metric))
-    reference = evidence.references[metric.name]
+    reference = reference_of(config, evidence, metric)
     units = units_of(lane, metric.name, prior=reference.mean)
     margin = bounded(config, metric, metric.margin, reference)
     n_max = max(evidence.n_max.get(metric.name, 0), LEAST_LOOKS * config.gst_looks)

@@ -19,11 +19,16 @@ from pipelines.evaluation.config import GatesConfig
 from pipelines.evaluation.doubts import STICKY
 from pipelines.evaluation.drawings import Drawing, canary_drawing, era_drawing
 from pipelines.evaluation.evidence import Evidence, micros
+from pipelines.evaluation.habits import habits_of
 from pipelines.evaluation.references import Reference, references_of
 from pipelines.evaluation.unit_book import UnitBook
 
 ENGINE_ALIVE = timedelta(seconds=30)
 """An engine that has not reported for this long is not counted on."""
+
+
+HABITS_FROM = 20_000
+"""So many of the champion's newest sessions say what everybody was like before."""
 
 
 class EvidenceBook(Protocol):
@@ -35,7 +40,7 @@ class EvidenceBook(Protocol):
         ...
 
     def era_sessions(self, policy: str, era: Era, *, since: datetime | None = None) -> list[Session]: ...
-    def history(self, policy: str, digest: str, *, since: datetime, newest: int = 5000) -> list[Session]: ...
+    def history(self, policy: str, digest: str, *, since: datetime, until: datetime | None = None, newest: int = 5000) -> list[Session]: ...
     def eras(self, policy: str) -> list[Era]: ...
     def units_in(self, policy: str, *, window: timedelta, since: datetime, now: datetime) -> float: ...
     def label_wait_s(self, policy: str) -> float: ...
@@ -43,6 +48,10 @@ class EvidenceBook(Protocol):
     def engines_ready(self, policy: str, digest: str, *, seen_since: datetime) -> bool: ...
     def engine_failure(self, policy: str, digest: str, *, seen_since: datetime) -> str | None: ...
     def decisions(self, release_id: str, *, newest: int = 1000) -> list[dict[str, Any]]: ...
+    def false_alarms(self, policy: str, *, besides: str, newest: int = 500) -> tuple[int, int]:
+        """(alarms, comparisons) of the champion with itself beside the newest live verdicts (`live_aa`)."""
+        ...
+
     def keep(self, release_id: str, digest: str, payload: bytes, *, now: datetime) -> None: ...
     def kept(self, digest: str) -> bytes: ...
 
@@ -78,21 +87,32 @@ class CanarySubject:
         self._book = book
         self._plan = frozen_plan(release)
         self.config = frozen_config(release)
-        self._units = UnitBook(self.config, canary_drawing(digest=release.digest, champion=release.champion_digest), self._plan.references)
+        self._units: UnitBook | None = None
 
     def evidence(self, release: Release, *, now: datetime) -> Evidence:
         """Everything known about the canary now."""
-        read_on(self._units, lambda since: self._book.canary_sessions(release.id, since=since), self._book, now=now)
         live = [row for row in self._book.decisions(release.id) if row["gate"] == GateName.CANARY]
         started = release.stage_since or release.changed_at
+        self._units = units = self._units or self._opened(release, since=_canary_since(live, default=started))
+        read_on(units, lambda since: self._book.canary_sessions(release.id, since=since), self._book, now=now)
         hard, incident = _engine_trouble(self._book, release, beside=release.champion_digest, now=now)
         stage = release.stage if release.stage is not None else len(self.config.stages) - 1
         return _evidence(
-            self._units, release=release, plan=self._plan, now=now, stage=stage, stage_since=started,
+            units, release=release, plan=self._plan, now=now, stage=stage, stage_since=started,
             since=_canary_since(live, default=started), reference=release.champion_digest, lag_s=self._book.lag_s(release.policy, now=now),
             held_since=held_since(live), found_earlier=tuple(test for test in STICKY if any(test in row["reason"] for row in live)),
             hard=hard, incident=incident,
         )  # fmt: skip
+
+    def _opened(self, release: Release, *, since: datetime) -> UnitBook:
+        """A book that knows what everybody was like before the canary."""
+        before = since - timedelta(days=self.config.traffic_days)
+        history = self._book.history(release.policy, release.champion_digest, since=before, until=since, newest=HABITS_FROM)
+        thresholds = {name: r.threshold for name, r in self._plan.references.items() if r.threshold is not None}
+        drawing = canary_drawing(digest=release.digest, champion=release.champion_digest)
+        lasting = msgspec.convert(release.config, Terms).lasting
+        habits = habits_of(self.config, history, thresholds)
+        return UnitBook(self.config, drawing, self._plan.references, habits=habits, lasting=lasting)
 
 
 class EraSubject:
@@ -164,6 +184,7 @@ def _evidence(
         stage=stage, stage_since=micros(stage_since), since=micros(min(since, stage_since)), lanes=units.lanes(), assigned=units.assigned(),
         duplicates=units.duplicates, swapped=units.swapped, late=units.late, lag_s=lag_s,
         last_session_at=None if last is None else micros(last), held_since=None if held_since is None else micros(held_since),
-        found_earlier=found_earlier, references=plan.references, n_max=plan.n_max, declared_share=plan.share, slos=units.slos(), turn_looks=units.turn_looks(),
+        found_earlier=found_earlier, references=plan.references, n_max=plan.n_max, declared_share=plan.share, slos=units.slos(),
+        turn_looks=units.turn_looks(),
         profiles=units.profiles(), hard=hard, lasts_s=plan.lasts_s, incident=incident,
     )  # fmt: skip

@@ -3,19 +3,27 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pipelines.evaluation.config import GatesConfig, Good, MetricConfig
+from pipelines.evaluation.config import GatesConfig, Good, MetricClass, MetricConfig
 
 
 class Whose(StrEnum):
     """Whose turns a test is about."""
 
     EVERYBODYS = "all turns"
+    HEAVIEST = "heaviest users"
+    """Of those who used it most before the canary."""
+    LASTING = "lasting cohort"
+    """Of people who could get the candidate, against those who never can: harm that lasts from stage to stage is in both of its arms."""
 
 
-SHARES: dict[str, dict[Whose, float]] = {
-    "fast": {Whose.EVERYBODYS: 0.5},
-}
+FAST = {Whose.EVERYBODYS: 0.5}
+GOLD = {Whose.EVERYBODYS: 0.15, Whose.HEAVIEST: 0.25, Whose.LASTING: 0.2}
 """Of a metric's weight in the harm family; its first turns, or its window, keep what is left."""
+
+
+COVERAGE = "feedback coverage per turn"
+COVERAGE_TOLERANCE = 0.02
+"""Silence counts as failure. Feedback on 2 % more of the turns may hide a loss of 2 points at most, and of 1.2 where 60 % succeed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +45,12 @@ def turn_tests(config: GatesConfig) -> list[TurnTest]:
     return [TurnTest(metric=m, whose=whose, share=share) for m in config.metrics for whose, share in _shares(m).items()]
 
 
+def coverage_test() -> TurnTest:
+    """Whether anybody reacts, turn by turn: it is no harm, it is a doubt, and it has no share of any metric's."""
+    tolerance = MetricConfig(name=COVERAGE, source="abandoned", kind=MetricClass.BEHAVIOUR, good=Good.SAME, abort_margin=COVERAGE_TOLERANCE)
+    return TurnTest(metric=tolerance, whose=Whose.EVERYBODYS, share=0.0)
+
+
 def lane_share(metric: MetricConfig) -> float:
     """What is left of the metric's weight for its window."""
     return 1.0 - sum(_shares(metric).values())
@@ -45,4 +59,6 @@ def lane_share(metric: MetricConfig) -> float:
 def _shares(metric: MetricConfig) -> dict[Whose, float]:
     if metric.good is Good.SAME:
         return {}
-    return SHARES["fast"] if metric.window_s == 0.0 else {}
+    if metric.window_s == 0.0:
+        return FAST
+    return GOLD if metric.kind is MetricClass.GOLD and not metric.by_turns else {}

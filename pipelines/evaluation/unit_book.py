@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import islice
 
+from app.domain.assignment import is_lasting
 from app.domain.sessions import Session
 from pipelines.evaluation.absolute_limits import LimitBook, SloCount, TurnQueue
 from pipelines.evaluation.all_turns import AllTurns, looked_at
 from pipelines.evaluation.config import GatesConfig, MetricConfig
-from pipelines.evaluation.drawings import Draw, Drawing
+from pipelines.evaluation.drawings import Draw, Drawing, lasting_drawing
 from pipelines.evaluation.evidence import Assigned, Lane, TurnLook, micros
+from pipelines.evaluation.habits import Habits
 from pipelines.evaluation.measures import counted_missing, measured, of_unit
 from pipelines.evaluation.profiles import ArmProfile, with_session
 from pipelines.evaluation.references import Reference
@@ -55,6 +57,7 @@ class _LaneBook:
     closed_at: "array[int]" = field(default_factory=lambda: array("q"))
     covered: "array[int]" = field(default_factory=lambda: array("B"))
     values: dict[str, "array[float]"] = field(default_factory=dict[str, "array[float]"])
+    usual: dict[str, "array[float]"] = field(default_factory=dict[str, "array[float]"])
     missing: dict[str, int] = field(default_factory=dict[str, int])
 
 
@@ -66,11 +69,13 @@ class UnitBook:
     """
 
     def __init__(
-        self, config: GatesConfig, drawing: Drawing, references: dict[str, Reference], *, margin: float | None = None
+        self, config: GatesConfig, drawing: Drawing, references: dict[str, Reference], *, habits: Habits | None = None,
+        lasting: float = 0.0, margin: float | None = None,
     ) -> None:  # fmt: skip
-        """`margin`: of harm, where it is wider than a metric's own (after a promotion)."""
+        """`lasting`: share of the people in the lasting cohort of a canary. `margin`: of harm, where it is wider than a metric's own."""
         self._config = config
         self._drawing = drawing
+        self._references = references
         self._thresholds = {name: r.threshold for name, r in references.items() if r.threshold is not None}
         windows = sorted({config.window_of(metric) for metric in config.metrics})
         self._lanes = [
@@ -86,9 +91,13 @@ class UnitBook:
         self._newest: datetime | None = None
         """Newest exposure of any person, also of those whose unit was counted long ago: is there traffic?"""
         self._limits = LimitBook(slos=config.slos)
-        everybodys = looked_at(config, references, whose=Whose.EVERYBODYS, margin=margin)
-        self._all_turns = AllTurns(everybodys, thresholds=self._thresholds, drawing=drawing)
-        self._turns = TurnQueue(self._count_turn, patience=self._patience, settle=timedelta(seconds=config.settle_s))
+        self._lasting = lasting
+        self._habits = habits or Habits()
+        self._fast, self._labelled, self._cohort = self._looking(self._habits, margin)
+        settle, longest = timedelta(seconds=config.settle_s), timedelta(seconds=max(windows))
+        self._turns = TurnQueue(self._count_turn, patience=self._patience, settle=settle)
+        self._labels = TurnQueue(self._count_labelled, patience=self._patience, settle=max(settle, longest), labelled=True)
+        """Labels are asked for once the longest window is over, as for the lanes."""
         self._profiles = {treated: ArmProfile(arm=arm) for treated, arm in ((True, "treated"), (False, "control"))}
         self._ceiling = next((m.high for m in config.metrics if m.source == "reward"), 1.0)
         self._assigned: dict[int, list[int]] = {}
@@ -119,7 +128,10 @@ class UnitBook:
             start = max(self._done, bisect_left(self._order, first, key=lambda unit: unit.first_at))
             self._order[start:] = sorted([*self._order[start:], *fresh], key=lambda unit: unit.first_at)
         self._turns.count_known(now)
-        self._all_turns.look_until(self._turns.frontier(now))
+        self._labels.count_known(now)
+        for looking, queue in ((self._fast, self._turns), (self._labelled, self._labels), (self._cohort, self._labels)):
+            for turns in looking:
+                turns.look_until(queue.frontier(now))
         for lane in self._lanes:
             self._close(lane, now)
         while self._done < len(self._order) and self._order[self._done].lanes_left == 0:
@@ -128,7 +140,7 @@ class UnitBook:
 
     def waiting(self, now: datetime) -> list[str]:
         """The sessions that hold the lanes and the limits back, the oldest first, at most `ASKED_AT_ONCE`: ask for these again."""
-        found = dict.fromkeys(self._turns.unknown(now))
+        found = dict.fromkeys([*self._turns.unknown(now), *self._labels.unknown(now)])
         for lane in self._lanes:
             for unit in islice(self._order, lane.position, lane.position + ASKED_AT_ONCE):
                 if len(found) >= ASKED_AT_ONCE or now < self._due(unit, lane):
@@ -138,12 +150,16 @@ class UnitBook:
         return list(found)[:ASKED_AT_ONCE]
 
     def _take(self, session: Session, fresh: list[_Unit]) -> None:
+        if self._lasting > 0.0 and is_lasting(session.stage):
+            self._labels.add(session, treated=False)
+            return
         draw = self._drawing(session)
         if draw is None:
             self._swapped.add(session.inference_id)
             return
         self._newest = max(self._newest or session.exposed_at, session.exposed_at)
         self._turns.add(session, treated=draw.treated)
+        self._labels.add(session, treated=draw.treated)
         unit = self._units.get(draw.key)
         if unit is None:
             if self._frontier is not None and session.exposed_at < self._frontier:
@@ -164,7 +180,24 @@ class UnitBook:
 
     def _count_turn(self, session: Session, treated: bool) -> None:
         self._limits.count(session, treated=treated)
-        self._all_turns.count(session)
+        for turns in self._fast:
+            turns.count(session)
+
+    def _count_labelled(self, session: Session, _treated: bool) -> None:
+        lasting = self._lasting > 0.0 and is_lasting(session.stage)
+        for turns in (*self._cohort, *(() if lasting else self._labelled)):
+            turns.count(session)
+
+    def _looking(self, habits: Habits, margin: float | None) -> tuple[list[AllTurns], list[AllTurns], list[AllTurns]]:
+        """All turns as looked at when they are served, when they are labelled, and across the lasting cohort."""
+
+        def turns(whose: Whose, drawing: Drawing, *, fast: bool = False, only: frozenset[str] | None = None) -> AllTurns:
+            asked = looked_at(self._config, self._references, habits, whose=whose, fast=fast, margin=margin)
+            return AllTurns(asked, thresholds=self._thresholds, drawing=drawing, only=only)
+
+        everybody, heaviest = turns(Whose.EVERYBODYS, self._drawing), turns(Whose.HEAVIEST, self._drawing, only=habits.heaviest)
+        cohort = [turns(Whose.LASTING, lasting_drawing(share=self._lasting))] if self._lasting > 0.0 else []
+        return [turns(Whose.EVERYBODYS, self._drawing, fast=True)], [everybody, heaviest], cohort
 
     def _tally(self, unit: _Unit, by: int) -> None:
         draw = unit.draw
@@ -173,6 +206,7 @@ class UnitBook:
 
     def _drop(self, inference_id: str) -> None:
         self._turns.drop(inference_id)
+        self._labels.drop(inference_id)
         unit = self._unit_of.pop(inference_id, None)
         if unit is None or unit.sessions.pop(inference_id, None) is None or unit.sessions:
             return
@@ -238,6 +272,8 @@ class UnitBook:
                 lane.missing[metric.name] = lane.missing.get(metric.name, 0) + 1
             values = [counted_missing(metric) if value is None else value for value in found]
             lane.values.setdefault(metric.name, array("d")).append(of_unit(metric, values, self._thresholds))
+            if metric.name in self._habits.usual:
+                lane.usual.setdefault(metric.name, array("d")).append(self._habits.usual[metric.name].of(draw.key[0]))
 
     def _profile(self, treated: bool, sessions: Sequence[Session]) -> None:
         for session in sessions:
@@ -251,7 +287,7 @@ class UnitBook:
 
     def turn_looks(self) -> tuple[TurnLook, ...]:
         """What all turns said, look by look."""
-        return self._all_turns.looks()
+        return tuple(look for turns in (*self._fast, *self._labelled, *self._cohort) for look in turns.looks())
 
     def profiles(self) -> tuple[ArmProfile, ...]:
         """Treated, then control."""
@@ -291,4 +327,5 @@ def _lane(lane: _LaneBook) -> Lane:
         stratum=lane.stratum.tobytes(), closed_at=lane.closed_at.tobytes(), covered=lane.covered.tobytes(),
         outcomes={m.name: lane.values.get(m.name, array("d")).tobytes() for m in lane.metrics},
         missing={m.name: lane.missing.get(m.name, 0) for m in lane.metrics},
+        usual={name: values.tobytes() for name, values in lane.usual.items()},
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
     python -m tests.bench.gates            full repetitions, about ten minutes on two cores
     python -m tests.bench.gates --quick    few repetitions, within 55 seconds
+    python -m tests.bench.gates --only all_turns who_is_hurt
 
 Exit status 1 if a bound is broken. Bounds allow three standard errors of the repetitions used.
 """
@@ -20,7 +21,7 @@ from multiprocessing import get_context
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from tests.bench import gates_data, gates_harm, gates_live, gates_people, gates_release
+from tests.bench import gates_data, gates_harm, gates_live, gates_people, gates_release, gates_turns
 from tests.bench.sections import Section
 
 QUICK = 0.05
@@ -34,6 +35,9 @@ KEYS = (
     "aa_holdback_eras",
     "small_baseline_promoted",
     "aa_returning_people",
+    "aa_all_turns",
+    "aa_cuped",
+    "cuped_promote_at_margin",
     "aa_limits",
     "incident_rollbacks",
     "replica_double_ramps",
@@ -53,9 +57,13 @@ SECTIONS: tuple[Callable[[float, int], Section], ...] = (
     gates_harm.ramp,
     gates_harm.repeated_users,
     gates_people.heavy_users,
+    gates_people.usual_values,
     gates_people.carry_over,
     gates_people.holdbacks,
     gates_people.small_baselines,
+    gates_turns.all_turns,
+    gates_turns.identical_people,
+    gates_turns.who_is_hurt,
     gates_live.returning_people,
     gates_live.absolute_limits,
     gates_live.incidents,
@@ -78,8 +86,9 @@ def main() -> int:
     options = _parser().parse_args()
     scale = QUICK if options.quick else options.scale
     began = time.perf_counter()
+    wanted = [section for section in SECTIONS if not options.only or _name(section) in options.only]
     with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
-        running = [pool.submit(_timed, section, scale, options.seed) for section in SECTIONS]
+        running = [pool.submit(_timed, section, scale, options.seed) for section in wanted]
         numbers: dict[str, float] = {}
         broken: list[str] = []
         for job in running:
@@ -92,8 +101,12 @@ def main() -> int:
     for claim in broken:
         print("BROKEN", claim)
     hacks = {name.removeprefix(HACK): value for name, value in sorted(numbers.items()) if name.startswith(HACK)}
-    print(json.dumps({**{key: round(numbers[key], 4) for key in KEYS}, "hack_units": hacks}))
+    print(json.dumps({**{key: round(numbers[key], 4) for key in KEYS if key in numbers or not options.only}, "hack_units": hacks}))
     return 1 if broken else 0
+
+
+def _name(section: Callable[[float, int], Section]) -> str:
+    return getattr(section, "func", section).__name__
 
 
 def _timed(section: Callable[[float, int], Section], scale: float, seed: int) -> tuple[Section, float]:
@@ -105,6 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Simulate the gates and print the tables V1-V7.")
     parser.add_argument("--quick", action="store_true", help="few repetitions, within 55 seconds")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full repetitions")
+    parser.add_argument("--only", nargs="+", default=[], metavar="SECTION", help="these sections alone, by the names of their functions")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seed", type=int, default=20261121)
     return parser

@@ -82,7 +82,7 @@ HACKS: dict[str, tuple[Hack, tuple[str, ...]]] = {
     "clarifying questions": (_clarifying, ("asks", "acts")),
     "refusal": (_refusing, ("refuses", "acts")),
     "length": (_lengthy, ("length_over_p95",)),
-    "length, eightfold": (_endless, ("length_drift", "length_over_p95")),
+    "length, eightfold": (_endless, ("length_drift", "length_over_p95", "tokens", "price")),
     "sycophancy": (_flattering, ("proxy_gold_gap",)),
     "one reward term": (_one_term, ("component_dominance",)),
     "saturation": (_saturated, ("saturation", "proxy_gold_gap")),

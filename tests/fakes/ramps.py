@@ -14,7 +14,7 @@ from pipelines.evaluation.config import GatesConfig
 from pipelines.evaluation.decide import Decision, decide
 from pipelines.evaluation.drawings import canary_drawing
 from pipelines.evaluation.evidence import Evidence, micros
-from pipelines.evaluation.references import references_of
+from pipelines.evaluation.habits import habits_of, with_explained
 from pipelines.evaluation.unit_book import UnitBook
 
 BEGINS = datetime(2026, 11, 21, 6, tzinfo=UTC)
@@ -68,8 +68,10 @@ class Ramp:
     def run(self, *, seconds: float, every_s: float = 10.0) -> Decision:
         """People come until it is decided, or time is over."""
         dice, at, asked, stage_since = random.Random(f"ramp {self.seed}"), 0.0, 0.0, BEGINS
-        references = references_of(self.config, self.history)
-        book = UnitBook(self.config, canary_drawing(digest="v2", champion="v1"), references)
+        references = with_explained(self.config, self.history)
+        habits = habits_of(self.config, self.history, {})
+        drawing = canary_drawing(digest="v2", champion="v1")
+        book = UnitBook(self.config, drawing, references, habits=habits, lasting=self.config.lasting_share)
         active, fresh = list[Person](), list[Session]()
         while at < seconds:
             at += dice.expovariate(self.turns_a_second)
@@ -123,7 +125,7 @@ class Ramp:
         )
         return Route(
             policy="tab", pointer=pointer, canary_digest="v2", canary_release=f"r-{self.seed}", canary_stage=self.stage,
-            canary_share=self.config.stages[self.stage].share,
+            canary_share=self.config.stages[self.stage].share, canary_lasting=self.config.lasting_share,
         )  # fmt: skip
 
     def _evidence(self, book: UnitBook, references: dict[str, Any], *, now: datetime, stage_since: datetime) -> Evidence:
@@ -131,6 +133,7 @@ class Ramp:
             release_id="r", policy="tab", digest="v2", champion="v1", at=micros(now), state="CANARY", stage=self.stage,
             stage_since=micros(stage_since), since=micros(BEGINS), lanes=book.lanes(), assigned=book.assigned(),
             duplicates=book.duplicates, swapped=book.swapped, late=book.late, lag_s=0.0, last_session_at=micros(now), held_since=None,
-            found_earlier=(), references=references, n_max={}, declared_share=0.5, slos=book.slos(), turn_looks=book.turn_looks(),
+            found_earlier=(), references=references, n_max=dict.fromkeys(references, 1_000_000),
+            declared_share=0.5, slos=book.slos(), turn_looks=book.turn_looks(),
             hard=(),
         )  # fmt: skip

@@ -22,6 +22,7 @@ def small_gates(**changes: object) -> GatesConfig:
             StageConfig(share=0.50, units=0, minutes=0.0, least_units=0),
         ),
         "window_s": 10.0, "turn_wait_s": 30.0, "settle_s": 1.0, "min_power": 0.0, "holdback_s": 3600.0, "no_data_hold_s": 600.0,
+        "lasting_share": 0.0,
         "metrics": (
             m(name="fault", source="fault", kind=k.HARD, good=Good.DOWN, window_s=0.0, prior=0.01),
             m(name="task_success", source="observation:task_success", kind=k.GOLD, abort_margin=0.02, margin=0.10),

@@ -8,6 +8,7 @@ from sqlalchemy import Engine
 
 from app.db.engine import open_engine
 from app.db.evidence import SqlEvidenceBook
+from app.domain.assignment import is_lasting
 from app.domain.gates import GateName, Verdict
 from app.domain.releases import IN_FLIGHT, ReleaseState
 from pipelines.evaluation.explain import explain
@@ -263,3 +264,19 @@ def test_champions_that_fall_behind_the_anchor_step_by_step_go_back_to_it(engine
     promoted = next(r for r in world.room.ledger.list(policy=POLICY) if r.digest == "v3")
     assert world.run(promoted, until=frozenset({S.ROLLED_BACK}), people=200, rounds=40).state is S.ROLLED_BACK
     assert world.room.desk.pointer(POLICY).digest == "v1"
+
+
+def test_a_ramp_with_a_lasting_cohort_is_decided_and_explained_with_the_champion_held_against_itself(engine: Engine) -> None:
+    """A fifth of the people never gets it, in no stage; the verdict says how often the champion was harm to itself."""
+    world = watched_room(engine, config=small_gates(lasting_share=0.2))
+    release = world.run(world.queue("v2", Behaviour()), until=DECIDED)
+    assert release.state is S.READY, release.reason
+    sessions = SqlEvidenceBook(engine).canary_sessions(release.id)
+    kept = [session for session in sessions if is_lasting(session.stage)]
+    assert {session.digest for session in kept} == {"v1"}
+    assert abs(len(kept) / len(sessions) - 0.2) < 0.05
+    numbers = world.room.desk.recorded(release.id)[GateName.CANARY].evidence
+    assert "task_success, lasting cohort" in numbers["harm"]["effects"]
+    assert numbers["live_aa"]["comparisons"] > 0
+    assert "the champion against itself" in numbers["live_aa"]["told"]
+    assert all(one.differences == () for one in explain(world.room.desk.find(release.id), SqlEvidenceBook(engine)))

@@ -8,7 +8,7 @@ ch. 19) rather than simulation: the density of surviving paths is carried from l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -80,10 +80,14 @@ class GroupSequentialResult:
 
 
 def evaluate(plan: GroupSequentialPlan, units: Units, *, threshold: float, tail: Tail) -> GroupSequentialResult:
-    """Test H0: effect >= threshold (tail BELOW) or <= threshold (ABOVE) at every planned look reached so far."""
+    """Test H0: effect >= threshold (tail BELOW) or <= threshold (ABOVE) at every planned look reached so far.
+
+    Where it is known what is usual for each unit, the statistic is that of what is left (CUPED, Deng et al. 2013); the events that a look
+    needs are those of the outcomes themselves.
+    """
     reached = look_counts(plan, units)
     totals = totals_at(units, reached)
-    z = score_z(totals, threshold) * (-1.0 if tail is Tail.BELOW else 1.0)
+    z = _score_of(units, totals, reached, threshold) * (-1.0 if tail is Tail.BELOW else 1.0)
     counted = expected_events(totals) >= plan.min_expected_events
     bounds = boundaries(plan.alpha, plan.looks)
     looks = tuple(
@@ -91,6 +95,13 @@ def evaluate(plan: GroupSequentialPlan, units: Units, *, threshold: float, tail:
     )
     crossed = [look.units for look in looks if look.counted and look.z >= look.boundary]
     return GroupSequentialResult(looks=looks, rejected_at=crossed[0] if crossed else None, is_exhausted=len(looks) == plan.looks)
+
+
+def _score_of(units: Units, totals: Totals, reached: IntArray, threshold: float) -> FloatArray:
+    if units.usual is None:
+        return score_z(totals, threshold)
+    left = replace(units, outcome=(units.outcome - units.usual + 1.0) / 2.0)  # brought to [0, 1]: effects are halved
+    return score_z(totals_at(left, reached), threshold / 2.0)
 
 
 def look_counts(plan: GroupSequentialPlan, units: Units) -> IntArray:

@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 
-from pipelines.evaluation.statistics.baseline import running_mean
+from pipelines.evaluation.statistics.baseline import with_usual
 from pipelines.evaluation.statistics.betting import EProcess, log_e_path
 from pipelines.evaluation.statistics.units import BoolArray, FloatArray, Units
 
@@ -29,12 +29,13 @@ def look_at_s(number: int) -> float:
     return FIRST_S * GROWTH**number if number < LOOKS else math.inf
 
 
-def log_e_value(process: EProcess, *, outcome: FloatArray, treated: BoolArray, probability: FloatArray, prior: float) -> float:
-    """log E of one look at all units as they are now, in the order in which they began. [N] each"""
+def log_e_value(
+    process: EProcess, *, outcome: FloatArray, treated: BoolArray, probability: FloatArray, usual: FloatArray
+) -> float:  # fmt: skip
+    """log E of one look at all units as they are now, in the order in which they began; `usual` was known before. [N] each"""
     if len(outcome) == 0:
         return 0.0
-    baseline = np.clip(running_mean(outcome, prior=prior), 0.0, 1.0)
-    units = Units.observed(outcome=outcome, treated=treated, probability=probability, baseline=baseline)
+    units = Units.observed(outcome=outcome, treated=treated, probability=probability, baseline=with_usual(outcome, usual))
     return float(log_e_path(process, units)[-1])
 
 

@@ -35,6 +35,9 @@ class Units:
     closed_at: IntArray
     """Integer microseconds since the epoch at which the unit's window closed, never decreasing. [N]"""
 
+    usual: FloatArray | None = None
+    """What was to be expected of each unit before it was drawn; the group-sequential half takes it off, the baseline has it in. [N]"""
+
     def __len__(self) -> int:
         return len(self.outcome)
 
@@ -49,6 +52,7 @@ class Units:
         stratum: npt.ArrayLike = 0,
         closed_at: npt.ArrayLike | None = None,
         keys: Sequence[str] | None = None,
+        usual: npt.ArrayLike | None = None,
     ) -> Units:
         """Check and freeze; scalars are spread over all units. Raises ValueError on evidence that must not be used."""
         values = np.array(outcome, dtype=np.float64)
@@ -62,6 +66,7 @@ class Units:
             baseline=_frozen(_spread(baseline, n, np.float64)),
             stratum=_frozen(_spread(stratum, n, np.int64)),
             closed_at=_frozen(_spread(np.arange(n) if closed_at is None else closed_at, n, np.int64)),
+            usual=None if usual is None else _frozen(_spread(usual, n, np.float64)),
         )
         _check(units)
         return units
@@ -80,6 +85,7 @@ class Units:
             baseline=self.baseline[part],
             stratum=self.stratum[part],
             closed_at=self.closed_at[part],
+            usual=None if self.usual is None else self.usual[part],
         )
 
     @property
@@ -156,5 +162,7 @@ def _check(units: Units) -> None:
         raise ValueError("an assignment probability is missing or not inside (0, 1); log the true one per exposure")
     if not np.all((units.baseline >= 0.0) & (units.baseline <= 1.0)):
         raise ValueError("a baseline is missing or outside [0, 1]; use the champion's pre-period mean")
+    if units.usual is not None and not np.all((units.usual >= 0.0) & (units.usual <= 1.0)):
+        raise ValueError("what is usual for a unit is missing or outside [0, 1]; use everybody's mean where nothing is known")
     if np.any(np.diff(units.closed_at) < 0):
         raise ValueError("units are not in closing order; sort them by closed_at")

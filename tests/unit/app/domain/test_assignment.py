@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from app.domain.assignment import assign
+from app.domain.assignment import assign, is_lasting
 from app.domain.releases import Pointer, Route
 from app.domain.sessions import Era, Session
-from pipelines.evaluation.drawings import Drawing, canary_drawing, era_drawing
+from pipelines.evaluation.drawings import Drawing, canary_drawing, era_drawing, lasting_drawing
 
 AT = datetime(2026, 11, 22, tzinfo=UTC)
 POINTER = Pointer(
@@ -22,7 +22,7 @@ ANCHORED = Route(policy="p", pointer=replace(POINTER, generation=8, holdback=0.0
 
 
 def canary(route: Route, release: str, stage: int, share: float) -> Route:
-    return replace(route, canary_digest=f"of {release}", canary_release=release, canary_stage=stage, canary_share=share)
+    return replace(route, canary_digest=f"of {release}", canary_release=release, canary_stage=stage, canary_share=share, canary_lasting=0.2)
 
 
 LIFE = (
@@ -84,17 +84,20 @@ def test_over_every_life_of_a_release_the_logged_probability_is_the_empirical_sh
     for route in (QUIET, ANCHORED):
         mine = [s for part, r in zip(lived, LIFE, strict=True) if r.pointer == route.pointer for s in part if s.arm != "candidate"]
         units = units_of(era_drawing(era_of(route)), mine)
-        assert len(units) == 7  # alone, and three stages of each of two canaries
+        assert len(units) == 13  # alone, and three stages of each of two canaries, the lasting cohort in each by itself
         assert shares_are_true(units)
     for release in ("r1", "r2", "r3", "r4"):
         mine = [s for part in lived for s in part if s.release_id == release and s.stage.startswith("canary-")]
-        assert shares_are_true(units_of(canary_drawing(digest=f"of {release}", champion="champion"), mine))
+        drawn = [s for s in mine if not is_lasting(s.stage)]
+        assert shares_are_true(units_of(canary_drawing(digest=f"of {release}", champion="champion"), drawn))
+        assert shares_are_true(units_of(lasting_drawing(share=0.2), mine))
 
 
 def test_an_arm_in_one_stratum_says_nothing_about_the_next() -> None:
     lived = [session for number, route in enumerate(LIFE[:8]) for session in sessions_of(route, number, 6000) if session.arm != "candidate"]
-    strata = list(units_of(era_drawing(era_of(QUIET)), lived).values())
-    for one, other in pairwise(strata):
+    cohorts = ([session for session in lived if is_lasting(session.stage) is lasting] for lasting in (False, True))
+    strata = [list(units_of(era_drawing(era_of(QUIET)), cohort).values()) for cohort in cohorts]
+    for one, other in (pair for cohort in strata for pair in pairwise(cohort)):
         both = sorted(one.keys() & other.keys())
         arms = np.array([[one[person][0], other[person][0]] for person in both], dtype=np.float64)
         centred = arms - arms.mean(axis=0)

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from app.domain.assignment import Arm, assign
+from app.domain.assignment import Arm, assign, is_lasting
 from app.domain.releases import Pointer, Route
 
 AT = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -76,3 +76,26 @@ def test_the_stage_names_the_day_of_the_draw() -> None:
     assert (arm(CANARY).stage, arm(HELD).stage, arm(Route(policy="tab", pointer=POINTER)).stage) == (
         "canary-1.2", "holdback.2", "champion",
     )  # fmt: skip
+
+
+def test_the_lasting_cohort_is_drawn_once_and_never_gets_the_candidate() -> None:
+    """Assigned once for the whole ramp, a fifth of the people, on the control version through all stages and days."""
+    route = replace(CANARY, canary_lasting=0.2)
+    kept = {person for person in PEOPLE if is_lasting(assign(route, person, at=AT).stage)}
+    assert _is(len(kept), len(PEOPLE), 0.2)
+    for stage, share in enumerate((0.05, 0.25, 0.5)):
+        for day in range(3):
+            now = replace(route, canary_stage=stage, canary_share=share)
+            got = _on(now, "v2", AT + timedelta(days=day))
+            assert not got & kept
+            assert _is(len(got), len(PEOPLE) - len(kept), share)
+
+
+def test_the_holdback_takes_as_many_of_the_lasting_cohort_as_of_the_others() -> None:
+    """Else whoever is seen in the canary at all would say something about the cohort; both are told apart by their stage."""
+    route = replace(CANARY, pointer=HELD.pointer, canary_lasting=0.2)
+    arms = [assign(route, person, at=AT) for person in PEOPLE]
+    kept = [arm for arm in arms if is_lasting(arm.stage)]
+    assert _is(sum(arm.arm == "previous" for arm in kept), len(kept), 0.1)
+    assert _is(sum(arm.arm != "previous" for arm in kept), sum(arm.arm != "previous" for arm in arms), 0.2)
+    assert {(arm.probability, arm.share) for arm in kept if arm.arm == "champion"} == {(1.0, 0.0)}

@@ -23,7 +23,8 @@ def _looks(rng: np.random.Generator, *, people: int = 300, harm: float = 0.0) ->
         process = betting.harm(margin=0.0, variance=0.24)
         said.append(
             log_e_value(
-                process, outcome=(good / turns)[here], treated=treated[here], probability=np.full(here.sum(), 0.25), prior=0.6
+                process, outcome=(good / turns)[here], treated=treated[here], probability=np.full(here.sum(), 0.25),
+                usual=np.full(here.sum(), 0.6),
             )
         )  # fmt: skip
     return said
