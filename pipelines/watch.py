@@ -45,6 +45,7 @@ from pipelines.evaluation.config import GatesConfig
 from pipelines.evaluation.decide import Decision, decide
 from pipelines.evaluation.evidence import Evidence, packed
 from pipelines.evaluation.guards import AnchorWatch
+from pipelines.evaluation.live_aa import live_aa, told
 from pipelines.evaluation.planning import plan_canary
 from pipelines.evaluation.required import intervals
 from pipelines.evaluation.statistics import power
@@ -239,6 +240,9 @@ class Watch:
         now, numbers = self.ports.clock(), {"cause": decision.cause, **decision.numbers}
         if gate is GateName.CANARY and decision.numbers["harm"] is not None:
             numbers["intervals"] = intervals(frozen_config(release), evidence)
+            found = live_aa(frozen_config(release), evidence)
+            before = self.ports.evidence.false_alarms(self.policy, besides=release.id)
+            numbers["live_aa"] = {**msgspec.to_builtins(found), "told": told(found, before=before)}
         self.ports.evidence.keep(release.id, decision.evidence_hash, packed(evidence), now=now)
         return GateResult(
             gate=gate, digest=release.digest, verdict=decision.verdict, reason=decision.reason, evidence=numbers,

@@ -1,0 +1,50 @@
+"""The live A/A: the champion against itself measures this deployment's own false alarms, and says the same whenever it is asked."""
+
+from datetime import timedelta
+
+import msgspec
+
+from pipelines.evaluation.drawings import canary_drawing
+from pipelines.evaluation.evidence import Evidence, micros
+from pipelines.evaluation.live_aa import LOTS, LiveAA, live_aa, told
+from pipelines.evaluation.references import references_of
+from pipelines.evaluation.unit_book import UnitBook
+from tests.fakes.sessions import AT, people
+from tests.fakes.watching import small_gates
+
+CONFIG = small_gates()
+
+
+def evidence_of(count: int, *, candidate: float = 0.6) -> Evidence:
+    sessions, references = people(count, candidate=candidate), references_of(CONFIG, [])
+    book, now = UnitBook(CONFIG, canary_drawing(digest="v2", champion="v1"), references), AT + timedelta(hours=2)
+    book.update(sessions, now=now)
+    return Evidence(
+        release_id="r", policy="tab", digest="v2", champion="v1", at=micros(now), state="CANARY", stage=2, stage_since=micros(AT),
+        since=micros(AT), lanes=book.lanes(), assigned=book.assigned(), duplicates=0, swapped=0, late=0, lag_s=0.0,
+        last_session_at=micros(now), held_since=None, found_earlier=(), references=references, n_max={"task_success": count},
+        declared_share=0.5, slos=(), hard=(),
+    )  # fmt: skip
+
+
+def test_the_champion_is_no_harm_to_itself_however_bad_the_candidate_is() -> None:
+    """Only the champion's people are drawn once more: 20 lots at 5 % each, five alarms or more are one case in 400."""
+    found = live_aa(CONFIG, evidence_of(2000, candidate=0.2))
+    assert (found.comparisons, found.allowed) == (LOTS, 0.05)
+    assert found.alarms < 5
+
+
+def test_the_lots_follow_from_the_evidence() -> None:
+    evidence = evidence_of(800)
+    assert live_aa(CONFIG, evidence) == live_aa(CONFIG, msgspec.structs.replace(evidence))
+
+
+def test_too_few_people_compare_nothing() -> None:
+    assert live_aa(CONFIG, evidence_of(60)).comparisons == 0
+
+
+def test_a_verdict_is_told_with_those_of_earlier_ones() -> None:
+    """3 of 100: ± sqrt(.03 * .97 / 100)."""
+    found = LiveAA(comparisons=20, alarms=1, allowed=0.05)
+    assert told(found, before=(2, 80)) == "the champion against itself: 3 false alarms in 100 (3.0% ± 1.7%, allowed: 5%)"
+    assert "too few people" in told(LiveAA(comparisons=0, alarms=0, allowed=0.05), before=(0, 0))
