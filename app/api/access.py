@@ -25,6 +25,7 @@ from app.api.intake import Headers
 from app.api.sessions import RATE_PER_S, SESSION_PREFIX, Sessions
 from app.domain.access import ApiKey, Scope, split_key
 from app.domain.errors import Overloaded, RatchetError, Unavailable
+from app.domain.events import GATEWAY
 from app.domain.ports import Clock, Keys
 
 log = logging.getLogger("ratchet.api")
@@ -51,6 +52,8 @@ class Caller:
     """`user:<name of the key>`: who approves and aborts with it."""
     episode_id: str | None = None
     """Set for a session token of `/rl/start_session`."""
+    source: str = GATEWAY
+    """Of the turns that are asked for: a session may be a rollout's."""
     bucket: "Bucket | None" = field(default=None, compare=False)
     session_bucket: "Bucket | None" = field(default=None, compare=False)
     """Of the session alone; `bucket` is then its parent's."""
@@ -171,9 +174,10 @@ class Access:
         self._bucket_of(answered.answer, feedback_tokens.RATE_PER_S).take(1)
         return answered, Caller(name=f"answer {answered.answer}", scopes=frozenset(), policy=answered.policy)
 
-    def session_token(self, episode_id: str, caller: Caller) -> tuple[str, datetime]:
+    def session_token(self, episode_id: str, caller: Caller, *, source: str = GATEWAY) -> tuple[str, datetime]:
         """A key with which the caller's agent samples one episode, and when it ends."""
-        return self._sessions.issue(episode_id, parent=caller.name.removeprefix("key:") if caller.person else "", now=self._clock())
+        parent = caller.name.removeprefix("key:") if caller.person else ""
+        return self._sessions.issue(episode_id, parent=parent, now=self._clock(), source=source)
 
     def _session(self, token: str) -> Caller:
         """Who asks with a session's key: its parent, for one episode and for sampling only, while the parent is good."""
@@ -186,7 +190,7 @@ class Access:
         parent = ANONYMOUS if known is None else known[1]
         return replace(
             parent, name=f"session of {parent.name}", scopes=frozenset({Scope.SAMPLE}), person=None, episode_id=session.episode,
-            session_bucket=self._bucket_of(session.episode),
+            source=session.source, session_bucket=self._bucket_of(session.episode),
         )  # fmt: skip
 
     def _bucket_of(self, what: str, rate_per_s: float = RATE_PER_S) -> Bucket:

@@ -1,6 +1,6 @@
 """Keys of one episode: signed, not stored. Whoever starts a session hands its key to the agent at work in it.
 
-    rs_<base64url of {episode, parent, expires}>.<HMAC-SHA256 under the deployment's session secret>
+    rs_<base64url of {episode, parent, expires, source}>.<HMAC-SHA256 under the deployment's session secret>
 
 Such a key may sample turns of its episode and nothing else, above all not reward them. It is good for as long as the key that it was
 made with is (the parent; none on an open service) and for `SESSION_S` at most; its policy and its rate are the parent's, and it has a rate
@@ -14,6 +14,7 @@ from datetime import datetime
 import msgspec
 
 from app.api.signed import Signed
+from app.domain.events import GATEWAY
 
 SESSION_PREFIX = "rs_"
 SESSION_S = 86_400.0
@@ -30,6 +31,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     """Prefix of the key that it was made with; empty on an open service."""
     expires: float
     """Unix seconds."""
+    source: str = GATEWAY
+    """What its turns are: somebody's, or an agent's at practice (`rollout:<taskset>`). Signed, so the agent cannot choose."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +42,10 @@ class Sessions:
     secrets: Callable[[], Sequence[str]]
     """Newest first: it signs, all of them are honoured."""
 
-    def issue(self, episode: str, *, parent: str, now: datetime) -> tuple[str, datetime]:
+    def issue(self, episode: str, *, parent: str, now: datetime, source: str = GATEWAY) -> tuple[str, datetime]:
         """A key for one episode, and when it ends."""
         expires = now.timestamp() + SESSION_S
-        key = self._signed().write(Session(episode=episode, parent=parent, expires=expires))
+        key = self._signed().write(Session(episode=episode, parent=parent, expires=expires, source=source))
         return key, datetime.fromtimestamp(expires, tz=now.tzinfo)
 
     def read(self, token: str, *, now: datetime) -> Session | None:

@@ -28,6 +28,7 @@ from app.db.tables import (
 )
 from app.domain.alarms import Alarm
 from app.domain.cycles import Cycle, CycleStatus
+from app.domain.events import ROLLOUT
 from app.domain.releases import Pointer, Release, ReleaseState
 from app.domain.signals import ObservationName
 from app.domain.views import Exposed, GateRow, LabelRow, ProgressRow, StepRow, VersionRow, measure
@@ -93,7 +94,7 @@ class SqlOperations:
             select(labels, turns.c.arm, turns.c.completion_tokens, observations.c.value.label("success"))
             .join(turns, turns.c.inference_id == labels.c.inference_id)
             .outerjoin(observations, succeeded)
-            .where(labels.c.policy == policy, labels.c.current)
+            .where(labels.c.policy == policy, labels.c.current, ~turns.c.source.startswith(ROLLOUT))
             .order_by(labels.c.labelled_at.desc())
             .limit(limit)
         )

@@ -43,10 +43,10 @@ class Arm:
     """The canary's release while one runs, whoever is served; else that of the champion."""
     stage: str
     """`champion`; `canary-<index>.<day>`; `holdback.<day>`, or `holdback-<index>.<day>` for its reference while a canary is in that
-    stage; `canary-<index>-lasting.<day>` and `holdback-<index>-lasting.<day>` for the lasting cohort.
+    stage; `canary-<index>-lasting.<day>` and `holdback-<index>-lasting.<day>` for the lasting cohort; `rollout` for practice.
     The day is that of the draw (UTC, since 1970)."""
     arm: str
-    """`champion`, `candidate`, or `previous` for the holdback's reference (the previous champion, later the anchor)."""
+    """`champion`, `candidate`, `rollout`, or `previous` for the holdback's reference (the previous champion, later the anchor)."""
     probability: float
     share: float
     holdback: float
@@ -66,6 +66,11 @@ def day_of(at: datetime) -> int:
 def is_lasting(stage: str) -> bool:
     """Whether a stage's name is of somebody in the lasting cohort."""
     return stage.partition(".")[0].endswith(LASTING)
+
+
+def practise(route: Route) -> Arm:
+    """The champion, for a rollout: it is part of no experiment, whatever runs, and its next turn meets whoever is champion then."""
+    return Arm(digest=route.pointer.digest, release_id=None, stage="rollout", arm="rollout", probability=1.0, share=0.0, holdback=0.0)
 
 
 def assign(route: Route, unit: str, *, at: datetime) -> Arm:

@@ -79,6 +79,17 @@ def is_imported(source: str) -> bool:
     return source.startswith(IMPORTED)
 
 
+GATEWAY = "gateway"
+"""The source of turns that somebody was served."""
+ROLLOUT = "rollout:"
+"""Sources that begin so are agents at practice in a sandbox, and the rest names their tasks: nobody was served."""
+
+
+def is_rollout(source: str) -> bool:
+    """Whether this source is practice: labelled, and evidence about no version."""
+    return source.startswith(ROLLOUT)
+
+
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """Something that happened to a turn or an episode afterwards.
 

@@ -34,6 +34,8 @@ class Exclusion(StrEnum):
     NO_RATIO = "no_ratio"
     """Drawn at temperature 0, or with a top-p whose kept mass is not known: no importance ratio can be formed."""
     IMPORTED = "imported"
+    ROLLOUT = "rollout"
+    """Practice in a sandbox. Trained on only beside production and by a rule that says how much of it, which there is none of yet."""
     STALE_VERSION = "stale_version"
     UNKNOWN_VERSION = "unknown_version"
     PAYLOAD_MISSING = "payload_missing"

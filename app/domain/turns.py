@@ -123,7 +123,7 @@ class TurnServed(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = "answer"
     """`answer` or `summary` (a self-written summary, part of the episode's chain)."""
     source: str = "gateway"
-    """`gateway` or `import:<name>` (history: labelled, never trained on)."""
+    """`gateway`, `import:<name>` (history: labelled, never trained on) or `rollout:<taskset>` (practice: nobody was served)."""
     time_to_first_token_s: float | None = None
     tags: dict[str, str] = {}
     payload: PayloadClaim | msgspec.UnsetType = msgspec.UNSET

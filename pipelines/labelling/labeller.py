@@ -21,7 +21,7 @@ from typing import Protocol
 import msgspec
 
 from app.domain.assignment import unit_interval
-from app.domain.events import is_imported
+from app.domain.events import is_imported, is_rollout
 from app.domain.policies import PolicyConfig
 from app.domain.rewards import Credit, DueTurn, Exclusion, Label, Term, TermScore, TurnFacts
 from app.domain.turns import MIXED_VERSIONS, FinishReason
@@ -94,6 +94,7 @@ def _exclusion(facts: TurnFacts, *, is_signal: bool, rule_set: RuleSet) -> Exclu
     reasons: list[tuple[Exclusion, bool]] = [
         (Exclusion.ERASED, facts.erased),
         (Exclusion.IMPORTED, is_imported(facts.source)),
+        (Exclusion.ROLLOUT, is_rollout(facts.source)),
         (Exclusion.NO_CONSENT, not facts.train_consent),
         (Exclusion.ENGINE_FAULT, facts.finish_reason is FinishReason.ERROR),
         (Exclusion.EMPTY_COMPLETION, facts.completion_tokens == 0),

@@ -2,7 +2,8 @@
 
     assign ──▶ exposure committed ──▶ engine ──▶ chunks out as they come ──▶ turn committed ──▶ last chunk out
 
-However it ends (client gone, engine slow, broken or full), a turn follows every exposure.
+However it ends (client gone, engine slow, broken or full), a turn follows every exposure. A rollout (an agent at practice, see
+`app.api.sessions`) is served by the champion without one: nobody was exposed to anything, so no gate hears of it.
 """
 
 import asyncio
@@ -26,10 +27,10 @@ from app.api.intake import Headers, Limits, characters
 from app.api.metrics import Metrics
 from app.api.redaction import Redactor
 from app.api.workshop import SMALL_CHARS, Workshop
-from app.domain.assignment import Arm, assign
+from app.domain.assignment import Arm, assign, practise
 from app.domain.batches import payload_of, without_payload
 from app.domain.errors import BadRequest, Overloaded, RatchetError, Unavailable, UnknownPolicy
-from app.domain.events import CloudEvent
+from app.domain.events import CloudEvent, is_rollout
 from app.domain.ids import uuid7
 from app.domain.policies import PolicyConfig
 from app.domain.ports import Claims, Clock, Engines, EpisodeSummary, Inbox, Routes
@@ -88,7 +89,8 @@ class Gateway:
         arm = self._arm(request, known)
         summaries = known.summaries if known is not None else ()
         if not request.dryrun:
-            await self.inbox.append([exposure_event(request, arm, self.clock())])
+            if not is_rollout(request.source):
+                await self.inbox.append([exposure_event(request, arm, self.clock())])
             self.conversations.remember(
                 request.episode_id, policy=request.policy, arm=arm, inference_id=request.inference_id, summaries=summaries
             )
@@ -191,8 +193,10 @@ class Gateway:
         return config
 
     def _arm(self, request: ChatRequest, known: Conversation | None) -> Arm:
-        """The episode's arm while it may serve, else a fresh draw."""
+        """The episode's arm while it may serve, else a fresh draw; a rollout's is always the champion."""
         route = self.routes.route(request.policy)
+        if is_rollout(request.source):
+            return practise(route)
         if known is not None and may_continue(known.arm, route):
             return known.arm
         return assign(route, request.actor or request.episode_id, at=self.clock())
@@ -258,8 +262,9 @@ class Gateway:
     def _count(self, request: ChatRequest, recording: Recording) -> None:
         finish = recording.finish_reason or FinishReason.ERROR
         self.metrics.turns.labels(request.policy, recording.arm.digest[:12], recording.arm.arm, finish.value).inc()
-        self.metrics.request_s.labels(request.policy).observe(time.monotonic() - recording.started_s)
-        if recording.first_token_s is not None:
+        if not is_rollout(request.source):  # how long people wait: an agent at practice waits for idle engines
+            self.metrics.request_s.labels(request.policy).observe(time.monotonic() - recording.started_s)
+        if recording.first_token_s is not None and not is_rollout(request.source):
             self.metrics.first_token_s.labels(request.policy).observe(recording.first_token_s)
         self.metrics.tokens.labels(request.policy, "input").inc(recording.usage.prompt_tokens)
         self.metrics.tokens.labels(request.policy, "output").inc(recording.usage.completion_tokens)

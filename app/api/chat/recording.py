@@ -118,7 +118,7 @@ class Recording:
                 release_id=self.arm.release_id, stage=self.arm.stage, arm=self.arm.arm, probability=self.arm.probability
             ),
             kind=self.kind,
-            source=SOURCE,
+            source=self.request.source,
             time_to_first_token_s=self.first_token_s,
             tags={**self.request.tags, **self.tags, **{name: text[:200] for name, text in said.items() if text}},
         )  # fmt: skip

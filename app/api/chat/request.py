@@ -10,6 +10,7 @@ from app.api.drafts import decode
 from app.api.errors import HttpError
 from app.api.intake import Headers, Limits, characters, check_tree, header
 from app.domain.errors import BadRequest
+from app.domain.events import GATEWAY
 from app.domain.ids import hash_actor, uuid7
 from app.domain.policies import PolicyConfig
 from app.domain.schemas import is_schema
@@ -108,6 +109,8 @@ class ChatRequest:
     dryrun: bool
     stored: bool = True
     """False where the caller said `store: false`: nothing that was said is kept beyond serving it."""
+    source: str = GATEWAY
+    """Of the turn, as the caller's key says."""
 
 
 class _Outline(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,6 +209,7 @@ def understand(body: ChatBody, headers: Headers, caller: Caller, config: PolicyC
         logprobs=bool(body.logprobs),
         dryrun=bool(body.tensorzero_dryrun),
         stored=body.store is not False,
+        source=caller.source,
     )
 
 

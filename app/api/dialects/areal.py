@@ -18,6 +18,7 @@ from app.api.dialects.counter import Counter, json_response
 from app.api.dialects.naming import Signal
 from app.api.drafts import TargetId, decode
 from app.domain.errors import BadRequest
+from app.domain.events import GATEWAY, ROLLOUT
 from app.domain.ids import uuid7
 from app.domain.signals import ObservationName
 
@@ -31,6 +32,8 @@ class StartSession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     task_id: Annotated[str, msgspec.Meta(max_length=200)]
     api_key: str | None = None
+    rollout: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,60}$")] | None = None
+    """The taskset, where the agent is at practice: its turns are labelled, and no live gate, service level or exposure hears of them."""
 
 
 class SetReward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,9 +61,10 @@ def router(counter: Counter, last_inference: LastInference) -> APIRouter:
     async def start(request: Request) -> Response:
         """Begin an episode; its key goes into the chat requests."""
         async with counter.body(request) as (caller, raw):
-            decode(_start, raw)
+            body: StartSession = decode(_start, raw)
             episode_id = uuid7()
-            key, ends = counter.access.session_token(episode_id, caller)
+            source = GATEWAY if body.rollout is None else f"{ROLLOUT}{body.rollout}"
+            key, ends = counter.access.session_token(episode_id, caller, source=source)
             return json_response({"session_id": episode_id, "api_key": key, "expires_at": ends.isoformat()})
 
     @made.post("/rl/set_reward", openapi_extra=openapi.body(SetReward))
