@@ -17,6 +17,8 @@ class Ended(StrEnum):
     """By itself, or by a signal of its own; `Executed.code` says which."""
     TIMEOUT = "timeout"
     """It was still running at its deadline."""
+    OOM = "oom"
+    """Something in the box was killed because all of it together used more memory than it may."""
     OUTPUT_LIMIT = "output_limit"
     """It wrote more than it may."""
     BOX_LOST = "box_lost"
@@ -30,7 +32,7 @@ class Limits:
     cpu_s: int
     """Seconds of processor time, each process."""
     memory_bytes: int
-    """Address space of each process."""
+    """Address space of each process, and, where the machine has control groups for us, memory of all of them and their files together."""
     file_bytes: int
     """Longest file, and all of the box's temporary files together."""
     processes: int = 16
@@ -105,6 +107,10 @@ class Boxes(Protocol):
 
     def open(self, spec: BoxSpec) -> Box:
         """A fresh box. Raises `Refused`, with the cure, where this machine cannot keep what a box promises."""
+        ...
+
+    def sweep(self) -> int:
+        """Take away what keepers left behind that were killed; returns how much that was. Done by itself before the first box."""
         ...
 
     def describe(self) -> dict[str, object]:

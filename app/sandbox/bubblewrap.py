@@ -15,20 +15,26 @@ import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
+from typing import NoReturn
 
-from app.domain.boxes import Box, BoxSpec, Ended, Executed, Talk
+from app.domain.boxes import Box, BoxSpec, Ended, Executed, Talk, TalkEnded
 from app.domain.errors import Refused, Unavailable
+from app.sandbox import control_groups
 from app.sandbox.child import GRACE_S, Child
+from app.sandbox.control_groups import ControlGroups, Group
 from app.sandbox.limits import limited
 from app.sandbox.runtime import SYSTEM, Runtime, find, shared_folder
+from app.sandbox.system_calls import seccomp_filter
 
 USERS_FROM = 1 << 30
 """The users of boxes: 256 for each process id there can be (2²² of them), above every user that a system hands out."""
 START_S = 30.0
+FEW_PROCESSES = 4
+"""What a box may have of them where no control group holds its memory as a whole."""
 _numbers = count()
 
 CURE = (
@@ -47,17 +53,35 @@ class BubblewrapBoxes:
 
     @cached_property
     def _runtime(self) -> Runtime:
+        self.sweep()
         return find(shared_folder(), self.bwrap)
+
+    @cached_property
+    def _groups(self) -> ControlGroups | None:
+        return control_groups.find()
 
     @property
     def python(self) -> str:
         return self._runtime.python
 
     def open(self, spec: BoxSpec) -> Box:
-        return BubblewrapBox(spec, self._runtime)
+        return BubblewrapBox(_held(spec, self._groups), self._runtime, self._groups)
+
+    def sweep(self) -> int:
+        return self._groups.sweep() if self._groups is not None else 0
 
     def describe(self) -> dict[str, object]:
-        return {"kept_by": "bubblewrap", "network": False, "namespaces": True, "user_per_box": os.geteuid() == 0}
+        held = f"control groups {self._groups.version}" if self._groups is not None else "each process"
+        return {
+            "kept_by": "bubblewrap", "network": False, "namespaces": True, "user_per_box": os.geteuid() == 0, "memory_of": held,
+            "system_calls": "filtered",
+        }  # fmt: skip
+
+
+def _held(spec: BoxSpec, groups: ControlGroups | None) -> BoxSpec:
+    """Without control groups memory is counted for each process alone, so there are few of them."""
+    few = replace(spec.limits, processes=min(spec.limits.processes, FEW_PROCESSES))
+    return spec if groups is not None else replace(spec, limits=few)
 
 
 @dataclass
@@ -66,13 +90,18 @@ class BubblewrapBox:
 
     spec: BoxSpec
     runtime: Runtime
+    groups: ControlGroups | None
     user: int | None = field(default_factory=lambda: _fresh_user() if os.geteuid() == 0 else None)
     running: "list[_Running]" = field(default_factory=list)
 
     def exec(self, argv: Sequence[str], *, stdin: bytes = b"", deadline_s: float, most_output_bytes: int) -> Executed:
         running = self._start(argv)
         executed = running.child.run(stdin, deadline_s=deadline_s, most_output_bytes=most_output_bytes)
-        if not running.reported_an_end() and executed.ended is Ended.EXITED:
+        is_out_of_memory, has_ended = running.ran_out_of_memory(), running.reported_an_end()
+        running.stop()
+        if is_out_of_memory:
+            return replace(executed, ended=Ended.OOM, code=None)
+        if not has_ended and executed.ended is Ended.EXITED:
             raise Unavailable(f"the box could not be made: {_last_line(executed.stderr)}; {CURE}")
         return executed
 
@@ -86,31 +115,34 @@ class BubblewrapBox:
             self.running.pop().stop()
 
     def _start(self, argv: Sequence[str]) -> "_Running":
+        group = self.groups.make(self.spec.limits) if self.groups is not None else None
         status, theirs = os.pipe()
-        arguments = _memory_file(b"\0".join(argument.encode() for argument in self._arguments(theirs)))
+        held, release = os.pipe()
+        calls = _memory_file(seccomp_filter())
+        arguments = _memory_file(b"\0".join(argument.encode() for argument in self._arguments(theirs, held, calls)))
         try:
             process = subprocess.Popen(
                 ["bwrap", "--args", str(arguments), "--", *limited(argv, self.spec.limits)], executable=self.runtime.bwrap,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=(arguments, theirs), env={}, cwd="/",
-                user=self.user, group=self.user, extra_groups=None if self.user is None else (), bufsize=0,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=(arguments, theirs, held, calls),
+                env={}, cwd="/", user=self.user, group=self.user, extra_groups=None if self.user is None else (), bufsize=0,
             )  # fmt: skip
+        except OSError as error:
+            for descriptor in (status, release):
+                os.close(descriptor)
+            if group is not None:
+                group.remove()
+            raise Refused(f"bwrap cannot be started ({error}): set TMPDIR to a folder whose programs may run, or see {CURE}") from error
         finally:
-            os.close(arguments)
-            os.close(theirs)
-        return _Running(process, status)
+            for descriptor in (arguments, theirs, held, calls):
+                os.close(descriptor)
+        return _Running(process, status, release, group)
 
-    def _arguments(self, status: int) -> list[str]:
+    def _arguments(self, status: int, held: int, calls: int) -> list[str]:
         said = [
-            "--unshare-all",
-            "--unshare-user",
-            "--disable-userns",
-            "--die-with-parent",
-            "--new-session",
-            "--cap-drop",
-            "ALL",
-            "--clearenv",
-        ]
-        said += ["--uid", "1000", "--gid", "1000", "--hostname", "box", "--json-status-fd", str(status)]
+            "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv",
+            "--uid", "1000", "--gid", "1000", "--hostname", "box", "--json-status-fd", str(status), "--block-fd", str(held),
+            "--seccomp", str(calls),
+        ]  # fmt: skip
         for folder in map(Path, SYSTEM):
             if folder.is_symlink():
                 said += ["--symlink", os.readlink(folder), str(folder)]
@@ -129,34 +161,59 @@ class BubblewrapBox:
 class _Running:
     """One program in a box: bwrap outside, the first process of its namespace inside, whose end is the end of everything in it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], status: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], status: int, release: int, group: Group | None) -> None:
         self.child = Child(process, kill=self._kill)
-        self._status, self._first_process = status, -1
-        first = _first_line(status)
-        if first is None:
-            ended = self.child.run(b"", deadline_s=GRACE_S, most_output_bytes=1 << 12)
-            os.close(status)
-            raise Refused(f"no box can be made on this machine ({_last_line(ended.stderr)}): {CURE}")
+        self._status, self._first_process, self._group = status, -1, group
         try:
-            self._first_process = os.pidfd_open(json.loads(first)["child-pid"])
-        except ProcessLookupError:
-            self._first_process = -1
+            first = _first_line(status)
+            if first is None:
+                self._refuse()
+            else:
+                self._begin(json.loads(first)["child-pid"], release)
+        finally:
+            os.close(release)
+
+    def _begin(self, first_process: int, release: int) -> None:
+        """Put the namespace's first process under its limits; only then may it make the box and start the program."""
+        with suppress(ProcessLookupError, BrokenPipeError):
+            self._first_process = os.pidfd_open(first_process)
+            if self._group is not None:
+                self._group.admit(first_process)
+            os.write(release, b"x")
+
+    def _refuse(self) -> NoReturn:
+        ended = self.child.run(b"", deadline_s=GRACE_S, most_output_bytes=1 << 12)
+        self.stop()
+        raise Refused(f"no box can be made on this machine ({_last_line(ended.stderr)}): {CURE}")
 
     def send(self, line: bytes, *, deadline: float) -> None:
-        self.child.send(line, deadline=deadline)
+        try:
+            self.child.send(line, deadline=deadline)
+        except TalkEnded as ended:
+            raise self._explained(ended) from ended
 
     def receive(self, *, deadline: float, most_bytes: int) -> bytes:
-        return self.child.receive(deadline=deadline, most_bytes=most_bytes)
+        try:
+            return self.child.receive(deadline=deadline, most_bytes=most_bytes)
+        except TalkEnded as ended:
+            raise self._explained(ended) from ended
+
+    def _explained(self, ended: TalkEnded) -> TalkEnded:
+        return TalkEnded(Ended.OOM, "it used more memory than it may") if self.ran_out_of_memory() else ended
+
+    def ran_out_of_memory(self) -> bool:
+        """Whether anything in it was killed for want of memory."""
+        return self._group is not None and self._group.ran_out_of_memory()
 
     def stop(self) -> None:
         self.child.stop()
         self._close_status()
+        if self._group is not None:
+            self._group.remove()
 
     def reported_an_end(self) -> bool:
         """Whether the program itself began and ended, and not bwrap alone."""
-        said = os.read(self._status, 1 << 12)
-        self._close_status()
-        return b"exit-code" in said
+        return b"exit-code" in os.read(self._status, 1 << 12)
 
     def _kill(self) -> None:
         """End the namespace's first process and wait until it is gone: by then the kernel has ended all others in it."""
@@ -193,7 +250,7 @@ def _first_line(status: int) -> bytes | None:
 
 def _memory_file(content: bytes) -> int:
     """A file in memory that holds this, at its beginning: an argument list may be longer than a pipe takes."""
-    file = os.memfd_create("arguments")
+    file = os.memfd_create("given")
     os.write(file, content)
     os.lseek(file, 0, os.SEEK_SET)
     return file

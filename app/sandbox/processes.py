@@ -31,6 +31,9 @@ class ProcessBoxes:
     def open(self, spec: BoxSpec) -> Box:
         return ProcessBox(spec)
 
+    def sweep(self) -> int:
+        return 0
+
     def describe(self) -> dict[str, object]:
         return {"kept_by": "processes", "network": True, "namespaces": False, "user_per_box": False}
 

@@ -47,7 +47,7 @@ class Outcome(StrEnum):
     """A test, or the program itself: an exception, or a process that ended."""
     TIMEOUT = "timeout"
     LIMIT = "limit"
-    """It said more than a box may."""
+    """It said more, or used more memory, than a box may."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +163,7 @@ def _ended(ended: TalkEnded) -> Execution:
     match ended.ended:
         case Ended.TIMEOUT:
             return Execution(outcome=Outcome.TIMEOUT, detail=str(ended))
-        case Ended.OUTPUT_LIMIT:
+        case Ended.OUTPUT_LIMIT | Ended.OOM:
             return Execution(outcome=Outcome.LIMIT, detail=str(ended))
         case Ended.BOX_LOST:
             raise Unavailable("the box of the answer was lost") from ended

@@ -105,13 +105,22 @@ def test_a_taskset_s_name_is_a_plain_word() -> None:
     assert answer.status_code == 400
 
 
-def test_what_people_wait_for_does_not_count_rollouts() -> None:
+def waited(service: Service) -> list[float]:
+    """How many waits were counted, for whole answers and for first tokens."""
+    lines = service.client.get("/metrics").text.splitlines()
+    counts = ("gen_ai_server_request_duration_seconds_count", "gen_ai_server_time_to_first_token_seconds_count")
+    return [sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name)) for name in counts]
+
+
+def test_how_long_people_wait_does_not_count_rollouts() -> None:
     service = Service()
     _, practising = service.session(rollout="small-functions")
+    _, person = service.session()
     service.ask(practising)
-    metrics = service.client.get("/metrics").text
-    assert not [line for line in metrics.splitlines() if line.startswith("ratchet_request_seconds_count") and not line.endswith(" 0.0")]
-    assert 'arm="rollout"' in metrics
+    assert waited(service) == [0, 0]
+    assert 'arm="rollout"' in service.client.get("/metrics").text
+    service.ask(person)
+    assert waited(service) == [1, 1]
 
 
 def test_no_gate_export_or_batch_hears_of_rollouts_and_their_rewards(engine: Engine) -> None:

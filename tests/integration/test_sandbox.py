@@ -128,7 +128,7 @@ def test_an_answer_cannot_replace_the_helper_that_its_tests_measure_with() -> No
     assert score(helper, "    return 7.0\n\ndef poly(xs, x):\n    return 0.0\n") == 0.0
 
 
-def test_an_answer_sees_no_tests_no_packages_and_none_of_our_files() -> None:
+def test_an_answer_sees_no_tests_no_packages_and_none_of_our_files(monkeypatch: pytest.MonkeyPatch) -> None:
     here = Path(__file__).resolve()
     seen = f"""import os
 def look():
@@ -145,7 +145,7 @@ def look():
         found += [folder + '/' + name for name in files if 'human' in name.lower() and 'eval' in name.lower()]
     return found + [name for name in os.environ if 'RATCHET' in name]
 """
-    os.environ["RATCHET_TEST_SECRET"] = "x"
+    monkeypatch.setenv("RATCHET_TEST_SECRET", "x")
     execution = BOXED.run(prefix="", program=seen, tests="# SECRET-OF-THE-TESTS\nassert look() == [], look()\n")
     assert (execution.outcome, execution.detail) == (Outcome.PASSED, "")
 
