@@ -91,6 +91,17 @@ def test_the_same_session_without_the_word_is_a_person_s_and_part_of_the_canary(
     assert len(service.exposed()) == 1
 
 
+@pytest.mark.parametrize("kind", [{}, {"rollout": "small-functions"}])
+def test_an_agent_at_work_is_not_handed_the_token_that_rates_its_answers(kind: dict[str, str]) -> None:
+    service = Service()
+    _, key = service.session(**kind)
+    body = {"model": "composer", "messages": [{"role": "user", "content": "go on"}]}
+    asked = service.client.post("/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"})
+    anybody = service.client.post("/v1/chat/completions", json=body)
+    assert "feedback_token" in anybody.text
+    assert "feedback_token" not in asked.text + str(asked.headers)
+
+
 def test_an_agent_cannot_choose_whether_it_practises() -> None:
     service = Service()
     _, key = service.session()

@@ -99,7 +99,8 @@ class Gateway:
     def recording(self, opened: Opened) -> Recording:
         """An empty recording of the answer."""
         request, now = opened.request, self.clock()
-        token = None if request.dryrun else self.tokens.issue(request.inference_id, policy=request.policy, now=now)
+        is_rated = request.rateable and not request.dryrun
+        token = None if not is_rated else self.tokens.issue(request.inference_id, policy=request.policy, now=now)
         return Recording(
             request=request, arm=opened.arm, config=opened.config, started_at=now, messages=request.messages, feedback_token=token
         )

@@ -111,6 +111,8 @@ class ChatRequest:
     """False where the caller said `store: false`: nothing that was said is kept beyond serving it."""
     source: str = GATEWAY
     """Of the turn, as the caller's key says."""
+    rateable: bool = True
+    """Whether the answer brings the token that rates it: never to a session's key, which the agent at work holds."""
 
 
 class _Outline(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,6 +212,7 @@ def understand(body: ChatBody, headers: Headers, caller: Caller, config: PolicyC
         dryrun=bool(body.tensorzero_dryrun),
         stored=body.store is not False,
         source=caller.source,
+        rateable=caller.episode_id is None,
     )
 
 
