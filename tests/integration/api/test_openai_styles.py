@@ -74,15 +74,17 @@ def test_a_response_calls_a_tool_and_takes_its_output(client: OpenAI, engines: S
     engines.words = CALL
     asked: Any = {"model": "composer", "input": "weather?", "tools": [WEATHER]}
     if streamed:
-        *_, last = list(client.responses.create(**asked, stream=True))
-        found = last.response
+        events: list[Any] = list(client.responses.create(**asked, stream=True))
+        found: Any = events[-1].response
     else:
         found = client.responses.create(**asked)
-    (call,) = found.output
+    call: Any = found.output[0]
+    assert len(found.output) == 1
     assert (call.type, call.name, call.arguments) == ("function_call", "weather", '{"city":"Bern"}')
     engines.words = ("sunny",)
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "20 C"}
-    answered = client.responses.create(model="composer", input=[{"role": "user", "content": "weather?"}, call.model_dump(), output])  # type: ignore[list-item]
+    items: Any = [{"role": "user", "content": "weather?"}, call.model_dump(), output]
+    answered = client.responses.create(model="composer", input=items)
     assert answered.output_text == "sunny"
     roles = [message["role"] for message in engines.requests[-1].messages]
     assert roles == ["user", "assistant", "tool"]
