@@ -17,6 +17,8 @@ from app.api.access import SPENDING, Access, Spending
 from app.api.barrier import Barrier
 from app.api.chat.completions import CompletionBody
 from app.api.chat.completions import read as read_completion
+from app.api.chat.inference import InferenceBody
+from app.api.chat.inference import read as read_inference
 from app.api.chat.request import ChatBody
 from app.api.chat.responses import ResponsesBody
 from app.api.chat.responses import read as read_response
@@ -102,6 +104,7 @@ def build(*, access: Access, barrier: Barrier, chat: ChatRoute, events: EventsRo
     app.chat = chat
     app.barrier = barrier
     completions, answered = replace(chat, read=read_completion), replace(chat, read=read_response)
+    inferred = replace(chat, read=read_inference)
     app.lane = {
         ("POST", "/v1/chat/completions"): chat,
         ("POST", "/openai/v1/chat/completions"): chat,
@@ -109,6 +112,7 @@ def build(*, access: Access, barrier: Barrier, chat: ChatRoute, events: EventsRo
         ("POST", "/openai/v1/completions"): completions,
         ("POST", "/v1/responses"): answered,
         ("POST", "/openai/v1/responses"): answered,
+        ("POST", "/inference"): inferred,
         ("POST", "/v1/events"): events,
     }
     app.add_exception_handler(RatchetError, _on_ratchet_error)
@@ -124,6 +128,7 @@ def build(*, access: Access, barrier: Barrier, chat: ChatRoute, events: EventsRo
 
 _BODIES: dict[str, type] = {
     "/v1/chat/completions": ChatBody, "/v1/completions": CompletionBody, "/v1/responses": ResponsesBody,
+    "/inference": InferenceBody,
 }  # fmt: skip
 
 

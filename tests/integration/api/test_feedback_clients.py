@@ -7,12 +7,14 @@ from typing import Any
 from uuid import UUID
 
 import httpx
+import msgspec
 import pytest
 from openai import OpenAI
 
 from app.domain.events import EventType
 from app.domain.ids import hash_actor, uuid7
 from app.domain.policies import SignalConfig, SignalType
+from app.domain.turns import TurnServed
 from app.main import create_app
 from tests.fakes.gateway import collaborators, events_of, policy_config, serving
 from tests.fakes.inbox import MemoryInbox
@@ -53,6 +55,25 @@ def test_tensorzero_feedback_on_an_inference_and_on_an_episode(url: str, inbox: 
     ]
     assert str(answer.feedback_id) == observed(inbox)[0].id
     assert observed(inbox)[0].tags == {"a": "b"}
+
+
+def test_tensorzero_infers_streamed_or_not_and_its_inference_is_rated(url: str, inbox: MemoryInbox) -> None:
+    from tensorzero import TensorZeroGateway
+
+    asked: Any = {"system": "be brief", "messages": [{"role": "user", "content": "say hello"}]}
+    with TensorZeroGateway.build_http(gateway_url=url) as gateway:
+        params = {"chat_completion": {"temperature": 0.5, "max_tokens": 7}}
+        answer: Any = gateway.inference(function_name="composer", input=asked, params=params, tags={"a": "b"})
+        streamed: Any = list(gateway.inference(function_name="composer", input=asked, stream=True))  # type: ignore[arg-type]
+        gateway.feedback(metric_name="edit_persisted", value=True, inference_id=answer.inference_id)
+    assert (answer.content[0].text, answer.usage.output_tokens) == ("Hello, world!", 5)
+    assert "".join(part.text for chunk in streamed for part in chunk.content) == "Hello, world!"
+    assert said(inbox) == [(str(answer.inference_id), "edit_persisted", True)]
+    first, second = [msgspec.json.decode(event.data, type=TurnServed) for event in events_of(inbox, EventType.TURN)]
+    assert (first.inference_id, first.episode_id) == (str(answer.inference_id), str(answer.episode_id))
+    assert (first.sampling.temperature, first.sampling.max_tokens, first.tags["a"]) == (0.5, 7, "b")
+    assert [message["role"] for message in first.messages] == ["system", "user"]
+    assert second.inference_id == str(streamed[0].inference_id)
 
 
 def test_tensorzero_is_told_what_is_wrong(url: str, inbox: MemoryInbox) -> None:
