@@ -16,7 +16,7 @@ import uvicorn
 from fastapi import APIRouter, Depends
 
 from app import wiring
-from app.api import feedback, observations, releases
+from app.api import feedback, keys, observations, releases
 from app.api.access import Access, policy_of, requires
 from app.api.application import Application, build
 from app.api.barrier import Barrier, reached_as
@@ -206,6 +206,7 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
         desk=wiring.release_desk(settings), releases=wiring.release_ledger(settings), views=wiring.release_views(settings),
         webhooks=wiring.webhook_book(settings), allow_loopback=settings.host in LOOPBACK,
     )  # fmt: skip
+    keyring = keys.router(wiring.key_book(settings), policies=adapters.policies)
     guarded = APIRouter(dependencies=[Depends(requires(Scope.READ))])
     guarded.include_router(console(adapters.operations, policy_of))
     return Collaborators(
@@ -214,7 +215,7 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
         actor_salt=wiring.actor_salt(settings), session_secrets=wiring.session_secrets(settings),
         loopback=settings.host in LOOPBACK,
         claims=adapters.claims, notes={"ingestion": ingestion},
-        checks={"database": database, "engines": adapters.check_engines}, routers=[releases.router(room), guarded],
+        checks={"database": database, "engines": adapters.check_engines}, routers=[releases.router(room), keyring, guarded],
         barrier=Barrier(
             hosts=settings.hosts | reached_as(settings.host), origins=settings.origins, loopback=settings.host in LOOPBACK
         ),
