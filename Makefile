@@ -16,7 +16,7 @@ endif
 BIN := .venv/bin
 SETUP = @$(if $(PYTHON),$(PYTHON),$(error Ratchet needs Python 3.11 and found none on the path: install it, or name it with make PYTHON=/path/to/python3.11)) infra/setup.py
 
-.PHONY: help setup venv model data demo up test test-real check clean lock
+.PHONY: help setup venv model data demo up test test-real check clean lock release
 
 help: ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,9 +67,16 @@ data: ## the real conversations that tests and benchmarks read
 	$(SETUP) venv data
 
 # The local part of a version (+cpu) goes, and so does what a GPU build of torch brings along: installing torch brings it again.
-lock: venv ## write requirements.lock from what is installed in .venv (after changing pyproject.toml)
-	$(BIN)/python -m pip freeze --all --exclude pip --exclude-editable | sed -E 's/[+][a-z0-9.]+$$//; /^(nvidia-|cuda-|triton==)/d' > .cache/requirements.lock
+lock: venv ## write requirements.lock, with hashes, from what is installed in .venv (after changing pyproject.toml)
+	$(BIN)/python -m pip freeze --all --exclude pip --exclude-editable | sed -E 's/[+][a-z0-9.]+$$//; /^(nvidia-|cuda-|triton==)/d' > .cache/pins.txt
+	$(BIN)/python -m venv .cache/lock && .cache/lock/bin/python -m pip install --quiet uv==0.13.9
+	grep -v '^torch==' .cache/pins.txt | .cache/lock/bin/uv pip compile --quiet --no-deps --no-header --no-annotate --generate-hashes --python-version 3.11 - > .cache/requirements.lock
+	grep '^torch==' .cache/pins.txt >> .cache/requirements.lock
 	mv .cache/requirements.lock requirements.lock
+
+release: venv ## the wheel, its bill of materials (CycloneDX) and the licences of everything in it, in dist/
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	$(BIN)/python infra/release.py --out dist
 
 clean: ## remove what set-up made; data folders (.ratchet*) stay
 	rm -rf .venv .cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build *.egg-info

