@@ -38,7 +38,7 @@ OWNERS: dict[str, set[str]] = {
     "uvicorn": HTTP_ROOMS | TERMINAL_ROOMS,
     "jinja2": {"app/console", "app/policy"},  # policy: chat templates
     "torch": MODEL_ROOMS | {PLANT, CALIBRATE},
-    "transformers": MODEL_ROOMS,
+    "transformers": MODEL_ROOMS | {CALIBRATE},
     "safetensors": MODEL_ROOMS | {PLANT},
     "gguf": {"app/policy"},
     "cryptography": {"app/sealing.py"},
