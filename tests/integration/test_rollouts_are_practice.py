@@ -111,6 +111,17 @@ def test_an_agent_cannot_choose_whether_it_practises() -> None:
     assert answer.status_code == 403
 
 
+def test_an_agent_at_practice_speaks_for_nobody() -> None:
+    service = Service()
+    _, practising = service.session(rollout="small-functions")
+    _, person = service.session()
+    service.ask(practising, user="alice")
+    service.ask(person, user="alice")
+    practised, served = service.turns()
+    assert practised.actor is None
+    assert served.actor is not None
+
+
 def test_a_taskset_s_name_is_a_plain_word() -> None:
     answer = Service().client.post("/rl/start_session", json={"task_id": "t", "rollout": "../Tasks\n"})
     assert answer.status_code == 400

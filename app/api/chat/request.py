@@ -10,7 +10,7 @@ from app.api.drafts import decode
 from app.api.errors import HttpError
 from app.api.intake import Headers, Limits, characters, check_tree, header
 from app.domain.errors import BadRequest
-from app.domain.events import GATEWAY
+from app.domain.events import GATEWAY, is_rollout
 from app.domain.ids import hash_actor, uuid7
 from app.domain.policies import PolicyConfig
 from app.domain.schemas import is_schema
@@ -192,7 +192,7 @@ def understand(body: ChatBody, headers: Headers, caller: Caller, config: PolicyC
     metadata = dict(body.metadata or {})
     episode = _episode(body, metadata, headers, caller)
     side = (body.turn_type or header(headers, b"x-turn-type") or "main") == "side"
-    who = body.safety_identifier or body.user
+    who = None if is_rollout(caller.source) else body.safety_identifier or body.user
     return ChatRequest(
         inference_id=uuid7(),
         episode_id=episode or uuid7(),
