@@ -1,0 +1,111 @@
+"""Change the product on one line at a time and see whether a test notices: `make bench-mutants` (`ARGS="--sample 300"`)
+
+Every file has its turn before any has a second one; the order is decided by `--seed`. For each mutant the test files that import its module
+run, the nearest first, until one fails (at most `--files` files, `--limit` seconds). A test that fails without it too has caught
+nothing. End-to-end and learning tests are left out, so what is printed is a lower bound of what the whole suite catches.
+
+Who has read a survivor and found that it changes nothing anybody can see writes it down in tests/data/equivalent_mutants.txt, with the
+reason. `--resume FILE` appends to a file of JSON lines and passes over what it holds. Ends with one JSON line, `by_room` being caught and
+decided of each; exit code 1 below 85 % caught of what is not equivalent.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.bench.mutating.mutants import Mutant, sample
+from tests.bench.mutating.reach import Reach
+from tests.bench.mutating.trying import Copy, Outcome, preload
+
+ROOT = Path(__file__).resolve().parents[2]
+EQUIVALENT = ROOT / "tests" / "data" / "equivalent_mutants.txt"
+CAUGHT_SHARE = 0.85
+
+
+def main() -> int:
+    """Try a sample and print what survived; the last line is JSON."""
+    parser = argparse.ArgumentParser(description="Mutations of the product, and the tests that notice them.")
+    parser.add_argument("--sample", type=int, default=300, help="mutants in all, those of --resume included")
+    parser.add_argument("--room", help="of one room only, such as app/db")
+    parser.add_argument("--seed", type=int, default=22)
+    parser.add_argument("--files", type=int, default=12, help="test files a mutant, at most")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds a mutant, at most")
+    parser.add_argument("--minutes", type=float, default=1e9, help="stop after this long")
+    parser.add_argument("--resume", type=Path, help="a file of JSON lines, appended to")
+    options = parser.parse_args()
+    known = [json.loads(line) for line in options.resume.read_text().splitlines()] if options.resume and options.resume.exists() else []
+    tried = known + _try(options, {row["name"] for row in known})
+    found = summary(tried, equivalents(EQUIVALENT.read_text()))
+    for row in tried:
+        if row["by"] is None:
+            print(f"# survived {row['file']}:{row['line']}: {row['before']} → {row['after']}", flush=True)
+    print(json.dumps(found))
+    return 0 if is_enough(found) else 1
+
+
+def _try(options: argparse.Namespace, known: set[str]) -> list[dict[str, Any]]:
+    wanted = [mutant for mutant, _ in zip(sample(ROOT, seed=options.seed, room=options.room), range(options.sample), strict=False)]
+    until, rows = time.monotonic() + options.minutes * 60, list[dict[str, Any]]()
+    preload()
+    reach = Reach(ROOT)
+    with tempfile.TemporaryDirectory(prefix="ratchet-mutants-") as folder:
+        copy = Copy(Path(folder))
+        copy.fill(ROOT)
+        for mutant in wanted:
+            if mutant.name in known or time.monotonic() > until:
+                continue
+            rows.append(_row(mutant, copy.attempt(mutant, reach.tests_of(mutant.file, at_most=options.files), limit_s=options.limit)))
+            print(f"# {'survived' if rows[-1]['by'] is None else 'caught  '} {mutant.name} ({rows[-1]['seconds']} s)", flush=True)
+            if options.resume:
+                with options.resume.open("a") as file:
+                    file.write(json.dumps(rows[-1]) + "\n")
+    return rows
+
+
+def _row(mutant: Mutant, outcome: Outcome) -> dict[str, Any]:
+    noticed = outcome.failed
+    return {
+        "name": mutant.name, "room": mutant.room, "file": mutant.file, "line": mutant.line, "before": mutant.before, "after": mutant.after,
+        "by": noticed, "seconds": outcome.seconds,
+    }  # fmt: skip
+
+
+def equivalents(text: str) -> Mapping[str, str]:
+    """Names of mutants that change nothing, with the reason: two lines each, a blank one between."""
+    blocks = [block.strip().splitlines() for block in text.split("\n\n") if block.strip() and not block.startswith("#")]
+    return {block[0]: block[1] for block in blocks}
+
+
+def summary(tried: Iterable[Mapping[str, Any]], equivalent: Mapping[str, str]) -> dict[str, Any]:
+    """Counts, altogether and by room. A run that proves nothing (its test fails without the mutant) counts as survived."""
+    rooms: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for row in tried:
+        rooms[row["room"]][_kind(row, equivalent)] += 1
+    total = sum(rooms.values(), Counter[str]())
+    by_room = {room: [counts["caught"], counts["caught"] + counts["survived"]] for room, counts in sorted(rooms.items())}
+    return {
+        "mutants": total.total(), "caught": total["caught"], "survived": total["survived"], "equivalent": total["equivalent"],
+        "by_room": by_room,
+    }  # fmt: skip
+
+
+def _kind(row: Mapping[str, Any], equivalent: Mapping[str, str]) -> str:
+    if row["by"] is not None and not row["by"].startswith("BROKEN"):
+        return "caught"
+    return "equivalent" if row["name"] in equivalent else "survived"
+
+
+def is_enough(found: Mapping[str, Any]) -> bool:
+    """Whether the share of caught ones, of what is not equivalent, is reached."""
+    decided = found["caught"] + found["survived"]
+    return decided > 0 and found["caught"] >= CAUGHT_SHARE * decided
+
+
+if __name__ == "__main__":
+    sys.exit(main())

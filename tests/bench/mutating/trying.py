@@ -1,0 +1,154 @@
+"""Runs tests in a copy of the tree, each time in a fresh fork of a process that has the large libraries loaded already.
+
+A fork starts in milliseconds where a new interpreter takes seconds. Nothing of the product is loaded before it.
+"""
+
+import importlib
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.bench.mutating.mutants import Mutant, apply
+
+PRELOADED = (
+    "pytest",
+    "hypothesis",
+    "numpy",
+    "torch",
+    "transformers",
+    "sqlalchemy",
+    "fastapi",
+    "httpx",
+    "pyarrow.parquet",
+    "kafka",
+    "psycopg",
+)
+COPIED = ("app", "pipelines", "tests", "migrations", "infra", "docs")
+OPTIONS = ("-x", "-q", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore::pytest.PytestAssertRewriteWarning")
+PASSED = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of one run of tests."""
+
+    failed: str | None = None
+    """The first failing test, `timeout`, or why the tests could not even be collected; None where all passed."""
+    seconds: float
+
+
+@dataclass
+class Copy:
+    """A tree that may be broken."""
+
+    root: Path
+    proven: set[str] = field(default_factory=set[str])
+    """Tests that pass without a mutant."""
+
+    def fill(self, source: Path) -> None:
+        """Copy what tests need."""
+        for part in COPIED:
+            shutil.copytree(source / part, self.root / part, ignore=shutil.ignore_patterns("__pycache__"))
+        for path in source.iterdir():
+            if path.is_file() and not path.name.startswith("."):
+                shutil.copy(path, self.root)
+        for name in (".venv", ".cache"):
+            (self.root / name).symlink_to((source / name).resolve())
+
+    def attempt(self, mutant: Mutant, tests: Sequence[str], *, limit_s: float) -> Outcome:
+        """Run the tests with the mutant in place; a test counts as having noticed it when it passes without."""
+        path = self.root / mutant.file
+        sound = path.read_text()
+        path.write_text(apply(mutant, sound))
+        try:
+            found = self.run(tests, limit_s=limit_s)
+        finally:
+            path.write_text(sound)
+        if found.failed is None or found.failed in self.proven:
+            return found
+        named = found.failed.startswith("tests/")
+        again = self.run([found.failed] if named else tests, limit_s=limit_s)
+        if again.failed:
+            return Outcome(failed=f"BROKEN without the mutant too: {again.failed}", seconds=found.seconds)
+        self.proven |= {found.failed} if named else set()
+        return found
+
+    def run(self, tests: Sequence[str], *, limit_s: float) -> Outcome:
+        """Run tests until the first failure, SQLite's before PostgreSQL's."""
+        started = time.monotonic()
+        log = self.root / "run.log"
+        child = os.fork()
+        if child == 0:
+            _run_tests(self.root, tests, log)
+        status = _wait(child, started + limit_s)
+        seconds = round(time.monotonic() - started, 1)
+        if status is None:
+            return Outcome(failed="timeout", seconds=seconds)
+        if status == PASSED:
+            return Outcome(seconds=seconds)
+        text = log.read_text(errors="replace")
+        names = [line.split(" ")[1] for line in text.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+        return Outcome(failed=names[0] if names else f"exit {status}: {text[-300:]}", seconds=seconds)
+
+
+def preload() -> None:
+    """Load what is large and not ours."""
+    for name in PRELOADED:
+        importlib.import_module(name)
+
+
+def _run_tests(root: Path, tests: Sequence[str], log: Path) -> None:
+    """In the fork: forget our own modules, run, and leave without cleaning up after the parent."""
+    code = 3
+    try:
+        os.setsid()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        with log.open("w") as out:
+            os.dup2(out.fileno(), 1)
+            os.dup2(out.fileno(), 2)
+        sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1, closefd=False)
+        _enter(root)
+        code = int(importlib.import_module("pytest").main([*OPTIONS, *tests]))
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _enter(root: Path) -> None:
+    os.chdir(root)
+    sys.dont_write_bytecode = True
+    os.environ |= {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    sys.path[:] = [str(root), *(place for place in sys.path if "site-packages" in place or "lib/python" in place)]
+    for name in [name for name in sys.modules if name.partition(".")[0] in {"app", "pipelines", "tests", "migrations"}]:
+        del sys.modules[name]
+
+
+def _wait(child: int, deadline: float) -> int | None:
+    """The exit code, or None where the time is up; then the fork and all it started are killed."""
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            _kill_group(child)
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.05)
+    _kill_group(child)
+    os.waitpid(child, 0)
+    return None
+
+
+def _kill_group(child: int) -> None:
+    """What a broken test left running goes as well."""
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)

@@ -1,0 +1,110 @@
+"""`make bench-mutants`: what it changes, which tests it asks, and that it believes a test only where the test passes without the mutant."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.bench import mutants as bench
+from tests.bench.mutating.mutants import Mutant, apply, is_sound, mutants_of, sample
+from tests.bench.mutating.reach import Reach
+from tests.bench.mutating.trying import Copy
+
+SOURCE = '''"""A text: 1 < 2."""
+
+log = None
+
+
+def kept(a: int, b: "int | None" = 3) -> bool:
+    """True at 1."""
+    assert a != 7
+    log.info("n=%d", 5)
+    if not b:
+        raise ValueError("none" + str(1))
+    store(a)
+    return a < b and a + 1 == 2
+'''
+
+
+def test_what_runs_is_changed_and_what_types_documents_asserts_or_logs_is_not() -> None:
+    found = {(mutant.line, mutant.after) for mutant in mutants_of("app/x.py", SOURCE)}
+    assert found == {
+        (6, 'def kept(a: int, b: "int | None" = 4) -> bool:'),
+        (10, "if (b):"),
+        (12, "pass"),
+        (13, "return None"),
+        (13, "return (a < b or a + 1 == 2)"),
+        (13, "return a <= b and a + 1 == 2"),
+        (13, "return a < b and a + 1 != 2"),
+        (13, "return a < b and (a - 1) == 2"),
+        (13, "return a < b and a + 2 == 2"),
+        (13, "return a < b and a + 1 == 3"),
+    }
+
+
+def test_a_mutant_is_put_where_it_was_found_and_refused_where_the_line_has_changed() -> None:
+    mutant = Mutant(file="app/x.py", line=12, before="store(a)", after="pass")
+    assert apply(mutant, SOURCE).splitlines()[11] == "    pass"
+    assert is_sound(mutant, SOURCE)
+    with pytest.raises(ValueError, match="sample anew"):
+        apply(mutant, SOURCE.replace("store(a)", "store(b)"))
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A product of three files with tests for two of them, one of which fails whatever happens."""
+    files = {
+        "app/db/__init__.py": "", "app/__init__.py": "", "tests/__init__.py": "", "pipelines/__init__.py": "", "docs/a.md": "",
+        "app/db/near.py": "def twice(n):\n    return n * 2\n", "app/db/far.py": "from app.db.near import twice\n\nFOUR = twice(2)\n",
+        "pipelines/broken.py": "ONE = 1\n", "migrations/__init__.py": "", "infra/__init__.py": "",
+        "tests/test_far.py": "from app.db.far import FOUR\n\n\ndef test_four():\n    assert FOUR == 4\n",
+        "tests/test_near.py": "from app.db.near import twice\n\n\ndef test_nothing():\n    assert twice\n",
+        "tests/test_broken.py": "from pipelines.broken import ONE\n\n\ndef test_never():\n    assert ONE == 5\n",
+    }  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "source" / name).write_text(text)
+    return tmp_path / "source"
+
+
+def test_tests_are_asked_that_reach_the_module_the_nearest_first(tree: Path) -> None:
+    assert Reach(tree).tests_of("app/db/near.py", at_most=9) == ["tests/test_near.py", "tests/test_far.py"]
+    assert Reach(tree).tests_of("app/db/far.py", at_most=9) == ["tests/test_far.py"]
+
+
+def test_every_file_has_its_turn_before_any_has_a_second_one_and_a_seed_says_which(tree: Path) -> None:
+    drawn = [mutant.file for mutant in sample(tree, seed=1)]
+    assert sorted(drawn[:3]) == ["app/db/far.py", "app/db/near.py", "pipelines/broken.py"]
+    assert [mutant.name for mutant in sample(tree, seed=1)] == [mutant.name for mutant in sample(tree, seed=1)]
+    assert {mutant.room for mutant in sample(tree, seed=1, room="app/db")} == {"app/db"}
+
+
+def test_a_mutant_is_caught_survives_or_proves_nothing(tree: Path, tmp_path: Path) -> None:
+    copy = Copy(tmp_path / "copy")
+    copy.root.mkdir()
+    copy.fill(tree)
+    reach = Reach(tree)
+
+    def outcome(mutant: Mutant) -> str | None:
+        return copy.attempt(mutant, reach.tests_of(mutant.file, at_most=9), limit_s=60).failed
+
+    assert outcome(Mutant(file="app/db/near.py", line=2, before="return n * 2", after="return n * 3")) == "tests/test_far.py::test_four"
+    assert outcome(Mutant(file="app/db/near.py", line=2, before="return n * 2", after="return (n + 2)")) is None, "2 + 2 is 4 as well"
+    broken = outcome(Mutant(file="pipelines/broken.py", line=1, before="ONE = 1", after="ONE = 2"))
+    assert broken == "BROKEN without the mutant too: tests/test_broken.py::test_never"
+    assert (copy.root / "app/db/near.py").read_text() == (tree / "app/db/near.py").read_text(), "the copy is sound again"
+
+
+def test_what_proves_nothing_counts_as_survived_and_what_somebody_read_as_equivalent() -> None:
+    rows = [
+        {"name": "a", "room": "app/db", "by": "tests/x.py::y"},
+        {"name": "b", "room": "app/db", "by": None},
+        {"name": "c", "room": "app/api", "by": "BROKEN without the mutant too: z"},
+        {"name": "d", "room": "app/api", "by": None},
+    ]
+    known = bench.equivalents("# how\n\nd\nnobody sees it\n")
+    found = bench.summary(rows, known)
+    assert found == {
+        "mutants": 4, "caught": 1, "survived": 2, "equivalent": 1, "by_room": {"app/api": [0, 1], "app/db": [1, 2]},
+    }  # fmt: skip
+    assert not bench.is_enough(found)
+    assert bench.is_enough({"caught": 17, "survived": 3})
