@@ -33,23 +33,18 @@ class Reach:
         return found
 
     def tests_of(self, file: str, *, at_most: int) -> list[str]:
-        """Test files that reach the module, nearest first."""
+        """Test files that reach the module: those that speak of what it defines first, then the nearest."""
         distance = self._distances(_module(Path(file)))
-        near = [(far, self._place(name)) for name, far in distance.items() if name.rpartition(".")[2].startswith("test_")]
-        command = Path(file).stem
+        near = {self._place(name): far for name, far in distance.items() if _is_test(self._place(name))}
         if file.startswith("pipelines/commands/"):
-            near += [
-                (0, place)
-                for name, path in self._files.items()
-                if f'"{command}"' in path.read_text() and _is_test(place := self._place(name))
-            ]
-        stem = Path(file).stem.rstrip("s")
-        ordered = sorted({place for _, place in near if _is_test(place)}, key=lambda place: self._rank(place, near, stem))
-        return ordered[:at_most]
+            near |= {place: 0 for place in self._texts if _is_test(place) and f'"{Path(file).stem}"' in self._texts[place]}
+        names = _defined((self._root / file).read_text())
+        said = {place: sum(name in self._texts[place] for name in names) + (Path(file).stem.rstrip("s") in place) for place in near}
+        return sorted(near, key=lambda place: (near[place] - min(3, said[place]), -said[place], place))[:at_most]
 
-    def _rank(self, place: str, near: Iterable[tuple[int, str]], stem: str) -> tuple[int, bool, str]:
-        far = min(distance for distance, other in near if other == place)
-        return (far - (1 if stem in place else 0), place.startswith("tests/integration"), place)
+    @cached_property
+    def _texts(self) -> dict[str, str]:
+        return {self._place(name): path.read_text() for name, path in self._files.items()}
 
     def _place(self, name: str) -> str:
         return self._files[name].relative_to(self._root).as_posix()
@@ -69,6 +64,12 @@ class Reach:
 
 def _is_test(place: str) -> bool:
     return place.rpartition("/")[2].startswith("test_") and not place.startswith(LEFT_OUT)
+
+
+def _defined(source: str) -> set[str]:
+    """Public names of a module, methods included; short ones are everywhere."""
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
+    return {node.name for node in nodes if not node.name.startswith("_") and len(node.name) > 4}
 
 
 def _module(path: Path) -> str:

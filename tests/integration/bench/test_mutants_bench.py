@@ -1,14 +1,19 @@
 """`make bench-mutants`: what it changes, which tests it asks, and that it believes a test only where the test passes without the mutant."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.bench import mutants as bench
 from tests.bench.mutating.mutants import Mutant, apply, is_sound, mutants_of, sample
 from tests.bench.mutating.reach import Reach
-from tests.bench.mutating.trying import Copy
 
+ROOT = Path(__file__).resolve().parents[3]
 SOURCE = '''"""A text: 1 < 2."""
 
 log = None
@@ -78,20 +83,36 @@ def test_every_file_has_its_turn_before_any_has_a_second_one_and_a_seed_says_whi
     assert {mutant.room for mutant in sample(tree, seed=1, room="app/db")} == {"app/db"}
 
 
+TRY = """
+import json, sys
+from pathlib import Path
+from tests.bench.mutating.mutants import Mutant
+from tests.bench.mutating.reach import Reach
+from tests.bench.mutating.trying import Copy
+
+tree, copy = Path(sys.argv[1]), Copy(Path(sys.argv[2]))
+copy.fill(tree)
+tried = [Mutant(**fields) for fields in json.loads(sys.argv[3])]
+print("\\n" + json.dumps([copy.attempt(m, Reach(tree).tests_of(m.file, at_most=9), limit_s=100).failed for m in tried]))
+"""
+
+
 def test_a_mutant_is_caught_survives_or_proves_nothing(tree: Path, tmp_path: Path) -> None:
-    copy = Copy(tmp_path / "copy")
-    copy.root.mkdir()
-    copy.fill(tree)
-    reach = Reach(tree)
-
-    def outcome(mutant: Mutant) -> str | None:
-        return copy.attempt(mutant, reach.tests_of(mutant.file, at_most=9), limit_s=60).failed
-
-    assert outcome(Mutant(file="app/db/near.py", line=2, before="return n * 2", after="return n * 3")) == "tests/test_far.py::test_four"
-    assert outcome(Mutant(file="app/db/near.py", line=2, before="return n * 2", after="return (n + 2)")) is None, "2 + 2 is 4 as well"
-    broken = outcome(Mutant(file="pipelines/broken.py", line=1, before="ONE = 1", after="ONE = 2"))
-    assert broken == "BROKEN without the mutant too: tests/test_broken.py::test_never"
-    assert (copy.root / "app/db/near.py").read_text() == (tree / "app/db/near.py").read_text(), "the copy is sound again"
+    (tmp_path / "copy").mkdir()
+    near: dict[str, Any] = {"file": "app/db/near.py", "line": 2, "before": "return n * 2"}
+    tried = [
+        near | {"after": "return n * 3"},
+        near | {"after": "return (n + 2)"},
+        {"file": "pipelines/broken.py", "line": 1, "before": "ONE = 1", "after": "ONE = 2"},
+    ]
+    command = [sys.executable, "-c", TRY, str(tree), str(tmp_path / "copy"), json.dumps(tried)]
+    told = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True)
+    assert json.loads(told.stdout.splitlines()[-1]) == [
+        "tests/test_far.py::test_four",
+        None,  # 2 + 2 is 4 as well
+        "BROKEN without the mutant too: tests/test_broken.py::test_never",
+    ]
+    assert (tmp_path / "copy/app/db/near.py").read_text() == (tree / "app/db/near.py").read_text(), "the copy is sound again"
 
 
 def test_what_proves_nothing_counts_as_survived_and_what_somebody_read_as_equivalent() -> None:
