@@ -174,7 +174,7 @@ class RemoteWeights:
         for file in (READY, *(name.rsplit("/", 1)[-1] for name in self._fs.ls(f"{self._root}/{digest}", detail=False))):
             with suppress(FileNotFoundError):
                 self._fs.rm_file(f"{self._root}/{digest}/{file}")
-        with suppress(FileNotFoundError, NotImplementedError):
+        with suppress(OSError):  # object stores have no folders
             self._fs.rmdir(f"{self._root}/{digest}")
         self._cache.remove(digest)
 

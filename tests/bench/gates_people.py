@@ -145,7 +145,7 @@ def usual_values(scale: float, seed: int) -> Section:
 def _judged(rng: np.random.Generator, effect: float, *, knows: bool, people: int = 1500, turns: int = 6) -> tuple[bool, bool]:
     """(non-inferior, harm)."""
     rate, treated = rng.beta(0.6, 0.4, people), rng.random(people) < 0.5
-    usual = (0.6 + rng.binomial(turns, rate)) / (1.0 + turns) if knows else None
+    usual = np.asarray((0.6 + rng.binomial(turns, rate)) / (1.0 + turns), dtype=np.float64) if knows else None
     outcome = rng.binomial(turns, np.clip(rate + effect * treated, 0.0, 1.0)) / turns
     variance = 0.14 * (0.3 if knows else 1.0)
     units = Units.observed(

@@ -56,7 +56,7 @@ def passes(rng: np.random.Generator, effect: float, *, knows: bool) -> bool:
     rate, treated = rng.beta(0.6, 0.4, PEOPLE), rng.random(PEOPLE) < 0.5
     before = rng.binomial(TURNS, rate)
     outcome = rng.binomial(TURNS, np.clip(rate + effect * treated, 0.0, 1.0)) / TURNS
-    usual = (1.0 * 0.6 + before) / (1.0 + TURNS) if knows else None
+    usual = np.asarray((1.0 * 0.6 + before) / (1.0 + TURNS), dtype=np.float64) if knows else None
     units = Units.observed(
         outcome=outcome, treated=treated, probability=0.5, usual=usual,
         baseline=running_mean(outcome, prior=0.6) if usual is None else with_usual(outcome, usual),
