@@ -46,7 +46,7 @@ def _title(name: str) -> str:
 
 def component(name: str, version: str, hashes: list[str]) -> dict[str, Any]:
     """One package as CycloneDX has it; the hashes are of the files that the lock allows."""
-    purl = f"pkg:pypi/{re.sub(r'[-_.]+', '-', name).lower()}@{version}"
+    purl = f"pkg:pypi/{_normalised(name)}@{version}"
     sums = [{"alg": "SHA-256", "content": digest} for digest in hashes]
     return {
         "type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl,
@@ -81,8 +81,13 @@ def report(pins: list[tuple[str, str, list[str]]]) -> str:
 
 def missing(pins: list[tuple[str, str, list[str]]]) -> list[str]:
     """Packages of the lock that are not installed as it says; a local part of a version (+cpu) is the registry's."""
-    found = {re.sub(r"[-_.]+", "-", d.name).lower(): d.version.partition("+")[0] for d in metadata.distributions()}
-    return [f"{name}=={version}" for name, version, _ in pins if found.get(re.sub(r"[-_.]+", "-", name).lower()) != version]
+    found = {_normalised(d.name): d.version.partition("+")[0] for d in metadata.distributions()}
+    return [f"{name}=={version}" for name, version, _ in pins if found.get(_normalised(name)) != version]
+
+
+def _normalised(name: str) -> str:
+    """As registries spell it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def main() -> int:

@@ -10,9 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-import msgspec
-
-from app.api.signed import Signed
+from app.api.signed import Ending, Signed
 from app.domain.signals import ObservationName
 
 FEEDBACK_PREFIX = "ft_"
@@ -25,14 +23,12 @@ SAYABLE = frozenset({ObservationName.RATING, ObservationName.COMMENT, Observatio
 SOURCE = "sdk:browser"
 
 
-class Answered(msgspec.Struct, frozen=True, kw_only=True):
+class Answered(Ending, frozen=True, kw_only=True):
     """What a token says."""
 
     answer: str
     """The inference id."""
     policy: str
-    expires: float
-    """Unix seconds."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +43,7 @@ class FeedbackTokens:
 
     def read(self, token: str, *, now: datetime) -> Answered | None:
         """What a token says; None where we did not sign it or its time is over."""
-        answered = self._signed().read(token)
-        return answered if answered is not None and now.timestamp() < answered.expires else None
+        return self._signed().read(token, now=now)
 
     def _signed(self) -> Signed[Answered]:
         return Signed(prefix=FEEDBACK_PREFIX, purpose="feedback", kind=Answered, secrets=self.secrets)

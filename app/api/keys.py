@@ -20,6 +20,7 @@ from app.api.access import ANONYMOUS, Caller, requires
 from app.api.dialects.counter import json_response
 from app.api.drafts import decode
 from app.api.errors import HttpError
+from app.api.intake import read_json
 from app.domain.access import ApiKey, Scope
 from app.domain.errors import BadRequest, NotFound
 from app.domain.ids import utc_now
@@ -75,7 +76,7 @@ def router(book: KeyBook, *, policies: Collection[str], clock: Callable[[], date
     @made.post("", openapi_extra=openapi.body(KeyBody), responses={201: openapi.answer(KeyMade, "Made; its text is shown this once.")})
     async def create(caller: Admin, request: Request) -> Response:
         """Make a key."""
-        body: KeyBody = decode(_body, await _read(request))
+        body: KeyBody = decode(_body, await read_json(request, most=MOST_BYTES))
         policy = _policy_of(body, caller, policies)
         expires_at = clock() + timedelta(days=body.expires_days) if body.expires_days else None
         by = _person(caller)
@@ -110,15 +111,6 @@ def _person(caller: Caller) -> str:
     if caller == ANONYMOUS or caller.person is None:
         raise HttpError(403, "make the first key with `ratchet keys create`: it closes this service, and says who you are", code="no_key")
     return caller.person
-
-
-async def _read(request: Request) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MOST_BYTES:
-            raise HttpError(413, f"the body is larger than {MOST_BYTES} bytes", code="body_too_large")
-    return bytes(body)
 
 
 def _told(key: ApiKey, now: datetime) -> dict[str, Any]:

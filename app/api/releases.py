@@ -17,6 +17,7 @@ from starlette.responses import Response
 from app.api import openapi
 from app.api.access import ANONYMOUS, Caller, requires
 from app.api.errors import HttpError
+from app.api.intake import read_json
 from app.domain.access import Scope
 from app.domain.errors import BadRequest, NotFound, Refused
 from app.domain.ids import utc_now
@@ -282,16 +283,9 @@ async def _done(act: Callable[[], Release]) -> Response:
 
 
 async def _read(request: Request, kind: type[T]) -> T:
-    """The body. Its type has to be named: a form on somebody else's page can send everything but that without asking first."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise HttpError(415, "send `content-type: application/json`", code="content_type")
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MOST_BYTES:
-            raise HttpError(413, f"the body is larger than {MOST_BYTES} bytes", code="body_too_large")
+    body = await read_json(request, most=MOST_BYTES)
     try:
-        return msgspec.json.decode(bytes(body), type=kind)
+        return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise BadRequest(f"the body: {error}") from error
 

@@ -11,9 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-import msgspec
-
-from app.api.signed import Signed
+from app.api.signed import Ending, Signed
 from app.domain.events import GATEWAY
 
 SESSION_PREFIX = "rs_"
@@ -23,14 +21,12 @@ RATE_PER_S = 20.0
 """Requests a second in one episode; an agent waits for its answer before it asks again."""
 
 
-class Session(msgspec.Struct, frozen=True, kw_only=True):
+class Session(Ending, frozen=True, kw_only=True):
     """What a session's key says."""
 
     episode: str
     parent: str
     """Prefix of the key that it was made with; empty on an open service."""
-    expires: float
-    """Unix seconds."""
     source: str = GATEWAY
     """What its turns are: somebody's, or an agent's at practice (`rollout:<taskset>`). Signed, so the agent cannot choose."""
 
@@ -50,8 +46,7 @@ class Sessions:
 
     def read(self, token: str, *, now: datetime) -> Session | None:
         """What a key says; None where we did not sign it or its time is over."""
-        session = self._signed().read(token)
-        return session if session is not None and now.timestamp() < session.expires else None
+        return self._signed().read(token, now=now)
 
     def _signed(self) -> Signed[Session]:
         return Signed(prefix=SESSION_PREFIX, purpose="session", kind=Session, secrets=self.secrets)

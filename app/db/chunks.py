@@ -23,6 +23,13 @@ def chunked(items: Iterable[T], size: int = IN_LIST) -> Iterator[list[T]]:
         yield chunk
 
 
+def rows_of(connection: Connection, texts: Collection[str]) -> Any:  # noqa: ANN401 - a table of one column, `value`
+    """The texts as a table, one row each."""
+    if connection.dialect.name == "sqlite":
+        return func.json_each(to_json(list(texts))).table_valued("value")
+    return func.unnest(bindparam(None, list(texts), ARRAY(String))).table_valued("value").render_derived()
+
+
 def one_of(connection: Connection, column: ColumnElement[Any], values: Collection[str] | Collection[int]) -> ColumnElement[bool]:
     """Whether the column is one of these texts or integers."""
     if connection.dialect.name == "sqlite":

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, Row, func, select
 from app.db.alarms import read_alarms
 from app.db.engine import reading
 from app.db.label_use import used_share_now
-from app.db.observations import of_the_turn_s_policy
+from app.db.observations import of_the_turn_s_policy, was_served
 from app.db.pointer import read_pointer
 from app.db.tables import (
     cycles,
@@ -28,7 +28,6 @@ from app.db.tables import (
 )
 from app.domain.alarms import Alarm
 from app.domain.cycles import Cycle, CycleStatus
-from app.domain.events import ROLLOUT
 from app.domain.releases import Pointer, Release, ReleaseState
 from app.domain.signals import ObservationName
 from app.domain.views import Exposed, GateRow, LabelRow, ProgressRow, StepRow, VersionRow, measure
@@ -94,7 +93,7 @@ class SqlOperations:
             select(labels, turns.c.arm, turns.c.completion_tokens, observations.c.value.label("success"))
             .join(turns, turns.c.inference_id == labels.c.inference_id)
             .outerjoin(observations, succeeded)
-            .where(labels.c.policy == policy, labels.c.current, ~turns.c.source.startswith(ROLLOUT))
+            .where(labels.c.policy == policy, labels.c.current, was_served())
             .order_by(labels.c.labelled_at.desc())
             .limit(limit)
         )

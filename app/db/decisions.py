@@ -6,9 +6,9 @@ from datetime import datetime
 from sqlalchemy import Engine, select
 
 from app.db.engine import reading
+from app.db.observations import was_served
 from app.db.tables import labels, turns
 from app.domain.decisions import Decision
-from app.domain.events import ROLLOUT
 
 PAGE = 1_000
 
@@ -20,7 +20,7 @@ def read_decisions(engine: Engine, *, policy: str | None, since: datetime | None
     statement = (
         select(*chosen, labels.c.reward, labels.c.exclusion)
         .join(labels, (labels.c.inference_id == t.inference_id) & labels.c.current)
-        .where(t.erased_at.is_(None), ~t.source.startswith(ROLLOUT))
+        .where(t.erased_at.is_(None), was_served())
         .order_by(t.finished_at, t.inference_id)
         .limit(PAGE)
     )  # fmt: skip

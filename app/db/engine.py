@@ -7,8 +7,11 @@ from typing import Any
 import msgspec
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.sql.dml import Insert
 from sqlalchemy.sql.schema import Table
+
+from app.domain.errors import Unavailable
 
 BUSY_TIMEOUT_MS = 30_000
 """How long a SQLite writer waits for another one. A stage's transaction takes milliseconds; thirty seconds pass when a process hangs."""
@@ -81,6 +84,15 @@ def writing(engine: Engine) -> Iterator[Connection]:
     """One transaction that may write; leaving by an exception rolls it back."""
     with engine.begin() as connection:
         yield connection
+
+
+@contextmanager
+def expected_to_answer(otherwise: str = "check RATCHET_DATABASE_URL") -> Iterator[None]:
+    """Raises `Unavailable` for a database that is away; `otherwise` is the cure, or what follows from it."""
+    try:
+        yield
+    except OperationalError as error:
+        raise Unavailable(f"the database does not answer ({error.orig}): {otherwise}") from error
 
 
 @contextmanager

@@ -3,12 +3,10 @@
 from datetime import timedelta
 
 from sqlalchemy import Engine, delete, select
-from sqlalchemy.exc import OperationalError
 
-from app.db.engine import reading, upsert, writing
+from app.db.engine import expected_to_answer, reading, upsert, writing
 from app.db.pointer import versions_by_role, wanted_versions
 from app.db.tables import engine_versions
-from app.domain.errors import Unavailable
 from app.domain.ids import utc_now
 from app.domain.ports import Clock, EngineState
 
@@ -27,28 +25,22 @@ class SqlEngineLedger:
 
     def wanted(self) -> set[tuple[str, str]]:
         """(policy, digest) of everything to hold. Raises `Unavailable` while the database does not answer."""
-        try:
-            with reading(self._database) as connection:
-                return wanted_versions(connection)
-        except OperationalError as error:
-            raise Unavailable(f"the database does not answer ({error.orig}): check RATCHET_DATABASE_URL") from error
+        with expected_to_answer(), reading(self._database) as connection:
+            return wanted_versions(connection)
 
     def report(self, policy: str, digest: str, state: EngineState, detail: str | None = None) -> None:
         """Upsert this engine's row; `changed_at` moves with the state only, `seen_at` always. Raises `Unavailable`."""
         now = self._clock()
         table = engine_versions
         mine = (table.c.engine_id == self._engine_id) & (table.c.policy == policy) & (table.c.digest == digest)
-        try:
-            with writing(self._database) as connection:
-                held = connection.execute(select(table.c.state, table.c.changed_at).where(mine)).first()
-                changed_at = held.changed_at if held is not None and held.state == state.value else now
-                statement = upsert(
-                    connection, table, key=("engine_id", "policy", "digest"), update=("address", "state", "detail", "changed_at", "seen_at")
-                )
-                values = {"engine_id": self._engine_id, "policy": policy, "digest": digest, "address": self._address, "state": state.value}
-                connection.execute(statement, {**values, "detail": detail, "changed_at": changed_at, "seen_at": now})
-        except OperationalError as error:
-            raise Unavailable(f"the database does not answer ({error.orig}): check RATCHET_DATABASE_URL") from error
+        with expected_to_answer(), writing(self._database) as connection:
+            held = connection.execute(select(table.c.state, table.c.changed_at).where(mine)).first()
+            changed_at = held.changed_at if held is not None and held.state == state.value else now
+            statement = upsert(
+                connection, table, key=("engine_id", "policy", "digest"), update=("address", "state", "detail", "changed_at", "seen_at")
+            )
+            values = {"engine_id": self._engine_id, "policy": policy, "digest": digest, "address": self._address, "state": state.value}
+            connection.execute(statement, {**values, "detail": detail, "changed_at": changed_at, "seen_at": now})
 
     def forget(self) -> None:
         """Remove this engine's rows: it is going away in order."""
@@ -75,8 +67,5 @@ class SqlEngineLedger:
 
     def roles(self, policy: str) -> dict[str, list[str]]:
         """What the versions of a policy are wanted for. Raises `Unavailable` while the database does not answer."""
-        try:
-            with reading(self._database) as connection:
-                return versions_by_role(connection, policy)
-        except OperationalError as error:
-            raise Unavailable(f"the database does not answer ({error.orig}): check RATCHET_DATABASE_URL") from error
+        with expected_to_answer(), reading(self._database) as connection:
+            return versions_by_role(connection, policy)

@@ -4,12 +4,10 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import Engine, Row, select
-from sqlalchemy.exc import OperationalError
 
-from app.db.engine import reading
+from app.db.engine import expected_to_answer, reading
 from app.db.tables import exposures, turns
 from app.domain.assignment import Arm
-from app.domain.errors import Unavailable
 from app.domain.ports import EpisodeState, EpisodeSummary
 
 
@@ -25,12 +23,9 @@ class SqlEpisodes:
         newest = select(exposures).where(mine).order_by(exposures.c.occurred_at.desc()).limit(1)
         its = (turns.c.episode_id == episode_id) & (turns.c.policy == policy)
         written = select(turns.c.completion, turns.c.tags).where(its, turns.c.kind == "summary")
-        try:
-            with reading(self._engine) as connection:
-                exposure = connection.execute(newest).one_or_none()
-                summaries = connection.execute(written.order_by(turns.c.finished_at)).all() if exposure is not None else []
-        except OperationalError as error:
-            raise Unavailable(f"the database does not answer ({error.orig}): check RATCHET_DATABASE_URL") from error
+        with expected_to_answer(), reading(self._engine) as connection:
+            exposure = connection.execute(newest).one_or_none()
+            summaries = connection.execute(written.order_by(turns.c.finished_at)).all() if exposure is not None else []
         if exposure is None:
             return None
         return EpisodeState(

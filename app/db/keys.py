@@ -5,13 +5,12 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Engine, Row, insert, or_, select, update
-from sqlalchemy.exc import OperationalError
 
 from app.db import audit
-from app.db.engine import reading, writing
+from app.db.engine import expected_to_answer, reading, writing
 from app.db.tables import api_keys
 from app.domain.access import ApiKey, Scope, hash_secret, key_text, new_secret
-from app.domain.errors import NotFound, Unavailable
+from app.domain.errors import NotFound
 from app.domain.ids import utc_now, uuid7
 from app.domain.ports import Clock
 
@@ -74,11 +73,8 @@ class SqlKeys:
         return found[0]
 
     def _select(self, query: Any) -> list[ApiKey]:  # noqa: ANN401 - a statement over api_keys
-        try:
-            with reading(self._engine) as connection:
-                return [_key(row) for row in connection.execute(query)]
-        except OperationalError as error:
-            raise Unavailable(f"the database does not answer ({error.orig}): check RATCHET_DATABASE_URL") from error
+        with expected_to_answer(), reading(self._engine) as connection:
+            return [_key(row) for row in connection.execute(query)]
 
 
 def _said(key: ApiKey) -> dict[str, Any]:

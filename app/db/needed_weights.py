@@ -5,13 +5,11 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, Engine, select
-from sqlalchemy.exc import OperationalError
 
-from app.db.engine import reading
+from app.db.engine import expected_to_answer, reading
 from app.db.pointer import CANDIDATES, good_versions, quarantined
 from app.db.tables import batches, cycles, deployment_pointer, engine_versions, releases, training_runs, versions
 from app.domain.cycles import CycleStatus
-from app.domain.errors import Unavailable
 from app.domain.ids import utc_now
 from app.domain.ports import Clock, EngineState
 from app.domain.releases import ReleaseState
@@ -31,11 +29,8 @@ class SqlNeededWeights:
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
-        try:
-            with reading(self._engine) as connection:
-                yield connection
-        except OperationalError as error:
-            raise Unavailable(f"the database does not answer ({error.orig}): nothing is removed") from error
+        with expected_to_answer("nothing is removed"), reading(self._engine) as connection:
+            yield connection
 
     def known(self) -> set[str]:
         """Digests of all versions of this deployment."""

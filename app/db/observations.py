@@ -24,7 +24,7 @@ from app.db.chunks import one_of, pair_of
 from app.db.engine import insert_or_ignore
 from app.db.tables import observations, retractions, turns
 from app.db.turns import TurnRef, turns_by_episode, turns_by_id
-from app.domain.events import Observation, Retraction, is_imported
+from app.domain.events import ROLLOUT, Observation, Retraction, is_imported
 from app.domain.streams import AppliedEvent, JoinRules
 
 _UNMATCHED = text("NOT retractions.matched")
@@ -73,6 +73,11 @@ class Targets:
 def of_the_turn_s_policy() -> ColumnElement[bool]:
     """Joins observations to `turns`: those of another policy's key say nothing about a turn, whatever id they name."""
     return observations.c.policy.is_(None) | (observations.c.policy == turns.c.policy)
+
+
+def was_served() -> ColumnElement[bool]:
+    """Of rows of `turns`: somebody was served. Agents at practice say nothing about a version."""
+    return ~turns.c.source.startswith(ROLLOUT)
 
 
 def status_of(source: str, occurred_at: datetime, received_at: datetime, known: Sequence[TurnRef], rules: JoinRules) -> str:

@@ -9,15 +9,13 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import ColumnElement, Connection, Engine, Row, Table, case, func, or_, select, true
-from sqlalchemy.exc import OperationalError
 
 from app.db.counters import read_counts
-from app.db.engine import reading
+from app.db.engine import expected_to_answer, reading
 from app.db.relay import inbox_metrics
 from app.db.streams import stream_lag
 from app.db.tables import applied_events, dead_letters, inbox, labels, observations, training_runs, turns, versions
 from app.db.turn_counts import read_turn_counts
-from app.domain.errors import Unavailable
 from app.domain.events import RETRACTED, EventType, Heard, Observation
 from app.domain.ids import utc_now
 from app.domain.ports import Clock
@@ -185,8 +183,5 @@ def _plain(value: object) -> object:
 
 @contextmanager
 def _reading(engine: Engine) -> Iterator[Connection]:
-    try:
-        with reading(engine) as connection:
-            yield connection
-    except OperationalError as error:
-        raise Unavailable(f"the database does not answer ({error.orig}): check RATCHET_DATABASE_URL") from error
+    with expected_to_answer(), reading(engine) as connection:
+        yield connection

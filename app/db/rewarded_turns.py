@@ -4,6 +4,7 @@ from sqlalchemy import Connection, select
 
 from app.db.tables import labels, turns
 from app.domain.batches import RewardedTurn
+from app.domain.events import GATEWAY
 from app.domain.rewards import Exclusion
 
 KEPT = (Exclusion.NO_CONSENT.value, Exclusion.HELD_OUT.value)
@@ -16,7 +17,7 @@ def rewarded_turns(connection: Connection, policy: str, version: str, *, newest:
     query = (
         select(turns.c.inference_id, turns.c.payload_segment, labels.c.reward)
         .join(labels, (labels.c.inference_id == turns.c.inference_id) & labels.c.current)
-        .where(turns.c.policy == policy, turns.c.version == version, turns.c.source == "gateway", turns.c.kind == "answer")
+        .where(turns.c.policy == policy, turns.c.version == version, turns.c.source == GATEWAY, turns.c.kind == "answer")
         .where(labels.c.held_out | ~turns.c.train_consent, labels.c.exclusion.is_(None) | labels.c.exclusion.in_(KEPT))
         .where(turns.c.has_logprobs, turns.c.payload_segment.is_not(None), turns.c.erased_at.is_(None))
         .order_by(turns.c.finished_at.desc(), turns.c.inference_id)

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, select
 
-from app.db.observations import of_the_turn_s_policy
+from app.db.observations import of_the_turn_s_policy, was_served
 from app.db.tables import labels, observations, turns
-from app.domain.events import ROLLOUT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +26,7 @@ def well_ended_turns(connection: Connection, policy: str, *, limit: int) -> list
         .join(observations, observations.c.inference_id == turns.c.inference_id)
         .where(turns.c.policy == policy, labels.c.held_out, turns.c.erased_at.is_(None), turns.c.payload_segment.is_not(None))
         .where(observations.c.name.in_(("demonstration", "edit_persistence")), observations.c.retracted_at.is_(None))
-        .where(of_the_turn_s_policy(), ~turns.c.source.startswith(ROLLOUT))
+        .where(of_the_turn_s_policy(), was_served())
         .order_by(turns.c.finished_at.desc(), observations.c.occurred_at)
     )
     found: dict[str, WellEnded] = {}

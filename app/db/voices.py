@@ -3,12 +3,10 @@
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any
 
-from sqlalchemy import ARRAY, Connection, String, bindparam, func, or_, select
+from sqlalchemy import Connection, or_, select
 
-from app.db.chunks import chunked, one_of
-from app.db.engine import to_json
+from app.db.chunks import chunked, one_of, rows_of
 from app.db.tables import observations, turns
 from app.domain.batches import LabelledTurn, Voice
 
@@ -49,15 +47,9 @@ def _heard_before(connection: Connection, raters: Collection[str], before: datet
     """Those who asked or said anything before; the database stops at the first row of each."""
     known: set[str] = set()
     for some in chunked(sorted(raters)):
-        given = _given(connection, some)
+        given = rows_of(connection, some)
         # LIMIT keeps PostgreSQL from reading both tables into hashes: one step down an index for each rater
         asked = select(1).where(turns.c.actor == given.c.value, turns.c.started_at < before).limit(1).scalar_subquery()
         said = select(1).where(observations.c.actor == given.c.value, observations.c.received_at < before).limit(1).scalar_subquery()
         known.update(connection.execute(select(given.c.value).where(or_(asked.is_not(None), said.is_not(None)))).scalars())
     return known
-
-
-def _given(connection: Connection, texts: Sequence[str]) -> Any:  # noqa: ANN401 - a table of one column, `value`
-    if connection.dialect.name == "sqlite":
-        return func.json_each(to_json(texts)).table_valued("value")
-    return func.unnest(bindparam(None, list(texts), ARRAY(String))).table_valued("value").render_derived()

@@ -32,19 +32,26 @@ def nucleus_logprobs(logits_NV: Tensor, *, temperature: float, top_p: float) -> 
 
 def _nucleus(logprobs_NV: Tensor, top_p: float) -> Tensor:
     """True where a token belongs to the nucleus: the mass of all strictly more probable ones is below `top_p`."""
-    ordered, order = logprobs_NV.sort(dim=-1, descending=True)
-    before = ordered.exp().cumsum(-1) - ordered.exp()
-    least = max(top_p, torch.finfo(before.dtype).tiny)  # a smaller number is 0 here, and nothing would be left to draw
-    return torch.zeros_like(logprobs_NV, dtype=torch.bool).scatter(-1, order, before < least)
+    _, inside, order = _ranked(logprobs_NV, logprobs_NV.new_full((len(logprobs_NV),), top_p))
+    return torch.zeros_like(logprobs_NV, dtype=torch.bool).scatter(-1, order, inside)
 
 
 def kept_log_mass(logprobs_NV: Tensor, top_p_N: Tensor) -> Tensor:
     """Logarithm [N] of the probability that top-p keeps of each row: of `_nucleus`, with a `top_p` of its own per row. At least `top_p`,
     and 0 where it is 1."""
-    ordered = logprobs_NV.sort(dim=-1, descending=True).values.exp()
-    before = ordered.cumsum(-1) - ordered
-    least = top_p_N.clamp_min(torch.finfo(before.dtype).tiny)[:, None]
-    return torch.where(before < least, ordered, 0.0).sum(-1).clamp_max(1.0).log().masked_fill(top_p_N >= 1.0, 0.0)
+    ordered, inside, _ = _ranked(logprobs_NV, top_p_N)
+    return torch.where(inside, ordered, 0.0).sum(-1).clamp_max(1.0).log().masked_fill(top_p_N >= 1.0, 0.0)
+
+
+def _ranked(logprobs_NV: Tensor, top_p_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Probabilities, the most probable first; whether each belongs to the nucleus; and the tokens in that order. [N, V] each
+
+    A `top_p` that is smaller than any number here counts as the smallest: of zero nothing would be left to draw.
+    """
+    ordered, order = logprobs_NV.sort(dim=-1, descending=True)
+    probabilities = ordered.exp()
+    least = top_p_N.clamp_min(torch.finfo(probabilities.dtype).tiny)[:, None]
+    return probabilities, probabilities.cumsum(-1) - probabilities < least, order
 
 
 def draw(logprobs_NV: Tensor, uniform_N: Tensor) -> Tensor:

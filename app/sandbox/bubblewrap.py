@@ -14,7 +14,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
@@ -92,7 +92,7 @@ class BubblewrapBox:
     runtime: Runtime
     groups: ControlGroups | None
     user: int | None = field(default_factory=lambda: _fresh_user() if os.geteuid() == 0 else None)
-    running: "list[_Running]" = field(default_factory=list)
+    running: ExitStack = field(default_factory=ExitStack)
 
     def exec(self, argv: Sequence[str], *, stdin: bytes = b"", deadline_s: float, most_output_bytes: int) -> Executed:
         running = self._start(argv)
@@ -107,12 +107,11 @@ class BubblewrapBox:
 
     def talk(self, argv: Sequence[str]) -> Talk:
         running = self._start(argv)
-        self.running.append(running)
+        self.running.callback(running.stop)
         return running
 
     def stop(self) -> None:
-        while self.running:
-            self.running.pop().stop()
+        self.running.close()
 
     def _start(self, argv: Sequence[str]) -> "_Running":
         group = self.groups.make(self.spec.limits) if self.groups is not None else None

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,19 +45,18 @@ class ProcessBox:
 
     spec: BoxSpec
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="ratchet-process-")))
-    running: list[Child] = field(default_factory=list)
+    running: ExitStack = field(default_factory=ExitStack)
 
     def exec(self, argv: Sequence[str], *, stdin: bytes = b"", deadline_s: float, most_output_bytes: int) -> Executed:
         return self._start(argv).run(stdin, deadline_s=deadline_s, most_output_bytes=most_output_bytes)
 
     def talk(self, argv: Sequence[str]) -> Talk:
         running = self._start(argv)
-        self.running.append(running)
+        self.running.callback(running.stop)
         return running
 
     def stop(self) -> None:
-        while self.running:
-            self.running.pop().stop()
+        self.running.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start(self, argv: Sequence[str]) -> Child:

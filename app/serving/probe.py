@@ -5,12 +5,12 @@ Short answers are sampled as requests are (cache, batch, temperature), then scor
 temperature 0.7). An engine that fails serves on, and what it serves is never trained on: its turns carry no log-probabilities.
 """
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
 
 from app.domain.turns import SamplingParams
+from app.policy.fixed_probe import divergence
 from app.policy.forward import token_logprobs
 from app.policy.model import Policy
 from app.policy.sampling import Generation, sample
@@ -29,13 +29,13 @@ Sampler = Callable[[Policy, Sequence[Sequence[int]], SamplingParams], list[Gener
 def probe(policy: Policy, *, draw: Sampler = sample) -> str | None:
     """None where what is said of the samples is true; else one sentence that says how far off it is."""
     prompts = [policy.chat.encode(text) or [0] for text in PROMPTS]
-    gaps: list[float] = []
+    sampled: list[float] = []
+    scored: list[float] = []
     for generation in draw(policy, prompts, SamplingParams(temperature=TEMPERATURE, top_p=1.0, max_tokens=TOKENS, seed=0)):
         with torch.inference_mode():
-            scored = token_logprobs(policy.model, generation.prompt, generation.tokens, temperature=TEMPERATURE).tolist()
-        gaps += [new - old for new, old in zip(scored, generation.logprobs, strict=True)]
-    kl = math.fsum(math.expm1(min(gap, 50.0)) - gap for gap in gaps) / len(gaps)
-    largest = max(abs(gap) for gap in gaps)
+            scored += token_logprobs(policy.model, generation.prompt, generation.tokens, temperature=TEMPERATURE).tolist()
+        sampled += generation.logprobs
+    kl, largest = divergence(sampled, scored)
     if kl <= MAX_KL and largest <= MAX_GAP:  # NaN is not
         return None
     return (

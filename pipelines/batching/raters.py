@@ -152,20 +152,21 @@ def _shared_cause(verdicts: Sequence[Verdict]) -> dict[str, str]:
     questions = len({tuple((rater, *cell) for rater, cell in raters.items()) for raters in cells.values()})
     for feature, raters in cells.items():
         table = {rater: (total[rater], good[rater], seen, liked) for rater, (seen, liked) in raters.items()}
-        for rater in _group(table, everybody=len(total), features=questions):
+        for rater in _group(table, features=questions):
             found.setdefault(rater, f"its verdicts go by {feature!r}")
     return found
 
 
-def _group(table: Mapping[str, Cell], *, everybody: int, features: int) -> list[str]:
-    """The raters of a group that the feature decides for; none where there is no such group beyond chance."""
+def _group(table: Mapping[str, Cell], *, features: int) -> list[str]:
+    """The raters of a group that the feature decides for; none where there is no such group beyond chance.
+
+    Raters who never saw it are not in the table: their ratio is 1.
+    """
     usual = _log_odds(table.values())
     for step in (math.log(STRONGER), -math.log(STRONGER)):
         ratios = {rater: _ratio(*cell, usual, usual + step) for rater, cell in table.items()}
-        silent = everybody - len(ratios)  # raters who never saw it: their ratio is 1
         log_e = {share: sum(math.log1p(share * (ratio - 1.0)) for ratio in ratios.values()) for share in SHARES}
         share = max(SHARES, key=lambda s: log_e[s])
-        assert silent >= 0
         mixed = log_e[share] - math.log(len(SHARES))
         members = [rater for rater, ratio in ratios.items() if share * ratio > SURE * (1.0 - share + share * ratio)]
         if mixed > math.log(2 * features / ALPHA) and len(members) >= FEWEST:

@@ -174,9 +174,9 @@ def prune_forever(settings: Settings, stop: threading.Event, *, every_s: float =
     """Once an hour, remove weights that nothing needs any more (`ratchet model prune`); a store or database that is away is waited for."""
     from app.policy.prune import prune
 
+    rows, weights = wiring.needed_weights(settings), wiring.open_weights(settings)
     while not stop.wait(every_s):
         try:
-            rows, weights = wiring.needed_weights(settings), wiring.open_weights(settings)
             gone = prune(weights, known=rows.known(), needed=rows.needed, min_age_s=PRUNE_AGE_S)
         except (RatchetError, OSError) as error:
             log.warning("pruning waits error=%s", error)

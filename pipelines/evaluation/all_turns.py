@@ -24,7 +24,7 @@ from pipelines.evaluation.references import Reference
 from pipelines.evaluation.statistics import betting
 from pipelines.evaluation.statistics.betting import EProcess
 from pipelines.evaluation.statistics.growing import log_e_value, look_at_s
-from pipelines.evaluation.turn_tests import TurnTest, Whose, coverage_test, turn_tests
+from pipelines.evaluation.turn_tests import COVERAGE, TurnTest, Whose, turn_tests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +57,8 @@ def looked_at(
         ) for test in tests
     ]  # fmt: skip
     if whose is Whose.EVERYBODYS and not fast:
-        covered = coverage_test()
-        process = betting.two_sided(margin=covered.metric.abort_margin, variance=0.24, targets=config.e_targets)
-        found.append(LookedAt(test=covered, process=process, mean=0.5))
+        process = betting.two_sided(margin=COVERAGE.metric.abort_margin, variance=0.24, targets=config.e_targets)
+        found.append(LookedAt(test=COVERAGE, process=process, mean=0.5))
     return found
 
 

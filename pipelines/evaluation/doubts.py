@@ -7,7 +7,7 @@ from pipelines.evaluation.evidence import Evidence
 from pipelines.evaluation.statistics.betting import evidence_needed
 from pipelines.evaluation.statistics.growing import log_sums
 from pipelines.evaluation.statistics.srm import ArmCounts, sample_ratio
-from pipelines.evaluation.turn_tests import coverage_test
+from pipelines.evaluation.turn_tests import COVERAGE as PER_TURN
 
 RATIO = "sample-ratio mismatch"
 COVERAGE = "feedback coverage"
@@ -51,7 +51,7 @@ def _coverage(config: GatesConfig, evidence: Evidence) -> str | None:
 
 def _coverage_per_turn(config: GatesConfig, evidence: Evidence) -> str | None:
     """Looks at all turns: the sum of what they said only grows, so what was found stays found."""
-    looks = [look for look in evidence.turn_looks or () if look.test == coverage_test().name]
+    looks = [look for look in evidence.turn_looks or () if look.test == PER_TURN.name]
     said = log_sums(np.array([look.log_e for look in looks]))
     if not len(said) or said[-1] < evidence_needed(config.alpha_data):
         return None

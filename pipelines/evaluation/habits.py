@@ -17,7 +17,7 @@ from app.domain.sessions import Session
 from pipelines.evaluation.config import GatesConfig, MetricConfig
 from pipelines.evaluation.harm import PRIMARY
 from pipelines.evaluation.measures import counted_missing, measured
-from pipelines.evaluation.references import Reference, references_of
+from pipelines.evaluation.references import Reference, references_of, thresholds_of
 from pipelines.evaluation.statistics.units import FloatArray
 
 HEAVIEST = 0.05
@@ -86,14 +86,14 @@ def with_explained(config: GatesConfig, history: Sequence[Session]) -> dict[str,
     People who are new in the later half are among those it is about, as they will be in a canary.
     """
     references = references_of(config, history)
-    thresholds = {name: r.threshold for name, r in references.items() if r.threshold is not None}
+    thresholds = thresholds_of(references)
     half = len(history) // 2
     habits = habits_of(config, history[:half], thresholds)
     later = [session for session in history[half:] if session.labelled]
     return {
-        name: msgspec.structs.replace(reference, explained=_explained(metric, habits.usual.get(name), later, thresholds))
-        for metric in config.metrics for name, reference in ((metric.name, references[metric.name]),)
-    }  # fmt: skip
+        m.name: msgspec.structs.replace(references[m.name], explained=_explained(m, habits.usual.get(m.name), later, thresholds))
+        for m in config.metrics
+    }
 
 
 def _explained(metric: MetricConfig, usual: Usual | None, later: Sequence[Session], thresholds: Mapping[str, float]) -> float:

@@ -1,6 +1,6 @@
 """What the champion was like before a canary: mean, variance and thresholds per metric, fixed before the first exposure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -72,6 +72,11 @@ def _reference(metric: MetricConfig, history: Sequence[Session], *, window_s: fl
         return Reference(mean=mean, variance=max(mean * (1.0 - mean), VARIANCE_FLOOR), threshold=threshold)
     variance = max(float(means.var()), VARIANCE_FLOOR if not metric.by_turns else VARIANCE_FLOOR / 25.0)
     return Reference(mean=float(means.mean()), variance=variance, threshold=threshold, units=len(means), known=known / turns)
+
+
+def thresholds_of(references: Mapping[str, Reference]) -> dict[str, float]:
+    """By metric, those that have one."""
+    return {name: r.threshold for name, r in references.items() if r.threshold is not None}
 
 
 def _threshold(metric: MetricConfig, history: Sequence[Session]) -> float | None:

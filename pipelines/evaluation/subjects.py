@@ -20,7 +20,7 @@ from pipelines.evaluation.doubts import STICKY
 from pipelines.evaluation.drawings import Drawing, canary_drawing, era_drawing
 from pipelines.evaluation.evidence import Evidence, micros
 from pipelines.evaluation.habits import habits_of
-from pipelines.evaluation.references import Reference, references_of
+from pipelines.evaluation.references import Reference, references_of, thresholds_of
 from pipelines.evaluation.unit_book import UnitBook
 
 ENGINE_ALIVE = timedelta(seconds=30)
@@ -108,10 +108,9 @@ class CanarySubject:
         """A book that knows what everybody was like before the canary."""
         before = since - timedelta(days=self.config.traffic_days)
         history = self._book.history(release.policy, release.champion_digest, since=before, until=since, newest=HABITS_FROM)
-        thresholds = {name: r.threshold for name, r in self._plan.references.items() if r.threshold is not None}
         drawing = canary_drawing(digest=release.digest, champion=release.champion_digest)
         lasting = msgspec.convert(release.config, Terms).lasting
-        habits = habits_of(self.config, history, thresholds)
+        habits = habits_of(self.config, history, thresholds_of(self._plan.references))
         return UnitBook(self.config, drawing, self._plan.references, habits=habits, lasting=lasting)
 
 

@@ -21,7 +21,6 @@ GOLD = {Whose.EVERYBODYS: 0.15, Whose.HEAVIEST: 0.25, Whose.LASTING: 0.2}
 """Of a metric's weight in the harm family; its first turns, or its window, keep what is left."""
 
 
-COVERAGE = "feedback coverage per turn"
 COVERAGE_TOLERANCE = 0.02
 """Silence counts as failure. Feedback on 2 % more of the turns may hide a loss of 2 points at most, and of 1.2 where 60 % succeed."""
 
@@ -40,15 +39,19 @@ class TurnTest:
         return f"{self.metric.name}, {self.whose}"
 
 
+COVERAGE = TurnTest(
+    metric=MetricConfig(
+        name="feedback coverage per turn", source="abandoned", kind=MetricClass.BEHAVIOUR, good=Good.SAME, abort_margin=COVERAGE_TOLERANCE
+    ),
+    whose=Whose.EVERYBODYS,
+    share=0.0,
+)
+"""Whether anybody reacts, turn by turn: it is no harm, it is a doubt, and it has no share of any metric's."""
+
+
 def turn_tests(config: GatesConfig) -> list[TurnTest]:
     """Every test over all turns, in the metrics' order."""
     return [TurnTest(metric=m, whose=whose, share=share) for m in config.metrics for whose, share in _shares(m).items()]
-
-
-def coverage_test() -> TurnTest:
-    """Whether anybody reacts, turn by turn: it is no harm, it is a doubt, and it has no share of any metric's."""
-    tolerance = MetricConfig(name=COVERAGE, source="abandoned", kind=MetricClass.BEHAVIOUR, good=Good.SAME, abort_margin=COVERAGE_TOLERANCE)
-    return TurnTest(metric=tolerance, whose=Whose.EVERYBODYS, share=0.0)
 
 
 def lane_share(metric: MetricConfig) -> float:

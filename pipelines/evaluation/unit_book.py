@@ -23,7 +23,7 @@ from pipelines.evaluation.evidence import Assigned, Lane, TurnLook, micros
 from pipelines.evaluation.habits import Habits
 from pipelines.evaluation.measures import counted_missing, measured, of_unit
 from pipelines.evaluation.profiles import ArmProfile, with_session
-from pipelines.evaluation.references import Reference
+from pipelines.evaluation.references import Reference, thresholds_of
 from pipelines.evaluation.turn_tests import Whose
 
 LATE_BY = timedelta(seconds=60)
@@ -76,7 +76,7 @@ class UnitBook:
         self._config = config
         self._drawing = drawing
         self._references = references
-        self._thresholds = {name: r.threshold for name, r in references.items() if r.threshold is not None}
+        self._thresholds = thresholds_of(references)
         windows = sorted({config.window_of(metric) for metric in config.metrics})
         self._lanes = [
             _LaneBook(window=timedelta(seconds=w), metrics=tuple(m for m in config.metrics if config.window_of(m) == w)) for w in windows
@@ -150,7 +150,7 @@ class UnitBook:
         return list(found)[:ASKED_AT_ONCE]
 
     def _take(self, session: Session, fresh: list[_Unit]) -> None:
-        if self._lasting > 0.0 and is_lasting(session.stage):
+        if self._is_lasting(session):
             self._labels.add(session, treated=False)
             return
         draw = self._drawing(session)
@@ -184,9 +184,12 @@ class UnitBook:
             turns.count(session)
 
     def _count_labelled(self, session: Session, _treated: bool) -> None:
-        lasting = self._lasting > 0.0 and is_lasting(session.stage)
-        for turns in (*self._cohort, *(() if lasting else self._labelled)):
+        for turns in (*self._cohort, *(() if self._is_lasting(session) else self._labelled)):
             turns.count(session)
+
+    def _is_lasting(self, session: Session) -> bool:
+        """Whether it is of somebody in the lasting cohort of this canary."""
+        return self._lasting > 0.0 and is_lasting(session.stage)
 
     def _looking(self, habits: Habits, margin: float | None) -> tuple[list[AllTurns], list[AllTurns], list[AllTurns]]:
         """All turns as looked at when they are served, when they are labelled, and across the lasting cohort."""

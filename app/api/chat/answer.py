@@ -84,9 +84,9 @@ class Streaming:
             out += sse(frame(recording, "chat.completion.chunk") | {"choices": [], "usage": usage_of(recording)})
         return out + DONE
 
-    def failure(self, status: int, body: bytes) -> bytes:
+    def failure(self, body: bytes) -> bytes:
         """An error in the middle."""
-        return b"data: " + body + b"\n\n"
+        return data(body)
 
     def _content(self, upto: int) -> bytes:
         text = self._recording.text[self._sent : upto]
@@ -156,4 +156,9 @@ def usage_of(recording: Recording) -> dict[str, Any]:
 
 
 def sse(value: dict[str, Any]) -> bytes:
-    return b"data: " + _encode(value) + b"\n\n"
+    return data(_encode(value))
+
+
+def data(body: bytes) -> bytes:
+    """One server-sent event."""
+    return b"data: " + body + b"\n\n"

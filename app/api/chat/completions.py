@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from app.api.chat.answer import DONE, finish_reason_of, frame, logprob_items, sse, token_of, usage_of
+from app.api.chat.answer import DONE, data, finish_reason_of, frame, logprob_items, sse, token_of, usage_of
 from app.api.chat.recording import Recording
 from app.api.chat.style import bounded
 from app.api.drafts import decode
@@ -104,9 +104,9 @@ class CompletionStreaming:
             out += sse(frame(self._recording, KIND) | {"choices": [], "usage": usage_of(self._recording)})
         return out + DONE
 
-    def failure(self, status: int, body: bytes) -> bytes:
+    def failure(self, body: bytes) -> bytes:
         """An error in the middle."""
-        return b"data: " + body + b"\n\n"
+        return data(body)
 
     def _event(self, finish_reason: str | None, chunk: GenerationChunk) -> bytes:
         text, self._sent = self._recording.text[self._sent :], len(self._recording.text)

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from app.api.chat.answer import DONE, finish_reason_of, sse, visible_calls
+from app.api.chat.answer import DONE, data, finish_reason_of, sse, token_of, visible_calls
 from app.api.chat.recording import Recording
 from app.api.chat.style import bounded
 from app.api.drafts import decode
@@ -157,9 +157,9 @@ class InferenceStreaming:
         ended = {"content": said, "usage": _usage(recording), "finish_reason": _reason(recording)}
         return out + sse(_named(recording) | ended) + DONE
 
-    def failure(self, status: int, body: bytes) -> bytes:
+    def failure(self, body: bytes) -> bytes:
         """An error in the middle."""
-        return b"data: " + body + b"\n\n"
+        return data(body)
 
     def _say(self, upto: int) -> bytes:
         text, self._sent = self._recording.text[self._sent : upto], max(self._sent, upto)
@@ -176,12 +176,12 @@ def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
 
 def _named(recording: Recording) -> dict[str, Any]:
     request = recording.request
-    token = {} if recording.feedback_token is None else {"feedback_token": recording.feedback_token}
-    return {"inference_id": request.inference_id, "episode_id": request.episode_id, "variant_name": VARIANT} | token
+    return {"inference_id": request.inference_id, "episode_id": request.episode_id, "variant_name": VARIANT} | token_of(recording)
 
 
 def _reason(recording: Recording) -> str:
-    return {"tool_calls": "tool_call"}.get(finish_reason_of(recording), finish_reason_of(recording))
+    reason = finish_reason_of(recording)
+    return "tool_call" if reason == "tool_calls" else reason
 
 
 def _usage(recording: Recording) -> dict[str, int]:

@@ -12,14 +12,13 @@ from app.api.chat.request import ChatRequest
 from app.api.redaction import Redactor
 from app.domain import tools
 from app.domain.assignment import Arm
-from app.domain.events import CloudEvent, EventType, Exposure
+from app.domain.events import GATEWAY, CloudEvent, EventType, Exposure
 from app.domain.ids import uuid7
 from app.domain.policies import PolicyConfig
 from app.domain.serving import GenerationChunk
 from app.domain.turns import MIXED_VERSIONS, Assignment, FinishReason, ToolVerdict, TurnServed, Usage
 
 _encode = msgspec.json.Encoder().encode
-SOURCE = "gateway"
 
 
 @dataclass(kw_only=True)
@@ -150,7 +149,7 @@ def unkept(turn: TurnServed) -> TurnServed:
 def turn_event(turn: TurnServed) -> CloudEvent:
     """The turn as it goes into the inbox."""
     return CloudEvent(
-        id=turn.inference_id, source=SOURCE, type=EventType.TURN.value, time=turn.finished_at, key=turn.episode_id, data=_encode(turn)
+        id=turn.inference_id, source=GATEWAY, type=EventType.TURN.value, time=turn.finished_at, key=turn.episode_id, data=_encode(turn)
     )
 
 
@@ -172,5 +171,5 @@ def exposure_event(request: ChatRequest, arm: Arm, now: datetime) -> CloudEvent:
         occurred_at=now,
     )
     return CloudEvent(
-        id=exposure.id, source=SOURCE, type=EventType.EXPOSURE.value, time=now, key=request.episode_id, data=_encode(exposure)
+        id=exposure.id, source=GATEWAY, type=EventType.EXPOSURE.value, time=now, key=request.episode_id, data=_encode(exposure)
     )

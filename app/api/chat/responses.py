@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import msgspec
 
-from app.api.chat.answer import finish_reason_of, visible_calls
+from app.api.chat.answer import finish_reason_of, token_of, visible_calls
 from app.api.chat.recording import Recording
 from app.api.chat.response_items import messages_of, tools_of
 from app.api.chat.style import bounded
@@ -114,7 +114,7 @@ class ResponseStyle:
             "tool_choice": asked.tool_choice or "auto", "tools": asked.tools or [], "truncation": "disabled",
             "usage": None if running else _usage(recording), "user": asked.user, "system_fingerprint": recording.arm.digest,
             "episode_id": request.episode_id,
-            **({} if recording.feedback_token is None else {"feedback_token": recording.feedback_token}),
+            **token_of(recording),
         }  # fmt: skip
 
 
@@ -177,7 +177,7 @@ class ResponseStreaming:
         response = self._style.response(recording)
         return out + self._event("response.incomplete" if response["status"] == "incomplete" else "response.completed", response=response)
 
-    def failure(self, status: int, body: bytes) -> bytes:
+    def failure(self, body: bytes) -> bytes:
         """An error in the middle."""
         error = cast("dict[str, Any]", msgspec.json.decode(body)["error"])
         return self._event("error", code=error["code"], message=error["message"], param=error["param"])

@@ -106,8 +106,7 @@ class ChatRoute:
                 chunk = await anext(chunks)
             await _send_more(send, writer.last(chunk))
         except RatchetError as error:
-            told = problem(error)
-            await _send_more(send, writer.failure(told.status, told.body))
+            await _send_more(send, writer.failure(problem(error).body))
         await send({"type": "http.response.body", "body": b""})
 
 
