@@ -95,6 +95,7 @@ def upgrade_schema(settings: Settings) -> None:
         if migrate.knows(url):
             migrate.upgrade(url, seal=webhook_seal(settings))
     seal_webhooks(settings)
+    recount_labels(settings, only_if_empty=True)
 
 
 def seal_webhooks(settings: Settings) -> None:
@@ -104,6 +105,19 @@ def seal_webhooks(settings: Settings) -> None:
     state = open_state(settings)
     try:
         SqlWebhookBook(state, webhook_seal(settings)).seal_all()
+    finally:
+        state.dispose()
+
+
+def recount_labels(settings: Settings, *, only_if_empty: bool = False) -> int:
+    """Add the labels up anew for the pages; how many rows that made."""
+    from app.db.engine import MIGRATING, open_engine, writing
+    from app.db.rollups import rebuild
+
+    state = open_engine(settings.database_url, session=MIGRATING)
+    try:
+        with writing(state) as connection:
+            return rebuild(connection, only_if_empty=only_if_empty)
     finally:
         state.dispose()
 

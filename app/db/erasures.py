@@ -20,6 +20,7 @@ from app.db import audit, locks, segment_rows
 from app.db.chunks import chunked, one_of, pair_of
 from app.db.engine import insert_or_ignore, reading, writing
 from app.db.outbox import OutboxEvent, enqueue
+from app.db.rollups import COLUMNS, add_up
 from app.db.tables import (
     batch_items,
     batches,
@@ -217,14 +218,15 @@ def _erase_observations(connection: Connection, actor: str, ids: Sequence[str], 
 
 
 def _erase_labels(connection: Connection, actor: str, ids: Sequence[str]) -> int:
-    erased = connection.execute(delete(labels).where(labels.c.actor == actor)).rowcount
+    gone = list(connection.execute(delete(labels).where(labels.c.actor == actor).returning(*COLUMNS)))
     for chunk in chunked(ids):
-        erased += connection.execute(delete(labels).where(labels.c.inference_id.in_(chunk))).rowcount
+        gone += connection.execute(delete(labels).where(labels.c.inference_id.in_(chunk)).returning(*COLUMNS))
         for items in (batch_items, returned_items):
             connection.execute(update(items).where(items.c.inference_id.in_(chunk)).values(actor=None))
     for items in (batch_items, returned_items):
         connection.execute(update(items).where(items.c.actor == actor).values(actor=None))
-    return erased
+    add_up(connection, (), taken_back=[row for row in gone if row.current])
+    return len(gone)
 
 
 def _erase_letters(connection: Connection, words: set[str]) -> int:

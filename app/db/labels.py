@@ -13,10 +13,12 @@ from app.db import locks
 from app.db.chunks import one_of
 from app.db.engine import reading
 from app.db.outbox import OutboxEvent, enqueue
+from app.db.rollups import COLUMNS, add_up
 from app.db.tables import POOL, POOL_SQLITE, batch_items, labels, observations, turns
 from app.db.turn_counts import count_labelled
 from app.domain.events import Observation, Topic
 from app.domain.rewards import DueTurn, Label, TurnFacts
+from app.domain.signals import ObservationName
 from app.domain.turns import FinishReason, ToolCall
 
 LABEL_EVENT = "ratchet.label.v1"
@@ -48,6 +50,8 @@ class SqlLabels:
         self._engine = engine
         self._read: dict[str, int] = {}
         """What `turns.evidence` was when the observations were read."""
+        self._success: dict[str, float] = {}
+        """What the gold signal said then."""
 
     def due(self, policy: str, *, now: datetime, limit: int) -> list[DueTurn]:
         """Turns whose wait is over and that have no label, and turns marked for another one, oldest first."""
@@ -60,6 +64,7 @@ class SqlLabels:
                 found += connection.execute(marked.limit(limit - len(found)))
             self._read = {row.inference_id: row.evidence for row in found}
             observed = observations_of(connection, found)
+            self._success = {key: said for key, seen in observed.items() if (said := _success(seen)) is not None}
             revisions = _revisions(connection, [row.inference_id for row in found if row.labelled_at is not None])
         return [
             DueTurn(facts=facts_of(row), observations=observed[row.inference_id], revision=revisions.get(row.inference_id, 0))
@@ -78,8 +83,10 @@ class SqlLabels:
         used = _batched(connection, [label.inference_id for label in made if label.revision > 1])
         fresh = [label for label in made if label.inference_id in turns_ and label.inference_id not in used]
         if fresh:
-            _retire(connection, [label.inference_id for label in fresh if label.revision > 1])
-            connection.execute(insert(labels), [_row(label, turns_[label.inference_id]) for label in fresh])
+            retired = _retire(connection, [label.inference_id for label in fresh if label.revision > 1])
+            rows = [_row(label, turns_[label.inference_id], self._success.get(label.inference_id)) for label in fresh]
+            connection.execute(insert(labels), rows)
+            add_up(connection, rows, taken_back=retired)
             enqueue(connection, [_event(label) for label in fresh], now=now)
         labelled = {"needs_relabel": False, "labelled_at": func.coalesce(turns.c.labelled_at, literal(now, turns.c.labelled_at.type))}
         connection.execute(update(turns).where(one_of(connection, turns.c.inference_id, turns_)).values(labelled))
@@ -112,10 +119,20 @@ def _batched(connection: Connection, ids: Collection[str]) -> set[str]:
     return set(connection.execute(select(batch_items.c.inference_id).where(one_of(connection, batch_items.c.inference_id, ids))).scalars())
 
 
-def _retire(connection: Connection, ids: Sequence[str]) -> None:
-    """Their labels are not the current ones any more."""
-    if ids:
-        connection.execute(update(labels).where(one_of(connection, labels.c.inference_id, ids), labels.c.current).values(current=False))
+def _retire(connection: Connection, ids: Sequence[str]) -> Sequence[Row[*tuple[Any, ...]]]:
+    """Their labels are not the current ones any more; what those were."""
+    if not ids:
+        return ()
+    mine = one_of(connection, labels.c.inference_id, ids) & labels.c.current
+    retired = connection.execute(select(*COLUMNS).where(mine)).all()
+    connection.execute(update(labels).where(mine).values(current=False))
+    return retired
+
+
+def _success(seen: Sequence[Observation]) -> float | None:
+    """The newest word of the gold signal; None where it said nothing."""
+    said = [o.value for o in seen if o.name == ObservationName.TASK_SUCCESS and isinstance(o.value, int | float)]
+    return float(said[-1]) if said else None
 
 
 def observations_of(connection: Connection, found: Sequence[Row[*tuple[Any, ...]]]) -> dict[str, tuple[Observation, ...]]:
@@ -179,12 +196,13 @@ def facts_of(row: Row[*tuple[Any, ...]]) -> TurnFacts:
     )  # fmt: skip
 
 
-def _row(label: Label, turn: Row[*tuple[Any, ...]]) -> dict[str, Any]:
+def _row(label: Label, turn: Row[*tuple[Any, ...]], success: float | None) -> dict[str, Any]:
     return {
         "inference_id": label.inference_id, "revision": label.revision, "current": True, "policy": label.policy, "version": label.version,
         "reward": label.reward, "terms": label.terms, "rule_set": label.rule_set,
         "exclusion": label.exclusion.value if label.exclusion else None, "segment": label.segment, "actor": label.actor,
         "held_out": label.held_out, "finished_at": turn.finished_at, "labelled_at": label.labelled_at, "lot": lot_of(turn.episode_id),
+        "success": success,
     }  # fmt: skip
 
 

@@ -365,6 +365,7 @@ labels = Table(
     Column("labelled_at", UtcMicros, nullable=False),
     Column("lot", BigInteger, nullable=False, server_default="0"),
     Column("batch_id", Id),
+    Column("success", Float),
     PrimaryKeyConstraint("inference_id", "revision"),
     Index("uq_labels_one_current", "inference_id", unique=True, sqlite_where=text("current"), postgresql_where=text("current")),
     Index("ix_labels_window", "policy", "version", "labelled_at"),
@@ -380,7 +381,38 @@ labels = Table(
     ),
     _partial("ix_labels_actor", "actor", where="actor IS NOT NULL"),
 )
-"""`lot` is a hash of the episode, see `app.db.labels.lot_of`: batches are drawn along it. `batch_id` tells where the label was used."""
+"""`lot` is a hash of the episode, see `app.db.labels.lot_of`: batches are drawn along it. `batch_id` tells where the label was used;
+`success` is what the gold signal `task_success` said when the label was made, for `label_rollups`."""
+
+label_rollups = Table(
+    "label_rollups",
+    metadata,
+    Column("policy", Name),
+    Column("version", Id),
+    Column("hour", UtcMicros),
+    Column("segment", Name),
+    Column("measure", Name),
+    Column("n", BigInteger, nullable=False),
+    Column("total", BigInteger, nullable=False),
+    Column("squares", BigInteger, nullable=False),
+    Column("negative", BigInteger, nullable=False),
+    PrimaryKeyConstraint("policy", "version", "hour", "segment", "measure"),
+    Index("ix_label_rollups_hour", "policy", "hour"),
+)
+"""Current labels added up (`app.db.rollups`), sums in millionths: what pages show costs what a page has, not what the labels have."""
+
+acts = Table(
+    "acts",
+    metadata,
+    Column("request_id", Id, primary_key=True),
+    Column("policy", Name, nullable=False),
+    Column("actor", Name, nullable=False),
+    Column("act", Name, nullable=False),
+    Column("subject", Name, nullable=False),
+    Column("outcome", Text, nullable=False),
+    Column("done_at", UtcMicros, nullable=False),
+)
+"""Acts that carried a request's id, written in the act's own transaction: the same request again changes nothing."""
 
 erasures = Table(
     "erasures",
@@ -473,6 +505,7 @@ versions = Table(
     Column("created_at", UtcMicros, nullable=False),
     PrimaryKeyConstraint("policy", "digest"),
     UniqueConstraint("policy", "name"),
+    Index("ix_versions_policy_created", "policy", "created_at", "digest"),
 )
 
 tracker_states = Table(
@@ -558,6 +591,7 @@ releases = Table(
         "uq_releases_one_canary", "policy", unique=True, sqlite_where=text("state = 'CANARY'"), postgresql_where=text("state = 'CANARY'")
     ),
     Index("ix_releases_policy_state", "policy", "state"),
+    Index("ix_releases_policy_created", "policy", "created_at", "id"),
 )
 
 release_history = Table(
@@ -705,6 +739,7 @@ audit = Table(
     Column("detail", JSON, nullable=False),
     Column("previous_hash", Id, nullable=False),
     Column("hash", Id, nullable=False, unique=True),
+    Index("ix_audit_subject", "subject", "seq"),
 )
 
 audit_head = Table(

@@ -28,3 +28,9 @@ def check() -> None:
     wiring.open_state(settings).dispose()
     wiring.open_inbox(settings).dispose()
     click.echo(f"schema is at {wiring.schema_revision(settings)}, as needed")
+
+
+@db.command()
+def recount() -> None:
+    """Add labels up anew for the console, after an older labeller wrote beside this version; labelling waits meanwhile."""
+    click.echo(f"{wiring.recount_labels(from_environment())} rows")

@@ -95,6 +95,11 @@ def test_db_check_refuses_a_schema_of_another_version_and_db_upgrade_mends_it(te
     assert terminal("db", "check").exit_code == 0
 
 
+def test_db_recount_adds_the_labels_up_anew(terminal: Terminal) -> None:
+    terminal("db", "upgrade")
+    assert terminal("db", "recount").output == "0 rows\n"
+
+
 # --- audit ---------------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,109 @@
+"""Labels added up: after any sequence of revisions, retractions and erasures the rows say what a recount says, on both databases."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, delete, insert, select
+
+from app.db.engine import open_engine, reading, writing
+from app.db.labels import SqlLabels
+from app.db.rollups import REWARD, SUCCESS, read_rollups, rebuild, recount
+from app.db.streams import SqlEffects
+from app.db.tables import label_rollups, labels
+from app.domain.policies import PolicyConfig
+from app.domain.streams import EffectBatch, JoinRules
+from pipelines.labelling.labeller import label_due
+from pipelines.labelling.rule_set import parse_rule_set
+from tests.fakes.served import applied, at, erasure, observation, retraction, turn
+from tests.fakes.streaming import MemorySegments
+
+POLICY = PolicyConfig(model="m", base_name="b", base_model="B", held_out_share=0.0)
+RULES = parse_rule_set('name = "two"\n[[terms]]\nname = "rating"\nweight = 1.0\n[[terms]]\nname = "tool_calls"\nweight = 0.5\n')
+
+
+@dataclass
+class Line:
+    """Ingestion and labelling over one database."""
+
+    engine: Engine
+    applied: int = 0
+
+    def apply(self, *effects: Any, received: float) -> None:
+        segments = MemorySegments()
+        rules = JoinRules(policies={}, label_wait_s=60, lateness_s=1e6)
+        store = SqlEffects(self.engine, rules=lambda: rules, write_segment=segments.write_sized, erase_from_segment=segments.erase)
+        events = tuple(applied(effect, offset=self.applied + n, received=received) for n, effect in enumerate(effects))
+        self.applied += len(events)
+        store.apply(EffectBatch(events=events), now=at(received))
+
+    def label(self, now: float) -> int:
+        return label_due(SqlLabels(self.engine), policy="composer", config=POLICY, rule_set=RULES, now=at(now), limit=7)
+
+    def compare(self) -> dict[Any, Any]:
+        with reading(self.engine) as connection:
+            rows = read_rollups(connection)
+            assert rows == recount(connection)
+        return rows
+
+
+@pytest.fixture
+def line(database_url: str) -> Iterator[Line]:
+    engine = open_engine(database_url)
+    yield Line(engine)
+    engine.dispose()
+
+
+def test_the_rows_are_what_a_recount_gives_after_any_sequence(line: Line) -> None:
+    drawn, served, said = random.Random(1), 0, 0
+    for step in range(60):
+        now = 60.0 * step
+        match drawn.choice(("turn", "turn", "say", "say", "take back", "erase")):
+            case "turn":
+                actor, version = drawn.choice("abcdef"), drawn.choice(("v1", "v2"))
+                line.apply(turn(f"i{served}", finished=now, actor=actor, version=version), received=now + 1)
+                served += 1
+            case "say" if served:
+                name, value = drawn.choice((("rating", round(drawn.uniform(-1, 1), 3)), ("task_success", drawn.random() < 0.5)))
+                about = f"i{drawn.randrange(served)}"
+                line.apply(observation(f"o{said}", of=about, name=name, value=value, occurred=now), received=now)
+                said += 1
+            case "take back" if said:
+                line.apply(retraction(f"o{drawn.randrange(said)}", occurred=now), received=now)
+            case "erase" if step % 3 == 0:
+                line.apply(erasure(drawn.choice("abcdef"), occurred=now), received=now)
+            case _:
+                pass
+        if drawn.random() < 0.7:
+            line.label(now + 61)
+        if step % 10 == 9:
+            line.compare()
+    while line.label(1e5):
+        pass
+    rows = line.compare()
+    with reading(line.engine) as connection:
+        current = connection.execute(select(labels.c.reward, labels.c.revision).where(labels.c.current)).all()
+    counted = {key: sums for key, sums in rows.items() if key[-1] == REWARD}
+    assert sum(sums.n for sums in counted.values()) == len(current) == served
+    assert sum(sums.total for sums in counted.values()) == sum(round(row.reward * 1_000_000) for row in current)
+    assert any(row.revision > 1 for row in current), "nothing was revised: the sequence shows nothing"
+    assert any(key[-1] == "excluded:erased" for key in rows), "nobody was erased: the sequence shows nothing"
+    assert any(key[-1] == SUCCESS for key in rows)
+
+
+def test_rows_that_were_lost_are_counted_anew_and_older_hours_than_any_label_stay(line: Line) -> None:
+    line.apply(turn("a"), observation("o", of="a", value=0.5), received=1)
+    line.label(61)
+    before = line.compare()
+    old = {"policy": "composer", "version": "v0", "hour": at(-864_000), "segment": "", "measure": REWARD}
+    kept = {**old, "n": 3, "total": 1, "squares": 1, "negative": 0}
+    with writing(line.engine) as connection:
+        connection.execute(delete(label_rollups))
+        connection.execute(insert(label_rollups), kept)
+        assert rebuild(connection, only_if_empty=True) == 0
+        assert rebuild(connection) == len(before)
+        after = read_rollups(connection)
+    assert after.pop(tuple(old.values())).n == 3
+    assert after == before
