@@ -6,7 +6,23 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, Row, delete, exists, func, insert, or_, select, text, true, union_all, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    Row,
+    delete,
+    exists,
+    func,
+    insert,
+    literal_column,
+    or_,
+    select,
+    text,
+    true,
+    union_all,
+    update,
+)
 
 from app.db import locks
 from app.db.chunks import chunked, one_of
@@ -15,6 +31,7 @@ from app.db.labels import lot_of
 from app.db.tables import (
     POOL,
     POOL_SQLITE,
+    UtcMicros,
     batch_items,
     batches,
     cycles,
@@ -34,6 +51,8 @@ from app.domain.ids import utc_now
 from app.domain.releases import ReleaseState
 from app.domain.rewards import PROCESS_TERMS, Credit
 
+_NOT_BY_TIME: ColumnElement[datetime] = literal_column("+labels.labelled_at", UtcMicros())
+"""The `+` keeps SQLite from choosing the index over times, along which every label there is comes before `until`."""
 INSERT_ROWS = 500
 """Rows per INSERT: below SQLite's limit on bound parameters."""
 
@@ -103,15 +122,16 @@ class SqlCutSession:
     ) -> list[LabelledTurn]:
         """Current labels in no batch, sorted by inference id; with `at_most`, those of the episodes drawn by lot."""
         fresh = true() if since is None else labels.c.labelled_at > since
-        wanted = or_(labels.c.version.in_(versions), fresh) & self._unused(until)
+        mine = or_(labels.c.version.in_(versions), fresh)
         if at_most is None:
-            return self._labelled(wanted)
+            return self._labelled(mine & self._unused(until))
+        wanted = mine & self._unused(until, labelled_at=_NOT_BY_TIME)
         drawn = sorted(self._draw(versions, until, slot, at_most))
         found = [turn for lots in chunked(drawn) for turn in self._labelled(wanted & one_of(self.connection, labels.c.lot, lots))]
         return sorted(found, key=lambda turn: turn.inference_id)
 
-    def _unused(self, until: datetime) -> ColumnElement[bool]:
-        mine = labels.c.current & (labels.c.policy == self.policy) & labels.c.batch_id.is_(None) & (labels.c.labelled_at <= until)
+    def _unused(self, until: datetime, *, labelled_at: ColumnElement[datetime] = labels.c.labelled_at) -> ColumnElement[bool]:
+        mine = labels.c.current & (labels.c.policy == self.policy) & labels.c.batch_id.is_(None) & (labelled_at <= until)
         # A process of the revision before does not write batch_id.
         return mine & ~exists(select(1).where(batch_items.c.inference_id == labels.c.inference_id))
 

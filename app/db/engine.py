@@ -16,6 +16,8 @@ from app.domain.errors import Unavailable
 BUSY_TIMEOUT_MS = 30_000
 """How long a SQLite writer waits for another one. A stage's transaction takes milliseconds; thirty seconds pass when a process hangs."""
 
+CACHE_KIB = 16_384
+"""Pages of a SQLite file that a connection keeps, at most: a transaction of trimming or cutting must not spill SQLite's own 2 MB."""
 
 POSTGRES = {"connect_timeout": 3, "tcp_user_timeout": 5_000, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
 """A server that is gone without a word (seconds; milliseconds) is noticed, instead of holding a thread for the kernel's two hours."""
@@ -60,6 +62,7 @@ def _open_sqlite(url: str) -> Engine:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")  # NORMAL loses acknowledged commits at power loss
         connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+        connection.execute(f"PRAGMA cache_size=-{CACHE_KIB}")
         connection.execute("PRAGMA foreign_keys=ON")
         connection.execute("PRAGMA secure_delete=ON")  # what is erased or trimmed is overwritten, not left in a free page
 

@@ -1,8 +1,9 @@
 """A product's year in rows, written by the database itself: realistic sizes, any number of turns.
 
-Turn n is of person n mod people, in episode n div 4; it has two observations, an exposure, a label (all but the newest have), and the
-inbox, deduplication and outbox rows that it came through. A turn comes every `STEP` and the newest at `NOW`: more turns are a longer past,
-not more traffic. Versions take turns in time, and the newest serves the newest turns. One batch was cut, `WINDOW` ago.
+Turn n is of one of the people of its span of `SPAN` turns, each of whom has fifteen in it, and in episode n div 4; it has two
+observations, an exposure, a label (all but the newest have), and the inbox, deduplication and outbox rows that it came through. A turn
+comes every `STEP` and the newest at `NOW`: more turns are a longer past, not more traffic. Versions take turns in time, and the newest
+serves the newest turns. One batch was cut, `WINDOW` ago.
 """
 
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ VERSION = "v-new"
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 STEP = timedelta(seconds=20)
 WINDOW = timedelta(hours=1)
+SPAN = 4_000
 
 
 def _micros(moment: datetime) -> int:
@@ -33,15 +35,11 @@ class Year:
     """The newest turns, whose wait is not over; the same however much there is, as traffic is."""
     versions: int = 12
     turns_per_person: int = 15
+    """Everybody comes for a while, `SPAN` turns of the whole product, and others come later: a longer past is more people."""
     prompt_bytes: int = 400
     """Of an inbox payload that is not trimmed yet."""
     kept: int = 1_500
     """Inbox rows, the newest ones, that still have their payload."""
-
-    @property
-    def people(self) -> int:
-        """Everybody has as many turns as anybody, however many people there are."""
-        return max(1, self.turns // self.turns_per_person)
 
 
 def fill(engine: Engine, year: Year) -> None:
@@ -81,7 +79,8 @@ def _statements(year: Year, *, postgres: bool) -> list[str]:
     blob = f"decode(repeat('7b', {year.prompt_bytes}), 'hex')" if postgres else f"zeroblob({year.prompt_bytes})"
     empty, digest = ("''::bytea", "decode(md5(n::text), 'hex')") if postgres else ("x''", "zeroblob(16)")
     payload = f"(CASE WHEN n >= {n - year.kept} THEN {blob} ELSE {empty} END)"
-    person, episode = f"'person-' || (n % {year.people})", "'e-' || (n / 4)"
+    present = SPAN // year.turns_per_person
+    person, episode = f"'person-' || (n / {SPAN} * {present} + n % {SPAN} % {present})", "'e-' || (n / 4)"
     applied = f"(CASE WHEN {old} THEN {at} + 2000000 END)"
     return [
         f"""INSERT INTO turns (inference_id, episode_id, policy, version, kind, source, started_at, finished_at, label_due_at, labelled_at,

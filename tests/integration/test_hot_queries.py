@@ -39,7 +39,7 @@ class Asked:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.walks: list[str] = []
-        self.explained: set[str] = set()
+        self.explained: dict[str, str] = {}
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -53,11 +53,11 @@ class Asked:
     def _explain(self, connection: Connection, cursor: Any, statement: str, parameters: Any, _context: Any, many: bool) -> None:
         if not statement.lstrip().startswith(("SELECT", "UPDATE", "DELETE")) or statement in self.explained:
             return
-        self.explained.add(statement)
         mode = "EXPLAIN QUERY PLAN " if connection.dialect.name == "sqlite" else "EXPLAIN "
         own = cursor.connection.cursor()
         own.execute(mode + statement, parameters[0] if many and parameters else parameters)
         plan = "\n".join(str(row[-1]) for row in own.fetchall())
+        self.explained[statement] = plan
         walked = re.findall(r"(?:Seq Scan on|^SCAN) (\w+)(?! USING)", plan, flags=re.MULTILINE)
         names = self._aliases(statement)
         if big := BIG & {names.get(name, name) for name in walked}:
@@ -119,6 +119,16 @@ def test_no_hot_query_walks_a_table(year: Engine) -> None:
             act()
     assert len(asked.explained) > 40
     assert "\n\n".join(asked.walks) == ""
+
+
+def test_a_cut_finds_its_labels_along_their_lots(year: Engine) -> None:
+    """Along their times every label that was ever made comes before now: no walk in the words of the plan, and yet the whole table."""
+    asked = Asked(year)
+    with asked.listening():
+        acts(year)["cut"]()
+    (plan,) = [plan for statement, plan in asked.explained.items() if "episode_open" in statement]
+    assert "ix_labels_lot" in plan or "ix_labels_pool" in plan
+    assert "ix_labels_time" not in plan
 
 
 def test_a_walk_over_a_table_is_told(year: Engine) -> None:
