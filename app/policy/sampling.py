@@ -27,6 +27,7 @@ from app.policy.distribution import draw, nucleus_logprobs
 from app.policy.experts import ExpertRecorder
 from app.policy.forward import token_logprobs
 from app.policy.keyvalues import KeyValues
+from app.policy.logits import LEAST_KEPT, LogitsProcessor, processed
 from app.policy.model import Policy
 from app.policy.prompt_cache import PromptCache
 from app.policy.textstream import TextStream
@@ -45,7 +46,9 @@ class Generation:
     logprobs: list[float] = field(default_factory=list[float])
     """Natural logarithm, of the distribution the token was drawn from."""
     kept_log_mass: list[float] = field(default_factory=list[float])
-    """[T] log of the probability mass that top-p kept when each token was drawn; empty for top_p = 1."""
+    """[T] log of the probability mass that top-p and the processor kept when each token was drawn: the plain log-probability is
+    `logprobs + kept_log_mass`. Empty where nothing is kept from (top_p = 1, no processor)."""
+    processor: LogitsProcessor | None = None
     experts: list[list[list[int]]] = field(default_factory=list[list[list[int]]])
     """[T, L, K]: entry t is the routing of the forward pass that predicted token t (at the position before it)."""
     text: str = ""
@@ -86,7 +89,9 @@ class Decoder:
         """Sequences submitted and not finished."""
         return len(self._rows) + len(self._waiting) + (self._filling is not None)
 
-    def submit(self, prompt: Sequence[int], sampling: SamplingParams, *, record_experts: bool = False) -> Generation:
+    def submit(
+        self, prompt: Sequence[int], sampling: SamplingParams, *, record_experts: bool = False, processor: LogitsProcessor | None = None
+    ) -> Generation:
         """Queue a completion of these prompt tokens. Raises `BadRequest` for parameters or lengths nothing can be sampled from."""
         _check(sampling)
         room = self.policy.context - len(prompt)
@@ -100,6 +105,7 @@ class Decoder:
             prompt=list(prompt),
             sampling=sampling,
             record_experts=record_experts and self._recorder.records,
+            processor=processor,
             max_tokens=min(sampling.max_tokens, room),
             stream=TextStream(self.policy.chat, stop=sampling.stop),
             random=random.Random(sampling.seed),
@@ -253,26 +259,34 @@ class Decoder:
     def _sample(self, rows: list[Generation], hidden_ND: Tensor, experts: list[Tensor | None]) -> None:
         """Draw one token per row; rows with the same temperature and top-p are drawn together."""
         head = cast("Any", self.policy.model.get_output_embeddings())
-        logits_NV = head(hidden_ND).float()
+        plain_NV = head(hidden_ND).float()
+        logits_NV, stuck = processed(plain_NV, [row.processor for row in rows])
         groups: dict[tuple[float, float], list[int]] = {}
         for index, row in enumerate(rows):
-            groups.setdefault((row.sampling.temperature, row.sampling.top_p), []).append(index)
+            if index in stuck:
+                self._finish(row, FinishReason.ERROR)
+            else:
+                groups.setdefault((row.sampling.temperature, row.sampling.top_p), []).append(index)
         for (temperature, top_p), members in groups.items():
             logits = logits_NV if len(members) == len(rows) else logits_NV[members]
             logprobs = nucleus_logprobs(logits, temperature=temperature, top_p=top_p)
             uniform = torch.tensor([rows[index].random.random() for index in members], dtype=torch.float64, device=logits.device)
             tokens = draw(logprobs, uniform)
             drawn_N = logprobs.gather(1, tokens[:, None])[:, 0]
-            if top_p < 1:
-                whole_N = nucleus_logprobs(logits, temperature=temperature, top_p=1.0).gather(1, tokens[:, None])[:, 0]
-                for index, kept in zip(members, (whole_N - drawn_N).tolist(), strict=True):
-                    rows[index].kept_log_mass.append(kept)
+            kept = [index for index in members if top_p < 1 or rows[index].processor is not None]
+            if kept:
+                whole_N = nucleus_logprobs(plain_NV[members], temperature=temperature, top_p=1.0).gather(1, tokens[:, None])[:, 0]
+                for index, mass in zip(members, (whole_N - drawn_N).clamp_min(LEAST_KEPT).tolist(), strict=True):
+                    if index in kept:
+                        rows[index].kept_log_mass.append(mass)
             for index, token, logprob in zip(members, tokens.tolist(), drawn_N.tolist(), strict=True):
                 self._append(rows[index], token, logprob, experts[index])
 
     def _append(self, row: Generation, token: int, logprob: float, experts: Tensor | None) -> None:
         row.tokens.append(token)
         row.logprobs.append(logprob)
+        if row.processor is not None:
+            row.processor.accept(token)
         if row.record_experts and experts is not None:
             row.experts.append(experts.tolist())
         if token in self.policy.end_tokens:

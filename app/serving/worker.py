@@ -24,6 +24,7 @@ from typing import Any
 from app.domain.errors import BadRequest, NotFound, Overloaded, RatchetError, Unavailable
 from app.domain.serving import GenerateRequest, GenerationChunk, ScoreRequest
 from app.domain.turns import FinishReason
+from app.policy.logits import LogitsProcessor
 from app.policy.model import Policy
 from app.policy.sampling import Decoder, Generation
 
@@ -59,6 +60,8 @@ class Job:
     loop: asyncio.AbstractEventLoop
     deadline: float
     """On `time.monotonic()`."""
+    processor: LogitsProcessor | None = None
+    """What its logits go through before they are drawn from."""
     updates: asyncio.Queue[GenerationChunk | Exception] = field(default_factory=asyncio.Queue[GenerationChunk | Exception])
     generation: Generation | None = None
     decoder: Decoder | None = None
@@ -154,10 +157,11 @@ class Worker:
         policy = self.policy(request.digest)
         return policy.chat.prompt(request.messages, tools=request.tools, most=policy.context)
 
-    def submit(self, request: GenerateRequest, prompt: list[int]) -> Job:
+    def submit(self, request: GenerateRequest, prompt: list[int], *, processor: LogitsProcessor | None = None) -> Job:
         """Take a request with its prompt (call from the event loop). Raises `NotFound` (not held), `Overloaded` (full)."""
         self.refuse_when_full(request)
-        job = Job(request=request, loop=asyncio.get_running_loop(), deadline=time.monotonic() + self.limits.time_s)
+        deadline = time.monotonic() + self.limits.time_s
+        job = Job(request=request, loop=asyncio.get_running_loop(), deadline=deadline, processor=processor)
         self._count(+1)
         self._commands.put(lambda: self._begin(job, prompt))
         return job
@@ -187,7 +191,9 @@ class Worker:
         try:
             if decoder is None:
                 raise NotFound(f"this engine does not hold the weights {job.request.digest[:12]} any more")
-            job.generation = decoder.submit(prompt, job.request.sampling, record_experts=job.request.record_experts)
+            job.generation = decoder.submit(
+                prompt, job.request.sampling, record_experts=job.request.record_experts, processor=job.processor
+            )
         except (BadRequest, NotFound) as error:
             self._count(-1)
             self._deliver([(job, error)])
