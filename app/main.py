@@ -16,7 +16,7 @@ import uvicorn
 from fastapi import APIRouter, Depends
 
 from app import wiring
-from app.api import feedback, keys, observations, releases
+from app.api import engines, feedback, keys, observations, releases
 from app.api.access import Access, policy_of, requires
 from app.api.application import Application, build
 from app.api.barrier import Barrier, reached_as
@@ -41,7 +41,7 @@ from app.domain.access import Scope
 from app.domain.errors import BadConfig, RatchetError, Unavailable
 from app.domain.ids import utc_now
 from app.domain.policies import PolicyConfig
-from app.domain.ports import Claims, Clock, Engines, Episodes, Inbox, Keys, Ledger, Reads, Routes
+from app.domain.ports import Claims, Clock, Episodes, GatewayEngines, Inbox, Keys, Ledger, Reads, Routes
 from app.logging import configure
 from app.secret_files import keep_to_owner
 from app.settings import LOOPBACK, Settings, from_environment
@@ -57,7 +57,7 @@ class Collaborators:
 
     inbox: Inbox
     routes: Routes
-    engines: Engines
+    engines: GatewayEngines
     policies: Mapping[str, PolicyConfig]
     keys: Keys
     episodes: Episodes
@@ -111,6 +111,7 @@ def create_app(with_: Collaborators) -> Application:
             areal.router(counter, gateway.conversations.last_inference),
             probes(checks=with_.checks, metrics=metrics, notes=with_.notes),
             observations.router(with_.ledger),
+            engines.router(reads=with_.reads, engines=with_.engines),
             views(reads=with_.reads, routes=with_.routes, policies=with_.policies, clock=with_.clock),
             *with_.routers,
         ],

@@ -618,7 +618,7 @@ def open_engines(settings: Settings) -> "HttpEngines | VllmEngines":
     if vllm:
         return VllmEngines(vllm, holders=engine_ledger(settings).holders, api_key=settings.vllm_key)
     ledger = engine_ledger(settings)
-    return HttpEngines(settings.engines, addresses=ledger.addresses)
+    return HttpEngines(settings.engines, addresses=ledger.addresses, everywhere=ledger.everywhere)
 
 
 def engine_ledger(settings: Settings, *, engine_id: str = "", address: str = "") -> "SqlEngineLedger":

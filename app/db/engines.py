@@ -65,6 +65,13 @@ class SqlEngineLedger:
                 found.setdefault(address, detail)
             return found
 
+    def everywhere(self) -> list[str]:
+        """Base URLs of all engines that reported in the last seconds, whatever they hold."""
+        table = engine_versions
+        with reading(self._database) as connection:
+            seen = select(table.c.address).where(table.c.seen_at >= self._clock() - SEEN_WITHIN).distinct().order_by(table.c.address)
+            return list(connection.execute(seen).scalars())
+
     def roles(self, policy: str) -> dict[str, list[str]]:
         """What the versions of a policy are wanted for. Raises `Unavailable` while the database does not answer."""
         with expected_to_answer(), reading(self._database) as connection:

@@ -13,8 +13,8 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Row, insert, select, update
 from sqlalchemy.exc import OperationalError
 
-from app.db.engine import insert_or_ignore, reading
-from app.db.tables import deployment_history, deployment_pointer, quarantine, releases
+from app.db.engine import expected_to_answer, insert_or_ignore, reading
+from app.db.tables import deployment_history, deployment_pointer, quarantine, releases, versions
 from app.domain.errors import StaleGeneration, Unavailable
 from app.domain.releases import Pointer, ReleaseState, Route
 
@@ -139,6 +139,7 @@ class SqlRoutes:
         self._engine = engine
         self._max_age_s = max_age_s
         self._cache: dict[str, tuple[float, Route]] = {}
+        self._versions: set[tuple[str, str]] = set()
         self._reading = threading.Lock()
 
     def route(self, policy: str) -> Route:
@@ -154,6 +155,16 @@ class SqlRoutes:
             return self._read(policy, cached[1] if cached else None)
         finally:
             self._reading.release()
+
+    def knows(self, policy: str, digest: str) -> bool:
+        """Whether this is a version of the policy; a version stays one, so a yes is remembered."""
+        if (policy, digest) not in self._versions:
+            with expected_to_answer(), reading(self._engine) as connection:
+                mine = (versions.c.policy == policy) & (versions.c.digest == digest)
+                if connection.execute(select(versions.c.digest).where(mine)).first() is None:
+                    return False
+            self._versions.add((policy, digest))
+        return True
 
     def _read(self, policy: str, last: Route | None) -> Route:
         asked_at = time.monotonic()

@@ -12,6 +12,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, Row, Table, case, func
 
 from app.db.counters import read_counts
 from app.db.engine import expected_to_answer, reading
+from app.db.engine_reads import read_engines
 from app.db.relay import inbox_metrics
 from app.db.streams import stream_lag
 from app.db.tables import applied_events, dead_letters, inbox, labels, observations, training_runs, turns, versions
@@ -43,6 +44,11 @@ class SqlReads:
                 for key, value in read_counts(connection).items():
                     merged[key] = merged.get(key, 0) + value
         return [(policy, name, value) for (policy, name), value in sorted(merged.items())]
+
+    def engines(self, policy: str | None) -> list[dict[str, Any]]:
+        """What each engine holds, and how far it is behind."""
+        with _reading(self._state) as connection:
+            return read_engines(connection, policy, now=self._clock())
 
     def turns_per_version(self) -> list[tuple[str, str, int, int]]:
         """(policy, version, turns, labelled)."""

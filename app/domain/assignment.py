@@ -43,10 +43,10 @@ class Arm:
     """The canary's release while one runs, whoever is served; else that of the champion."""
     stage: str
     """`champion`; `canary-<index>.<day>`; `holdback.<day>`, or `holdback-<index>.<day>` for its reference while a canary is in that
-    stage; `canary-<index>-lasting.<day>` and `holdback-<index>-lasting.<day>` for the lasting cohort; `rollout` for practice.
+    stage; `canary-<index>-lasting.<day>` and `holdback-<index>-lasting.<day>` for the lasting cohort; `rollout` for practice; `pinned`.
     The day is that of the draw (UTC, since 1970)."""
     arm: str
-    """`champion`, `candidate`, `rollout`, or `previous` for the holdback's reference (the previous champion, later the anchor)."""
+    """`champion`, `candidate`, `rollout`, `pinned` or `previous`, the holdback's reference (previous champion, later anchor)."""
     probability: float
     share: float
     holdback: float
@@ -71,6 +71,15 @@ def is_lasting(stage: str) -> bool:
 def practise(route: Route) -> Arm:
     """The champion, for a rollout: it is part of no experiment, whatever runs, and its next turn meets whoever is champion then."""
     return Arm(digest=route.pointer.digest, release_id=None, stage="rollout", arm="rollout", probability=1.0, share=0.0, holdback=0.0)
+
+
+PINNED = "pinned"
+"""Arm and stage of a turn whose caller chose the version: nobody was exposed to anything by a draw."""
+
+
+def pin(digest: str) -> Arm:
+    """A version that the caller named: part of no experiment."""
+    return Arm(digest=digest, release_id=None, stage=PINNED, arm=PINNED, probability=1.0, share=0.0, holdback=0.0)
 
 
 def assign(route: Route, unit: str, *, at: datetime) -> Arm:

@@ -101,6 +101,8 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_tokens: int = 512
     """Upper bound and default of `max_tokens` of a request."""
     engine_timeout_s: float = 120.0
+    max_concurrent: int = 0
+    """Answers of this policy that one gateway has under way at a time, more are refused with 429; 0 is no bound."""
     train_by_default: bool = True
     record_experts: bool = True
     """Log which experts of a mixture-of-experts model ran for each token, so that training can replay them; a dense model has none."""

@@ -17,7 +17,7 @@ from app.domain.batches import BatchManifest, LabelledTurn, LabelsMade, TurnPayl
 from app.domain.cycles import Cycle, CycleStatus
 from app.domain.events import CloudEvent, Heard, Observation
 from app.domain.releases import Route
-from app.domain.serving import GenerateRequest, GenerationChunk, ScoreRequest
+from app.domain.serving import EngineSight, GenerateRequest, GenerationChunk, ScoreRequest
 from app.domain.training import AdamParams, Datum, ForwardBackward, LossSpec, StepOutcome
 from app.domain.turns import PayloadClaim
 from app.domain.versions import TrainingRun, Version
@@ -65,6 +65,10 @@ class Routes(Protocol):
         """The route of a policy. Raises `UnknownPolicy`, `Unavailable` when nothing was deployed yet."""
         ...
 
+    def knows(self, policy: str, digest: str) -> bool:
+        """Whether this is a version of the policy, whatever became of it."""
+        ...
+
 
 class Engines(Protocol):
     """Whoever samples: the embedded engine or vLLM."""
@@ -87,6 +91,14 @@ class Engines(Protocol):
 
         Raises as `generate` does; `BadRequest` also where this kind of engine cannot score such a distribution.
         """
+        ...
+
+
+class GatewayEngines(Engines, Protocol):
+    """The same, which can also be looked at."""
+
+    async def sights(self) -> list[EngineSight]:
+        """Every engine that is known, asked now; one that does not answer is among them and says so."""
         ...
 
 
@@ -202,6 +214,10 @@ class Reads(Protocol):
     def runs(self, policy: str | None, limit: int) -> list[dict[str, Any]]: ...
 
     def versions(self, policy: str | None, limit: int) -> list[dict[str, Any]]: ...
+
+    def engines(self, policy: str | None) -> list[dict[str, Any]]:
+        """What each engine reported of each version; see `app.db.engine_reads`."""
+        ...
 
     def labels_report(self, policy: str) -> dict[str, Any]:
         """Turns served, labels, exclusions per reason, rewards per version, per segment."""

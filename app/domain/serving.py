@@ -55,3 +55,24 @@ class GenerationChunk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """On the last chunk, where not every token was sampled by the version that was asked for: a sentence. Such a turn is not trained on."""
     message: str | None = None
     """On the last chunk, with finish_reason `error`: what went wrong."""
+
+
+class EngineSight(msgspec.Struct, frozen=True, kw_only=True):
+    """What one engine says of itself when the gateway asks it, and what the gateway remembers about it."""
+
+    address: str
+    answers: bool
+    ejected: bool = False
+    """Passed over because it failed several times in a row."""
+    draining: bool = False
+    """Finishes what it has and takes nothing new."""
+    fault: str | None = None
+    """Why it does not answer, or how it failed last."""
+    queue: int | None = None
+    """Answers that are sampled or wait to be; None where it does not say."""
+    sampled_tokens: int | None = None
+    """Since it was started."""
+    acceptance: float | None = None
+    """Share of the speculated tokens that were the ones drawn; None where nothing was speculated."""
+    last_swap: dict[str, Any] | None = None
+    """The newest version it took up: digest, when, seconds it took, milliseconds for which sampling stood still, by which way."""

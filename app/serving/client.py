@@ -1,22 +1,23 @@
 """What the gateway holds: the `Engines` port over HTTP, several engines, the one that has the version.
 
-Before the first token a refusal moves the request to the next engine; after it nothing is retried: the caller hears how it ended.
+Before the first token a refusal, and an engine that breaks, moves the request to the next engine; after it nothing is retried: the caller
+hears how it ended. Engines that fail again and again are passed over for a while (`app.serving.replicas`).
 """
 
 import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
 from typing import Self
 
 import httpx
 import msgspec
 
 from app.domain.errors import BadRequest, Overloaded, RatchetError, Unavailable
-from app.domain.serving import GenerateRequest, GenerationChunk, ScoreRequest
+from app.domain.serving import EngineSight, GenerateRequest, GenerationChunk, ScoreRequest
 from app.domain.turns import FinishReason
-from app.serving.refusals import require_one_healthy, worst
+from app.serving.refusals import DRAINING, HEALTH_TIMEOUT_S, require_one_healthy, worst
+from app.serving.replicas import Replicas
 
 FORGET_S = 2.0
 """How long the client remembers which engines hold a version before it asks again."""
@@ -34,17 +35,20 @@ class HttpEngines:
         urls: Sequence[str],
         *,
         addresses: Callable[[str], list[str]] | None = None,
+        everywhere: Callable[[], list[str]] | None = None,
         client: httpx.AsyncClient | None = None,
         timeout_s: float = 120.0,
     ) -> None:
         self._urls = [url.rstrip("/") for url in urls]
         self._addresses = addresses
+        self._everywhere = everywhere
+        """All engines that report, whatever they hold."""
+        self._replicas = Replicas()
         # reading waits for the next token, not for the whole answer; the pool is as large as a gateway has clients
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         timeout = httpx.Timeout(timeout_s, connect=2.0)
         self._client = client or httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False)
         self._known: dict[str, tuple[float, list[str]]] = {}
-        self._turn = 0
 
     async def __aenter__(self) -> Self:
         return self
@@ -59,19 +63,40 @@ class HttpEngines:
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerationChunk]:
         """Sample one completion. Raises `Unavailable`, `Overloaded`, `BadRequest`, all before the first chunk only.
 
-        An engine that dies in the middle yields a last chunk with finish_reason `error`. Closing the iterator aborts the request.
+        An engine that dies before its first token is passed over for the next; one that dies later yields a last chunk with
+        finish_reason `error`. Closing the iterator aborts the request.
         """
-        async with self._open("/generate", request) as response:
-            chunk: GenerationChunk | None = None
-            try:
-                async for line in response.aiter_lines():
-                    chunk = msgspec.json.decode(line, type=GenerationChunk)
-                    yield chunk
-            except httpx.HTTPError as error:
-                yield _broken(f"the engine went away while answering ({type(error).__name__})")
-                return
-            if chunk is None or chunk.finish_reason is None:
-                yield _broken("the engine ended its answer too early")
+        refusals: list[RatchetError] = []
+        async for url, response in self._willing("/generate", request, refusals):
+            lines = response.aiter_lines()
+            chunk = await self._first(url, lines, refusals)
+            while chunk is not None:
+                yield chunk
+                if chunk.finish_reason is not None:
+                    return
+                chunk = await self._next(url, lines)
+        raise worst(refusals, otherwise=f"no engine holds the weights {request.digest[:12]}")
+
+    async def _first(self, url: str, lines: AsyncIterator[str], refusals: list[RatchetError]) -> GenerationChunk | None:
+        """The first chunk; None where the engine broke before it had sampled anything, which is added to the refusals."""
+        chunk = await self._next(url, lines)
+        if chunk.finish_reason is FinishReason.ERROR and not chunk.tokens and not chunk.text:
+            refusals.append(Unavailable(f"the engine at {url} broke before its first token: {chunk.message}"))
+            return None
+        if chunk.finish_reason is not FinishReason.ERROR:
+            self._replicas.answered(url)
+        return chunk
+
+    async def _next(self, url: str, lines: AsyncIterator[str]) -> GenerationChunk:
+        """The next chunk; one that ends the answer where there is none."""
+        try:
+            return msgspec.json.decode(await anext(lines), type=GenerationChunk)
+        except httpx.HTTPError as error:
+            fault = f"the engine went away while answering ({type(error).__name__})"
+        except StopAsyncIteration:
+            fault = "the engine ended its answer too early"
+        self._replicas.failed(url, fault)
+        return _broken(fault)
 
     async def ping(self) -> None:
         """Raise `Unavailable` when no engine answers."""
@@ -79,40 +104,80 @@ class HttpEngines:
 
     async def count_tokens(self, request: GenerateRequest) -> int:
         """Length of the prompt as the engine would feed it."""
-        async with self._open("/count", request) as response:
-            return int(msgspec.json.decode(await response.aread())["prompt_tokens"])
+        return int(msgspec.json.decode(await self._answer("/count", request))["prompt_tokens"])
 
     async def score(self, request: ScoreRequest) -> list[float]:
         """Log-probability of each completion token."""
-        async with self._open("/score", request) as response:
-            scored = msgspec.json.decode(await response.aread(), type=_Scored)
+        scored = msgspec.json.decode(await self._answer("/score", request), type=_Scored)
         return [-math.inf if value is None else value for value in scored.logprobs]
 
-    @asynccontextmanager
-    async def _open(self, path: str, request: GenerateRequest | ScoreRequest) -> AsyncIterator[httpx.Response]:
-        """The first engine's answer that is not a refusal. Raises what the engines said when all refused."""
-        body = msgspec.json.encode(request)
+    async def sights(self) -> list[EngineSight]:
+        """Every engine of the ledger and of the list."""
+        held = await asyncio.to_thread(self._everywhere) if self._everywhere is not None else []
+        return list(await asyncio.gather(*map(self._sight, dict.fromkeys([*held, *self._urls]))))
+
+    async def _sight(self, url: str) -> EngineSight:
+        health, ejected = self._replicas.health(url), self._replicas.ejected(url)
+        try:
+            said = (await self._client.get(f"{url}/health", timeout=HEALTH_TIMEOUT_S)).json()
+        except (httpx.HTTPError, ValueError) as error:
+            fault = f"it does not answer ({type(error).__name__}): start it with `ratchet engine`"
+            return EngineSight(address=url, answers=False, ejected=ejected, fault=fault)
+        is_leaving = said.get("status") == "draining"
+        return EngineSight(
+            address=url, answers=True, ejected=ejected, draining=is_leaving, fault=health.fault, queue=said.get("load"),
+            sampled_tokens=said.get("sampled_tokens"), acceptance=said.get("acceptance"), last_swap=said.get("last_swap"),
+        )  # fmt: skip
+
+    async def _answer(self, path: str, request: GenerateRequest | ScoreRequest) -> bytes:
+        """The first engine's whole answer that is not a refusal. Raises what the engines said when all refused."""
         refusals: list[RatchetError] = []
+        async for url, response in self._willing(path, request, refusals):
+            try:
+                answer = await response.aread()
+            except httpx.HTTPError as error:
+                self._replicas.failed(url, type(error).__name__)
+                refusals.append(Unavailable(f"the engine at {url} broke off ({type(error).__name__}): start it with `ratchet engine`"))
+            else:
+                self._replicas.answered(url)
+                return answer
+        raise worst(refusals, otherwise=f"no engine holds the weights {request.digest[:12]}")
+
+    async def _willing(
+        self, path: str, request: GenerateRequest | ScoreRequest, refusals: list[RatchetError]
+    ) -> AsyncIterator[tuple[str, httpx.Response]]:
+        """Engines that do not refuse, one after the other, each with its answer, which is closed when the next one is asked for."""
+        body = msgspec.json.encode(request)
         for url in await self._candidates(request.digest):
             try:
                 sent = self._client.build_request("POST", url + path, content=body, headers={"content-type": "application/json"})
                 response = await self._client.send(sent, stream=True)
             except httpx.HTTPError as error:
                 self._known.pop(request.digest, None)
+                self._replicas.failed(url, type(error).__name__)
                 refusals.append(
                     Unavailable(f"the engine at {url} does not answer ({type(error).__name__}): start it with `ratchet engine`")
                 )
                 continue
             try:
                 if response.status_code == 200:
-                    yield response
-                    return
+                    yield url, response
+                    continue
                 refusals.append(await _refusal(response))
+                self._note(url, response.status_code, refusals[-1])
             finally:
                 await response.aclose()
             if isinstance(refusals[-1], BadRequest):
-                break
-        raise worst(refusals, otherwise=f"no engine holds the weights {request.digest[:12]}")
+                return
+
+    def _note(self, url: str, status: int, refusal: RatchetError) -> None:
+        """What a refusal says about the engine."""
+        if status == DRAINING:
+            self._replicas.leaves(url)
+        elif status >= 500:
+            self._replicas.failed(url, str(refusal))
+        else:
+            self._replicas.answered(url)
 
     async def _candidates(self, digest: str) -> list[str]:
         """Engines to try: those said to hold the version, beginning with another one each time; else all."""
@@ -120,10 +185,7 @@ class HttpEngines:
         if self._addresses is not None and time.monotonic() - known_at > FORGET_S:
             urls = await asyncio.to_thread(self._addresses, digest)
             self._known[digest] = (time.monotonic(), urls)
-        urls = urls or self._urls
-        self._turn += 1
-        first = self._turn % len(urls) if urls else 0
-        return urls[first:] + urls[:first]
+        return self._replicas.ordered(urls or self._urls)
 
 
 def _broken(message: str) -> GenerationChunk:

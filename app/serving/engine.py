@@ -9,7 +9,8 @@
 | `GET /health`      | `{"status": "ok", …}`                                                                          |
 | `GET /metrics`     | load, sampled tokens and versions by state, for Prometheus                                     |
 
-Refusals are `{"error": {"message", "param", "code"}}`: 400 (the request), 404 (weights not held), 429 with Retry-After (full).
+Refusals are `{"error": {"message", "param", "code"}}`: 400 (the request), 404 (weights not held), 421 (going away, ask another), 429 with
+Retry-After (full).
 Loopback by default and without keys: the gateway is the door, this is behind it.
 """
 
@@ -26,8 +27,9 @@ from fastapi.responses import StreamingResponse
 
 from app.domain.errors import BadRequest, NotFound, Overloaded, RatchetError
 from app.domain.serving import GenerateRequest, GenerationChunk, ScoreRequest
+from app.serving.refusals import DRAINING
 from app.serving.residency import Residency
-from app.serving.worker import Job, Worker
+from app.serving.worker import Draining, Job, Worker
 
 MAX_BODY_BYTES = 8 << 20
 Asked = TypeVar("Asked", GenerateRequest, ScoreRequest)
@@ -73,7 +75,10 @@ def create_engine(worker: Worker, residency: Residency) -> FastAPI:
     @app.get("/health")
     async def health() -> Response:
         ready = [digest for digest in residency.states() if worker.holds(digest)]
-        return _json({"status": "ok", "ready": ready, "load": worker.load, "sampled_tokens": worker.sampled_tokens})
+        return _json({
+            "status": "draining" if worker.draining else "ok", "ready": ready, "load": worker.load, "sampled_tokens": worker.sampled_tokens,
+            "last_swap": residency.last_swap,
+        })  # fmt: skip
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -136,6 +141,8 @@ def _refusal(error: Exception) -> Response:
         status, param, code = 400, error.param, error.code
     elif isinstance(error, NotFound):
         status, code = 404, "weights_not_held"
+    elif isinstance(error, Draining):
+        status, code = DRAINING, "draining"
     elif isinstance(error, Overloaded):
         status, code = 429, "overloaded"
         headers["Retry-After"] = f"{max(1, round(error.retry_after_s))}"

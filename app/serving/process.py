@@ -6,12 +6,14 @@ import gc
 import logging
 import socket
 import threading
+import time
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 import uvicorn
 
-from app.domain.errors import BadConfig
+from app.domain.errors import BadConfig, RatchetError
 from app.domain.ports import EngineLedger, WeightStore
 from app.machine import usable_cores
 from app.serving.engine import create_engine
@@ -38,8 +40,9 @@ def serve_engine(
     rows: int,
     threads: int | None,
     stop: threading.Event,
+    drain_s: float = 0.0,
 ) -> None:
-    """Serve until `stop` is set. Raises `BadConfig` when the port is taken."""
+    """Serve until `stop` is set, then finish what was begun, for `drain_s` at most. Raises `BadConfig` when the port is taken."""
     return_freed_memory()
     torch.set_num_threads(threads or usable_cores())
     listener = _listen(host, port)
@@ -55,7 +58,7 @@ def serve_engine(
     )
     log.info("engine ready address=http://%s:%d threads=%d rows=%d", host, port, torch.get_num_threads(), rows)
     try:
-        asyncio.run(server.serve_until(stop, listener, worker))
+        asyncio.run(server.serve_until(stop, listener, worker, leave=lambda: _leave(residency, ledger), drain_s=drain_s))
     finally:
         residency.close()
         worker.close()
@@ -66,16 +69,34 @@ def serve_engine(
 class _Server(uvicorn.Server):
     """uvicorn that ends by our event: the process's signal handlers are set already, one way for all processes."""
 
-    async def serve_until(self, stop: threading.Event, listener: socket.socket, worker: Worker) -> None:
-        """Serve; raises when the sampling thread died, so that the supervisor starts a whole engine again."""
+    async def serve_until(
+        self, stop: threading.Event, listener: socket.socket, worker: Worker, *, leave: Callable[[], None], drain_s: float
+    ) -> None:
+        """Serve, leave the ledger, finish what was begun; raises when the sampling thread died, so that a whole engine is started again."""
         serving = asyncio.create_task(self._serve([listener]))
         while not stop.is_set() and not serving.done() and worker.alive:
             await asyncio.sleep(0.1)
         died = not worker.alive
+        worker.draining = True
+        if not died and worker.load:
+            until = time.monotonic() + drain_s
+            await asyncio.to_thread(leave)
+            while worker.load and worker.alive and time.monotonic() < until:
+                await asyncio.sleep(0.05)
+            log.info("engine drained left=%d", worker.load)
         self.should_exit = True
         await serving
         if died:
             raise RuntimeError("the sampling thread died; its traceback is above")
+
+
+def _leave(residency: Residency, ledger: OwnLedger) -> None:
+    """Take this engine out of the ledger, so that gateways send nothing more; what does not answer now is tried again at the end."""
+    residency.close()
+    try:
+        ledger.forget()
+    except RatchetError as error:
+        log.warning("still in the ledger error=%s", error)
 
 
 def _listen(host: str, port: int) -> socket.socket:

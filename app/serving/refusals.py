@@ -7,6 +7,8 @@ import httpx
 from app.domain.errors import BadRequest, Overloaded, RatchetError, Unavailable
 
 HEALTH_TIMEOUT_S = 2.0
+DRAINING = 421
+"""Misdirected: the engine finishes what it has and takes nothing new."""
 
 
 def worst(refusals: Sequence[RatchetError], *, otherwise: str) -> RatchetError:

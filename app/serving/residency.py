@@ -8,8 +8,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from app.domain.errors import RatchetError
+from app.domain.ids import utc_now
 from app.domain.ports import EngineLedger, EngineState, WeightStore
 from app.policy.model import Policy, load_policy
 from app.serving.probe import probe
@@ -55,6 +57,8 @@ class Residency:
         self._policies: dict[str, set[str]] = {}
         """Names per digest: two policies may start from the same base."""
         self._reported: dict[tuple[str, str], tuple[EngineState, float]] = {}
+        self.last_swap: dict[str, Any] | None = None
+        """The newest version that was taken up: which, when, and what it cost."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine-residency", daemon=True)
 
@@ -115,10 +119,12 @@ class Residency:
             log.error("version failed to load digest=%s error=%s", digest, error)
             self._settle(digest, EngineState.FAILED, str(error))
             return
-        self._worker.add(policy, logged=fault is None)
+        pause_s = self._worker.add(policy, logged=fault is None)
         if fault is not None:
             log.error("version not logged for training digest=%s: %s", digest, fault)
-        log.info("version ready digest=%s load_s=%.1f", digest, time.monotonic() - started)
+        took_s = time.monotonic() - started
+        log.info("version ready digest=%s load_s=%.1f", digest, took_s)
+        self.last_swap = {"digest": digest, "at": utc_now().isoformat(), "took_s": round(took_s, 3), "pause_ms": round(1e3 * pause_s, 3)}
         self._settle(digest, EngineState.READY, fault)
 
     def _settle(self, digest: str, state: EngineState, detail: str | None) -> None:

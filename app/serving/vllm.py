@@ -25,10 +25,10 @@ import httpx
 import msgspec
 
 from app.domain.errors import BadRequest, RatchetError, Unavailable
-from app.domain.serving import GenerateRequest, GenerationChunk, ScoreRequest
+from app.domain.serving import EngineSight, GenerateRequest, GenerationChunk, ScoreRequest
 from app.domain.turns import FinishReason
-from app.serving.refusals import require_one_healthy, worst
-from app.serving.vllm_wire import Held, ask_held, gone, other_weights, refusal, sampling_body
+from app.serving.refusals import HEALTH_TIMEOUT_S, require_one_healthy, worst
+from app.serving.vllm_wire import Held, ask_held, gone, other_weights, refusal, sampling_body, sight_of
 
 FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 FORGET_S = 0.5
@@ -84,6 +84,18 @@ class VllmEngines:
     async def ping(self) -> None:
         """Raise `Unavailable` when no server answers."""
         await require_one_healthy(self._client, self._urls, kind="vLLM server", cure="start one, or correct RATCHET_ENGINES")
+
+    async def sights(self) -> list[EngineSight]:
+        """Every server of the list, by its own metrics."""
+        return list(await asyncio.gather(*map(self._sight, self._urls)))
+
+    async def _sight(self, url: str) -> EngineSight:
+        try:
+            said = await self._client.get(f"{url}/metrics", headers=self._headers, timeout=HEALTH_TIMEOUT_S)
+            said.raise_for_status()
+        except httpx.HTTPError as error:
+            return EngineSight(address=url, answers=False, fault=f"it does not answer ({type(error).__name__}): start it")
+        return sight_of(url, said.text)
 
     async def count_tokens(self, request: GenerateRequest) -> int:
         """Length of the prompt as the server would feed it."""

@@ -1,6 +1,7 @@
 """vLLM's wire, as far as Ratchet speaks it: what a server holds, its refusals, its sampling parameters, its spans of weight versions."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,7 @@ import httpx
 import msgspec
 
 from app.domain.errors import BadRequest, NotFound, Overloaded, RatchetError, Unavailable
+from app.domain.serving import EngineSight
 from app.domain.turns import SamplingParams
 
 UNVERSIONED = "default"
@@ -113,3 +115,20 @@ async def ask_held(client: httpx.AsyncClient, url: str, headers: Mapping[str, st
     if models.status_code != 200:
         raise refusal(url, models.status_code, models.content, models.headers)
     return held_of(models.json(), label.json()["weight_version"] if label.status_code == 200 else None, url=url)
+
+
+def sight_of(url: str, metrics: str) -> EngineSight:
+    """A server as its Prometheus text tells it; what it does not tell is None."""
+    sums: dict[str, float] = {}
+    for line in metrics.splitlines():
+        name, _, value = line.rpartition(" ")
+        with suppress(ValueError):
+            name = name.partition("{")[0]
+            sums[name] = sums.get(name, 0.0) + float(value)
+    running, waiting = sums.get("vllm:num_requests_running"), sums.get("vllm:num_requests_waiting")
+    drafted, sampled = sums.get("vllm:spec_decode_num_draft_tokens_total"), sums.get("vllm:generation_tokens_total")
+    return EngineSight(
+        address=url, answers=True, queue=None if running is None or waiting is None else int(running + waiting),
+        sampled_tokens=None if sampled is None else int(sampled),
+        acceptance=sums.get("vllm:spec_decode_num_accepted_tokens_total", 0.0) / drafted if drafted else None,
+    )  # fmt: skip

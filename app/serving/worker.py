@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +51,10 @@ class Limits:
     half as much as writing the answer: a cache for twenty of forty prompts in use cost 55 % of an engine's time."""
     time_s: float = 300.0
     """A completion that takes longer ends with finish_reason `timeout`."""
+
+
+class Draining(Unavailable):
+    """The engine finishes what it has, and ends."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -89,6 +94,8 @@ class Worker:
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine-worker", daemon=True)
         self.sampled_tokens = 0
+        self.draining = False
+        """Set to take nothing new; what was taken is finished."""
 
     def start(self) -> None:
         """Begin."""
@@ -111,19 +118,22 @@ class Worker:
 
     # --- versions ---------------------------------------------------------------------------------------------------------------
 
-    def add(self, policy: Policy, *, logged: bool = True) -> None:
+    def add(self, policy: Policy, *, logged: bool = True) -> float:
         """Make a version available and wait until it is (one step at most); harmless when it is. Not `logged`: answers carry no
-        log-probabilities."""
-        done = threading.Event()
+        log-probabilities. Returns for how many seconds sampling stood still."""
+        done: Future[float] = Future()
 
         def command() -> None:
+            started = time.perf_counter()
             (self._unlogged.discard if logged else self._unlogged.add)(policy.digest)
             self._add(policy)
-            done.set()
+            done.set_result(time.perf_counter() - started)
 
         self._commands.put(command)
-        while not done.wait(timeout=1.0) and self.alive:
-            pass
+        while self.alive:
+            with suppress(TimeoutError):
+                return done.result(timeout=1.0)
+        return 0.0
 
     def drop(self, digest: str) -> None:
         """Take no more requests for a version and free it when those it has are done."""
@@ -167,7 +177,9 @@ class Worker:
         return job
 
     def refuse_when_full(self, request: GenerateRequest) -> None:
-        """Raises `NotFound` (not held), `Overloaded` (full)."""
+        """Raises `NotFound` (not held), `Draining` (going away), `Overloaded` (full)."""
+        if self.draining:
+            raise Draining("this engine is going away and takes nothing new: ask another one")
         self.policy(request.digest)
         full = self.limits.rows * max(1, len(self._decoders)) + self.limits.waiting
         if self._load >= full:

@@ -203,9 +203,13 @@ def api() -> None:
 @click.option("--pause", type=click.Choice(["keep", "abort"]), default="keep", show_default=True, help=(
     "With --in-place: answers being written go on with the new weights and are not trained on, or end and are asked for again."
 ))  # fmt: skip
+@click.option("--drain", "drain_s", type=click.FloatRange(0), default=0.0, show_default=True, metavar="SECONDS", help=(
+    "When it is stopped: finish the answers being written, for so long at most. Other replicas get what comes meanwhile."
+))  # fmt: skip
 def engine(
-    host: str, port: int, only: tuple[str, ...], rows: int, threads: int | None, vllm: str | None, in_place: str | None, pause: str
-) -> None:
+    host: str, port: int, only: tuple[str, ...], rows: int, threads: int | None, vllm: str | None, in_place: str | None, pause: str,
+    drain_s: float,
+) -> None:  # fmt: skip
     """Serve the embedded engine: every version the deployment wants, sampled over HTTP. With --vllm: look after a vLLM server."""
     settings, stop = begin("engine")
     if vllm is not None:
@@ -216,7 +220,9 @@ def engine(
     address = f"http://{host}:{port}"
     ledger = wiring.engine_ledger(settings, engine_id=f"{socket.gethostname()}:{port}", address=address)
     weights = wiring.open_weights(settings)
-    serve_engine(ledger, weights, host=host, port=port, only=frozenset(only) or None, rows=rows, threads=threads, stop=stop)
+    serve_engine(
+        ledger, weights, host=host, port=port, only=frozenset(only) or None, rows=rows, threads=threads, stop=stop, drain_s=drain_s
+    )
 
 
 def keep_vllm(settings: Settings, url: str, *, only: tuple[str, ...], role: str | None, pause: str, stop: threading.Event) -> None:

@@ -23,7 +23,7 @@ from app.domain.ids import uuid7
 from app.domain.policies import PolicyConfig
 from app.domain.ports import EpisodeState
 from app.domain.releases import Pointer, Route
-from app.domain.serving import GenerateRequest, GenerationChunk, ScoreRequest
+from app.domain.serving import EngineSight, GenerateRequest, GenerationChunk, ScoreRequest
 from app.domain.turns import FinishReason
 from app.main import Collaborators
 from tests.fakes.inbox import MemoryInbox
@@ -68,6 +68,9 @@ class ScriptedEngines:
             raise BadRequest("these tokens cannot be scored", param="completion_tokens")
         return [-0.1 if token == 2 else -0.5 for token in request.completion_tokens]
 
+    async def sights(self) -> list[EngineSight]:
+        return [EngineSight(address="http://scripted", answers=True, queue=0)]
+
 
 def count_words(messages: Sequence[Mapping[str, Any]]) -> int:
     """The fake tokenizer: a token a word, and one a message."""
@@ -91,6 +94,9 @@ class FixedRoutes:
             raise UnknownPolicy(policy)
         return self.routes[policy]
 
+    def knows(self, policy: str, digest: str) -> bool:
+        return policy in self.routes and digest in (CHAMPION, CANDIDATE, PREVIOUS)
+
     def canary(self, policy: str, *, share: float) -> None:
         """Give the candidate a share."""
         self.routes[policy] = replace(
@@ -103,6 +109,9 @@ class UndeployedRoutes:
 
     def route(self, policy: str) -> Route:
         raise Unavailable(f"nothing is deployed for {policy} yet: run `ratchet up`")
+
+    def knows(self, policy: str, digest: str) -> bool:
+        return False
 
 
 class MemoryKeys:
@@ -186,6 +195,12 @@ class FixedReads:
 
     def backlog(self) -> dict[str, float]:
         return {"inbox_unsent": 5}
+
+    def engines(self, policy: str | None) -> list[dict[str, Any]]:
+        held = {"digest": CHAMPION, "state": "ready", "detail": None, "since": NOON, "seen_at": NOON, "role": "champion"}
+        lag = {"champions": 0, "seconds": 2.5}
+        entry = {"engine": "e:1", "address": "http://scripted", "reports": True, "versions": [held], "lag": lag}
+        return [entry | {"policy": name} for name in ("composer", "tab") if policy in (None, name)]
 
     def runs(self, policy: str | None, limit: int) -> list[dict[str, Any]]:
         return [{"id": "run-1", "policy": policy}][:limit]

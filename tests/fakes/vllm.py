@@ -82,6 +82,7 @@ class FakeVllm:
         self.app.get("/v1/models")(self._list)
         self.app.get("/health")(self._health)
         self.app.get("/weight_info")(self._weight_info)
+        self.app.get("/metrics")(self._metrics)
         self.app.post("/inference/v1/generate")(self._generate)
         self.app.post("/v1/completions")(self._complete)
         self.app.post("/tokenize")(self._tokenize)
@@ -99,6 +100,13 @@ class FakeVllm:
 
     async def _health(self) -> Response:
         return Response()
+
+    async def _metrics(self) -> Response:
+        """As vLLM 0.32 writes them."""
+        label = f'{{engine="0",model_name="{self.base}"}}'
+        named = {"vllm:num_requests_running": 2.0, "vllm:num_requests_waiting": 1.0, "vllm:generation_tokens_total": 640.0}
+        named |= {"vllm:spec_decode_num_draft_tokens_total": 40.0, "vllm:spec_decode_num_accepted_tokens_total": 30.0}
+        return Response("# HELP x y\n" + "".join(f"{name}{label} {value}\n" for name, value in named.items()), media_type="text/plain")
 
     async def _list(self) -> dict[str, Any]:
         cards = [{"id": self.base, "object": "model", "parent": None}]

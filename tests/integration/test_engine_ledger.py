@@ -7,9 +7,12 @@ import pytest
 from sqlalchemy import Engine, insert, select
 
 from app.db.engine import open_engine, reading, writing
+from app.db.engine_reads import read_engines
 from app.db.engines import SqlEngineLedger
+from app.db.pointer import swap_pointer
 from app.db.tables import deployment_pointer, engine_versions
 from app.domain.ports import EngineState
+from app.domain.releases import Pointer
 from tests.fakes.clock import FrozenClock
 
 
@@ -90,3 +93,32 @@ def test_whose_log_probabilities_are_in_doubt_is_said_with_who_holds_the_version
     one.report("composer", "d1", EngineState.READY, "raw log-probabilities")
     two.report("composer", "d1", EngineState.READY)
     assert dict(one.holders("d1")) == {"http://one": "raw log-probabilities", "http://two": None}
+
+
+def test_engines_are_listed_with_their_lag_behind_the_pointer(database: Engine, clock: FrozenClock) -> None:
+    """`one` took two seconds to hold the present champion; `two` still holds the one before the one before."""
+    one, two = ledger_of(database, clock, "one"), ledger_of(database, clock, "two")
+    moves: list[tuple[int, str, str]] = [(1, "d1", "bootstrap"), (2, "d2", "promote"), (3, "d2", "anchor"), (4, "d3", "promote")]
+    for generation, digest, action in moves:
+        pointer = Pointer(
+            policy="composer", digest=digest, generation=generation, previous=None, anchor="d1", holdback=0.0, release_id=None,
+            changed_at=clock(),
+        )  # fmt: skip
+        with writing(database) as connection:
+            expected = None if generation == 1 else generation - 1
+            swap_pointer(connection, pointer, expected=expected, action=action, actor="system:test", reason=None)
+    two.report("composer", "d1", EngineState.READY)
+    clock.advance(2)
+    one.report("composer", "d3", EngineState.READY)
+    two.report("composer", "d3", EngineState.LOADING)
+    clock.advance(1)
+    with reading(database) as connection:
+        first, second = read_engines(connection, "composer", now=clock())
+        assert read_engines(connection, "tab", now=clock()) == []
+    assert (first["engine"], first["lag"], first["reports"]) == ("one", {"champions": 0, "seconds": 2.0}, True)
+    assert (second["engine"], second["lag"]) == ("two", {"champions": 2, "seconds": 3.0})
+    assert {version["digest"]: version["role"] for version in second["versions"]} == {"d1": None, "d3": "champion"}
+    assert one.everywhere() == ["http://one", "http://two"]
+    clock.advance(10)
+    with reading(database) as connection:
+        assert [entry["reports"] for entry in read_engines(connection, None, now=clock())] == [False, False]

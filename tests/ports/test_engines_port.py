@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from app.domain.errors import BadRequest, Unavailable
-from app.domain.ports import Engines
+from app.domain.ports import GatewayEngines as Engines
 from app.domain.serving import GenerateRequest, ScoreRequest
 from app.domain.turns import SamplingParams
 from app.policy.model import load_policy
@@ -107,6 +107,12 @@ def test_weights_that_are_not_held_are_refused_and_never_substituted(room: Room)
             await engines.score(_score("0" * 64, [7, 8], [9]))
 
     room.run(scenario)
+
+
+def test_every_engine_can_be_looked_at(room: Room) -> None:
+    (sight,) = room.run(lambda engines: engines.sights())
+    assert (sight.answers, sight.ejected, sight.draining) == (True, False, False)
+    assert sight.queue is not None
 
 
 def test_tokens_that_cannot_be_scored_are_refused(room: Room) -> None:

@@ -3,13 +3,14 @@
     assign ──▶ exposure committed ──▶ engine ──▶ chunks out as they come ──▶ turn committed ──▶ last chunk out
 
 However it ends (client gone, engine slow, broken or full), a turn follows every exposure. A rollout (an agent at practice, see
-`app.api.sessions`) is served by the champion without one: nobody was exposed to anything, so no gate hears of it.
+`app.api.sessions`) is served by the champion without one: nobody was exposed to anything, so no gate hears of it. Neither is a turn
+whose caller pinned the version (`app.api.chat.pinning`).
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,9 +18,11 @@ from typing import Any
 import msgspec
 
 from app.api.access import Caller
+from app.api.chat import pinning
 from app.api.chat.conversations import Conversation, Conversations, may_continue
 from app.api.chat.recording import Recording, exposure_event, redact, turn_event, unkept
 from app.api.chat.request import ChatRequest, read_body, understand
+from app.api.chat.slots import Slots
 from app.api.chat.summary import context_of, shortened
 from app.api.errors import HttpError
 from app.api.feedback_tokens import FeedbackTokens
@@ -27,7 +30,7 @@ from app.api.intake import Headers, Limits, characters
 from app.api.metrics import Metrics
 from app.api.redaction import Redactor
 from app.api.workshop import SMALL_CHARS, Workshop
-from app.domain.assignment import Arm, assign, practise
+from app.domain.assignment import PINNED, Arm, assign, practise
 from app.domain.batches import payload_of, without_payload
 from app.domain.errors import BadRequest, Overloaded, RatchetError, Unavailable, UnknownPolicy
 from app.domain.events import CloudEvent, is_rollout
@@ -57,6 +60,8 @@ class Opened:
     arm: Arm
     summaries: tuple[EpisodeSummary, ...] = ()
     """What the model wrote about the episode's beginning."""
+    release: Callable[[], None]
+    """Gives its place among the policy's answers back; called when the answer is over, however it ended."""
 
 
 @dataclass(kw_only=True)
@@ -76,25 +81,37 @@ class Gateway:
     claims: Claims
     workshop: Workshop
     tokens: FeedbackTokens
+    slots: Slots = field(default_factory=Slots)
     _commits: set["asyncio.Task[None]"] = field(default_factory=set["asyncio.Task[None]"])
     """Commits under way: held here so that a cancelled request does not lose its turn."""
 
     async def open(self, raw: bytes, headers: Headers, caller: Caller) -> Opened:
         """Understand a request, assign its arm, commit its exposure. Raises `RatchetError`."""
         body = await self.workshop.do(lambda: read_body(raw, self.limits), chars=len(raw) // BYTES_PER_WORK)
-        config = self._config(body.model, caller)
+        name, digest = pinning.named(body.model)
+        body = msgspec.structs.replace(body, model=name)
+        config = self._config(name, caller)
         _refuse_longer_than_context(body.messages, config, self.limits)
         request = understand(body, headers, caller, config, salt=self.actor_salt)
         known = await self.conversations.find(request.episode_id, request.policy) if request.continues else None
-        arm = self._arm(request, known)
+        arm = self._arm(request, known) if digest is None else pinning.pinned(self.routes, name, digest)
         summaries = known.summaries if known is not None else ()
-        if not request.dryrun:
+        release = self.slots.take(name, most=config.max_concurrent)
+        try:
+            await self._expose(request, arm, summaries)
+        except BaseException:
+            release()
+            raise
+        return Opened(request=request, config=config, arm=arm, summaries=summaries, release=release)
+
+    async def _expose(self, request: ChatRequest, arm: Arm, summaries: tuple[EpisodeSummary, ...]) -> None:
+        """Commit the exposure and note the episode's arm, where this is one that was drawn."""
+        if not request.dryrun and arm.arm != PINNED:
             if not is_rollout(request.source):
                 await self.inbox.append([exposure_event(request, arm, self.clock())])
             self.conversations.remember(
                 request.episode_id, policy=request.policy, arm=arm, inference_id=request.inference_id, summaries=summaries
             )
-        return Opened(request=request, config=config, arm=arm, summaries=summaries)
 
     def recording(self, opened: Opened) -> Recording:
         """An empty recording of the answer."""

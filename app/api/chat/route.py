@@ -50,7 +50,9 @@ class ChatRoute:
         except RatchetError as error:
             await _send_problem(send, error)
             return
-        await while_connected(receive, self._started(self._answer(opened, style, send)))
+        answering = self._started(self._answer(opened, style, send))
+        answering.add_done_callback(lambda _: opened.release())
+        await while_connected(receive, answering)
 
     def _started(self, work: Coroutine[Any, Any, None]) -> "asyncio.Future[None]":
         answering = asyncio.ensure_future(work)

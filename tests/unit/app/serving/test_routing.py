@@ -1,0 +1,137 @@
+"""The gateway's client before several engines: before the first token another replica is asked, after it nobody is."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import httpx
+import msgspec
+import pytest
+
+from app.domain.errors import Overloaded, Unavailable
+from app.domain.serving import GenerateRequest, GenerationChunk
+from app.domain.turns import FinishReason, SamplingParams
+from app.serving.client import HttpEngines
+from app.serving.refusals import DRAINING
+from app.serving.replicas import EJECT_AFTER
+
+Answer = Callable[[httpx.Request], httpx.Response]
+ASKED = GenerateRequest(policy="composer", digest="d" * 64, messages=[], sampling=SamplingParams())
+FIRST = GenerationChunk(text="a", tokens=[1], logprobs=[-0.5])
+LAST = GenerationChunk(text="b", tokens=[2], logprobs=[-0.1], finish_reason=FinishReason.STOP, prompt_tokens=[7])
+
+
+class Lines(httpx.AsyncByteStream):
+    """A body that may break off."""
+
+    def __init__(self, *chunks: GenerationChunk, broken: bool = False) -> None:
+        self.chunks, self.broken = chunks, broken
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for chunk in self.chunks:
+            yield msgspec.json.encode(chunk) + b"\n"
+        if self.broken:
+            raise httpx.ReadError("gone")
+
+
+def whole(_: httpx.Request) -> httpx.Response:
+    return httpx.Response(200, stream=Lines(FIRST, LAST))
+
+
+def dead(_: httpx.Request) -> httpx.Response:
+    raise httpx.ConnectError("refused")
+
+
+def dies_at_once(_: httpx.Request) -> httpx.Response:
+    return httpx.Response(200, stream=Lines(broken=True))
+
+
+def dies_later(_: httpx.Request) -> httpx.Response:
+    return httpx.Response(200, stream=Lines(FIRST, broken=True))
+
+
+def broken_step(_: httpx.Request) -> httpx.Response:
+    return httpx.Response(200, stream=Lines(GenerationChunk(text="", tokens=[], logprobs=[], finish_reason=FinishReason.ERROR)))
+
+
+def refusing(status: int) -> Answer:
+    body = {"error": {"message": f"status {status}", "param": None, "code": None}}
+    return lambda _: httpx.Response(status, content=msgspec.json.encode(body))
+
+
+class Servers:
+    """Engines by host name, as a transport; counts who was asked."""
+
+    def __init__(self, **answers: Answer) -> None:
+        self.answers = answers
+        self.asked: list[str] = []
+
+    def engines(self) -> HttpEngines:
+        urls = [f"http://{name}" for name in self.answers]
+        return HttpEngines(urls, client=httpx.AsyncClient(transport=httpx.MockTransport(self._answer)))
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/health":
+            return httpx.Response(200, content=b'{"status": "ok", "load": 3}')
+        self.asked.append(request.url.host)
+        return self.answers[request.url.host](request)
+
+
+def ask(servers: Servers, times: int = 1) -> list[list[GenerationChunk]]:
+    async def inside() -> list[list[GenerationChunk]]:
+        async with servers.engines() as engines:
+            return [[chunk async for chunk in engines.generate(ASKED)] for _ in range(times)]
+
+    return asyncio.run(inside())
+
+
+@pytest.mark.parametrize("bad", [dead, dies_at_once, broken_step, refusing(503), refusing(429), refusing(404), refusing(DRAINING)])
+def test_before_the_first_token_another_replica_answers(bad: Answer) -> None:
+    servers = Servers(one=bad, two=whole)
+    assert ask(servers, times=4) == [[FIRST, LAST]] * 4
+    assert "one" in servers.asked
+
+
+def test_after_the_first_token_nothing_is_asked_again() -> None:
+    servers = Servers(one=dies_later, two=dies_later)
+    (chunks,) = ask(servers)
+    assert [chunk.finish_reason for chunk in chunks] == [None, FinishReason.ERROR]
+    assert len(servers.asked) == 1
+
+
+@pytest.mark.parametrize("bad", [dead, refusing(503), dies_at_once])
+def test_an_engine_that_keeps_failing_is_asked_no_more_for_a_while(bad: Answer) -> None:
+    servers = Servers(one=bad, two=whole)
+    ask(servers, times=20)
+    assert servers.asked.count("one") == EJECT_AFTER
+
+
+def test_one_that_drains_is_passed_over_at_its_first_word() -> None:
+    servers = Servers(one=refusing(DRAINING), two=whole)
+    ask(servers, times=20)
+    assert servers.asked.count("one") == 1
+
+
+def test_when_all_are_ejected_they_are_still_asked() -> None:
+    servers = Servers(one=dead, two=dead)
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="ratchet engine"):
+            ask(servers, times=EJECT_AFTER + 2)
+    servers.answers["one"] = whole
+
+    async def comes_back() -> None:
+        async with servers.engines() as engines:
+            servers.answers["one"] = dead
+            for _ in range(EJECT_AFTER):
+                with pytest.raises(Unavailable):
+                    _ = [chunk async for chunk in engines.generate(ASKED)]
+            servers.answers["one"] = whole
+            assert [chunk async for chunk in engines.generate(ASKED)] == [FIRST, LAST]
+            (one, _) = await engines.sights()
+            assert (one.answers, one.ejected, one.queue) == (True, False, 3)
+
+    asyncio.run(comes_back())
+
+
+def test_full_is_said_as_full() -> None:
+    with pytest.raises(Overloaded):
+        ask(Servers(one=refusing(429), two=dead))
