@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from app.db.webhooks import SqlWebhookBook
     from app.domain.batches import RewardedTurn, TurnPayload
     from app.domain.boxes import Boxes
+    from app.domain.corrections import Reaction
     from app.domain.decisions import Decision
     from app.domain.label_reports import LabelReport
     from app.domain.ports import Claims
@@ -313,6 +314,15 @@ def label_book(settings: Settings) -> "SqlLabels":
     from app.db.labels import SqlLabels
 
     return SqlLabels(open_state(settings))
+
+
+def reactions(settings: Settings, inference_ids: Sequence[str], *, before: datetime) -> "list[Reaction]":
+    """What people did with these turns; who was not heard of `before` is a newcomer."""
+    from app.db.engine import reading
+    from app.db.reactions import read_reactions
+
+    with reading(open_state(settings)) as connection:
+        return read_reactions(connection, inference_ids, before=before)
 
 
 def backlog(settings: Settings) -> "SqlBacklog":

@@ -18,7 +18,7 @@ def read_voices(connection: Connection, labelled: Sequence[LabelledTurn], *, bef
         turn.inference_id: {actor or turn.actor for actor in by_turn[turn.inference_id] | by_episode[turn.episode_id]} or {turn.actor}
         for turn in labelled
     }
-    known = _heard_before(connection, {rater for found in raters.values() for rater in found if rater is not None}, before)
+    known = heard_before(connection, {rater for found in raters.values() for rater in found if rater is not None}, before)
     return {
         inference_id: [Voice(rater=rater, newcomer=rater not in known) for rater in sorted(found, key=str)]
         for inference_id, found in raters.items()
@@ -43,7 +43,7 @@ def _said(
     return found[0], found[1]
 
 
-def _heard_before(connection: Connection, raters: Collection[str], before: datetime) -> set[str]:
+def heard_before(connection: Connection, raters: Collection[str], before: datetime) -> set[str]:
     """Those who asked or said anything before; the database stops at the first row of each."""
     known: set[str] = set()
     for some in chunked(sorted(raters)):

@@ -26,6 +26,10 @@ class Datum:
     """[T] as logged when they were sampled; unused by cross-entropy."""
     advantages: tuple[float, ...] = ()
     """[T]; with cross-entropy: the weight of each token, 1 where empty."""
+    teacher: tuple[float, ...] = ()
+    """[T] log-probabilities of the same tokens under the same weights that also read what the person said afterwards; empty without it."""
+    pull: float = 0.0
+    """How much log π_teacher − log π_θ of each token adds to its advantage."""
     temperature: float = 1.0
     kept_log_mass: tuple[float, ...] = ()
     """[T] log of the probability mass that top-p kept when each token was sampled; empty for top_p = 1."""
@@ -45,6 +49,10 @@ class LossSpec:
     correction: str = "tis"
     clip_low: float = 0.0
     clip_high: float = 2.0
+    delta: float = 0.0
+    """Of `opsm`: how far, in nats per token, a sequence may have moved away before it is masked where its advantage is negative."""
+    teacher_clip: float = 5.0
+    """Nats by which one token's log π_teacher − log π_θ counts at the most, either way."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,6 +68,21 @@ class Chat:
                 raise
             raise BadRequest(f"the model's chat template refuses these messages: {error}", param="messages") from error
 
+    def and_then(self, prompt: Sequence[int], text: str) -> list[int] | None:
+        """A prompt as it was sampled from, with one more message of the user before the answer begins; None where the template does not
+        write messages one after the other, or the prompt does not end as it lets answers begin."""
+        first: list[dict[str, Any]] = [{"role": "user", "content": "a"}]
+        try:
+            plain, opened, more = (
+                str(self.tokenizer.apply_chat_template(messages, add_generation_prompt=opens, tokenize=False))
+                for messages, opens in ((first, False), (first, True), ([*first, {"role": "user", "content": text}], False))
+            )
+        except (TemplateError, TypeError, KeyError, ValueError):
+            return None  # a template that insists on turns of user and assistant, as Mistral's does
+        opening = self.encode(opened.removeprefix(plain))
+        is_read = opened.startswith(plain) and more.startswith(plain) and opening and list(prompt[-len(opening) :]) == opening
+        return [*prompt[: -len(opening)], *self.encode(more.removeprefix(plain)), *opening] if is_read else None
+
     def _refuse_far_above(self, text: str, most: int) -> None:
         """Tokenising 4 MB takes eleven seconds; a text of which the beginning is too long already need not be tokenised whole."""
         total = 0

@@ -3,8 +3,11 @@
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 
 from app import wiring
+from app.domain.batches import BatchManifest
+from app.domain.corrections import Correction
 from app.domain.gates import GateName, GateResult
 from app.domain.ids import utc_now
 from app.domain.policies import PolicyConfig
@@ -24,6 +27,9 @@ from pipelines.evaluation.offline import OfflineGate
 from pipelines.evaluation.offline_config import OfflineConfig
 from pipelines.evaluation.pretraining_health import judge_pretraining
 from pipelines.evaluation.suites import load_suite
+from pipelines.labelling.corrections import correction_of
+from pipelines.labelling.follow_up.judge_model import open_reader
+from pipelines.labelling.rule_set import parse_rule_set, starting_toml
 from pipelines.projection import Releases
 from pipelines.training import TrainingPorts
 from pipelines.training.ray_actors import RayTrainers
@@ -56,6 +62,7 @@ def loop_world(settings: Settings, config: LoopConfig, policies: dict[str, Polic
     training = TrainingPorts(
         trajectories=wiring.trajectories(settings), weights=weights, runs=wiring.run_store(settings), progress=progress,
         folder=settings.data / "training", trainers=trainers,
+        corrections=lambda batch: corrections_of(settings, config, policies, batch),
         pinned=lambda policy: {digest for of, digest in engines.wanted() if of == policy} | {ledger.pointer(policy).anchor},
     )  # fmt: skip
     batches = wiring.batch_store(settings)
@@ -92,6 +99,16 @@ def loop_world(settings: Settings, config: LoopConfig, policies: dict[str, Polic
         trainers.warm(workers=how.workers, threads=how.threads, timeout_s=how.attempt_timeout_s)
 
     return LoopWorld(ports=ports, close_orphans=close_orphans, blocked=blocked, thin=thin, warm=warm)
+
+
+def corrections_of(settings: Settings, config: LoopConfig, policies: dict[str, PolicyConfig], batch: BatchManifest) -> list[Correction]:
+    """What people showed the batch's turns should have been, by the rule set that is active."""
+    toml = wiring.rule_book(settings, starting_toml(config.labelling.rule_set, config=settings.config)).active(batch.policy)
+    read = open_reader(config.labelling)
+    rule_set = parse_rule_set(toml, read=read, signals=policies[batch.policy].signals, allowed=config.labelling.allowed_terms)
+    before = batch.window_to - timedelta(days=config.batching.newcomer_days)
+    shown = wiring.reactions(settings, [item.inference_id for item in batch.items], before=before)
+    return [found for reaction in shown if (found := correction_of(reaction, rule_set)) is not None]
 
 
 def pretrained_release(ledger: Releases, policy: str) -> Release | None:

@@ -109,10 +109,10 @@ def label() -> None:
     book, backlog, clock = wiring.label_book(settings), wiring.backlog(settings), wiring.clock(settings)
     rules = wiring.rule_book(settings, starting_toml(config.rule_set, config=settings.config))
     read = None
-    if config.judge_url is not None:
-        from pipelines.labelling.follow_up.judge_model import JudgeModel
+    if config.judge_url is not None:  # openai's client takes a second to import
+        from pipelines.labelling.follow_up.judge_model import open_reader
 
-        read = JudgeModel(url=config.judge_url, model=config.judge_model, key=os.environ.get("RATCHET_JUDGE_KEY", ""))
+        read = open_reader(config)
     gc.freeze()  # the garbage collector need not look at the imported code again: a sixth of the labeller's time
     log.info("label ready policies=%s", ",".join(policies))
     while not stop.is_set():

@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from app.domain.errors import BadConfig
+from pipelines.training.hindsight.config import HindsightConfig
 
 
 class TrackerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,6 +80,8 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     estimator: Literal["segment_tracker", "group_mean", "batch_mean"] = "segment_tracker"
     tracker: TrackerConfig = TrackerConfig()
     correction: CorrectionConfig = CorrectionConfig()
+    hindsight: HindsightConfig = HindsightConfig()
+    """What is learned from corrections, beside the reward."""
     guards: GuardLimits = GuardLimits()
     kl_beta: float = 0.005
     """Reward units per nat of divergence from the anchor, near it; 0 switches the penalty off."""

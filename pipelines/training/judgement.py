@@ -13,7 +13,7 @@ from typing import Any
 from app.domain.errors import Held
 from app.domain.versions import HoldReason
 from pipelines.training import guards
-from pipelines.training.config import GuardLimits
+from pipelines.training.config import GuardLimits, TrainingConfig
 from pipelines.training.guards import Estimate, estimate
 from pipelines.training.measurement import mean, terms_from_sampler, terms_to_reference
 
@@ -97,6 +97,18 @@ def compare(turns: Sequence[JudgedTurn], *, before: Estimate) -> Judgement:
         entropy_before=mean([value for t in turns for value in t.entropy_before]),
         entropy_after=mean([value for t in turns for value in t.entropy_after]),
         drift=mean([abs(new - old) for t in turns for new, old in zip(t.candidate, t.champion, strict=True)]),
+    )
+
+
+def wish_for_renewal(judged: Judgement, config: TrainingConfig, *, beta: float, policy: str) -> str | None:
+    """What to ask a person before the anchor's budget is gone and the penalty stops learning: to look, and to renew it."""
+    limits, used = config.guards, judged.anchor.upper / config.guards.max_kl_anchor
+    if used < limits.anchor_alarm:
+        return None
+    far = f"{judged.anchor.mean:.3f}, up to {judged.anchor.upper:.3f}, of {limits.max_kl_anchor} nats per token"
+    return (
+        f"{used:.0%} of the KL budget to the anchor is used ({far}; the penalty has risen from {config.kl_beta:g} to {beta:.3g}): look at "
+        f"the champion beside the anchor and renew it with `ratchet release anchor {policy}`, or learning slows to a halt"
     )
 
 

@@ -1,12 +1,14 @@
 """The outside world of a run, plugged in by whoever calls `train`."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
+from app.domain.batches import BatchManifest
+from app.domain.corrections import Correction
 from app.domain.ids import utc_now
 from app.domain.ports import ProgressLog, RunStore, Trainer, TrajectoryStore, WeightStore
 from pipelines.training.trainer import TrainerSetup
@@ -33,4 +35,6 @@ class TrainingPorts:
     trainers: Trainers
     pinned: Callable[[str], Collection[str]] = lambda policy: ()
     """Digests of a policy whose optimizer state has to stay: champion, what a rollback may return to, candidates on their way."""
+    corrections: Callable[[BatchManifest], Sequence[Correction]] = lambda batch: ()
+    """What people showed the batch's turns should have been, as far as it is still there."""
     clock: Callable[[], datetime] = utc_now

@@ -98,7 +98,7 @@ class RayTrainer:
 
     def _shared(self, method: str, data: Sequence[Datum], *arguments: object) -> ForwardBackward:
         shares = share_out(data, self.workers)
-        idle = replace(data[0], advantages=(0.0,) * (len(data[0].tokens) - data[0].first_scored))
+        idle = replace(data[0], advantages=(0.0,) * (len(data[0].tokens) - data[0].first_scored), pull=0.0)
         given = [share or [idle] for share in shares]
         found: list[ForwardBackward] = self._wait(
             [getattr(actor, method).remote(share, *arguments) for actor, share in zip(self.actors, given, strict=True)]

@@ -32,7 +32,7 @@ from pipelines.training.activations import Activations, keep_activations
 from pipelines.training.adam import AdamState, adam_step
 from pipelines.training.adapters import DOWN, UP, Adapters
 from pipelines.training.config import LoraConfig, RouterReplayConfig
-from pipelines.training.loss import token_loss
+from pipelines.training.loss import Teacher, token_loss
 from pipelines.training.precision import resolve_dtype
 from pipelines.training.rounding import round_into
 from pipelines.training.router_replay import RouterReplay
@@ -100,7 +100,7 @@ class LocalTrainer:
         scores, row_tokens = self._score(data)
         behaviour_M = self._column(data, lambda d: d.logprobs or (0.0,) * _scored(d))
         advantages_M = self._column(data, lambda d: d.advantages or (1.0,) * _scored(d))
-        value = token_loss(loss, scores.logprobs, behaviour_M, advantages_M)
+        value = token_loss(loss, scores.logprobs, behaviour_M, advantages_M, self._teacher(data))
         value.backward()
         self.replay.finish()
         return _report(data, scores, loss=float(value.detach()), tokens=row_tokens)
@@ -200,6 +200,12 @@ class LocalTrainer:
             mass_M = self._column(data, lambda d: d.kept_log_mass or (0.0,) * _scored(d))
             scores = Scores(logprobs=scores.logprobs - mass_M, entropy=scores.entropy, kept_log_mass=scores.kept_log_mass)
         return scores, len(row.input_ids)
+
+    def _teacher(self, data: Sequence[Datum]) -> Teacher | None:
+        if not any(datum.teacher for datum in data):
+            return None
+        logprobs_M = self._column(data, lambda d: d.teacher or (0.0,) * _scored(d))
+        return Teacher(logprobs_M=logprobs_M, pull_M=self._column(data, lambda d: (d.pull if d.teacher else 0.0,) * _scored(d)))
 
     def _column(self, data: Sequence[Datum], values: Callable[[Datum], Sequence[float]]) -> torch.Tensor:
         """One fp32 number per scored token, [M]."""

@@ -5,7 +5,6 @@ import logging
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from app.domain.errors import Held
 from app.domain.ports import Trainer
 from app.domain.training import AdamParams, Datum, ForwardBackward, LossSpec
 from app.domain.versions import HoldReason, Version
+from app.policy.chat import Chat
 from pipelines.training import guards
 from pipelines.training.advantage import advantages, penalty
 from pipelines.training.checkpoint import Restored, newest_checkpoint, write_checkpoint
@@ -23,7 +23,9 @@ from pipelines.training.estimators.batch_mean import BatchMean
 from pipelines.training.estimators.group_mean import GroupMean
 from pipelines.training.estimators.segment_tracker import SegmentTracker
 from pipelines.training.guards import Estimate, RatioReport, estimate, ratio_report
-from pipelines.training.judgement import RETREATS, JudgedTurn, Judgement, compare
+from pipelines.training.hindsight.lessons import Lessons, read_lessons, score_lessons
+from pipelines.training.hindsight.objective import Hindsight
+from pipelines.training.judgement import RETREATS, JudgedTurn, Judgement, compare, wish_for_renewal
 from pipelines.training.measurement import (
     batch_metrics,
     mean,
@@ -36,38 +38,13 @@ from pipelines.training.nucleus import with_masses, work_out_masses
 from pipelines.training.plan import Step, cut_micro_batches, plan_steps
 from pipelines.training.ports import TrainingPorts
 from pipelines.training.probing import write_probe
+from pipelines.training.progress import Progress, UpdateResult
 from pipelines.training.samples import Limits, Sample, read_samples
 from pipelines.training.states import Inherited, inherited, keep_state
 from pipelines.training.stopwatch import Stopwatch
 from pipelines.training.trainer import TrainerSetup
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class UpdateResult:
-    """A published candidate."""
-
-    candidate: str
-    metrics: dict[str, Any]
-    tracker: dict[str, Any]
-
-
-@dataclass
-class Progress:
-    """What a resumed run must know besides weights and optimizer; JSON in the checkpoint."""
-
-    next_step: int = 0
-    anchor: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
-    """log π_ref of each turn's tokens, by inference id."""
-    kept: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
-    """What top-p kept, log, of each turn's tokens where the engine did not say it, by inference id."""
-    start: dict[str, list[list[float]]] = field(default_factory=dict[str, list[list[float]]])
-    """Log-probabilities and entropies of the first step's turns under the parent, by inference id."""
-    dtype: str = ""
-    """What `auto` was resolved to: the rest of the run computes in it too."""
-    steps: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    histogram: list[int] = field(default_factory=list[int])
 
 
 Scored = dict[int, tuple[Sequence[float], Sequence[float]]]
@@ -87,6 +64,7 @@ class Update:
         self.progress = Progress()
         self.samples: list[Sample] = []
         self.baselines: list[float] = []
+        self.hindsight = Hindsight(config.hindsight, Lessons(), ())
         self.done, self.total = 0, 1
         self.computing = Stopwatch()
         self.restored: Restored = newest_checkpoint(self.folder)
@@ -133,8 +111,28 @@ class Update:
         self.metrics["terms"] = self.ports.runs.term_means(self.batch.id)
         self.metrics["labels_used_share"] = self.ports.runs.labels_used_share(self.batch.id)
         self.metrics["term_shares"] = self.ports.runs.term_shares(self.batch.id)
-        guards.check_rewards([turn.reward - baseline for turn, baseline in zip(turns, self.baselines, strict=True)])
+        self._read_corrections()
+        if self.hindsight.is_silent:
+            guards.check_rewards([turn.reward - baseline for turn, baseline in zip(turns, self.baselines, strict=True)])
         return estimator
+
+    def _read_corrections(self) -> None:
+        """What people showed these turns should have been; a resumed run goes on with what it had read."""
+        config, known = self.config.hindsight, self.restored.progress
+        if config.objective == "none":
+            return
+        if known is not None:
+            self.hindsight = Hindsight(config, Lessons(**known["lessons"]), self.samples)
+            self.metrics["corrections"] = known["corrections"]
+            return
+        shown = self.ports.corrections(self.batch)
+        if not shown:
+            return
+        chat, most = Chat.load(self.parent_folder), self._limits().max_tokens
+        lessons, left_out = read_lessons(shown, self.samples, config=config, chat=chat, max_tokens=most)
+        self.hindsight = Hindsight(config, lessons, self.samples)
+        authors = {correction.inference_id: correction.author or "" for correction in shown}
+        self.progress.corrections = self.metrics["corrections"] = self.hindsight.metrics(left_out, authors)
 
     def _limits(self) -> Limits:
         config = json.loads((self.parent_folder / "config.json").read_text())
@@ -175,8 +173,8 @@ class Update:
             self.samples = with_masses(self.samples, self.progress.kept)
             trainer.load_state_with_optimizer(restored.folder)
             return
+        most = self.config.micro_batch_tokens * self.config.workers
         with self.computing.running():
-            most = self.config.micro_batch_tokens * self.config.workers
             self.progress.kept = work_out_masses(trainer, self.samples, path_of=self.ports.weights.path, micro_batch_tokens=most)
         self.samples = with_masses(self.samples, self.progress.kept)
         self.metrics["masses_worked_out"] = len(self.progress.kept)
@@ -185,6 +183,11 @@ class Update:
             everything = [micro for step in steps for micro in step.micro_batches]
             self._score_anchor(trainer, everything if self.config.kl_beta > 0 else self._judged(steps[0]))
         self._start_from_parent(trainer)
+        with self.computing.running():
+            score_lessons(trainer, self.hindsight.lessons, self.samples, most=most)
+        self.progress.lessons = self.hindsight.state()
+        if not self.hindsight.is_silent:
+            self.metrics["corrections"]["teacher_gap"] = self.hindsight.teacher_gap()
 
     def _score_anchor(self, trainer: Trainer, micro_batches: Sequence[tuple[int, ...]]) -> None:
         trainer.load_state(self.ports.weights.path(self.anchor.digest))
@@ -232,7 +235,7 @@ class Update:
         have already left the budget, as these turns, which they did not see, show."""
         spec = LossSpec(
             normaliser=len(step.turns) * self.config.loss_tokens, correction=self.config.correction.name,
-            clip_low=self.config.correction.low, clip_high=self.config.correction.high,
+            clip_low=self.config.correction.low, clip_high=self.config.correction.high, teacher_clip=self.config.hindsight.clip,
         )  # fmt: skip
         found: Scored = {}
         loss = 0.0
@@ -254,6 +257,7 @@ class Update:
             self.metrics["stopped_at_step"] = number
             return False
         with self.computing.running():
+            loss += self.hindsight.learn_pairs(trainer, step.turns, spec.normaliser)
             outcome = trainer.optim_step(self._adam())
         guards.check_finite("gradient's norm", outcome.grad_norm)
         entropy = [value for _, entropies in found.values() for value in entropies]
@@ -299,12 +303,15 @@ class Update:
         )  # fmt: skip
 
     def _datum(self, index: int, *, advantage: tuple[float, ...] | None = None) -> Datum:
+        """One turn; without an advantage given it is learned from: from its reward, and from its teacher where it has one."""
         sample = self.samples[index]
         if advantage is None:
-            advantage = advantages(
-                reward=sample.item.reward, baseline=self.baselines[index], behaviour=sample.logprobs, beta=self.beta,
+            scale = 1.0 if self.hindsight.is_silent else self.config.hindsight.scalar_weight
+            learned = advantages(
+                reward=scale * sample.item.reward, baseline=scale * self.baselines[index], behaviour=sample.logprobs, beta=self.beta,
                 anchor=self.progress.anchor.get(sample.item.inference_id),
             )  # fmt: skip
+            return self.hindsight.taught(self._datum(index, advantage=learned), sample.item.inference_id)
         payload = sample.payload
         return Datum(
             tokens=sample.tokens, first_scored=len(payload.prompt_tokens), logprobs=sample.logprobs, advantages=advantage,
@@ -331,7 +338,10 @@ class Update:
             self.metrics["kept"] *= kept
             judged = self._compare(trainer, first)
         judged.check(self.config.guards)
-        self._ask_for_renewal(judged)
+        wish = wish_for_renewal(judged, self.config, beta=self.beta, policy=self.batch.policy)
+        if wish is not None:
+            log.warning("anchor_budget run=%s policy=%s: %s", self.folder.name, self.batch.policy, wish)
+            self.metrics["alarms"] = [*self.metrics.get("alarms", []), wish]
         return judged
 
     def _compare(self, trainer: Trainer, first: Step) -> Judgement:
@@ -349,20 +359,6 @@ class Update:
         judged = compare(turns, before=self.before)
         self.metrics |= judged.metrics(self.config.guards)
         return judged
-
-    def _ask_for_renewal(self, judged: Judgement) -> None:
-        """Before the anchor's budget is gone, and the penalty stops learning, a person has to look and renew it."""
-        limits, used = self.config.guards, judged.anchor.upper / self.config.guards.max_kl_anchor
-        if used < limits.anchor_alarm:
-            return
-        far = f"{judged.anchor.mean:.3f}, up to {judged.anchor.upper:.3f}, of {limits.max_kl_anchor} nats per token"
-        said = (
-            f"{used:.0%} of the KL budget to the anchor is used ({far}; the penalty has risen from "
-            f"{self.config.kl_beta:g} to {self.beta:.3g}): look at the champion beside the anchor and renew it with "
-            f"`ratchet release anchor {self.batch.policy}`, or learning slows to a halt"
-        )
-        log.warning("anchor_budget run=%s policy=%s used=%.2f", self.folder.name, self.batch.policy, used)
-        self.metrics["alarms"] = [*self.metrics.get("alarms", []), said]
 
     def _summary(self) -> dict[str, Any]:
         """The figures of the steps as single numbers, for charts over versions."""

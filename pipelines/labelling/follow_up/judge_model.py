@@ -2,11 +2,13 @@
 
 import hashlib
 import logging
+import os
 
 import msgspec
 import openai
 from openai.types.chat import ChatCompletion
 
+from pipelines.labelling.config import LabellingConfig
 from pipelines.labelling.follow_up.classifier import Judgement, Mood, Unread
 
 log = logging.getLogger(__name__)
@@ -55,3 +57,10 @@ class JudgeModel:
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
+
+
+def open_reader(config: LabellingConfig) -> JudgeModel | None:
+    """The configured judge; None where the shipped classifier reads."""
+    if config.judge_url is None:
+        return None
+    return JudgeModel(url=config.judge_url, model=config.judge_model, key=os.environ.get("RATCHET_JUDGE_KEY", ""))
