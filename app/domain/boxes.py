@@ -1,13 +1,27 @@
 """Boxes: where programs run that nobody trusts. What a box is asked for, how what ran in it ended, and the port to whoever keeps boxes.
 
-A box is a machine of its own for one purpose: no network, none of our files, limits, and an end that takes every process in it along.
-What comes out of it is data. Nothing that it says about itself (an exit code, a line on its pipe) is proof of anything.
+A box is a machine of its own for one purpose: no network but, where asked for, one socket; none of our files but its own copy of one
+folder; limits; and an end that takes every process in it along. What comes out of it is data. Nothing that it says about itself (an exit
+code, a line on its pipe) is proof of anything.
 """
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path, PurePosixPath
 from typing import Protocol
+
+from app.domain.errors import BadInput
+
+WORKSPACE = "/work"
+"""Where a box has its workspace."""
+GATEWAY = "http://127.0.0.1:8080"
+"""Where a box with a gateway reaches it; nothing else answers."""
+MOST_PATCH_FILES = 2000
+MOST_PATCH_BYTES = 8 << 20
+NEVER_TRAVELS = frozenset({"__pycache__", ".pytest_cache", ".git"})
+"""Folders whose content is nobody's work: compiled files and caches would run in the place of the sources beside them."""
 
 
 class Ended(StrEnum):
@@ -37,6 +51,8 @@ class Limits:
     """Longest file, and all of the box's temporary files together."""
     processes: int = 16
     """Processes and threads at a time."""
+    workspace_bytes: int = 256 << 20
+    """What a box may add to its workspace, all in all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +60,49 @@ class BoxSpec:
     """What is asked for."""
 
     limits: Limits
+    workspace: Path | None = None
+    """A folder that nobody changes any more; the box has it as `/work` and may change what it sees there. None: nothing lasts."""
+    gateway: Path | None = None
+    """The socket of the one service that the box may reach; everybody may connect to it. Needs a workspace."""
+    lifetime_s: float | None = None
+    """After this time the box is gone, whatever runs in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patch:
+    """What became of a workspace: by path, the text of each file that is new or another one now, None for what was removed."""
+
+    files: Mapping[str, bytes | None]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over paths and contents."""
+        found = hashlib.sha256()
+        for path, content in sorted(self.files.items()):
+            found.update(f"{path}\0{-1 if content is None else len(content)}\0".encode() + (content or b""))
+        return found.hexdigest()
+
+
+def checked_path(path: str) -> str:
+    """A path within a workspace, as it was given. Raises `BadInput`."""
+    pure = PurePosixPath(path)
+    if not path or pure.is_absolute() or ".." in pure.parts or str(pure) != path or "\0" in path or path == ".":
+        raise BadInput(f"{path!r} is no path within a workspace: give one without a leading slash and without ..")
+    return path
+
+
+def checked_patch(files: Mapping[str, bytes | None]) -> Patch:
+    """What may travel to another box: a bounded number of text files. Raises `BadInput`."""
+    kept = {path: content for path, content in files.items() if not NEVER_TRAVELS.intersection(PurePosixPath(path).parts)}
+    if len(kept) > MOST_PATCH_FILES or sum(len(content or b"") for content in kept.values()) > MOST_PATCH_BYTES:
+        raise BadInput(f"the patch has {len(kept)} files and may have {MOST_PATCH_FILES}, of {MOST_PATCH_BYTES >> 20} MiB together")
+    for path, content in kept.items():
+        checked_path(path)
+        try:
+            (content or b"").decode()
+        except UnicodeDecodeError:
+            raise BadInput(f"{path} in the patch is no UTF-8 text: only sources travel") from None
+    return Patch(files=kept)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,14 +141,26 @@ class Talk(Protocol):
 
 
 class Box(Protocol):
-    """One box. Used from the thread that opened it."""
+    """One box. Used from one thread at a time."""
 
     def exec(self, argv: Sequence[str], *, stdin: bytes = b"", deadline_s: float, most_output_bytes: int) -> Executed:
         """Run a program to its end or its limits. Whatever it started and left behind ends with it."""
         ...
 
     def talk(self, argv: Sequence[str]) -> Talk:
-        """Start a program to be spoken to."""
+        """Start a program to be spoken to. Raises `Refused` where the box has a workspace."""
+        ...
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write a file of the workspace. Raises `BadInput` for a path that leads out of it, or through a link."""
+        ...
+
+    def patch(self) -> Patch:
+        """What became of the workspace. Raises `BadInput` for what may not travel: links, devices, too much, no text."""
+        ...
+
+    def alive(self) -> bool:
+        """Whether it can still run something."""
         ...
 
     def stop(self) -> None:

@@ -1,7 +1,8 @@
 """Boxes of namespaces, by bubblewrap (bwrap): users, processes, mounts, network, host name and shared memory of their own.
 
-What a box sees: the system's programs and a Python, read-only; a fresh /proc and /dev; a temporary folder in memory that dies with it. What
-it does not: our files, our environment, our processes, any network but its own empty loopback.
+What a box sees: the system's programs and a Python, read-only; a fresh /proc and /dev; a temporary folder in memory that dies with it; its
+workspace and the gateway's socket, where it was asked for with them. What it does not: our files, our environment, our processes, any
+network but its own loopback.
 
 Started by root, a box belongs to a user that no other box and nobody else has: bwrap would otherwise map it to root, who reads every file
 and has no limit of processes. Not covered: what the kernel itself can be talked into; timing; that it is a box can be seen from inside.
@@ -21,18 +22,23 @@ from itertools import count
 from pathlib import Path
 from typing import NoReturn
 
-from app.domain.boxes import Box, BoxSpec, Ended, Executed, Talk, TalkEnded
-from app.domain.errors import Refused, Unavailable
+from app.domain.boxes import WORKSPACE, Box, BoxSpec, Ended, Executed, Limits, Patch, Talk, TalkEnded
+from app.domain.errors import BadInput, Refused, Unavailable
 from app.sandbox import control_groups
 from app.sandbox.child import GRACE_S, Child
 from app.sandbox.control_groups import ControlGroups, Group
 from app.sandbox.limits import limited
+from app.sandbox.live import LiveBox
 from app.sandbox.runtime import SYSTEM, Runtime, find, shared_folder
 from app.sandbox.system_calls import seccomp_filter
+from app.sandbox.workspaces import POOL, Workspace, Workspaces
 
+KEEPER = Path(__file__).with_name("keeper.py")
+INSIDE_KEEPER, INSIDE_GATEWAY = "/run/keeper.py", "/run/gateway.sock"
 USERS_FROM = 1 << 30
 """The users of boxes: 256 for each process id there can be (2²² of them), above every user that a system hands out."""
 START_S = 30.0
+TRIAL = Limits(cpu_s=1, memory_bytes=256 << 20, file_bytes=1 << 20)
 FEW_PROCESSES = 4
 """What a box may have of them where no control group holds its memory as a whole."""
 _numbers = count()
@@ -50,6 +56,8 @@ class BubblewrapBoxes:
 
     bwrap: Path | None = None
     """The program; None for the one that comes with us."""
+    copies: bool | None = None
+    """Whether every workspace is a copy of its folder; None to try whether this machine mounts overlays, which are 30 times faster."""
 
     @cached_property
     def _runtime(self) -> Runtime:
@@ -64,18 +72,60 @@ class BubblewrapBoxes:
     def python(self) -> str:
         return self._runtime.python
 
+    @cached_property
+    def _workspaces(self) -> Workspaces:
+        self._runtime  # noqa: B018 - sweeps first
+        return Workspaces(shared_folder(), copies=not self._mounts_overlays() if self.copies is None else self.copies)
+
     def open(self, spec: BoxSpec) -> Box:
-        return BubblewrapBox(_held(spec, self._groups), self._runtime, self._groups)
+        held = _held(spec, self._groups)
+        if spec.workspace is not None:
+            return self._open_live(held, spec.workspace, self._workspaces)
+        if spec.gateway is not None or spec.lifetime_s is not None:
+            raise BadInput("a gateway and a lifetime are for boxes that stay: ask for a workspace too")
+        return BubblewrapBox(held, self._runtime, self._groups)
+
+    def _open_live(self, spec: BoxSpec, folder: Path, workspaces: Workspaces) -> LiveBox:
+        place = workspaces.take()
+        user = _user(place) if os.geteuid() == 0 else None
+        workspace: Workspace | None = None
+        try:
+            workspace = workspaces.make(folder, user)
+            box = BubblewrapBox(spec, self._runtime, self._groups, user=user, workspace=workspace)
+            keeping = box.keep()
+            return LiveBox(spec, keeping, workspace, stopped=lambda: workspaces.give_back(place))
+        except BaseException:
+            if workspace is not None:
+                workspace.remove()
+            workspaces.give_back(place)
+            raise
+
+    def _mounts_overlays(self) -> bool:
+        """Whether an overlay can be mounted here, by opening a box with one."""
+        trial = Workspaces(shared_folder(), copies=False)
+        folder = shared_folder() / f"overlay-{os.getpid()}"
+        folder.mkdir(exist_ok=True)
+        try:
+            self._open_live(BoxSpec(limits=TRIAL), folder, trial).stop()
+        except (Refused, Unavailable):
+            return False
+        finally:
+            folder.rmdir()
+        return True
 
     def sweep(self) -> int:
-        return self._groups.sweep() if self._groups is not None else 0
+        left = Workspaces(shared_folder(), copies=False).sweep()
+        return left + (self._groups.sweep() if self._groups is not None else 0)
 
     def describe(self) -> dict[str, object]:
         held = f"control groups {self._groups.version}" if self._groups is not None else "each process"
         return {
             "kept_by": "bubblewrap", "network": False, "namespaces": True, "user_per_box": os.geteuid() == 0, "memory_of": held,
-            "system_calls": "filtered",
+            "system_calls": "filtered", "workspaces": "unused" if "_workspaces" not in vars(self) else self._kind(),
         }  # fmt: skip
+
+    def _kind(self) -> str:
+        return "copies" if self._workspaces.copies else "overlays"
 
 
 def _held(spec: BoxSpec, groups: ControlGroups | None) -> BoxSpec:
@@ -92,6 +142,7 @@ class BubblewrapBox:
     runtime: Runtime
     groups: ControlGroups | None
     user: int | None = field(default_factory=lambda: _fresh_user() if os.geteuid() == 0 else None)
+    workspace: Workspace | None = None
     running: ExitStack = field(default_factory=ExitStack)
 
     def exec(self, argv: Sequence[str], *, stdin: bytes = b"", deadline_s: float, most_output_bytes: int) -> Executed:
@@ -110,8 +161,29 @@ class BubblewrapBox:
         self.running.callback(running.stop)
         return running
 
+    def put(self, path: str, data: bytes) -> None:
+        raise Refused("this box has no workspace: ask for one")
+
+    def patch(self) -> Patch:
+        raise Refused("this box has no workspace: ask for one")
+
+    def alive(self) -> bool:
+        return True  # every program begins one anew
+
     def stop(self) -> None:
         self.running.close()
+
+    def keep(self) -> "_Running":
+        """Start the keeper, and wait until it is ready. Raises `Refused`."""
+        socket = [INSIDE_GATEWAY] if self.spec.gateway is not None else []
+        running = self._start([self.runtime.python, "-I", "-S", INSIDE_KEEPER, WORKSPACE, *socket])
+        try:
+            running.receive(deadline=time.monotonic() + START_S, most_bytes=1 << 12)
+        except TalkEnded as ended:
+            said = _last_line(running.child.heard())
+            running.stop()
+            raise Refused(f"the box's keeper did not begin ({ended}; {said}): {CURE}") from ended
+        return running
 
     def _start(self, argv: Sequence[str]) -> "_Running":
         group = self.groups.make(self.spec.limits) if self.groups is not None else None
@@ -119,9 +191,10 @@ class BubblewrapBox:
         held, release = os.pipe()
         calls = _memory_file(seccomp_filter())
         arguments = _memory_file(b"\0".join(argument.encode() for argument in self._arguments(theirs, held, calls)))
+        command = limited(argv, self.spec.limits) if self.workspace is None else argv  # the keeper sets them for what it runs
         try:
             process = subprocess.Popen(
-                ["bwrap", "--args", str(arguments), "--", *limited(argv, self.spec.limits)], executable=self.runtime.bwrap,
+                ["bwrap", "--args", str(arguments), "--", *command], executable=self.runtime.bwrap,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=(arguments, theirs, held, calls),
                 env={}, cwd="/", user=self.user, group=self.user, extra_groups=None if self.user is None else (), bufsize=0,
             )  # fmt: skip
@@ -152,6 +225,10 @@ class BubblewrapBox:
         for folder in self.runtime.hidden():
             said += ["--tmpfs", folder, "--remount-ro", folder]
         said += ["--proc", "/proc", "--dev", "/dev", "--size", str(self.spec.limits.file_bytes), "--tmpfs", "/tmp"]
+        if self.workspace is not None:  # its first process is the keeper, which nothing in it can kill
+            said += ["--as-pid-1", "--ro-bind", str(self.runtime.keeper(KEEPER)), INSIDE_KEEPER, *self.workspace.arguments(WORKSPACE)]
+        if self.spec.gateway is not None:
+            said += ["--bind", str(self.spec.gateway), INSIDE_GATEWAY]
         said += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
         said += ["--setenv", "PATH", "/usr/bin:/bin", "--setenv", "HOME", "/tmp", "--setenv", "PYTHONDONTWRITEBYTECODE", "1"]
         return said
@@ -210,6 +287,11 @@ class _Running:
         if self._group is not None:
             self._group.remove()
 
+    def abort(self) -> None:
+        """Kill the box, from any thread; whoever talks to it sees its end."""
+        with suppress(ProcessLookupError, OSError):
+            signal.pidfd_send_signal(self._first_process, signal.SIGKILL)
+
     def reported_an_end(self) -> bool:
         """Whether the program itself began and ended, and not bwrap alone."""
         return b"exit-code" in os.read(self._status, 1 << 12)
@@ -256,7 +338,11 @@ def _memory_file(content: bytes) -> int:
 
 
 def _fresh_user() -> int:
-    return USERS_FROM + os.getpid() * 256 + next(_numbers) % 256
+    return _user(next(_numbers) % POOL.start)
+
+
+def _user(place: int) -> int:
+    return USERS_FROM + os.getpid() * 256 + place
 
 
 def _last_line(said: bytes) -> str:

@@ -92,6 +92,12 @@ class Child:
         del self._unread[: end + 1]
         return line
 
+    def heard(self) -> bytes:
+        """What it has said to standard error and nobody read."""
+        said = bytearray()
+        _drain(self._stderr, said, CHUNK_BYTES)
+        return bytes(said)
+
     def stop(self) -> None:
         """End it with everything it started, see it gone, let go of its pipes."""
         self._end()

@@ -31,7 +31,7 @@ class ControlGroups:
 
     def make(self, limits: Limits) -> "Group":
         """A group for a box."""
-        name = f"{NAME}-{os.getpid()}-{_started(os.getpid())}-{next(_numbers)}"
+        name = f"{NAME}-{os.getpid()}-{born(os.getpid())}-{next(_numbers)}"
         folders = tuple(parent / name for parent in self.parents)
         for folder in folders:
             folder.mkdir()
@@ -47,7 +47,7 @@ class ControlGroups:
 
     def sweep(self) -> int:
         """End and remove what dead processes of ours left; returns how many groups that were."""
-        left = [folder for parent in self.parents for folder in parent.glob(f"{NAME}-*") if not _is_alive(folder.name)]
+        left = [folder for parent in self.parents for folder in parent.glob(f"{NAME}-*") if not owner_lives(folder.name)]
         for folder in left:
             Group((folder,)).remove()
         return len({folder.name for folder in left})
@@ -104,14 +104,15 @@ def find() -> ControlGroups | None:
     return None
 
 
-def _started(process: int) -> str:
+def born(process: int) -> str:
     """When a process began, in ticks since the machine did: with its number, its name for good."""
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
 
 
-def _is_alive(name: str) -> bool:
+def owner_lives(name: str) -> bool:
+    """Whether the process is there that a name ends with: `…-<process id>-<birth>-<number>`."""
     *_, process, started, _ = name.split("-")
     try:
-        return _started(int(process)) == started
+        return born(int(process)) == started
     except (OSError, ValueError):
         return False

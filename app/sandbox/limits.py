@@ -17,8 +17,13 @@ def limited(argv: Sequence[str], limits: Limits) -> list[str]:
     prlimit = shutil.which("prlimit", path="/usr/bin:/bin:/usr/sbin:/sbin")
     if prlimit is None:
         raise Refused("no prlimit on this machine: install util-linux")
+    return [prlimit, *plain_limits(argv, limits)[1:]]
+
+
+def plain_limits(argv: Sequence[str], limits: Limits) -> list[str]:
+    """The command under its limits, wherever another machine has its prlimit."""
     held = {
         "cpu": limits.cpu_s, "as": limits.memory_bytes, "fsize": limits.file_bytes, "nproc": limits.processes, "nofile": OPEN_FILES,
         "core": 0,
     }  # fmt: skip
-    return [prlimit, *(f"--{name}={value}:{value}" for name, value in held.items()), "--", *argv]
+    return ["prlimit", *(f"--{name}={value}:{value}" for name, value in held.items()), "--", *argv]

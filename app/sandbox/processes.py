@@ -9,14 +9,17 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.domain.boxes import Box, BoxSpec, Executed, Talk
+from app.domain.boxes import Box, BoxSpec, Ended, Executed, Patch, Talk, checked_path
+from app.domain.errors import BadInput, Refused
 from app.sandbox.child import Child
 from app.sandbox.limits import limited
+from app.sandbox.workspaces import changes_between
 
 REAPER = Path(__file__).with_name("reaper.py")
 
@@ -30,6 +33,8 @@ class ProcessBoxes:
         return sys.executable
 
     def open(self, spec: BoxSpec) -> Box:
+        if spec.gateway is not None:
+            raise Refused("plain processes have this machine's network and no gateway of their own: keep boxes with bubblewrap")
         return ProcessBox(spec)
 
     def sweep(self) -> int:
@@ -41,16 +46,47 @@ class ProcessBoxes:
 
 @dataclass
 class ProcessBox:
-    """A temporary folder, and processes with limits in it."""
+    """A temporary folder, and processes with limits in it. What adds too much to a workspace is not held."""
 
     spec: BoxSpec
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="ratchet-process-")))
     running: ExitStack = field(default_factory=ExitStack)
+    began: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        if self.spec.workspace is not None:
+            shutil.copytree(self.spec.workspace, self.folder, dirs_exist_ok=True, symlinks=True)
 
     def exec(self, argv: Sequence[str], *, stdin: bytes = b"", deadline_s: float, most_output_bytes: int) -> Executed:
+        if not self.alive():
+            return Executed(ended=Ended.BOX_LOST, code=None, stdout=b"", stderr=b"")
         return self._start(argv).run(stdin, deadline_s=deadline_s, most_output_bytes=most_output_bytes)
 
+    def put(self, path: str, data: bytes) -> None:
+        self._need_workspace()
+        if not self.alive():
+            raise Refused("the box is gone: open another")
+        file = self.folder / checked_path(path)
+        if any(part.is_symlink() for part in [file, *file.parents] if part.is_relative_to(self.folder)):
+            raise BadInput(f"{path} cannot be written in the box: there is a link on the way")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+
+    def patch(self) -> Patch:
+        return changes_between(self._need_workspace(), self.folder)
+
+    def alive(self) -> bool:
+        is_over = self.spec.lifetime_s is not None and time.monotonic() - self.began >= self.spec.lifetime_s
+        return self.folder.exists() and not is_over
+
+    def _need_workspace(self) -> Path:
+        if self.spec.workspace is None:
+            raise Refused("this box has no workspace: ask for one")
+        return self.spec.workspace
+
     def talk(self, argv: Sequence[str]) -> Talk:
+        if self.spec.workspace is not None:
+            raise Refused("a box with a workspace runs programs one after the other: open one without to speak to a program")
         running = self._start(argv)
         self.running.callback(running.stop)
         return running

@@ -30,6 +30,8 @@ class Runtime:
     bwrap: Path
     prefix: Path
     """The folder of the Python installation, seen from outside."""
+    shared: Path | None = None
+    """Where root keeps what other users have to read."""
 
     @property
     def inside(self) -> Path:
@@ -39,6 +41,17 @@ class Runtime:
     @property
     def python(self) -> str:
         return str(self.inside / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}")
+
+    def keeper(self, program: Path) -> Path:
+        """The box's first program where everybody can read it."""
+        if self.shared is None or _open_to_all(program):
+            return program
+        content = program.read_bytes()
+
+        def fill(folder: Path) -> None:
+            (folder / program.name).write_bytes(content)
+
+        return _made(self.shared / f"keeper-{hashlib.sha256(content).hexdigest()[:12]}", fill) / program.name
 
     def hidden(self) -> list[str]:
         """Folders that would be seen in a box and must not be, as it names them: installed packages, this program, what is at work here."""
@@ -67,7 +80,9 @@ def find(shared: Path, wanted: Path | None = None) -> Runtime:
     if os.geteuid() != 0:
         return Runtime(bwrap=bwrap, prefix=prefix)
     return Runtime(
-        bwrap=bwrap if _open_to_all(bwrap) else _bwrap_copy(bwrap, shared), prefix=prefix if _open_to_all(prefix) else _copy(prefix, shared)
+        bwrap=bwrap if _open_to_all(bwrap) else _bwrap_copy(bwrap, shared),
+        prefix=prefix if _open_to_all(prefix) else _copy(prefix, shared),
+        shared=shared,
     )
 
 

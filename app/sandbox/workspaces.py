@@ -1,0 +1,231 @@
+"""Workspaces: a folder that many boxes start from, each with changes of its own, and those changes as a patch.
+
+    /tmp/ratchet-boxes-0/work-<process>-<birth>-0/base-<folder>-<user>/     the folder as the box's user may change it
+                                                  box-<n>/upper/            what one box changed: an overlay's upper layer is the patch
+                                                  box-<n>/work/             the overlay's own
+
+A user namespace holds one user, and an overlay copies a file up only where its owner is somebody in there, so each user of the pool has a
+copy of the folder that belongs to them: made once, used by every box of theirs. Where no overlay can be mounted each box has a copy of
+the whole folder (`copies`), and the patch is found by comparing.
+"""
+
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+from app.domain.boxes import MOST_PATCH_BYTES, Patch, checked_patch
+from app.domain.errors import BadInput, Overloaded
+from app.sandbox.control_groups import born, owner_lives
+
+NAME = "work"
+POOL = range(128, 256)
+"""Which of a process's 256 users have workspaces; the first half is for boxes without one, which take turns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workspace:
+    """Where one box keeps its changes."""
+
+    base: Path
+    upper: Path
+    scratch: Path
+    copies: bool
+
+    def arguments(self, at: str) -> list[str]:
+        """How bwrap mounts it."""
+        if self.copies:
+            return ["--bind", str(self.upper), at]
+        return ["--overlay-src", str(self.base), "--overlay", str(self.upper), str(self.scratch), at]
+
+    def added_bytes(self) -> int:
+        """What the changes weigh; a file that is being written or taken away counts as what it was."""
+        total = 0
+        for folder, _, names in os.walk(self.upper):
+            for name in names:
+                with suppress(OSError):
+                    total += os.lstat(os.path.join(folder, name)).st_size
+        return total
+
+    def patch(self) -> Patch:
+        """The changes. Raises `BadInput`."""
+        if self.copies:
+            return changes_between(self.base, self.upper)
+        changed = dict(_files(self.upper))
+        replaced = {p for folder in _opaque(self.upper) for p in _below(self.base, folder) if p not in changed}
+        removed: dict[str, bytes | None] = {
+            p: None for path, content in changed.items() if content is None for p in _below(self.base, path)
+        }
+        kept = {path: content for path, content in changed.items() if content is not None and _read(self.base / path) != content}
+        return checked_patch(removed | dict.fromkeys(replaced) | kept)
+
+    def remove(self) -> None:
+        """Forget the changes."""
+        _remove(self.upper.parent)
+
+
+@dataclass
+class Workspaces:
+    """The workspaces of this process: users, folders, and what was left by others."""
+
+    shared: Path
+    copies: bool
+    root: Path = field(init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _making: threading.Lock = field(default_factory=threading.Lock)
+    _taken: set[int] = field(default_factory=set[int])
+    _numbers: "count[int]" = field(default_factory=count)
+
+    def __post_init__(self) -> None:
+        self.root = self.shared / f"{NAME}-{os.getpid()}-{born(os.getpid())}-0"
+
+    def take(self) -> int:
+        """A place in the pool of users that no living box has. Raises `Overloaded`."""
+        with self._lock:
+            place = next((place for place in POOL if place not in self._taken), None)
+            if place is None:
+                raise Overloaded(f"{len(POOL)} boxes with workspaces are open in this process: stop one first", retry_after_s=1.0)
+            self._taken.add(place)
+            return place
+
+    def give_back(self, place: int) -> None:
+        """The box of this place is gone."""
+        with self._lock:
+            self._taken.discard(place)
+
+    def make(self, folder: Path, user: int | None) -> Workspace:
+        """A fresh workspace over a folder. Raises `BadInput` where it is none."""
+        if not folder.is_dir():
+            raise BadInput(f"{folder} is no folder: a workspace begins with one")
+        self.root.mkdir(mode=0o755, exist_ok=True)
+        base = self._base(folder, user)
+        own = self.root / f"box-{next(self._numbers)}"
+        own.mkdir(mode=0o755)
+        upper, scratch = own / "upper", own / "work"
+        if self.copies:
+            shutil.copytree(base, upper, symlinks=True)
+        else:
+            upper.mkdir()
+        scratch.mkdir()
+        if user is not None:
+            for made in (upper, scratch) if not self.copies else (scratch,):
+                os.chown(made, user, user)
+            if self.copies:
+                _give(upper, user)
+        return Workspace(base=base, upper=upper, scratch=scratch, copies=self.copies)
+
+    def _base(self, folder: Path, user: int | None) -> Path:
+        """The folder as this user owns it; ours where boxes are ours."""
+        if user is None:
+            return folder
+        stated = folder.stat()
+        base = self.root / f"base-{stated.st_dev:x}-{stated.st_ino:x}-{user}"
+        with self._making:
+            if not base.exists():
+                fresh = base.with_suffix(".new")
+                _remove(fresh)
+                shutil.copytree(folder, fresh, symlinks=True)
+                _give(fresh, user)
+                fresh.rename(base)
+        return base
+
+    def sweep(self) -> int:
+        """Remove what dead processes left; returns how many workspaces that were."""
+        left = [folder for folder in self.shared.glob(f"{NAME}-*") if not owner_lives(folder.name)]
+        found = sum(len(list(folder.glob("box-*"))) for folder in left)
+        for folder in left:
+            _remove(folder)
+        return found
+
+
+def changes_between(before: Path, after: Path) -> Patch:
+    """What became of a folder, by comparing all of it. Raises `BadInput`."""
+    return changes_of(read_folder(before), read_folder(after))
+
+
+def changes_of(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> Patch:
+    """The same, of files by path. Raises `BadInput`."""
+    gone: dict[str, bytes | None] = dict.fromkeys(before.keys() - after.keys())
+    return checked_patch({path: content for path, content in after.items() if before.get(path) != content} | gone)
+
+
+def read_folder(folder: Path) -> dict[str, bytes]:
+    """The files of a folder as texts by path. Raises `BadInput` for links and devices."""
+    return {path: content for path, content in _files(folder) if content is not None}
+
+
+def _give(folder: Path, user: int) -> None:
+    os.chown(folder, user, user)
+    for path in folder.rglob("*"):
+        os.chown(path, user, user, follow_symlinks=False)
+
+
+def _files(folder: Path) -> Iterator[tuple[str, bytes | None]]:
+    """Every file below, by path, as nobody's link leads; None for an overlay's mark that it was removed. Raises `BadInput`."""
+    for name, _, names, at in os.fwalk(folder, follow_symlinks=False):
+        inside = os.path.relpath(name, folder)
+        for file in [*names, *(entry for entry in _links(at))]:
+            path = file if inside == "." else f"{inside}/{file}"
+            found = os.stat(file, dir_fd=at, follow_symlinks=False)
+            if stat.S_ISCHR(found.st_mode) and found.st_rdev == 0:
+                yield _spelled(path), None
+            elif stat.S_ISREG(found.st_mode):
+                yield _spelled(path), _content(file, at)
+            elif not stat.S_ISDIR(found.st_mode):
+                raise BadInput(f"{path!r} is a link or a device: only files travel")
+
+
+def _links(at: int) -> list[str]:
+    """Links to folders, which a walk takes for folders and does not enter."""
+    with os.scandir(at) as entries:
+        return [entry.name for entry in entries if entry.is_symlink() and entry.is_dir()]
+
+
+def _content(file: str, at: int) -> bytes:
+    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)
+    with os.fdopen(descriptor, "rb") as opened:
+        return opened.read(MOST_PATCH_BYTES + 1)
+
+
+def _spelled(path: str) -> str:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise BadInput(f"{path!r} has a name that is no UTF-8: only sources travel") from None
+    return path
+
+
+def _opaque(upper: Path) -> Iterator[str]:
+    """Folders that were removed and made again: nothing of the ones before is seen through them."""
+    for folder, _, _ in os.walk(upper):
+        with suppress(OSError):
+            if folder != str(upper) and os.getxattr(folder, "user.overlay.opaque", follow_symlinks=False) == b"y":
+                yield os.path.relpath(folder, upper)
+
+
+def _below(base: Path, path: str) -> list[str]:
+    """The files that a path stood for."""
+    found = base / path
+    if found.is_dir() and not found.is_symlink():
+        return [str(file.relative_to(base)) for file in found.rglob("*") if file.is_file()]
+    return [path]
+
+
+def _read(file: Path) -> bytes | None:
+    return file.read_bytes() if file.is_file() and not file.is_symlink() else None
+
+
+def _remove(folder: Path) -> None:
+    """With everything below: an overlay leaves folders that even their owner may not enter."""
+    for name, folders, _ in os.walk(folder):
+        for entry in folders:
+            path = os.path.join(name, entry)
+            with suppress(OSError):
+                if not os.path.islink(path):
+                    os.chmod(path, 0o700)
+    shutil.rmtree(folder, ignore_errors=True)
