@@ -37,7 +37,9 @@ class VllmControl:
     def __init__(self, url: str, *, api_key: str | None = None, client: httpx.Client | None = None) -> None:
         self.url = url.rstrip("/")
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        self._client = client or httpx.Client(timeout=httpx.Timeout(TIMEOUT_S, connect=2.0), trust_env=False)
+        # vLLM closes a connection after an answer of 500: a next question on it would be lost just when the old weights have to come back
+        limits = httpx.Limits(max_keepalive_connections=0)
+        self._client = client or httpx.Client(timeout=httpx.Timeout(TIMEOUT_S, connect=2.0), limits=limits, trust_env=False)
         self._client.headers.update(headers)
 
     def close(self) -> None:

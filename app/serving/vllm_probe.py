@@ -1,7 +1,7 @@
 """Whether a vLLM server's log-probabilities are those of what it samples: asked at start and after every swap, of the server alone.
 
-    processed?   at top_p → 0 one token is left, so its log-probability is 0; at temperature ½ the two most probable tokens are twice as
-                 far apart as at 1. Raw log-probabilities (vLLM's default) do neither.
+    processed?   at top_p → 0 one token is left, so its log-probability is 0; at temperature ½ two tokens are twice as far apart as at 1.
+                 Raw log-probabilities (vLLM's default) do neither.
     its own?     short answers sampled at temperature 1 are scored again in one pass: KL per token as `app.serving.probe` bounds it
 
 A server that fails serves on; its turns are marked and never trained on.
@@ -16,6 +16,8 @@ NARROW = 1e-4
 """A top-p that keeps one token."""
 NEAR = 0.05
 """How far arithmetic on two bfloat16 answers may be off, as a share."""
+TOP = 5
+"""First tokens that are asked for."""
 
 
 def doubt(control: VllmControl, model: str) -> str | None:
@@ -40,12 +42,19 @@ def _processed(control: VllmControl, model: str, prompts: list[list[int]]) -> bo
     narrow = SamplingParams(temperature=1.0, top_p=NARROW, max_tokens=4, seed=0)
     if any(float(token["logprob"]) < -NEAR for prompt in prompts for token in control.sample(model, prompt, narrow)):
         return False
-    apart = [[_apart(control, model, prompt, temperature) for prompt in prompts] for temperature in (1.0, 0.5)]
-    return sum(apart[1]) > 1.5 * sum(apart[0])
+    ways = [_ways(control, model, prompt) for prompt in prompts]
+    return sum(half for _, half in ways) > 1.5 * sum(one for one, _ in ways)
 
 
-def _apart(control: VllmControl, model: str, prompt: list[int], temperature: float) -> float:
-    """Distance of the two most probable first tokens, nats."""
-    (token,) = control.sample(model, prompt, SamplingParams(temperature=temperature, max_tokens=1, seed=0), top=2)
-    best = sorted((float(other["logprob"]) for other in token["top_logprobs"]), reverse=True)
-    return best[0] - best[1]
+def _ways(control: VllmControl, model: str, prompt: list[int]) -> tuple[float, float]:
+    """How far the most and the least probable of some first tokens are apart, nats, at temperature 1 and at ½: the same two tokens, because
+    the sampled one, whichever it is, may stand among those that are named."""
+    one, half = (_named(control, model, prompt, temperature) for temperature in (1.0, 0.5))
+    both = sorted(one.keys() & half.keys(), key=lambda token: one[token])
+    return (one[both[-1]] - one[both[0]], half[both[-1]] - half[both[0]]) if both else (0.0, 0.0)
+
+
+def _named(control: VllmControl, model: str, prompt: list[int], temperature: float) -> dict[int, float]:
+    """Log-probabilities of the most probable first tokens, by token id."""
+    (token,) = control.sample(model, prompt, SamplingParams(temperature=temperature, max_tokens=1, seed=0), top=TOP)
+    return {int(other["token_id"]): float(other["logprob"]) for other in token["top_logprobs"]}

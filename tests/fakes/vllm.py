@@ -194,7 +194,7 @@ class FakeVllm:
         asked, brain = body["sampling_params"], self._brain(body)
         tops = [] if brain is None else brain.top(body["token_ids"], 1.0 if self.raw else asked["temperature"], asked["logprobs"])
         content = [
-            {"token_id": token, "logprob": logprob, "rank": 1, "top_logprobs": [{"token_id": i, "logprob": value} for i, value in tops]}
+            {"token_id": token, "logprob": logprob, "rank": 1, "top_logprobs": _named((token, logprob), tops)}
             for _, token, logprob in self._sampled(body)
         ]
         return JSONResponse({"choices": [{"index": 0, "finish_reason": "length", "logprobs": {"content": content}}]})
@@ -234,6 +234,12 @@ class FakeVllm:
             yield event(text=text, token_ids=[token], logprobs=logprobs, **end)
         if self.cut_after is None:
             yield "data: [DONE]\n\n"
+
+
+def _named(sampled: tuple[int, float], tops: Sequence[tuple[int, float]]) -> list[dict[str, Any]]:
+    """As many as were asked for: the sampled token, even where it is none of the most probable ones, and the best of the others."""
+    named = [sampled, *(top for top in tops if top[0] != sampled[0])][: len(tops)]
+    return [{"token_id": token, "logprob": logprob} for token, logprob in named]
 
 
 def _spans(labels: Sequence[str]) -> list[dict[str, Any]]:
