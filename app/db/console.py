@@ -90,7 +90,7 @@ class SqlOperations:
         said = (observations.c.inference_id == labels.c.inference_id) & (observations.c.name == ObservationName.TASK_SUCCESS)
         succeeded = said & observations.c.retracted_at.is_(None) & of_the_turn_s_policy()
         query = (
-            select(labels, turns.c.arm, turns.c.completion_tokens, observations.c.value.label("success"))
+            select(labels, turns.c.arm, turns.c.completion_tokens, observations.c.value.label("task_success"))
             .join(turns, turns.c.inference_id == labels.c.inference_id)
             .outerjoin(observations, succeeded)
             .where(labels.c.policy == policy, labels.c.current, was_served())
@@ -169,7 +169,7 @@ def _label_row(row: Row[Any]) -> LabelRow:
     return LabelRow(
         version=row.version, segment=row.segment, tier=segment.get("tier", ""), reward=row.reward, exclusion=row.exclusion,
         persistence=persistence.get("detail", {}).get("survival"), follow_up=follow_up.get("value"),
-        success=None if row.success is None else float(row.success), tokens=row.completion_tokens,
+        success=None if row.task_success is None else float(row.task_success), tokens=row.completion_tokens,
         finished_at=row.finished_at, arm=row.arm,
     )  # fmt: skip
 
