@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import uvicorn
 from fastapi import APIRouter, Depends
@@ -42,9 +43,10 @@ from app.domain.errors import BadConfig, RatchetError, Unavailable
 from app.domain.ids import utc_now
 from app.domain.policies import PolicyConfig
 from app.domain.ports import Claims, Clock, Episodes, GatewayEngines, Inbox, Keys, Ledger, Reads, Routes
+from app.domain.retention import Retention, retention
 from app.logging import configure
 from app.secret_files import keep_to_owner
-from app.settings import LOOPBACK, Settings, from_environment
+from app.settings import LOOPBACK, Settings, from_environment, read_toml
 
 log = logging.getLogger("ratchet.api")
 GRACE_S = 0.5
@@ -71,6 +73,8 @@ class Collaborators:
     """Only this machine reaches the service: it is open until the first key is made."""
     clock: Clock = utc_now
     limits: Limits = field(default_factory=Limits)
+    known_for: timedelta | None = Retention().horizon
+    """How long the deployment knows an event again."""
     checks: Mapping[str, Check] = field(default_factory=dict[str, Check])
     notes: Mapping[str, Check] = field(default_factory=dict[str, Check])
     """Told by `/health` beside the checks, without making the service unwell."""
@@ -101,7 +105,7 @@ def create_app(with_: Collaborators) -> Application:
         access=access,
         barrier=with_.barrier,
         chat=ChatRoute(access=access, intake=intake, gateway=gateway),
-        events=EventsRoute(access=access, intake=intake, door=door),
+        events=EventsRoute(access=access, intake=intake, door=door, known_for=with_.known_for),
         routers=[
             feedback.router(counter),
             langfuse.router(counter),
@@ -215,7 +219,7 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
         episodes=adapters.episodes, ledger=adapters.reads, reads=adapters.reads,
         actor_salt=wiring.actor_salt(settings), session_secrets=wiring.session_secrets(settings),
         loopback=settings.host in LOOPBACK,
-        claims=adapters.claims, notes={"ingestion": ingestion},
+        claims=adapters.claims, notes={"ingestion": ingestion}, known_for=retention(read_toml(settings.config)).horizon,
         checks={"database": database, "engines": adapters.check_engines}, routers=[releases.router(room), keyring, guarded],
         barrier=Barrier(
             hosts=settings.hosts | reached_as(settings.host), origins=settings.origins, loopback=settings.host in LOOPBACK

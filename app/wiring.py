@@ -4,7 +4,7 @@ Nothing happens at import. Every process calls the few functions it needs; tests
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -19,6 +19,7 @@ from app.domain.errors import BadConfig, UnknownPolicy
 from app.domain.ids import utc_now
 from app.domain.policies import PolicyConfig
 from app.domain.ports import Clock
+from app.domain.retention import retention
 from app.domain.streams import JoinRules
 from app.domain.terms import Terms
 from app.sealing import Seal
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from app.db.suite_sources import WellEnded
     from app.db.traces import SqlTraces
     from app.db.troubles import SqlTroubles
+    from app.db.upkeep.keeper import SqlUpkeep
     from app.db.versions import SqlVersions
     from app.db.webhooks import SqlWebhookBook
     from app.domain.batches import RewardedTurn, TurnPayload
@@ -216,10 +218,34 @@ def relay_office(settings: Settings, *, group: str) -> "SqlRelayOffice":
 
 
 def trajectories(settings: Settings) -> "ParquetSegments":
-    """The TrajectoryStore port."""
+    """The TrajectoryStore port. Where a segment was merged since its place was looked up, the turn's row says where it lies now."""
     from app.trajectories.segments import ParquetSegments
 
-    return ParquetSegments(settings.segments)
+    return ParquetSegments(settings.segments, moved=lambda ids: _places(settings, ids))
+
+
+def _places(settings: Settings, ids: Collection[str]) -> Mapping[str, str]:
+    from app.db.engine import reading
+    from app.db.upkeep.compaction import places_of
+
+    engine = open_state(settings)
+    try:
+        with reading(engine) as connection:
+            return places_of(connection, ids)
+    finally:
+        engine.dispose()
+
+
+def upkeep(settings: Settings, *, owner: str) -> "SqlUpkeep":
+    """What drops the past and merges segments, by `[retention]`; one process at a time."""
+    from app.db.clock import DatabaseClock, database_now
+    from app.db.upkeep.keeper import SqlUpkeep
+
+    state = open_state(settings)
+    return SqlUpkeep(
+        state, open_inbox(settings), files=trajectories(settings), retention=retention(read_toml(settings.config)), owner=owner,
+        clock=DatabaseClock(state), database_clock=database_now,
+    )  # fmt: skip
 
 
 def effect_store(settings: Settings, *, rules: JoinRules) -> "SqlEffects":
@@ -292,6 +318,15 @@ def decisions(settings: Settings, *, policy: str | None, since: datetime | None,
     from app.db.decisions import read_decisions
 
     return read_decisions(open_state(settings), policy=policy, since=since, until=until)
+
+
+def export_parquet(settings: Settings, folder: Path, *, policy: str | None, since: datetime | None, until: datetime | None) -> int:
+    """Write labelled turns with their tokens as a Parquet data set; returns how many."""
+    from app.db.decisions import read_exported
+    from app.trajectories.exporting import write_export
+
+    store = trajectories(settings)
+    return write_export(folder, read_exported(open_state(settings), policy=policy, since=since, until=until), store.read)
 
 
 def load_policies(settings: Settings) -> dict[str, PolicyConfig]:

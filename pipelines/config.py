@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from app.domain.errors import BadConfig
+from app.domain.retention import Retention
 from pipelines.batching import BatchingConfig
 from pipelines.evaluation.config import GatesConfig
 from pipelines.evaluation.offline_config import OfflineConfig
@@ -37,6 +38,7 @@ class LoopConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """How the loop works; each table of the TOML file is one stage's."""
 
     schedule: ScheduleConfig = ScheduleConfig()
+    retention: Retention = Retention()
     relay: RelayConfig = RelayConfig()
     ingestion: IngestionConfig = IngestionConfig()
     labelling: LabellingConfig = LabellingConfig()

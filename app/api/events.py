@@ -5,6 +5,7 @@ The fast lane: plain ASGI and msgspec, past FastAPI's routing, which costs more 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 import msgspec
 from starlette.types import Receive, Send
@@ -23,6 +24,8 @@ from app.domain.events import CloudEvent
 _list = msgspec.json.Decoder(list[msgspec.Raw])
 _encode = msgspec.json.Encoder().encode
 _JSON = (b"content-type", b"application/json")
+DEDUPE_HEADER = b"ratchet-dedupe-seconds"
+"""For how long the same event sent again changes nothing; absent where that is for ever."""
 
 
 class Answers(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +41,8 @@ class EventsRoute:
     access: Access
     intake: Intake
     door: Door
+    known_for: timedelta | None = None
+    """How long an event is known again (`[retention]`); None is for ever."""
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Answer 202 when any event was taken, 422 when none was valid, 4xx/503 for the whole body."""
@@ -49,6 +54,8 @@ class EventsRoute:
             status, body = answer.status, answer.body
             extra = [(name.lower().encode(), value.encode()) for name, value in answer.headers.items()]
         headers = [_JSON, (b"content-length", str(len(body)).encode()), *extra]
+        if self.known_for is not None:
+            headers.append((DEDUPE_HEADER, str(int(self.known_for.total_seconds())).encode()))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 

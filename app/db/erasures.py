@@ -68,6 +68,7 @@ class SqlEraser:
             return report
 
         report = locks.settled(self._state, forget)
+        segment_rows.finish(self._state, self._erase_from_segment)  # what was merged or is old and still lies there holds their words
         for engine in {self._state, self._inbox}:
             _empty_log(engine)
         return report

@@ -129,7 +129,7 @@ class SqlRelayTerm:
             return offsets(connection, self._group)
 
     def trim(self, *, applied_before: datetime) -> int:
-        """Drop payloads of long-applied rows, the oldest `TRIMMED_AT_ONCE`; their identities stay for ever."""
+        """Drop payloads of long-applied rows, the oldest `TRIMMED_AT_ONCE`; their identities stay for `dedupe_days`."""
         old = select(inbox.c.seq).where(inbox.c.applied_at < applied_before, FULL).order_by(inbox.c.applied_at).limit(TRIMMED_AT_ONCE)
         with writing(self._inbox) as connection:
             leases.require(connection, self.lease)

@@ -18,7 +18,7 @@ from app.db.tables import segments
 from app.domain.errors import Unavailable
 from app.domain.streams import EraseFromSegment
 
-WRITING, WHOLE = "writing", "whole"
+WRITING, WHOLE, DROPPING = "writing", "whole", "dropping"
 GIVEN_UP = timedelta(minutes=10)
 """An intent this old has lost its process. One that is alive after all finds its intent gone and tries again."""
 SWEPT_AT_ONCE = 100
@@ -45,12 +45,33 @@ def record(connection: Connection, name: str, *, rows: int, size_bytes: int, now
     connection.execute(insert_or_ignore(connection, segments), row)
 
 
-def complete(connection: Connection, name: str, *, rows: int, size_bytes: int) -> None:
-    """The file is whole and the transaction's turns point into it. Raises `Unavailable` where the intent was swept meanwhile."""
+def complete(connection: Connection, name: str, *, rows: int, size_bytes: int, created_at: datetime | None = None) -> None:
+    """The file is whole and the transaction's turns point into it. Raises `Unavailable` where the intent was swept meanwhile.
+
+    `created_at` where what is in it is older than the file.
+    """
     mine = (segments.c.name == name) & (segments.c.state == WRITING)
-    kept = connection.execute(update(segments).where(mine).values(state=WHOLE, rows=rows, bytes=size_bytes))
+    values = {"state": WHOLE, "rows": rows, "bytes": size_bytes} | ({} if created_at is None else {"created_at": created_at})
+    kept = connection.execute(update(segments).where(mine).values(values))
     if kept.rowcount != 1:
         raise Unavailable(f"segment {name} took longer than {GIVEN_UP} and was swept: the batch is applied again")
+
+
+def supersede(connection: Connection, names: Iterable[str]) -> None:
+    """Nobody points into these any more from this commit on; `finish` removes their files."""
+    mine = one_of(connection, segments.c.name, list(names)) & (segments.c.state == WHOLE)
+    connection.execute(update(segments).where(mine).values(state=DROPPING))
+
+
+def finish(engine: Engine, erase_from_segment: EraseFromSegment) -> int:
+    """Remove the files that nobody points into any more, then their rows; returns how many."""
+    with reading(engine) as connection:
+        names = connection.execute(select(segments.c.name).where(segments.c.state == DROPPING)).scalars().all()
+    for name in names:
+        erase_from_segment(name, None)
+        with writing(engine) as connection:
+            connection.execute(delete(segments).where(segments.c.name == name, segments.c.state == DROPPING))
+    return len(names)
 
 
 def forget(connection: Connection, name: str) -> None:
@@ -66,7 +87,8 @@ def abandon(engine: Engine, name: str, erase_from_segment: EraseFromSegment) -> 
 
 
 def sweep(engine: Engine, erase_from_segment: EraseFromSegment, *, now: datetime) -> int:
-    """Remove intents whose process was killed, with their files; returns how many."""
+    """Remove intents whose process was killed, with their files, and files that nobody points into any more; returns how many."""
+    finished = finish(engine, erase_from_segment)
     dead = or_(segments.c.created_at < now - GIVEN_UP, segments.c.created_at > now + GIVEN_UP)
     given_up = select(segments.c.name).where(segments.c.state == WRITING, dead).order_by(segments.c.name).limit(SWEPT_AT_ONCE)
     with writing(engine) as connection:
@@ -75,7 +97,7 @@ def sweep(engine: Engine, erase_from_segment: EraseFromSegment, *, now: datetime
             erase_from_segment(name, None)
         if names:
             connection.execute(delete(segments).where(one_of(connection, segments.c.name, names)))
-    return len(names)
+    return finished + len(names)
 
 
 def unknown_among(engine: Engine, names: Sequence[str]) -> list[str]:

@@ -149,7 +149,9 @@ applied_events = Table(
     Column("payload_hash", LargeBinary),
     Column("applied_at", UtcMicros, nullable=False),
     PrimaryKeyConstraint("source", "event_id"),
+    Index("ix_applied_events_time", "applied_at"),
 )
+"""Kept as long as an event is known again: see `app.domain.retention`."""
 
 dead_letters = Table(
     "dead_letters",
@@ -227,6 +229,7 @@ turns = Table(
     _partial("ix_turns_policy_due", "policy", "label_due_at", where="labelled_at IS NULL"),
     _partial("ix_turns_policy_relabel", "policy", "inference_id", where="needs_relabel", sqlite="needs_relabel = 1"),
     Index("ix_turns_policy_version", "policy", "version", "finished_at"),
+    _partial("ix_turns_labelled", "labelled_at", where="labelled_at IS NOT NULL"),
 )
 
 segments = Table(
@@ -238,8 +241,10 @@ segments = Table(
     Column("created_at", UtcMicros, nullable=False),
     Column("state", String(16), nullable=False, server_default="whole"),
     _partial("ix_segments_writing", "created_at", where="state = 'writing'"),
+    Index("ix_segments_time", "created_at", "name"),
 )
-"""`state`: `writing` before its file is begun, `whole` with the rows that point into it. What stays `writing` is swept with its file."""
+"""`state`: `writing` before its file is begun, `whole` with the rows that point into it, `dropping` when nobody points into it any more.
+What stays `writing` is swept with its file, and so is what is `dropping`."""
 
 turn_counts = Table(
     "turn_counts",
@@ -272,6 +277,7 @@ observations = Table(
     CheckConstraint("(inference_id IS NULL) <> (episode_id IS NULL)", name="one_target"),
     _partial("ix_observations_actor", "actor", where="actor IS NOT NULL"),
     Index("ix_observations_parked", "received_at", sqlite_where=text("status = 'parked'"), postgresql_where=text("status = 'parked'")),
+    _partial("ix_observations_stray", "received_at", where="status = 'orphan'"),
 )
 """`status`: `joined`, `parked` (its turn is not known yet), `late`, `orphan`."""
 

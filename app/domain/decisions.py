@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,3 +20,17 @@ class Decision:
     exclusion: str | None
     """Why it is never trained on; None where it may be."""
     segment: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportedTurn(Decision):
+    """One labelled turn whose tokens lie in a segment."""
+
+    payload_segment: str
+    finish_reason: str
+    train_consent: bool
+    held_out: bool
+    terms: list[dict[str, Any]]
+    """As the label has them: name, value, weight, detail."""
+    rule_set: str
+    labelled_at: datetime

@@ -3,7 +3,7 @@
 Wire types are frozen msgspec structs: the Kafka value and what labelling reads are the same type. Whoever reads them passes over fields
 that it does not know (a newer version wrote them), so a field may be added when it has a default and changes no meaning; what changes one
 is a new version of the type. The door is strict: what a client sends and nobody knows is a mistake. `(source, id)` of the envelope is the
-deduplication key, for ever.
+deduplication key, for as long as `[retention]` says.
 """
 
 import hashlib

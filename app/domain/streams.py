@@ -294,7 +294,7 @@ class RelayTerm(Protocol):
         ...
 
     def trim(self, *, applied_before: datetime) -> int:
-        """Drop payloads of long-applied rows; their identities stay for ever."""
+        """Drop payloads of long-applied rows; their identities stay."""
         ...
 
     def renew(self, *, now: datetime) -> None:

@@ -1,14 +1,19 @@
 """Segments: immutable Parquet files (zstd) of token payloads, in a local folder or under s3://bucket/prefix.
 
 A segment is whole or absent: it is written beside its place, synchronised, and renamed (S3: an object appears when its upload ends).
-The only change ever made to one is leaving turns out of it when their person is erased. Small segments are not merged: one holds what one
-transaction of ingestion brought, so a quiet product has many small files. A turn too large for an event has a segment of its own
-(`claims/`), written by the gateway; the turn's row points at it like at any other.
+The only change ever made to one is leaving turns out of it when their person is erased. One holds what one transaction of ingestion
+brought; those of a day that is over are merged into large ones, a policy each (`merge`), which are read and rewritten a row group at a
+time. A turn too large for an event has a segment of its own (`claims/`), written by the gateway; the turn's row points at it like at any
+other, and it is not merged.
 """
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+import shutil
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +22,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
-from pyarrow.compute import invert, is_in  # type: ignore[attr-defined] - made at import
+from pyarrow.compute import equal, field, invert, is_in  # type: ignore[attr-defined] - made at import
+from pyarrow.dataset import dataset
 
 from app.domain.batches import TurnPayload
 from app.domain.errors import BadConfig, BadInput, Unavailable
@@ -48,11 +54,16 @@ CLAIM = "claim-"
 """Segments that begin so hold one turn each and were written before its event."""
 
 
-class ParquetSegments:
-    """The TrajectoryStore and Claims ports."""
+GROUP_BYTES = 32 * 1024 * 1024
+"""Of a merged segment's row groups, uncompressed: what a reader or an erasure holds in memory at a time."""
 
-    def __init__(self, location: str) -> None:
+
+class ParquetSegments:
+    """The TrajectoryStore and Claims ports. `moved` tells where turns lie now whose segment was merged since somebody looked."""
+
+    def __init__(self, location: str, *, moved: Callable[[Collection[str]], Mapping[str, str]] = lambda ids: {}) -> None:
         self._filesystem, self._root = _open(location)
+        self._moved = moved
 
     def write(self, name: str, payloads: Sequence[TurnPayload]) -> str:
         """Write one segment; the same name and payloads again change nothing. Returns the name."""
@@ -69,6 +80,15 @@ class ParquetSegments:
 
     def read(self, locations: Iterable[tuple[str, str]]) -> dict[str, TurnPayload]:
         """Payloads by inference id for (segment, inference_id) pairs; what is gone is absent from the answer."""
+        asked = list(locations)
+        found = self._read_all(asked)
+        missing = {inference_id: name for name, inference_id in asked if inference_id not in found}
+        if missing:
+            now = self._moved(missing.keys())
+            found |= self._read_all([(now[id_], id_) for id_, name in missing.items() if now.get(id_, name) != name])
+        return found
+
+    def _read_all(self, locations: Iterable[tuple[str, str]]) -> dict[str, TurnPayload]:
         wanted: dict[str, list[str]] = {}
         for name, inference_id in locations:
             wanted.setdefault(name, []).append(inference_id)
@@ -79,16 +99,70 @@ class ParquetSegments:
         path = self._path(name)
         if inference_ids is None:
             return self._remove(path)
-        table = self._load(path)
-        if table is None:
+        try:
+            with self._filesystem.open_input_file(path) as source:
+                return self._leave_out(path, pq.ParquetFile(source), inference_ids)
+        except FileNotFoundError:
             return 0
-        kept = table.filter(invert(_is_in(table, inference_ids)))
-        removed = table.num_rows - kept.num_rows
-        if not kept.num_rows:
+
+    def _leave_out(self, path: str, file: pq.ParquetFile, inference_ids: frozenset[str]) -> int:
+        ids = file.read(columns=["inference_id"])
+        removed = ids.num_rows - ids.filter(invert(_is_in(ids, inference_ids))).num_rows
+        if removed == ids.num_rows:
             self._filesystem.delete_file(path)
         elif removed:
-            self._replace(path, kept)
+            with self._replacing(path) as writer:
+                for number in range(file.num_row_groups):
+                    group = file.read_row_group(number)
+                    kept = group.filter(invert(_is_in(group, inference_ids)))
+                    if kept.num_rows:
+                        writer.write_table(kept)
         return removed
+
+    def merge(self, sources: Sequence[str], *, target: Callable[[str], str]) -> dict[str, frozenset[str]]:
+        """Write the turns of these segments into one for each policy, named by `target(policy)`; returns whose turns each new one holds.
+
+        The sources stay. A source that is absent has nothing to give. One pass, some row groups in memory.
+        """
+        waiting: dict[str, list[pa.Table]] = defaultdict(list)
+        writers: dict[str, tuple[str, Any, Any]] = {}
+        held: dict[str, set[str]] = defaultdict(set)
+
+        def flush(policy: str) -> None:
+            if policy not in writers:
+                name = target(policy)
+                replacing = self._replacing(self._path(name))
+                writers[policy] = (name, replacing, replacing.__enter__())
+            table = pa.concat_tables(waiting.pop(policy)).sort_by("inference_id")
+            writers[policy][2].write_table(table, row_group_size=table.num_rows)
+
+        try:
+            for source in sources:
+                for group in self._groups(source):
+                    for policy in sorted(group["policy"].unique().to_pylist()):
+                        mine = group.filter(equal(group["policy"], policy))
+                        held[policy].update(mine["inference_id"].to_pylist())
+                        waiting[policy].append(mine)
+                        if sum(table.nbytes for table in waiting[policy]) >= GROUP_BYTES:
+                            flush(policy)
+            for policy in sorted(waiting):
+                flush(policy)
+        except BaseException as error:
+            for _, replacing, _ in writers.values():
+                replacing.__exit__(type(error), error, error.__traceback__)
+            raise
+        for _, replacing, _ in writers.values():
+            replacing.__exit__(None, None, None)
+        return {name: frozenset(held[policy]) for policy, (name, _, _) in writers.items()}
+
+    def _groups(self, name: str) -> Iterator[pa.Table]:
+        try:
+            with self._filesystem.open_input_file(self._path(name)) as source:
+                file = pq.ParquetFile(source)
+                for number in range(file.num_row_groups):
+                    yield file.read_row_group(number)
+        except FileNotFoundError:
+            return
 
     def deposit(self, payload: TurnPayload) -> PayloadClaim:
         """The Claims port: a segment of one turn, named after it. Raises `Unavailable` where the store does not take it."""
@@ -164,23 +238,36 @@ class ParquetSegments:
         return rows
 
     def _read(self, name: str, ids: Sequence[str]) -> list[TurnPayload]:
-        table = self._load(self._path(name))
-        return [] if table is None else [_payload(row) for row in table.filter(_is_in(table, ids)).to_pylist()]
-
-    def _load(self, path: str) -> pa.Table | None:
+        """Row groups whose statistics say that none of the turns is in them are not read."""
         try:
-            with self._filesystem.open_input_file(path) as file:
-                return pq.read_table(file)
+            table = dataset(self._path(name), filesystem=self._filesystem, format="parquet", schema=SCHEMA).to_table(
+                filter=field("inference_id").isin(sorted(ids))
+            )
         except FileNotFoundError:
-            return None
+            return []
+        return [_payload(row) for row in table.to_pylist()]
 
     def _replace(self, path: str, table: pa.Table) -> None:
+        with self._replacing(path) as writer:
+            writer.write_table(table)
+
+    @contextmanager
+    def _replacing(self, path: str) -> Iterator[pq.ParquetWriter]:
+        """A writer whose file takes the place of `path` when everything is in it, and only then."""
         if not isinstance(self._filesystem, pafs.LocalFileSystem):
-            with self._filesystem.open_output_stream(path) as stream:
-                pq.write_table(table, stream, compression="zstd")
+            with tempfile.NamedTemporaryFile() as whole:  # an upload that breaks off half-way would leave half an object
+                with pq.ParquetWriter(whole.name, SCHEMA, compression="zstd") as writer:
+                    yield writer
+                with self._filesystem.open_output_stream(path) as stream:
+                    shutil.copyfileobj(whole, stream, GROUP_BYTES)
             return
         partial = f"{path}.{os.getpid()}.partial"
-        pq.write_table(table, partial, compression="zstd")
+        try:
+            with pq.ParquetWriter(partial, SCHEMA, compression="zstd") as writer:
+                yield writer
+        except BaseException:
+            Path(partial).unlink(missing_ok=True)
+            raise
         sync(Path(partial))
         os.replace(partial, path)
         sync(Path(path).parent)
@@ -207,11 +294,12 @@ def _is_in(table: pa.Table, ids: Iterable[str]) -> Any:  # noqa: ANN401 - pyarro
 
 
 def _table(payloads: Sequence[TurnPayload]) -> pa.Table:
-    rows = [_row(payload) for payload in sorted(payloads, key=lambda payload: payload.inference_id)]
+    rows = [row_of(payload) for payload in sorted(payloads, key=lambda payload: payload.inference_id)]
     return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
-def _row(payload: TurnPayload) -> dict[str, Any]:
+def row_of(payload: TurnPayload) -> dict[str, Any]:
+    """A payload as a row of `SCHEMA`."""
     return {
         "inference_id": payload.inference_id, "episode_id": payload.episode_id, "policy": payload.policy, "version": payload.version,
         "prompt_tokens": payload.prompt_tokens, "completion_tokens": payload.completion_tokens, "logprobs": payload.logprobs,

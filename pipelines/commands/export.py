@@ -1,4 +1,4 @@
-"""`ratchet export dsjson`: decisions and rewards as Vowpal Wabbit reads them, so that its estimators can check ours."""
+"""`ratchet export`: decisions and rewards as Vowpal Wabbit reads them (`dsjson`), or turns with their tokens as a data set (`parquet`)."""
 
 import json
 import sys
@@ -41,6 +41,23 @@ def dsjson(policy: str | None, since: datetime | None, until: datetime | None, o
         return
     with out.open("w") as file:
         click.echo(f"{_write(decided, file)} decisions in {out}", err=True)
+
+
+@export.command()
+@click.option("--policy", help="Only this policy.")
+@click.option("--since", type=click.DateTime(), help="Only turns that ended from then on (UTC).")
+@click.option("--until", type=click.DateTime(), help="Only turns that ended before then (UTC).")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="A folder that is empty or absent.")
+def parquet(policy: str | None, since: datetime | None, until: datetime | None, out: Path) -> None:
+    """Turns with prompts, tokens, log-probabilities and rewards, in folders policy=…/day=…: for DuckDB, Spark, pyarrow, `datasets`.
+
+    It is a copy of what people said: `ratchet erase` does not reach it. Delete it when its work is done.
+    """
+    settings = from_environment()
+    if policy is not None:
+        wiring.require_policy(wiring.load_policies(settings), policy)
+    written = wiring.export_parquet(settings, out, policy=policy, since=_utc(since), until=_utc(until))
+    click.echo(f"{written} turns in {out}")
 
 
 def _utc(moment: datetime | None) -> datetime | None:

@@ -13,6 +13,7 @@ import click
 
 from app import wiring
 from app.domain.errors import BadConfig, RatchetError
+from app.domain.retention import days, retention
 from app.logging import configure
 from app.settings import Settings, from_environment, owner_of, read_toml
 
@@ -67,7 +68,7 @@ def relay() -> None:
     candidate = Relay(
         office=wiring.relay_office(settings, group=ingestion.group), sink=wiring.event_sink(settings),
         store=wiring.effect_store(settings, rules=rules), config=config, owner=owner(), clock=wiring.clock(settings),
-        sweep=wiring.claim_sweep(settings).sweep,
+        sweep=wiring.claim_sweep(settings).sweep, keep_payloads=days(retention(read_toml(settings.config)).inbox_days),
     )  # fmt: skip
     end_within(stop)
     gc.freeze()
@@ -132,6 +133,7 @@ def label() -> None:
 def loop() -> None:
     """Run one cycle per slot and policy: batch, update, judge, queue."""
     from pipelines.commands.loop_ports import loop_world
+    from pipelines.commands.upkeep import keep_house_forever
     from pipelines.config import loop_config
     from pipelines.cycle import run_cycle
     from pipelines.projection import Projection, project_forever
@@ -156,6 +158,7 @@ def loop() -> None:
     )  # fmt: skip
     threading.Thread(target=project_forever, args=(list(policies), stop, projection), name="projection", daemon=True).start()
     threading.Thread(target=prune_forever, args=(settings, stop), name="prune", daemon=True).start()
+    threading.Thread(target=keep_house_forever, args=(settings, stop), name="upkeep", daemon=True).start()
     # In this thread, because Ray's own processes die with the thread that started them; and it takes SIGTERM, which is given back to us.
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     world.warm()

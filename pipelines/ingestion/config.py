@@ -37,8 +37,6 @@ class RelayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Ingestion that moved nothing for this long is on its way to nothing."""
     max_rounds: int = 3
     """After so many rounds an event is applied straight from the inbox, which is an alarm."""
-    keep_payloads_s: float = 7 * 86_400.0
-    """How long the inbox keeps payloads of applied events; identities are kept for ever."""
     housekeeping_every_s: float = 30.0
     sweep_every_s: float = 3600.0
     """How often payloads without an event are looked for."""

@@ -55,6 +55,8 @@ class Relay:
     owner: str = field(default_factory=uuid7)
     sweep: Callable[[datetime], int] = lambda now: 0
     """Drops what was deposited for events that never came; returns how much."""
+    keep_payloads: timedelta | None = timedelta(days=7)
+    """How long the inbox keeps the bodies of applied events (`inbox_days` of `[retention]`)."""
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Take office whenever it is free and do its work until told to stop."""
@@ -200,8 +202,8 @@ class Term:
             self.relay.sink.rotate(applied_before=self.term.applied_before(now=self.relay.clock()))
             self.trimming = True
         if self.trimming:
-            keep = timedelta(seconds=self.relay.config.keep_payloads_s)
-            self.trimming = self.term.trim(applied_before=self.relay.clock() - keep) > 0
+            keep = self.relay.keep_payloads
+            self.trimming = keep is not None and self.term.trim(applied_before=self.relay.clock() - keep) > 0
         if now - self.swept_at > self.relay.config.sweep_every_s:
             self.swept_at = now
             if swept := self.relay.sweep(self.relay.clock()):

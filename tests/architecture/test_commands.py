@@ -23,7 +23,9 @@ LOOKED_AT = {
     ),
     "tests/integration/test_release_plan.py": "release-plan",
     "tests/integration/labelling/test_label_book.py": "rules-activate rules-diff rules-replay rules-show rules-validate labels-report",
-    "tests/integration/streaming/test_streaming_commands.py": "dlq-list dlq-replay dlq-show erase export-dsjson",
+    "tests/integration/streaming/test_streaming_commands.py": (
+        "dlq-list dlq-replay dlq-show erase export-dsjson export-parquet upkeep-run upkeep-show"
+    ),
     "tests/integration/labelling/test_collecting_and_importing.py": "import-sharegpt collect",
     "tests/integration/test_suite_commands.py": "suite-build suite-probe",
     "tests/integration/test_lineage.py": "lineage",

@@ -75,7 +75,8 @@ class Acts:
 
     def metrics_ms(self) -> None:
         """The numbers of /metrics."""
-        self._reads.counters(), self._reads.turns_per_version(), self._reads.backlog()
+        for read in (self._reads.counters, self._reads.turns_per_version, self._reads.backlog):
+            read()
 
     def trim(self) -> int:
         """One transaction of trimming; returns its rows, 0 when nothing is old any more."""

@@ -12,12 +12,14 @@ import pytest
 from click import Command
 from click.testing import CliRunner, Result
 from kafka import KafkaProducer
-from sqlalchemy import insert, select
+from pyarrow.dataset import dataset
+from sqlalchemy import insert, select, update
 
 from app import wiring
 from app.db.engine import reading, writing
 from app.db.tables import audit, batch_items, batches, dead_letters, exposures, labels, observations, outbox, training_runs, turns
 from app.domain.batches import payload_of
+from app.domain.errors import BadInput
 from app.domain.ids import hash_actor
 from app.domain.streams import AppliedEvent, DeadLetter, EffectBatch, JoinRules
 from app.messaging.search import records_with
@@ -25,6 +27,7 @@ from app.settings import Settings, from_environment
 from pipelines.commands.dlq import dlq
 from pipelines.commands.erase import erase
 from pipelines.commands.export import export
+from pipelines.commands.upkeep import upkeep
 from tests.broker import running_broker
 from tests.fakes.served import applied, at, event_of, exposure, observation, turn
 
@@ -160,6 +163,34 @@ def test_decisions_are_exported_as_dsjson(deployment: Deployment, tmp_path: Path
     assert (first["a"], first["p"], first["VWState"], first["c"]["segment"]) == ([1], [1.0], {"m": "v1"}, {"task": "edit"})
     assert first["Timestamp"] == "2026-11-21T12:00:00.0000000Z"
     assert "0 decisions" in deployment.run(export, "dsjson", "--since", "2026-11-22", "--out", str(out)).output
+
+
+def test_turns_are_exported_as_a_parquet_data_set(deployment: Deployment, tmp_path: Path) -> None:
+    person(deployment)
+    out = tmp_path / "turns"
+    assert "2 turns in" in deployment.run(export, "parquet", "--out", str(out)).output
+    assert [str(path.relative_to(out)) for path in out.rglob("*.parquet")] == ["policy=composer/day=2026-11-21/part-00000.parquet"]
+    rows = dataset(out, format="parquet", partitioning="hive").to_table().to_pylist()
+    assert [(row["inference_id"], row["policy"], row["reward"], row["completion_tokens"]) for row in rows] == [
+        ("a", "composer", 0.5, [4, 5]),
+        ("b", "composer", 0.5, [4, 5]),
+    ]
+    with pytest.raises(BadInput, match="holds something already"):
+        deployment.run(export, "parquet", "--out", str(out))
+    assert "0 turns" in deployment.run(export, "parquet", "--since", "2026-11-22", "--out", str(tmp_path / "none")).output
+
+
+def test_the_house_is_kept_by_hand_and_shown_to_whoever_asks(deployment: Deployment) -> None:
+    person(deployment)
+    shown = deployment.run(upkeep, "show").output
+    assert re.search(r"labels +kept +90 days +oldest +-?[\d.]+ days", shown)
+    assert re.search(r"dead_letters +kept +30 days", shown)
+    (deployment.settings.data / "short.toml").write_text("[retention]\nexposures_days = 0.000001\n")
+    deployment.environment["RATCHET_CONFIG"] = str(deployment.settings.data / "short.toml")
+    with writing(wiring.open_state(deployment.settings)) as connection:
+        connection.execute(update(exposures).values(occurred_at=at(-86_400 * 3_000)))
+    assert re.search(r"\d+  exposures", deployment.run(upkeep, "run").output)
+    assert deployment.run(upkeep, "run").output == "nothing was old\n"
 
 
 def test_what_is_left_of_a_person_is_told_place_by_place_and_after_erasing_nothing_is(deployment: Deployment) -> None:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -43,6 +44,12 @@ def test_events_are_answered_one_by_one() -> None:
         ("accepted", None), ("duplicate", None), ("conflict", None), ("rejected", "valeu"), ("rejected", "name"), ("rejected", "value"),
     ]  # fmt: skip
     assert [event.id for event in inbox.events.values()] == ["e1"]
+
+
+def test_an_answer_says_for_how_long_the_same_event_is_known_again() -> None:
+    ways: list[dict[str, Any]] = [{}, {"known_for": timedelta(hours=1)}, {"known_for": None}]
+    headers = [service(**way)[0].post("/v1/events", json=thumb()).headers for way in ways]
+    assert [answer.get("ratchet-dedupe-seconds") for answer in headers] == [str(30 * 86_400), "3600", None]
 
 
 def test_a_body_without_a_valid_event_is_a_422() -> None:

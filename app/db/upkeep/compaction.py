@@ -1,0 +1,156 @@
+"""Small segments of a day that is over become large ones, one for each policy; nobody who reads or erases meanwhile is disturbed.
+
+    the day's small segments ──▶ `writing` rows for the new ones ──▶ files ──▶ one transaction ──▶ the small ones' files go ──▶ their rows
+                                             turns point into the new ones, which are `whole`; the small ones are `dropping`
+
+Killed before the transaction, the new files are swept with their rows; killed after it, the small ones are removed by whoever comes next.
+Whoever looked up a place before the transaction and reads after it finds the turn by its row (`places_of`). An erasure that came while the
+files were written is seen in the transaction: its turns point nowhere, and are left out of the new file before anybody points into it.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from hashlib import blake2b
+from typing import Any, NamedTuple, Protocol
+
+from sqlalchemy import Connection, Engine, Row, not_, select, update
+
+from app.db import locks, segment_rows
+from app.db.chunks import chunked, one_of
+from app.db.engine import reading
+from app.db.segment_rows import WHOLE
+from app.db.tables import segments, turn_counts, turns
+
+MERGED = "day-"
+"""Segments that begin so are merged ones."""
+CLAIM = "claim-"
+DAY = timedelta(days=1)
+FEWEST, MOST = 2, 10_000
+"""Segments that are merged at a time."""
+log = logging.getLogger(__name__)
+
+
+class MergingFiles(Protocol):
+    """The segments' files."""
+
+    def merge(self, sources: Sequence[str], *, target: Callable[[str], str]) -> Mapping[str, frozenset[str]]:
+        """Write the turns of these segments into one for each policy, named by `target(policy)`; whose turns each new one holds."""
+        ...
+
+    def size(self, name: str) -> int:
+        """Bytes of a segment."""
+        ...
+
+    def erase(self, name: str, inference_ids: frozenset[str] | None) -> int:
+        """Rewrite a segment without these turns; None deletes it unread."""
+        ...
+
+
+class Merged(NamedTuple):
+    """What one step made."""
+
+    sources: int
+    files: int
+    bytes: int
+
+
+def compact(
+    engine: Engine, files: MergingFiles, *, now: datetime, over_for: timedelta, at_most_bytes: int,
+    fence: Callable[[Connection], None] = lambda connection: None,
+) -> Merged | None:  # fmt: skip
+    """Merge the oldest small segments that belong together; None where there are none. One call is one transaction of turns."""
+    segment_rows.finish(engine, files.erase)
+    sources = _together(engine, before=_midnight(now - over_for), at_most_bytes=at_most_bytes)
+    if len(sources) < FEWEST:
+        return None
+    day, names = f"{sources[0].created_at:%Y%m%d}", [row.name for row in sources]
+    made: list[str] = []
+
+    def target(policy: str) -> str:
+        digest = blake2b(policy.encode(), digest_size=4).hexdigest()
+        made.append(segment_rows.intend(engine, f"{MERGED}{day}-{digest}", now=now))
+        return made[-1]
+
+    try:
+        held = files.merge(names, target=target)
+        missing = frozenset(name for name in names if not files.size(name))
+        lost = locks.settled(engine, lambda connection: _switch(connection, files, sources, held, missing, fence))
+    except Exception:
+        for name in made:  # a process that is killed leaves this to `sweep`
+            segment_rows.abandon(engine, name, files.erase)
+        raise
+    written = sum(files.size(name) for name in held)
+    segment_rows.finish(engine, files.erase)
+    if lost:
+        log.error("event=segments_missing count=%d first=%s alarm=files that rows tell of are gone", len(lost), lost[0])
+    return Merged(len(sources) - len(lost), len(held), written)
+
+
+def _midnight(moment: datetime) -> datetime:
+    return datetime(moment.year, moment.month, moment.day, tzinfo=UTC)
+
+
+def _together(engine: Engine, *, before: datetime, at_most_bytes: int) -> list[Row[*tuple[Any, ...]]]:
+    """The oldest small segments that were begun on one day, as many as make one file for each policy."""
+    s = segments.c
+    small = (s.state == WHOLE) & (s.created_at < before) & not_(s.name.startswith(MERGED)) & not_(s.name.startswith(CLAIM))
+    oldest = select(s.name, s.created_at, s.bytes, s.rows).where(small).order_by(s.created_at, s.name)
+    with reading(engine) as connection:
+        policies = len(connection.execute(select(turn_counts.c.policy).distinct()).all())
+        found: list[Row[*tuple[Any, ...]]] = []
+        for row in connection.execution_options(stream_results=True).execute(oldest):
+            full = sum(one.bytes for one in found) + row.bytes > at_most_bytes * max(1, policies)
+            if found and (full or len(found) == MOST or row.created_at >= _midnight(found[0].created_at) + DAY):
+                if len(found) >= FEWEST:
+                    break
+                found.clear()  # a day's only small one has nobody to be merged with
+            found.append(row)
+    return found
+
+
+def _switch(
+    connection: Connection, files: MergingFiles, sources: Sequence[Row[*tuple[Any, ...]]], held: Mapping[str, frozenset[str]],
+    missing: frozenset[str], fence: Callable[[Connection], None],
+) -> list[str]:  # fmt: skip
+    """Everything at once: turns, new rows, old rows. Returns sources whose file is gone: they stay, and so does what points into them."""
+    fence(connection)
+    names, newest = [row.name for row in sources], max((row.created_at for row in sources), default=None)
+    places = _lock(connection, sorted(id_ for ids in held.values() for id_ in ids), set(names))
+    for name, ids in sorted(held.items()):
+        here = sorted(ids & places.keys())
+        gone = ids - places.keys()
+        if gone:  # erased meanwhile, or never pointed at: a turn that lies in two files is left in the other one
+            files.erase(name, frozenset(gone) if here else None)
+        if not here:
+            segment_rows.forget(connection, name)
+            continue
+        segment_rows.complete(connection, name, rows=len(here), size_bytes=files.size(name), created_at=newest)
+        for some in chunked(here, 5_000):
+            connection.execute(update(turns).where(one_of(connection, turns.c.inference_id, some)).values(payload_segment=name))
+    # An erasure that emptied a file removed it: its row says that nothing is in it.
+    full = select(segments.c.name).where(one_of(connection, segments.c.name, sorted(missing)), segments.c.rows > 0)
+    lost = sorted(connection.execute(full).scalars()) if missing else []
+    segment_rows.supersede(connection, [name for name in names if name not in lost])
+    return lost
+
+
+def _lock(connection: Connection, ids: Sequence[str], names: set[str]) -> dict[str, str]:
+    """Those of the turns that still point into the sources, locked in the one order."""
+    t = turns.c
+    found: dict[str, str] = {}
+    for some in chunked(ids, 5_000):
+        mine = select(t.inference_id, t.payload_segment).where(one_of(connection, t.inference_id, some), t.payload_segment.is_not(None))
+        rows = connection.execute(mine.order_by(t.inference_id).with_for_update())
+        found |= {row.inference_id: row.payload_segment for row in rows if row.payload_segment in names}
+    return found
+
+
+def places_of(connection: Connection, ids: Collection[str]) -> dict[str, str]:
+    """In which segment each of these turns lies now."""
+    t = turns.c
+    found: dict[str, str] = {}
+    for some in chunked(ids, 5_000):
+        query = select(t.inference_id, t.payload_segment).where(one_of(connection, t.inference_id, some), t.payload_segment.is_not(None))
+        found |= {row.inference_id: row.payload_segment for row in connection.execute(query)}
+    return found
