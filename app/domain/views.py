@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from statistics import NormalDist
 from typing import Any, Protocol
 
 from app.domain.alarms import Alarm
@@ -38,23 +39,26 @@ def measure(values: Sequence[float], *, low: float = -math.inf, high: float = ma
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Second mean minus first, with its 95 % interval (Welch)."""
+    """Second mean minus first, with its interval (Welch)."""
 
     first: Measure
     second: Measure
     difference: float
     low: float
     high: float
+    level: float = 0.95
+    """Of the interval."""
 
 
-def difference(first: Sequence[float], second: Sequence[float]) -> Difference | None:
-    """What changed from the first sample to the second; None where either is too small."""
+def difference(first: Sequence[float], second: Sequence[float], *, error: float = 0.05) -> Difference | None:
+    """What changed from the first sample to the second, with an interval of that error; None where either sample is too small."""
     before, after = measure(first), measure(second)
     if before is None or after is None:
         return None
-    half = math.hypot(before.high - before.mean, after.high - after.mean)
+    wider = NormalDist().inv_cdf(1 - error / 2) / NormalDist().inv_cdf(0.975)
+    half = wider * math.hypot(before.high - before.mean, after.high - after.mean)
     delta = after.mean - before.mean
-    return Difference(first=before, second=after, difference=delta, low=delta - half, high=delta + half)
+    return Difference(first=before, second=after, difference=delta, low=delta - half, high=delta + half, level=1 - error)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,8 +26,10 @@ PROMPT_TOKENS, ANSWER_TOKENS = 100, 48
 """Of a usual turn of the demo."""
 WORTH_IT = 1.1
 """How much faster all cores have to be than one: the demo's other processes want some of them as well."""
-STEPS = 5
-"""Decoding steps that are timed, after one that is not."""
+STEPS = 3
+"""Decoding steps that are timed at a time, after one that is not."""
+ROUNDS = 2
+"""How often each number of threads is tried, turn and turn about: what disturbs a machine for a second must not choose for minutes."""
 
 
 def main(folder: Path, rows: int, begin: Callable[[], object]) -> dict[str, float]:
@@ -55,12 +57,12 @@ def _answers_per_s(policy: Policy, rows: int, counts: Sequence[int]) -> dict[int
         decoder.submit(prompt, SamplingParams(temperature=1.0, max_tokens=ANSWER_TOKENS))
     while decoder.load == rows and len(decoder.step()) < rows:
         pass  # until everybody has begun
-    found: dict[int, float] = {}
-    for count in counts:
-        torch.set_num_threads(count)
+
+    def steps() -> float:
         decoder.step()
-        lasted = [_lasts(decoder.step) for _ in range(STEPS)]
-        found[count] = rows / statistics.median(lasted) / ANSWER_TOKENS
+        return statistics.median(_lasts(decoder.step) for _ in range(STEPS))
+
+    found = {count: rows / seconds / ANSWER_TOKENS for count, seconds in _least(steps, counts).items()}
     decoder.close()
     return found
 
@@ -76,11 +78,17 @@ def _turn_s(model: PreTrainedModel, counts: Sequence[int]) -> dict[int, float]:
         loss.backward()  # pyright: ignore[reportUnknownMemberType] - torch leaves its signature open
 
     turn()
-    found: dict[int, float] = {}
-    for count in counts:
-        torch.set_num_threads(count)
-        found[count] = _lasts(turn)
-    return found
+    return _least(lambda: _lasts(turn), counts)
+
+
+def _least(seconds: Callable[[], float], counts: Sequence[int]) -> dict[int, float]:
+    """The least of some rounds, by the number of threads."""
+    found: dict[int, list[float]] = {count: [] for count in counts}
+    for _ in range(ROUNDS):
+        for count in counts:
+            torch.set_num_threads(count)
+            found[count].append(seconds())
+    return {count: min(tried) for count, tried in found.items()}
 
 
 def _lasts(act: Callable[[], object]) -> float:

@@ -94,6 +94,11 @@ class Outcome:
     """Why it ended early."""
 
     @property
+    def is_clear(self) -> bool:
+        """Whether the interval of the gain in edit persistence excludes zero."""
+        return self.persistence is not None and self.persistence.low > 0
+
+    @property
     def failures(self) -> list[str]:
         """What was promised and did not happen; empty for exit code 0."""
         missing = [] if self.trouble is None else [self.trouble]
@@ -101,7 +106,7 @@ class Outcome:
             missing.append("no candidate was promoted")
         if self.persistence is None:
             missing.append("edit persistence of the last champion was not measured against the first's")
-        elif self.persistence.low <= 0:
+        elif not self.is_clear:
             missing.append("the interval of the gain in edit persistence does not exclude zero")
         if self.harm is None:
             missing.append("no harmful candidate was planted")
@@ -178,7 +183,7 @@ def _median(values: Sequence[float]) -> float:
 def _compared(name: str, found: Difference, first: str, last: str) -> list[tuple[str, str]]:
     return [
         (name, f"{first}: {found.first} (n={found.first.n}) → {last}: {found.second} (n={found.second.n})"),
-        ("  difference", f"{found.difference:+.3f}, 95 % interval [{found.low:+.3f}, {found.high:+.3f}]"),
+        ("  difference", f"{found.difference:+.3f}, {100 * found.level:.4g} % interval [{found.low:+.3f}, {found.high:+.3f}]"),
     ]
 
 
@@ -187,7 +192,7 @@ def _difference(found: Difference | None) -> dict[str, Any] | None:
         return None
     return {
         "first": _measure(found.first), "second": _measure(found.second), "difference": round(found.difference, 4),
-        "low": round(found.low, 4), "high": round(found.high, 4),
+        "low": round(found.low, 4), "high": round(found.high, 4), "level": found.level,
     }  # fmt: skip
 
 

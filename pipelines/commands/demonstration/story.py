@@ -11,6 +11,7 @@
              | questions (panel 2); meanwhile a damaged |
              | version is made and planted              |
  harming     | the damaged version answers some people  | it was taken back and traffic has left it
+ learning on | the gain is not clear yet                | one more was promoted and compared, at half the error
 ```
 
 Nothing ends by a clock (unless a person gave one: --minutes). A run in which nothing moves any more ends, and says where it stands still;
@@ -48,6 +49,9 @@ SHARE_FOR_COMPARING = 0.75
 """Of the panel's answers: some people are in the holdback, meet the planted version, or get no reaction labelled in time."""
 QUIET_AFTER_ROLLBACK_S = 4.0
 """Routes are read afresh every second; after this long without a request nobody is on the planted version."""
+COMPARISONS, ERROR = 3, 0.05
+"""How often a gain may be looked for at most, and the first interval's error; each further one has half of the one before, so that all
+together are wrong in less than a tenth of all demos."""
 MOST_FAILURES = 5
 """Candidates in a row that do not pass: more of the same would say nothing new."""
 FAILED = frozenset({ReleaseState.REJECTED, ReleaseState.ABORTED, ReleaseState.INCONCLUSIVE, ReleaseState.EXPIRED, ReleaseState.ROLLED_BACK})
@@ -83,6 +87,7 @@ class Story:
     _asked: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     _last: Sight | None = None
     _read: dict[str, int] = field(default_factory=dict[str, int])
+    _compared: int = 0
 
     def __post_init__(self) -> None:
         self._operator = Operator(self.deployment.url)
@@ -107,6 +112,10 @@ class Story:
         last = self._compare()
         self._harm(last, planting)
         self._gain(first, last)
+        while not self.outcome.is_clear and self._compared < COMPARISONS:
+            self._learn_on()
+            last = self._compare()
+            self._gain(first, last)
         self.forecast.begin_anew([])
 
     # --- parts
@@ -121,6 +130,20 @@ class Story:
                 self.screen.say("the next update would end later than planned on this machine: it is left out")
                 break
             wanted += 1
+        self._rest()
+
+    def _learn_on(self) -> None:
+        """One more promotion: the last one's gain may be chance."""
+        found = self.outcome.persistence
+        seen = "" if found is None else f" ({found.difference:+.3f} [{found.low:+.3f}, {found.high:+.3f}])"
+        self.screen.say(f"the gain is not clear yet{seen}: learning goes on from this champion")
+        had = len(self._look().champions)
+        self.forecast.begin_anew([*cycle_parts(self.plan.profile, self.speed), last_parts(self.plan.profile, self.speed)[0]])
+        self.supervisor.start("loop")
+        self._wait(lambda sight: self._follow(sight) and len(sight.champions) > had)
+        self._rest()
+
+    def _rest(self) -> None:
         self.supervisor.end("loop")
         self.screen.say("training rests while the demo measures what was learned")
 
@@ -153,18 +176,24 @@ class Story:
         assert sight.pointer is not None
         last, wanted = sight.pointer.digest, int(self.plan.profile.panel_turns * SHARE_FOR_COMPARING * (1 - sight.pointer.holdback))
         self.outcome.last = sight.names[last]
-        self._panel(PANEL_AFTER, share=1)
+        self._compared += 1
+        self._panel(self._panel_after, share=1)
         self._wait(lambda sight: len(sight.panel(last)) >= wanted)
         return last
 
+    @property
+    def _panel_after(self) -> str:
+        """The process of the newest comparison's people."""
+        return PANEL_AFTER if self._compared < 2 else f"{PANEL_AFTER}-{self._compared}"
+
     def _gain(self, first: str, last: str) -> None:
         """What was learned: the same people and questions, before and after."""
-        sight = self._look()
-        self.outcome.persistence = difference(sight.panel(first), sight.panel(last))
-        self.outcome.dissatisfied = difference(sight.panel_dissatisfied(first), sight.panel_dissatisfied(last))
+        sight, error = self._look(), ERROR / 2 ** (self._compared - 1)
+        self.outcome.persistence = difference(sight.panel(first), sight.panel(last), error=error)
+        self.outcome.dissatisfied = difference(sight.panel_dissatisfied(first), sight.panel_dissatisfied(last), error=error)
         self.outcome.lengths = difference(sight.panel_lengths(first), sight.panel_lengths(last))
         self.outcome.anchor_budget_used = self._anchor_budget_used(sight)
-        before, after = (self._diary(name).read()[0] for name in (PANEL_BEFORE, PANEL_AFTER))
+        before, after = (self._diary(name).read()[0] for name in (PANEL_BEFORE, self._panel_after))
         self.outcome.pairs = typical(pairs_of(before, after, first=first, last=last))
 
     def _harm(self, champion: str, planting: "subprocess.Popen[str]") -> None:
@@ -246,8 +275,7 @@ class Story:
         """Approve what is READY, once per evidence."""
         for release in sight.releases:
             bound = (release.id, release.evidence_digest or "")
-            planted = "planted" in release.version_name
-            if release.state is ReleaseState.READY and bound not in self._asked and not planted:
+            if release.state is ReleaseState.READY and bound not in self._asked and not _is_planted(release):
                 self._asked.add(bound)
                 for sentence in self._operator.approve(release):
                     self.screen.say(sentence)
@@ -290,7 +318,7 @@ class Story:
     def _wait_of_people(self, sight: Sight) -> None:
         """How long people waited for their answers since the last look: while an update computes, and otherwise."""
         training = any(cycle.status is CycleStatus.RUNNING and cycle.step in ("elected", "batch") for cycle in sight.cycles)
-        for name in ("people", PANEL_BEFORE, PANEL_AFTER):
+        for name in ("people", PANEL_BEFORE, self._panel_after):
             new: list[Entry]
             new, self._read[name] = self._diary(name).read(self._read.get(name, 0))
             (self.outcome.waits_training if training else self.outcome.waits).extend(entry.waited_s for entry in new)
@@ -326,9 +354,13 @@ def _failures(sight: Sight) -> list[Release]:
     for release in sight.releases:  # newest first
         if release.state in (ReleaseState.CHAMPION, ReleaseState.SUPERSEDED):
             break
-        if release.state in FAILED:
+        if release.state in FAILED and not _is_planted(release):
             failed.append(release)
     return failed
+
+
+def _is_planted(release: Release) -> bool:
+    return "planted" in release.version_name
 
 
 def _find(sight: Sight, release_id: str) -> Release:

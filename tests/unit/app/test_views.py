@@ -39,3 +39,11 @@ def test_a_difference_adds_the_squares_of_the_half_widths() -> None:
 
 def test_a_difference_of_too_little_is_none() -> None:
     assert difference([0.5], [0.1, 0.2]) is None
+
+
+def test_half_the_error_makes_the_interval_wider_by_the_ratio_of_the_quantiles() -> None:
+    once, again = (difference([0.0, 1.0] * 20, [1.0, 2.0] * 20, error=error) for error in (0.05, 0.025))
+    assert once is not None
+    assert again is not None
+    assert (again.high - again.low) / (once.high - once.low) == pytest.approx(2.241403 / 1.959964, rel=1e-4)
+    assert (once.level, again.level) == (0.95, 0.975)

@@ -122,6 +122,15 @@ def test_every_missing_promise_is_a_failure() -> None:
     assert "exclude zero" in vague.failures[0]
 
 
+def test_a_gain_that_may_be_chance_is_not_clear_and_a_later_look_says_its_level() -> None:
+    outcome = complete()
+    assert outcome.is_clear
+    outcome.persistence = difference([0.0, 0.1, 0.2] * 10, [0.8, 0.9, 1.0] * 10, error=0.025)
+    assert "97.5 % interval" in dict(outcome.rows())["  difference"]
+    outcome.persistence = difference([0.0, 1.0] * 20, [0.1, 1.0] * 20)
+    assert not outcome.is_clear
+
+
 def test_trouble_is_a_failure_even_when_everything_else_happened() -> None:
     outcome = complete()
     outcome.trouble = "it was interrupted"
