@@ -92,11 +92,15 @@ class Bucket:
             raise Overloaded(f"this key's limit is {self._rate:g} a second: come back in {wait_s:.1f} s", retry_after_s=wait_s)
         self._tokens -= wanted
 
+    def owe(self, count: int) -> None:
+        """Take `count` tokens more of what is let in already; whoever comes next waits until they are paid."""
+        self._tokens -= count
+
     def headers(self) -> list[tuple[bytes, bytes]]:
         """The limit, what is left of it and in how many seconds it is whole again (IETF draft ratelimit-headers, as of version 07)."""
         left = min(self._size, self._tokens + (self._now() - self._at) * self._rate)
         seconds = math.ceil((self._size - left) / self._rate)
-        figures = ((b"ratelimit-limit", self._size), (b"ratelimit-remaining", left), (b"ratelimit-reset", seconds))
+        figures = ((b"ratelimit-limit", self._size), (b"ratelimit-remaining", max(0.0, left)), (b"ratelimit-reset", seconds))
         return [(name, str(int(value)).encode()) for name, value in figures]
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from app.domain.turns import PayloadClaim, TurnServed
+from app.domain.turns import PayloadClaim, Shape, TurnServed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +135,7 @@ class TurnPayload:
     """[T] log of the probability mass that top-p kept; None for top_p = 1 or where it is not known."""
     temperature: float = 1.0
     top_p: float = 1.0
+    shape: Shape | None = None
     finished_at: datetime
     messages: tuple[dict[str, object], ...] = ()
     completion: str = ""
@@ -149,7 +150,7 @@ def payload_of(turn: TurnServed) -> TurnPayload:
         logprobs=None if turn.logprobs is None else tuple(turn.logprobs),
         routed_experts=None if experts is None else tuple(tuple(tuple(layer) for layer in token) for token in experts),
         kept_log_mass=None if turn.kept_log_mass is None else tuple(turn.kept_log_mass),
-        temperature=turn.sampling.temperature, top_p=turn.sampling.top_p, finished_at=turn.finished_at,
+        temperature=turn.sampling.temperature, top_p=turn.sampling.top_p, shape=turn.shape, finished_at=turn.finished_at,
         messages=tuple(turn.messages), completion=turn.completion,
     )  # fmt: skip
 
@@ -157,8 +158,9 @@ def payload_of(turn: TurnServed) -> TurnPayload:
 def without_payload(turn: TurnServed, claim: PayloadClaim | msgspec.UnsetType) -> TurnServed:
     """The turn with a reference in the place of what lies in the trajectory store."""
     return msgspec.structs.replace(
-        turn, messages=[], prompt_tokens=[], completion_tokens=[], logprobs=None, routed_experts=None, kept_log_mass=None, payload=claim
-    )
+        turn, messages=[], prompt_tokens=[], completion_tokens=[], logprobs=None, routed_experts=None, kept_log_mass=None, shape=None,
+        payload=claim,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

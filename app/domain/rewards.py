@@ -32,7 +32,8 @@ class Exclusion(StrEnum):
     MIXED_VERSIONS = "mixed_versions"
     """The engine's weights were replaced while it was sampled, or just before: the version it is recorded under did not sample it all."""
     NO_RATIO = "no_ratio"
-    """Drawn at temperature 0, or with a top-p whose kept mass is not known: no importance ratio can be formed."""
+    """Drawn at temperature 0, with a top-p whose kept mass is not known, or under a mask that cannot be worked out again: no importance
+    ratio can be formed."""
     IMPORTED = "imported"
     ROLLOUT = "rollout"
     """Practice in a sandbox. Trained on only beside production and by a rule that says how much of it, which there is none of yet."""

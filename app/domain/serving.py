@@ -4,10 +4,10 @@ from typing import Any
 
 import msgspec
 
-from app.domain.turns import FinishReason, SamplingParams
+from app.domain.turns import FinishReason, SamplingParams, Shape
 
 
-class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One completion to sample from one pinned version."""
 
     policy: str
@@ -16,7 +16,11 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     sampling: SamplingParams
+    shape: Shape | None = None
+    """What else bends the distribution; an engine that cannot refuses."""
     record_experts: bool = False
+    likely: int | None = None
+    """How many of the most likely tokens are wanted beside each sampled one, with their texts; None where nobody reads them."""
     stream: bool = True
     """Whether every token is wanted when it is there; otherwise the first, and the others together (every second as a sign of life): a
     line per token costs gateway and engine a quarter of a small model's decoding time."""
@@ -36,14 +40,26 @@ class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     top_p: float = 1.0
 
 
-class GenerationChunk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Likely(msgspec.Struct, frozen=True, array_like=True):
+    """One token that was, or could have been drawn at a place."""
+
+    token: int | None
+    """None where the engine names it by its text alone."""
+    logprob: float
+    piece: bytes | None = None
+    """What it writes; a character may take several tokens. None where the engine does not say."""
+
+
+class GenerationChunk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A few sampled tokens; the last chunk of a generation, and only it, has a `finish_reason`."""
 
     text: str
     """Newly completed text; may lag behind the tokens while a character is incomplete."""
     tokens: list[int]
     logprobs: list[float]
-    """Natural logarithm, of the distribution actually sampled (after temperature and top-p)."""
+    """Natural logarithm, of the distribution actually sampled (after shape, temperature and top-p)."""
+    likely: list[list[Likely]] | None = None
+    """Where asked for: for each token itself, then the most likely ones of its place, the likeliest first."""
     finish_reason: FinishReason | None = None
     prompt_tokens: list[int] | None = None
     """On the last chunk: the prompt as the engine fed it."""
@@ -53,6 +69,8 @@ class GenerationChunk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """On the last chunk, where top_p < 1 and the engine says it: [T], log of the probability mass that top-p kept."""
     mixed_versions: str | None = None
     """On the last chunk, where not every token was sampled by the version that was asked for: a sentence. Such a turn is not trained on."""
+    unscorable: str | None = None
+    """On the last chunk, where nobody can work out again from which distribution its tokens were drawn: why. Not trained on either."""
     message: str | None = None
     """On the last chunk, with finish_reason `error`: what went wrong."""
 

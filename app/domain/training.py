@@ -6,6 +6,8 @@ Legend of shapes: S tokens of a sequence, T scored tokens of it (its last T), L 
 from dataclasses import dataclass
 from enum import StrEnum
 
+from app.domain.turns import Shape
+
 
 class LossName(StrEnum):
     """The losses of the trainer's port, named as Tinker names them."""
@@ -35,6 +37,8 @@ class Datum:
     """[T] log of the probability mass that top-p kept when each token was sampled; empty for top_p = 1."""
     top_p: float = 1.0
     """Below 1 and without `kept_log_mass`: a forward pass works out what top-p keeps under the current weights."""
+    shape: Shape | None = None
+    """What else bent the distribution when the tokens were sampled: they are scored under the same."""
     routes: tuple[tuple[tuple[int, ...], ...], ...] | None = None
     """[T, L, K] experts that ran when each scored token was sampled."""
 

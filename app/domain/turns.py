@@ -9,6 +9,9 @@ import msgspec
 MIXED_VERSIONS = "mixed_versions"
 """Tag of a turn that its version did not sample alone; its value says how."""
 
+UNSCORABLE = "unscorable"
+"""Tag of a turn that was drawn from a distribution that nobody can work out again; its value says why."""
+
 
 class FinishReason(StrEnum):
     """Why sampling ended. Every one has an explicit consequence in labelling; none pays zero silently."""
@@ -41,6 +44,30 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     arguments: str
     """Raw text as sampled."""
     verdict: ToolVerdict
+
+
+class Form(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an answer has to be: JSON that satisfies a schema, calls of tools, or either. Where both are None it may be anything."""
+
+    answer: dict[str, Any] | None = None
+    """JSON schema of an answer in JSON."""
+    call: dict[str, Any] | None = None
+    """JSON schema of a tool call, an object with `name` and `arguments`."""
+    many: bool = False
+    """Whether more calls may follow the first."""
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What bends the distribution that tokens are drawn from before temperature and top-p do, as OpenAI defines it: a token's logit is
+    lowered by `frequency_penalty` for each time that the answer has it, by `presence_penalty` if it has it at all, and raised by its
+    `logit_bias`; tokens that `form` does not allow are never drawn. It follows from the tokens before, so whoever scores the turn later
+    works it out again (`app.policy.shaping`).
+    """
+
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    form: Form | None = None
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +139,7 @@ class TurnServed(msgspec.Struct, frozen=True, kw_only=True):
     kept_log_mass: list[float] | None = None
     """[T] log of the probability mass that top-p kept; None for top_p = 1, or where the engine does not say (then never trained on)."""
     sampling: SamplingParams
+    shape: Shape | None = None
     finish_reason: FinishReason
     tool_calls: list[ToolCall] = []
     usage: Usage

@@ -11,6 +11,8 @@ from typing import Any, cast
 import torch
 from torch.autograd.function import once_differentiable
 
+from app.policy.shaping import BendTensors
+
 VOCABULARY_CHUNK = 8192
 """Logits held at once, per token: 512 tokens need 16 MiB in fp32."""
 
@@ -22,16 +24,18 @@ def chunked_logprobs(
     temperature_M: torch.Tensor,
     *,
     bias_V: torch.Tensor | None = None,
+    bends: BendTensors | None = None,
     dtype: torch.dtype | None = None,
     chunk: int = VOCABULARY_CHUNK,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities [M] of `targets_M` under softmax(hidden · weightᵀ / temperature), and entropies [M] (detached), both fp32, nats.
 
-    `dtype` is that of the matrix products (None: the hidden state's); sums are always fp32.
+    `bends` is what the turns' shapes add to the logits first. `dtype` is that of the matrix products (None: the hidden state's); sums are
+    always fp32.
     """
     if bias_V is not None:
         raise ValueError("the model's output layer has a bias, which none of the supported architectures has")
-    outcome = cast("Any", _ChunkedLogProbs.apply)(hidden_ME, weight_VE, targets_M, temperature_M, dtype or hidden_ME.dtype, chunk)
+    outcome = cast("Any", _ChunkedLogProbs.apply)(hidden_ME, weight_VE, targets_M, temperature_M, dtype or hidden_ME.dtype, chunk, bends)
     return cast("tuple[torch.Tensor, torch.Tensor]", outcome)
 
 
@@ -47,12 +51,13 @@ class _ChunkedLogProbs(torch.autograd.Function):
         temperature_M: torch.Tensor,
         dtype: torch.dtype,
         chunk: int,
+        bends: BendTensors | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         hidden = hidden_ME.to(dtype)
         count = hidden.shape[0]
         highest = hidden.new_full((count,), -torch.inf, dtype=torch.float32)
         total, weighted, chosen = (torch.zeros_like(highest) for _ in range(3))
-        for start, logits_MC in _logits(hidden, weight_VE, temperature_M, chunk):
+        for start, logits_MC in _logits(hidden, weight_VE, temperature_M, chunk, bends):
             new_highest = torch.maximum(highest, logits_MC.amax(1))
             decay = torch.exp(highest - new_highest)
             inside = (targets_M >= start) & (targets_M < start + logits_MC.shape[1])
@@ -64,7 +69,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
             highest = new_highest
         normaliser = highest + total.log()
         ctx.save_for_backward(hidden_ME, weight_VE, targets_M, temperature_M, normaliser)
-        ctx.dtype, ctx.chunk = dtype, chunk
+        ctx.dtype, ctx.chunk, ctx.bends = dtype, chunk, bends
         entropy = normaliser - weighted / total
         ctx.mark_non_differentiable(entropy)
         return chosen - normaliser, entropy
@@ -83,7 +88,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         grad_weight = torch.empty(weight_VE.shape, dtype=weight_VE.dtype, device=hidden.device) if needs_weight else None
         scaled_M1 = (grad_M / temperature_M)[:, None]
         rows = torch.arange(len(targets_M), device=hidden.device)
-        for start, logits_MC in _logits(hidden, weight_VE, temperature_M, ctx.chunk):
+        for start, logits_MC in _logits(hidden, weight_VE, temperature_M, ctx.chunk, ctx.bends):
             stop = start + logits_MC.shape[1]
             grad_logits = torch.exp(logits_MC - normaliser_M[:, None]).mul_(-scaled_M1)
             inside = (targets_M >= start) & (targets_M < stop)
@@ -92,13 +97,16 @@ class _ChunkedLogProbs(torch.autograd.Function):
             grad_hidden += low @ weight_VE[start:stop].to(ctx.dtype)
             if grad_weight is not None:
                 grad_weight[start:stop] = low.t() @ hidden
-        return grad_hidden.to(hidden_ME.dtype), grad_weight, None, None, None, None
+        return grad_hidden.to(hidden_ME.dtype), grad_weight, None, None, None, None, None
 
 
 def _logits(
-    hidden_ME: torch.Tensor, weight_VE: torch.Tensor, temperature_M: torch.Tensor, chunk: int
+    hidden_ME: torch.Tensor, weight_VE: torch.Tensor, temperature_M: torch.Tensor, chunk: int, bends: BendTensors | None
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """Logits divided by the temperature, fp32, one chunk of the vocabulary at a time, with the chunk's first token id."""
+    """Logits, bent and divided by the temperature, fp32, one chunk of the vocabulary at a time, with the chunk's first token id."""
     for start in range(0, weight_VE.shape[0], chunk):
         part_CE = weight_VE[start : start + chunk].to(hidden_ME.dtype)
-        yield start, (hidden_ME @ part_CE.t()).float() / temperature_M[:, None]
+        logits_MC = (hidden_ME @ part_CE.t()).float()
+        if bends is not None:
+            bends.bend(logits_MC, start=start)
+        yield start, logits_MC / temperature_M[:, None]

@@ -13,9 +13,6 @@ from torch import Tensor
 
 log = logging.getLogger(__name__)
 
-LEAST_KEPT = -10_000.0
-"""Instead of -inf, which JSON cannot say: the plain distribution never draws the token that a greedy answer was made to take."""
-
 
 class LogitsProcessor(Protocol):
     """Changes one answer's logits, token by token; asked on the sampling thread, so it has to be quick (a step waits for it)."""
@@ -29,11 +26,16 @@ class LogitsProcessor(Protocol):
         """This token was drawn."""
         ...
 
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing may follow; then the answer ends with `stop`."""
+        ...
+
 
 def processed(logits_NV: Tensor, processors: Sequence[LogitsProcessor | None]) -> tuple[Tensor, list[int]]:
     """The logits after every row's processor, and the rows that have nothing left to draw (or whose processor broke).
 
-    `logits_NV` stays as it is: the plain distribution is recorded beside the one that is drawn from.
+    `logits_NV` stays as it is: a processor that broke in the middle must not leave half of its changes.
     """
     asked = [(row, processor) for row, processor in enumerate(processors) if processor is not None]
     if not asked:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from app.domain.errors import BadInput
 from app.policy.attention import IMPLEMENTATION, register_attention
 from app.policy.chat import Chat
+from app.policy.grammars import Grammars
 from app.policy.packed_linear import can_pack, pack_linears
 from app.policy.snapshot import WEIGHTS, require_snapshot, verify_snapshot
 from app.policy.weights import compute_dtype
@@ -28,6 +30,16 @@ class Policy:
     """Longest sequence (prompt and completion together), in tokens."""
     end_tokens: frozenset[int]
     """Sampling any of these ends the completion."""
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """What forms allow its tokens to be."""
+        return Grammars(lambda: (self.chat, self.end_tokens), vocabulary=self.vocabulary)
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the output head knows."""
+        return int(self.model.config.get_text_config().vocab_size)
 
 
 def load_policy(folder: Path, *, dtype: torch.dtype | None = None, digest: str | None = None) -> Policy:
@@ -52,6 +64,17 @@ def load_policy(folder: Path, *, dtype: torch.dtype | None = None, digest: str |
         context=int(getattr(model.config, "max_position_embeddings", 2048)),
         end_tokens=_end_tokens(folder, model.config, chat),
     )
+
+
+def load_grammars(folder: Path) -> Grammars:
+    """The forms of a snapshot's model, without its weights; the tokenizer is read when one is asked for."""
+    config = AutoConfig.from_pretrained(folder)
+
+    def source() -> tuple[Chat, frozenset[int]]:
+        chat = Chat.load(folder)
+        return chat, _end_tokens(folder, config, chat)
+
+    return Grammars(source, vocabulary=int(config.get_text_config().vocab_size))
 
 
 def _let_go(model: PreTrainedModel, folder: Path) -> None:

@@ -12,6 +12,7 @@ A `Decoder` belongs to one `Policy`, so a batch never mixes weights, and to one 
 Shapes: n decoding rows, N rows that get a token in this step, D hidden size, V vocabulary, L layers, K experts per token.
 """
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,14 +23,16 @@ import torch
 from torch import Tensor
 
 from app.domain.errors import BadRequest
-from app.domain.turns import FinishReason, SamplingParams
+from app.domain.serving import Likely
+from app.domain.turns import FinishReason, SamplingParams, Shape
 from app.policy.distribution import draw, nucleus_logprobs
 from app.policy.experts import ExpertRecorder
 from app.policy.forward import token_logprobs
 from app.policy.keyvalues import KeyValues
-from app.policy.logits import LEAST_KEPT, LogitsProcessor, processed
+from app.policy.logits import LogitsProcessor, processed
 from app.policy.model import Policy
 from app.policy.prompt_cache import PromptCache
+from app.policy.shaping import Shaper
 from app.policy.textstream import TextStream
 
 
@@ -46,9 +49,14 @@ class Generation:
     logprobs: list[float] = field(default_factory=list[float])
     """Natural logarithm, of the distribution the token was drawn from."""
     kept_log_mass: list[float] = field(default_factory=list[float])
-    """[T] log of the probability mass that top-p and the processor kept when each token was drawn: the plain log-probability is
-    `logprobs + kept_log_mass`. Empty where nothing is kept from (top_p = 1, no processor)."""
+    """[T] log of the probability mass that top-p kept of the processed distribution when each token was drawn; empty for top_p = 1."""
     processor: LogitsProcessor | None = None
+    wants: int | None = None
+    """How many of the likeliest tokens are noted beside each sampled one; None for not even that one."""
+    likely: list[list[Likely]] = field(default_factory=list[list[Likely]])
+    """[T, 1 + wants]"""
+    fault: str | None = None
+    """With finish_reason `error`: why."""
     experts: list[list[list[int]]] = field(default_factory=list[list[list[int]]])
     """[T, L, K]: entry t is the routing of the forward pass that predicted token t (at the position before it)."""
     text: str = ""
@@ -90,8 +98,9 @@ class Decoder:
         return len(self._rows) + len(self._waiting) + (self._filling is not None)
 
     def submit(
-        self, prompt: Sequence[int], sampling: SamplingParams, *, record_experts: bool = False, processor: LogitsProcessor | None = None
-    ) -> Generation:
+        self, prompt: Sequence[int], sampling: SamplingParams, *, likely: int | None = None, record_experts: bool = False,
+        processor: LogitsProcessor | None = None,
+    ) -> Generation:  # fmt: skip
         """Queue a completion of these prompt tokens. Raises `BadRequest` for parameters or lengths nothing can be sampled from."""
         _check(sampling)
         room = self.policy.context - len(prompt)
@@ -104,6 +113,7 @@ class Decoder:
         generation = Generation(
             prompt=list(prompt),
             sampling=sampling,
+            wants=likely,
             record_experts=record_experts and self._recorder.records,
             processor=processor,
             max_tokens=min(sampling.max_tokens, room),
@@ -150,7 +160,7 @@ class Decoder:
         """Log-probability [T] of each completion token, in one forward pass beside the cache. Raises `BadRequest` for what could not have
         been sampled here."""
         _check(SamplingParams(temperature=temperature, top_p=top_p))
-        total, known = len(prompt) + len(completion), self.policy.model.config.get_text_config().vocab_size
+        total, known = len(prompt) + len(completion), self.policy.vocabulary
         if not prompt or not completion or total > self.policy.context:
             raise BadRequest(
                 f"{len(prompt)} prompt and {len(completion)} completion tokens cannot be scored: give at least one of each, and "
@@ -264,6 +274,7 @@ class Decoder:
         groups: dict[tuple[float, float], list[int]] = {}
         for index, row in enumerate(rows):
             if index in stuck:
+                row.fault = "what the answer has to be leaves no token to draw, or takes too much work to follow"
                 self._finish(row, FinishReason.ERROR)
             else:
                 groups.setdefault((row.sampling.temperature, row.sampling.top_p), []).append(index)
@@ -273,14 +284,20 @@ class Decoder:
             uniform = torch.tensor([rows[index].random.random() for index in members], dtype=torch.float64, device=logits.device)
             tokens = draw(logprobs, uniform)
             drawn_N = logprobs.gather(1, tokens[:, None])[:, 0]
-            kept = [index for index in members if top_p < 1 or rows[index].processor is not None]
-            if kept:
-                whole_N = nucleus_logprobs(plain_NV[members], temperature=temperature, top_p=1.0).gather(1, tokens[:, None])[:, 0]
-                for index, mass in zip(members, (whole_N - drawn_N).clamp_min(LEAST_KEPT).tolist(), strict=True):
-                    if index in kept:
-                        rows[index].kept_log_mass.append(mass)
-            for index, token, logprob in zip(members, tokens.tolist(), drawn_N.tolist(), strict=True):
+            if top_p < 1:
+                whole_N = nucleus_logprobs(logits, temperature=temperature, top_p=1.0).gather(1, tokens[:, None])[:, 0]
+                for index, kept in zip(members, (whole_N - drawn_N).tolist(), strict=True):
+                    rows[index].kept_log_mass.append(kept)
+            for place, (index, token, logprob) in enumerate(zip(members, tokens.tolist(), drawn_N.tolist(), strict=True)):
+                if (wants := rows[index].wants) is not None:
+                    rows[index].likely.append(self._likely(logprobs[place], token, logprob, wants))
                 self._append(rows[index], token, logprob, experts[index])
+
+    def _likely(self, logprobs_V: Tensor, token: int, logprob: float, count: int) -> list[Likely]:
+        """The sampled token, then the likeliest of its place that could have been drawn."""
+        best = logprobs_V.topk(min(count, len(logprobs_V)))
+        found = [(other, value) for other, value in zip(best.indices.tolist(), best.values.tolist(), strict=True) if value > -math.inf]
+        return [Likely(one, value, self.policy.grammars.piece(one)) for one, value in ((token, logprob), *found)]
 
     def _append(self, row: Generation, token: int, logprob: float, experts: Tensor | None) -> None:
         row.tokens.append(token)
@@ -293,7 +310,7 @@ class Decoder:
             self._finish(row, FinishReason.STOP)
             return
         row.text += row.stream.push(token)
-        if row.stream.stopped:
+        if row.stream.stopped or (row.processor is not None and row.processor.is_done):
             self._finish(row, FinishReason.STOP)
         elif len(row.tokens) >= row.max_tokens:
             self._finish(row, FinishReason.LENGTH)
@@ -318,6 +335,7 @@ def sample(
     prompts: Sequence[Sequence[int]],
     sampling: SamplingParams | Sequence[SamplingParams],
     *,
+    shape: Shape | None = None,
     max_rows: int = 16,
     record_experts: bool = False,
     on_done: Callable[[int], None] | None = None,
@@ -326,7 +344,10 @@ def sample(
     decoder = Decoder(policy, max_rows=max_rows)
     each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
     try:
-        generations = [decoder.submit(prompt, params, record_experts=record_experts) for prompt, params in zip(prompts, each, strict=True)]
+        generations = [
+            decoder.submit(prompt, params, record_experts=record_experts, processor=shape and Shaper.of(shape, policy))
+            for prompt, params in zip(prompts, each, strict=True)
+        ]
         done = 0
         while decoder.busy:
             finished = sum(generation.finish_reason is not None for generation in decoder.step())

@@ -10,6 +10,7 @@ from app.policy.chunked_logprobs import VOCABULARY_CHUNK, chunked_logprobs
 from app.policy.distribution import kept_log_mass
 from app.policy.packed_attention import use_packed_attention
 from app.policy.packing import PackedRow
+from app.policy.shaping import BendTensors
 
 NUCLEUS_TOKENS = 64
 """Whole distributions sorted at once: 64 of 49 thousand tokens take about 50 MB."""
@@ -40,10 +41,11 @@ class Scorer(torch.nn.Module):
         self.vocabulary_chunk = vocabulary_chunk
 
     def forward(
-        self, row: PackedRow, temperature_M: torch.Tensor, dtype: torch.dtype = torch.float32, top_p_M: torch.Tensor | None = None
-    ) -> Scores:
+        self, row: PackedRow, temperature_M: torch.Tensor, dtype: torch.dtype = torch.float32, top_p_M: torch.Tensor | None = None,
+        bends: BendTensors | None = None,
+    ) -> Scores:  # fmt: skip
         """Score a row; with `dtype` bfloat16 the matrix products run under autocast, everything that sums stays fp32. With `top_p_M`, work
-        out what top-p keeps at each place."""
+        out what top-p keeps at each place. `bends` is what the turns' shapes add to the logits."""
         backbone = cast("Any", self.model).base_model
         low = dtype != torch.float32
         with torch.autocast(row.input_ids.device.type, dtype=dtype, enabled=low):
@@ -52,19 +54,24 @@ class Scorer(torch.nn.Module):
             ).last_hidden_state[0]
         head = cast("torch.nn.Linear", self.model.get_output_embeddings())
         logprobs, entropy = chunked_logprobs(
-            hidden_NE[row.predictors], head.weight, row.targets, temperature_M, bias_V=head.bias, dtype=dtype, chunk=self.vocabulary_chunk
-        )
+            hidden_NE[row.predictors], head.weight, row.targets, temperature_M, bias_V=head.bias, bends=bends, dtype=dtype,
+            chunk=self.vocabulary_chunk,
+        )  # fmt: skip
         kept = None
         if top_p_M is not None:
-            kept = _kept(hidden_NE[row.predictors].detach().to(dtype), head.weight.detach().to(dtype), temperature_M, top_p_M)
+            kept = _kept(hidden_NE[row.predictors].detach().to(dtype), head.weight.detach().to(dtype), temperature_M, top_p_M, bends)
         return Scores(logprobs=logprobs, entropy=entropy, kept_log_mass=kept)
 
 
-def _kept(hidden_ME: torch.Tensor, weight_VE: torch.Tensor, temperature_M: torch.Tensor, top_p_M: torch.Tensor) -> torch.Tensor:
+def _kept(
+    hidden_ME: torch.Tensor, weight_VE: torch.Tensor, temperature_M: torch.Tensor, top_p_M: torch.Tensor, bends: BendTensors | None
+) -> torch.Tensor:
     """[M], a few tokens at a time: the whole distribution of each has to be sorted."""
     kept: list[torch.Tensor] = []
     for at in range(0, len(hidden_ME), NUCLEUS_TOKENS):
         some = slice(at, at + NUCLEUS_TOKENS)
-        logits_NV = (hidden_ME[some] @ weight_VE.t()).float() / temperature_M[some, None]
-        kept.append(kept_log_mass(torch.log_softmax(logits_NV, dim=-1), top_p_M[some]))
+        logits_NV = (hidden_ME[some] @ weight_VE.t()).float()
+        if bends is not None:
+            bends.bend(logits_NV, first=at)
+        kept.append(kept_log_mass(torch.log_softmax(logits_NV / temperature_M[some, None], dim=-1), top_p_M[some]))
     return torch.cat(kept)

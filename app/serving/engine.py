@@ -129,8 +129,9 @@ async def _lines(worker: Worker, job: Job, first: GenerationChunk) -> AsyncItera
 def _joined(chunk: GenerationChunk, later: GenerationChunk | Exception) -> GenerationChunk:
     """Two chunks as one; what only the last chunk has comes from the later one."""
     assert isinstance(later, GenerationChunk)
+    likely = None if later.likely is None else (chunk.likely or []) + later.likely
     return msgspec.structs.replace(
-        later, text=chunk.text + later.text, tokens=chunk.tokens + later.tokens, logprobs=chunk.logprobs + later.logprobs
+        later, text=chunk.text + later.text, tokens=chunk.tokens + later.tokens, logprobs=chunk.logprobs + later.logprobs, likely=likely
     )
 
 

@@ -25,7 +25,7 @@ import httpx
 import msgspec
 
 from app.domain.errors import BadRequest, RatchetError, Unavailable
-from app.domain.serving import EngineSight, GenerateRequest, GenerationChunk, ScoreRequest
+from app.domain.serving import EngineSight, GenerateRequest, GenerationChunk, Likely, ScoreRequest
 from app.domain.turns import FinishReason
 from app.serving.refusals import HEALTH_TIMEOUT_S, require_one_healthy, worst
 from app.serving.vllm_wire import Held, ask_held, gone, other_weights, refusal, sampling_body, sight_of
@@ -113,7 +113,7 @@ class VllmEngines:
             place, prompt, response = await self._begin(request)
             sampled = False
             try:
-                async for chunk in _chunks(response, place, prompt):
+                async for chunk in _chunks(response, place, prompt, request):
                     aborted = chunk.finish_reason is FinishReason.ERROR and chunk.message == ABORTED
                     if aborted and not sampled and time.monotonic() < until:
                         again = True
@@ -148,7 +148,7 @@ class VllmEngines:
     async def _begin(self, request: GenerateRequest) -> tuple[Place, list[int], httpx.Response]:
         """The prompt as one server tokenised it, and the stream of the first that samples from it."""
         _, prompt = await self._tokenized(request)
-        sampling = sampling_body(request.sampling)
+        sampling = sampling_body(request.sampling, shape=request.shape, likely=request.likely)
 
         def body(place: Place) -> dict[str, Any]:
             return {"model": place.model, "token_ids": prompt, "sampling_params": sampling, "stream": True, "output_mode": "text"}
@@ -227,7 +227,10 @@ class VllmEngines:
 ABORTED = "vLLM aborted it: its weights were replaced, or somebody told it to"
 
 
-async def _chunks(response: httpx.Response, place: Place, prompt: list[int]) -> AsyncIterator[GenerationChunk]:
+MASKED = "drawn under vLLM's own token masks, which may differ from ours: what it was drawn from cannot be worked out again"
+
+
+async def _chunks(response: httpx.Response, place: Place, prompt: list[int], asked: GenerateRequest) -> AsyncIterator[GenerationChunk]:
     """The stream of one answer as chunks; the last one says how it ended and whether it may be trained on."""
     reason: str | None = None
     spans: list[dict[str, Any]] | None = None
@@ -236,7 +239,7 @@ async def _chunks(response: httpx.Response, place: Place, prompt: list[int]) -> 
             for choice in event.get("choices", []):
                 reason = choice.get("finish_reason") or reason
                 spans = choice.get("weight_versions") or spans
-                if chunk := _chunk(choice, logged=place.doubt is None):
+                if chunk := _chunk(choice, logged=place.doubt is None, likely=asked.likely):
                     yield chunk
     except (httpx.HTTPError, msgspec.DecodeError) as error:
         yield _last(FinishReason.ERROR, prompt, message=f"vLLM went away while answering ({type(error).__name__})")
@@ -246,22 +249,42 @@ async def _chunks(response: httpx.Response, place: Place, prompt: list[int]) -> 
     elif reason == "abort":
         yield _last(FinishReason.ERROR, prompt, message=ABORTED)
     else:
-        yield _last(FINISH.get(reason, FinishReason.STOP), prompt, mixed=other_weights(spans, asked=place.label))
+        masked = MASKED if asked.shape is not None and asked.shape.form is not None else None
+        mixed = other_weights(spans, asked=place.label)
+        yield _last(FINISH.get(reason, FinishReason.STOP), prompt, mixed=mixed, unscorable=masked)
 
 
-def _chunk(choice: Mapping[str, Any], *, logged: bool) -> GenerationChunk | None:
+def _chunk(choice: Mapping[str, Any], *, logged: bool, likely: int | None = None) -> GenerationChunk | None:
     """One streamed choice; None when it carries nothing. Where counts differ, both are passed on: the gateway then marks the turn as
     one without log-probabilities rather than guess which belong together."""
     tokens = [int(token) for token in choice.get("token_ids") or []]
-    logprobs = [float(item["logprob"]) for item in (choice.get("logprobs") or {}).get("content") or []] if logged else []
+    items: list[dict[str, Any]] = (choice.get("logprobs") or {}).get("content") or []
+    logprobs = [float(item["logprob"]) for item in items] if logged else []
     text = choice.get("text") or ""
-    return GenerationChunk(text=text, tokens=tokens, logprobs=logprobs) if tokens or logprobs or text else None
+    best = None
+    if likely and logged and len(items) == len(tokens):
+        best = [_likely(token, item, likely) for token, item in zip(tokens, items, strict=True)]
+    return GenerationChunk(text=text, tokens=tokens, logprobs=logprobs, likely=best) if tokens or logprobs or text else None
 
 
-def _last(reason: FinishReason, prompt: list[int], *, message: str | None = None, mixed: str | None = None) -> GenerationChunk:
+def _likely(token: int, item: Mapping[str, Any], count: int) -> list[Likely]:
+    """A token and the likeliest of its place, which vLLM names by their texts."""
+    others = sorted(item.get("top_logprobs") or [], key=lambda other: -float(other["logprob"]))[:count]
+    return [Likely(token, float(item["logprob"]), _piece(item)), *(Likely(None, float(one["logprob"]), _piece(one)) for one in others)]
+
+
+def _piece(item: Mapping[str, Any]) -> bytes:
+    written = item.get("bytes")
+    return str(item["token"]).encode("utf-8", "replace") if written is None else bytes(written)
+
+
+def _last(
+    reason: FinishReason, prompt: list[int], *, message: str | None = None, mixed: str | None = None, unscorable: str | None = None
+) -> GenerationChunk:
     return GenerationChunk(
-        text="", tokens=[], logprobs=[], finish_reason=reason, prompt_tokens=prompt, message=message, mixed_versions=mixed
-    )
+        text="", tokens=[], logprobs=[], finish_reason=reason, prompt_tokens=prompt, message=message, mixed_versions=mixed,
+        unscorable=unscorable,
+    )  # fmt: skip
 
 
 async def _whole(response: httpx.Response) -> bytes:

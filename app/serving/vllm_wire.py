@@ -10,7 +10,7 @@ import msgspec
 
 from app.domain.errors import BadRequest, NotFound, Overloaded, RatchetError, Unavailable
 from app.domain.serving import EngineSight
-from app.domain.turns import SamplingParams
+from app.domain.turns import Form, SamplingParams, Shape
 
 UNVERSIONED = "default"
 """What a vLLM server calls its weights until somebody replaced them."""
@@ -54,16 +54,38 @@ def held_of(models: Mapping[str, Any], version: str | None, *, url: str) -> Held
     return Held(base=base, version=version, adapters=frozenset(str(card["id"]) for card in cards if card.get("parent")))
 
 
-def sampling_body(sampling: SamplingParams, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - vLLM's own names and values
-    """Sampling parameters as vLLM takes them: everything that would bend the distribution beyond temperature and top-p is switched off
-    (vLLM else takes it from the model's generation_config.json), the log-probability of the sampled token is asked for."""
+def sampling_body(
+    sampling: SamplingParams,
+    *,
+    shape: Shape | None = None,
+    likely: int | None = None,
+    **more: Any,  # noqa: ANN401 - vLLM's own
+) -> dict[str, Any]:
+    """Sampling parameters as vLLM takes them: everything that would bend the distribution beyond what was asked for is switched off
+    (vLLM else takes it from the model's generation_config.json), the log-probability of the sampled token is asked for.
+
+    Raises `BadRequest` for forced calls of tools: vLLM has no form for them that our tool calls are read from.
+    """
+    shape = shape or Shape()
     body: dict[str, Any] = {
         "temperature": sampling.temperature, "top_p": sampling.top_p, "max_tokens": sampling.max_tokens, "stop": list(sampling.stop),
-        "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "logprobs": 0,
+        "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": shape.presence_penalty,
+        "frequency_penalty": shape.frequency_penalty, "logprobs": likely + 1 if likely else 0,
     }  # fmt: skip
+    if shape.logit_bias:
+        body["logit_bias"] = {str(token): bias for token, bias in shape.logit_bias.items()}
+    if shape.form is not None:
+        body["structured_outputs"] = _structured(shape.form)
     if sampling.seed is not None:
         body["seed"] = sampling.seed
     return body | more
+
+
+def _structured(form: Form) -> dict[str, Any]:
+    if form.call is not None or form.answer is None:
+        raise BadRequest("vLLM cannot be made to call a tool here: use tool_choice `auto`, or no response_format beside tools",
+                         param="tool_choice", code="unsupported_parameter")  # fmt: skip
+    return {"json": form.answer}
 
 
 def other_weights(spans: Sequence[Mapping[str, Any]] | None, *, asked: str | None) -> str | None:

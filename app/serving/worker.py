@@ -25,9 +25,9 @@ from typing import Any
 from app.domain.errors import BadRequest, NotFound, Overloaded, RatchetError, Unavailable
 from app.domain.serving import GenerateRequest, GenerationChunk, ScoreRequest
 from app.domain.turns import FinishReason
-from app.policy.logits import LogitsProcessor
 from app.policy.model import Policy
 from app.policy.sampling import Decoder, Generation
+from app.policy.shaping import Shaper
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +65,6 @@ class Job:
     loop: asyncio.AbstractEventLoop
     deadline: float
     """On `time.monotonic()`."""
-    processor: LogitsProcessor | None = None
-    """What its logits go through before they are drawn from."""
     updates: asyncio.Queue[GenerationChunk | Exception] = field(default_factory=asyncio.Queue[GenerationChunk | Exception])
     generation: Generation | None = None
     decoder: Decoder | None = None
@@ -165,13 +163,16 @@ class Worker:
     def prompt(self, request: GenerateRequest) -> list[int]:
         """The request's prompt as it will be fed: long work, for another thread than the event loop's. Raises `NotFound`, `BadRequest`."""
         policy = self.policy(request.digest)
+        if request.shape is not None and request.shape.form is not None:
+            policy.grammars.prepare(request.shape.form)
+        if request.likely is not None:
+            policy.grammars.piece(0)  # reads the tokenizer
         return policy.chat.prompt(request.messages, tools=request.tools, most=policy.context)
 
-    def submit(self, request: GenerateRequest, prompt: list[int], *, processor: LogitsProcessor | None = None) -> Job:
+    def submit(self, request: GenerateRequest, prompt: list[int]) -> Job:
         """Take a request with its prompt (call from the event loop). Raises `NotFound` (not held), `Overloaded` (full)."""
         self.refuse_when_full(request)
-        deadline = time.monotonic() + self.limits.time_s
-        job = Job(request=request, loop=asyncio.get_running_loop(), deadline=deadline, processor=processor)
+        job = Job(request=request, loop=asyncio.get_running_loop(), deadline=time.monotonic() + self.limits.time_s)
         self._count(+1)
         self._commands.put(lambda: self._begin(job, prompt))
         return job
@@ -203,8 +204,10 @@ class Worker:
         try:
             if decoder is None:
                 raise NotFound(f"this engine does not hold the weights {job.request.digest[:12]} any more")
+            asked = job.request
+            processor = asked.shape and Shaper.of(asked.shape, decoder.policy)
             job.generation = decoder.submit(
-                prompt, job.request.sampling, record_experts=job.request.record_experts, processor=job.processor
+                prompt, asked.sampling, likely=asked.likely, record_experts=asked.record_experts, processor=processor
             )
         except (BadRequest, NotFound) as error:
             self._count(-1)
@@ -336,7 +339,8 @@ def _fresh(job: Job) -> dict[str, Any]:
     first, start = job.sent_tokens, job.sent_text
     job.sent_tokens, job.sent_text = len(generation.tokens), len(generation.text)
     logprobs = generation.logprobs[first:] if job.logged else []
-    return {"text": generation.text[start:], "tokens": generation.tokens[first:], "logprobs": logprobs}
+    likely = generation.likely[first:] if generation.wants is not None and job.logged else None
+    return {"text": generation.text[start:], "tokens": generation.tokens[first:], "logprobs": logprobs, "likely": likely}
 
 
 def _chunk(job: Job) -> GenerationChunk:
@@ -349,5 +353,5 @@ def _last(job: Job, reason: FinishReason, *, message: str | None = None) -> Gene
     experts = generation.experts if generation.record_experts else None
     return GenerationChunk(
         **_fresh(job), finish_reason=reason, prompt_tokens=generation.prompt, routed_experts=experts,
-        kept_log_mass=generation.kept_log_mass or None, message=message,
+        kept_log_mass=generation.kept_log_mass or None, message=message or generation.fault,
     )  # fmt: skip

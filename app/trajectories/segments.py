@@ -27,7 +27,7 @@ from pyarrow.dataset import dataset
 
 from app.domain.batches import TurnPayload
 from app.domain.errors import BadConfig, BadInput, Unavailable
-from app.domain.turns import PayloadClaim
+from app.domain.turns import PayloadClaim, Shape
 from app.durable import sync
 
 SCHEMA = pa.schema(
@@ -43,6 +43,7 @@ SCHEMA = pa.schema(
         ("kept_log_mass", pa.list_(pa.float64())),
         ("temperature", pa.float64()),
         ("top_p", pa.float64()),
+        ("shape", pa.string()),  # JSON; segments that are older have no such column, and turns without one
         ("finished_at", pa.timestamp("us", tz="UTC")),
         ("messages", pa.string()),  # JSON: a chat has no fixed columns
         ("completion", pa.string()),
@@ -304,19 +305,20 @@ def row_of(payload: TurnPayload) -> dict[str, Any]:
         "inference_id": payload.inference_id, "episode_id": payload.episode_id, "policy": payload.policy, "version": payload.version,
         "prompt_tokens": payload.prompt_tokens, "completion_tokens": payload.completion_tokens, "logprobs": payload.logprobs,
         "routed_experts": payload.routed_experts, "kept_log_mass": payload.kept_log_mass, "temperature": payload.temperature,
-        "top_p": payload.top_p,
+        "top_p": payload.top_p, "shape": None if payload.shape is None else msgspec.json.encode(payload.shape).decode(),
         "finished_at": payload.finished_at, "messages": msgspec.json.encode(payload.messages).decode(), "completion": payload.completion,
     }  # fmt: skip
 
 
 def _payload(row: dict[str, Any]) -> TurnPayload:
-    experts = row["routed_experts"]
+    experts, shape = row["routed_experts"], row.get("shape")
     return TurnPayload(
         inference_id=row["inference_id"], episode_id=row["episode_id"], policy=row["policy"], version=row["version"],
         prompt_tokens=tuple(row["prompt_tokens"]), completion_tokens=tuple(row["completion_tokens"]),
         logprobs=None if row["logprobs"] is None else tuple(row["logprobs"]),
         routed_experts=None if experts is None else tuple(tuple(tuple(layer) for layer in token) for token in experts),
         kept_log_mass=None if row["kept_log_mass"] is None else tuple(row["kept_log_mass"]),
-        temperature=row["temperature"], top_p=row["top_p"], finished_at=row["finished_at"],
+        temperature=row["temperature"], top_p=row["top_p"],
+        shape=None if shape is None else msgspec.json.decode(shape, type=Shape), finished_at=row["finished_at"],
         messages=tuple(msgspec.json.decode(row["messages"])), completion=row["completion"],
     )  # fmt: skip

@@ -78,7 +78,7 @@ class OffPolicyGate:
             return "gone"
         if payload.logprobs is None or len(payload.logprobs) != len(payload.completion_tokens):
             return "no_logprobs"
-        if payload.top_p < 1.0 or payload.temperature < GREEDY_BELOW:
+        if payload.top_p < 1.0 or payload.temperature < GREEDY_BELOW or payload.shape is not None:
             return "cut_support"
         return "long_prompt" if len(payload.prompt_tokens) > self.config.off_policy.prompt_tokens_max else None
 

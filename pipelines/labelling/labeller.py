@@ -24,7 +24,7 @@ from app.domain.assignment import unit_interval
 from app.domain.events import is_imported, is_rollout
 from app.domain.policies import PolicyConfig
 from app.domain.rewards import Credit, DueTurn, Exclusion, Label, Term, TermScore, TurnFacts
-from app.domain.turns import MIXED_VERSIONS, FinishReason
+from app.domain.turns import MIXED_VERSIONS, UNSCORABLE, FinishReason
 from pipelines.labelling.rule_set import RuleSet
 from pipelines.labelling.terms import COSTS
 
@@ -99,6 +99,7 @@ def _exclusion(facts: TurnFacts, *, is_signal: bool, rule_set: RuleSet) -> Exclu
         (Exclusion.ENGINE_FAULT, facts.finish_reason is FinishReason.ERROR),
         (Exclusion.EMPTY_COMPLETION, facts.completion_tokens == 0),
         (Exclusion.MIXED_VERSIONS, MIXED_VERSIONS in facts.tags),
+        (Exclusion.NO_RATIO, UNSCORABLE in facts.tags),
         (Exclusion.NO_LOGPROBS, not facts.has_logprobs),
         (Exclusion.NO_SIGNAL, not is_signal and not rule_set.config.train_without_signal),
     ]

@@ -4,16 +4,20 @@ Fed by a batch manifest and the payload segments / feeds the plan and the advant
 """
 
 import hashlib
+import json
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
 from app.domain.batches import BatchItem, BatchManifest, TurnPayload
 from app.domain.ports import TrajectoryStore
 from app.domain.rewards import Exclusion
+from app.domain.turns import Form
 from app.policy.distribution import GREEDY_BELOW
+from app.policy.model import load_grammars
 from pipelines.training.estimators import RewardedTurn
 
 
@@ -23,6 +27,15 @@ class Limits:
 
     vocabulary: int
     max_tokens: int
+    allow: Callable[[Form, Sequence[int]], bool] = lambda form, tokens: False
+    """Whether tokens could have been drawn under a form (`app.policy.grammars`)."""
+
+
+def limits_of(folder: Path, *, max_tokens: int) -> Limits:
+    """Those of a snapshot's model, and no sequence longer than `max_tokens`."""
+    config = json.loads((folder / "config.json").read_text())
+    context = int(config.get("max_position_embeddings", max_tokens))
+    return Limits(vocabulary=int(config["vocab_size"]), max_tokens=min(max_tokens, context), allow=load_grammars(folder).allow)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +104,8 @@ def _unusable(item: BatchItem, payload: TurnPayload | None, limits: Limits, has_
         return Exclusion.TOO_LONG
     if not all(0 <= token < limits.vocabulary for token in payload.prompt_tokens + payload.completion_tokens):
         return Exclusion.TOKENS_OUT_OF_RANGE
+    if payload.shape is not None and payload.shape.form is not None and not limits.allow(payload.shape.form, payload.completion_tokens):
+        return Exclusion.NO_RATIO
     return None
 
 

@@ -24,9 +24,10 @@ import torch
 from safetensors import safe_open
 
 from app.domain.training import AdamParams, Datum, ForwardBackward, LossSpec, StepOutcome
-from app.policy.model import Unloaded, load_model
+from app.policy.model import Unloaded, load_grammars, load_model
 from app.policy.packing import ScoredSequence, pack
 from app.policy.scorer import Scorer, Scores
+from app.policy.shaping import Bends, BendTensors
 from app.policy.snapshot import WEIGHTS, write_snapshot
 from pipelines.training.activations import Activations, keep_activations
 from pipelines.training.adam import AdamState, adam_step
@@ -81,6 +82,7 @@ class LocalTrainer:
             self.model.to(self.device)
         self.scorer: Scorer = self.shards.split(Scorer(model), unloaded.fill) if unloaded else Scorer(model)
         self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self.grammars = load_grammars(setup.snapshot)
         self.masters: TensorFile | None = None
         self.adam: AdamState | None = None
 
@@ -194,7 +196,7 @@ class LocalTrainer:
         self.replay.start(data, row)
         temperature_M = self._column(data, lambda d: (d.temperature,) * _scored(d))
         top_p_M = self._column(data, lambda d: (d.top_p,) * _scored(d)) if kept else None
-        scores: Scores = self.scorer(row, temperature_M, self.dtype, top_p_M)
+        scores: Scores = self.scorer(row, temperature_M, self.dtype, top_p_M, self._bends(data))
         self.replay.forwarded()
         if any(d.kept_log_mass for d in data):
             mass_M = self._column(data, lambda d: d.kept_log_mass or (0.0,) * _scored(d))
@@ -206,6 +208,14 @@ class LocalTrainer:
             return None
         logprobs_M = self._column(data, lambda d: d.teacher or (0.0,) * _scored(d))
         return Teacher(logprobs_M=logprobs_M, pull_M=self._column(data, lambda d: (d.pull if d.teacher else 0.0,) * _scored(d)))
+
+    def _bends(self, data: Sequence[Datum]) -> BendTensors | None:
+        """What the turns' shapes add to the logits of the scored tokens, in their order."""
+        bends, at = Bends(), 0
+        for datum in data:
+            bends.add(datum.shape, datum.tokens[datum.first_scored :], self.grammars, at=at)
+            at += _scored(datum)
+        return bends.on(self.device)
 
     def _column(self, data: Sequence[Datum], values: Callable[[Datum], Sequence[float]]) -> torch.Tensor:
         """One fp32 number per scored token, [M]."""

@@ -1,6 +1,5 @@
 """The work of one run, step by step; see `pipelines.training.run` for the picture."""
 
-import json
 import logging
 import shutil
 import time
@@ -39,7 +38,7 @@ from pipelines.training.plan import Step, cut_micro_batches, plan_steps
 from pipelines.training.ports import TrainingPorts
 from pipelines.training.probing import write_probe
 from pipelines.training.progress import Progress, UpdateResult
-from pipelines.training.samples import Limits, Sample, read_samples
+from pipelines.training.samples import Sample, limits_of, read_samples
 from pipelines.training.states import Inherited, inherited, keep_state
 from pipelines.training.stopwatch import Stopwatch
 from pipelines.training.trainer import TrainerSetup
@@ -101,7 +100,8 @@ class Update:
     def _read(self) -> Estimator:
         """Turns, baselines and the metrics that need no model."""
         there = self.ports.weights.exists
-        self.samples, left_out = read_samples(self.batch, self.ports.trajectories, self._limits(), has_weights=there)
+        limits = limits_of(self.parent_folder, max_tokens=self.config.max_tokens)
+        self.samples, left_out = read_samples(self.batch, self.ports.trajectories, limits, has_weights=there)
         self.metrics |= {"left_out": left_out, **batch_metrics(self.batch)}
         guards.check_turns(len(self.samples), self.config.guards)
         estimator = self._estimator()
@@ -128,16 +128,11 @@ class Update:
         shown = self.ports.corrections(self.batch)
         if not shown:
             return
-        chat, most = Chat.load(self.parent_folder), self._limits().max_tokens
+        chat, most = Chat.load(self.parent_folder), limits_of(self.parent_folder, max_tokens=self.config.max_tokens).max_tokens
         lessons, left_out = read_lessons(shown, self.samples, config=config, chat=chat, max_tokens=most)
         self.hindsight = Hindsight(config, lessons, self.samples)
         authors = {correction.inference_id: correction.author or "" for correction in shown}
         self.progress.corrections = self.metrics["corrections"] = self.hindsight.metrics(left_out, authors)
-
-    def _limits(self) -> Limits:
-        config = json.loads((self.parent_folder / "config.json").read_text())
-        context = int(config.get("max_position_embeddings", self.config.max_tokens))
-        return Limits(vocabulary=int(config["vocab_size"]), max_tokens=min(self.config.max_tokens, context))
 
     def _estimator(self) -> Estimator:
         if self.config.estimator == "group_mean":
@@ -315,7 +310,7 @@ class Update:
         payload = sample.payload
         return Datum(
             tokens=sample.tokens, first_scored=len(payload.prompt_tokens), logprobs=sample.logprobs, advantages=advantage,
-            temperature=payload.temperature, kept_log_mass=payload.kept_log_mass or (),
+            temperature=payload.temperature, kept_log_mass=payload.kept_log_mass or (), shape=payload.shape,
             routes=payload.routed_experts if self.config.router_replay.enabled else None,
         )  # fmt: skip
 

@@ -1,7 +1,8 @@
 """From the request to the update with a real sampler: an episode longer than the context window, and a mixture of experts."""
 
+import json
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -17,17 +18,20 @@ from app.db.batches import SqlBatchStore
 from app.db.engine import open_engine
 from app.db.labels import SqlLabels
 from app.db.streams import SqlEffects
-from app.domain.batches import BatchManifest
+from app.domain.batches import BatchManifest, TurnPayload
 from app.domain.events import EventType, Observation
 from app.domain.policies import PolicyConfig, SummaryConfig
+from app.domain.ports import TrajectoryStore
+from app.domain.schemas import satisfies
 from app.domain.serving import GenerateRequest, GenerationChunk
 from app.domain.streams import EffectBatch, JoinRules
 from app.domain.turns import TurnServed
-from app.domain.versions import RunStatus, TrainingRun
+from app.domain.versions import HoldReason, RunStatus, TrainingRun
 from app.main import create_app
 from app.policy.model import Policy, load_policy
 from app.policy.sampling import sample
 from app.policy.tiny_moe import Architecture, write_tiny_moe
+from app.trajectories.segments import ParquetSegments
 from pipelines.batching import BatchingConfig, cut_batch
 from pipelines.labelling.labeller import label_due
 from pipelines.labelling.rule_set import parse_rule_set
@@ -60,11 +64,11 @@ class TinyEngine(ScriptedEngines):
         self.policy = replace(policy, context=WINDOW)
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerationChunk]:
-        prompt = self.policy.chat.prompt(request.messages)
-        (made,) = sample(self.policy, [prompt], request.sampling, record_experts=request.record_experts)
+        prompt = self.policy.chat.prompt(request.messages, tools=request.tools)
+        (made,) = sample(self.policy, [prompt], request.sampling, shape=request.shape, record_experts=request.record_experts)
         yield GenerationChunk(
             text=made.text, tokens=made.tokens, logprobs=made.logprobs, finish_reason=made.finish_reason, prompt_tokens=prompt,
-            routed_experts=made.experts or None,
+            routed_experts=made.experts or None, kept_log_mass=made.kept_log_mass or None,
         )  # fmt: skip
 
     async def count_tokens(self, request: GenerateRequest) -> int:
@@ -90,7 +94,7 @@ def talk(client: TestClient, episode: str, exchanges: int) -> list[dict[str, Any
     return history
 
 
-def labelled(engine: Engine, turns: list[TurnServed], segments: MemorySegments, ratings: dict[str, float]) -> None:
+def labelled(engine: Engine, turns: list[TurnServed], segments: MemorySegments | ParquetSegments, ratings: dict[str, float]) -> None:
     """Ingest the turns and one rating of the last answer of each episode, and label everything when it is due."""
     last = {turn.episode_id: turn for turn in turns if turn.kind == "answer"}
     said = [
@@ -157,12 +161,70 @@ def test_the_experts_that_served_a_turn_are_logged_and_replayed(engine: Engine, 
     assert replayed.metrics["mismatch"] <= without.metrics["mismatch"]
 
 
-def trained(batch: BatchManifest, model: Path, segments: MemorySegments, folder: Path, *, config: TrainingConfig = TRAINING) -> TrainingRun:
+GREETING = {
+    "type": "object", "required": ["word", "times"], "additionalProperties": False,
+    "properties": {"word": {"enum": ["hi", "hello"]}, "times": {"type": "integer", "minimum": 1, "maximum": 3}},
+}  # fmt: skip
+GREET = {"type": "function", "function": {"name": "greet", "parameters": {"$defs": {"g": GREETING}, "$ref": "#/$defs/g"}}}
+SHAPED: dict[str, dict[str, Any]] = {
+    "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "greeting", "schema": GREETING}}, "top_p": 0.9},
+    "required": {"tools": [GREET], "tool_choice": "required", "parallel_tool_calls": False},
+    "named": {"tools": [GREET], "tool_choice": {"type": "function", "function": {"name": "greet"}}, "temperature": 1.2},
+    "penalised": {"frequency_penalty": 1.5, "presence_penalty": -0.5, "logit_bias": {"300": 8}},
+}
+WIDE = policy_config(max_context_tokens=2048, max_tokens=120, held_out_share=0.0)
+
+
+def test_shaped_answers_keep_to_their_form_and_are_trained_on_under_it(engine: Engine, tiny_model: Path, tmp_path: Path) -> None:
+    inbox, segments = MemoryInbox(), ParquetSegments(str(tmp_path / "segments"))
+    served_by = TinyEngine(load_policy(tiny_model, dtype=torch.float32))
+    served_by.policy = replace(served_by.policy, context=2048)
+    client = TestClient(create_app(collaborators(inbox=inbox, engines=served_by, policies={"composer": WIDE})))
+    for number, (kind, asked) in enumerate([*SHAPED.items()] * 3):
+        body = {"model": "composer", "messages": [{"role": "user", "content": ASKED}], "seed": number, **asked}
+        body |= {"tensorzero::episode_id": f"{kind}-{number}"}
+        response = client.post("/v1/chat/completions", json=body)
+        assert response.status_code == 200, response.text
+        (choice,) = response.json()["choices"]
+        if kind == "schema":
+            assert satisfies(json.loads(choice["message"]["content"]), GREETING)
+        if kind in ("required", "named"):
+            (call,) = choice["message"]["tool_calls"]
+            assert (call["function"]["name"], call["verdict"], choice["finish_reason"]) == ("greet", "valid", "tool_calls")
+    turns = [msgspec.json.decode(event.data, type=TurnServed) for event in events_of(inbox, EventType.TURN)]
+    assert all(turn.shape is not None for turn in turns)
+    labelled(engine, turns, segments, {turn.episode_id: number % 3 / 2 for number, turn in enumerate(turns)})
+    batch = cut(engine, turns)
+    run = trained(batch, tiny_model, segments, tmp_path / "under-it")
+    assert (run.metrics["turns"], run.metrics["left_out"]) == (len(turns), {})
+    assert run.metrics["mismatch"] < 1e-6
+    assert run.candidate not in (None, CHAMPION)
+
+    plain = Shapeless(segments)
+    wrong = trained(batch, tiny_model, plain, tmp_path / "without", status=RunStatus.HELD)
+    assert wrong.hold_reason is HoldReason.ENGINE_MISMATCH, "what the shape was decides what the logged probabilities mean"
+
+
+class Shapeless(MemorySegments):
+    """Segments that have lost what shaped their turns."""
+
+    def __init__(self, real: ParquetSegments) -> None:
+        super().__init__()
+        self.real = real
+
+    def read(self, locations: Iterable[tuple[str, str]]) -> dict[str, TurnPayload]:
+        return {name: replace(payload, shape=None) for name, payload in self.real.read(locations).items()}
+
+
+def trained(
+    batch: BatchManifest, model: Path, segments: TrajectoryStore, folder: Path, *, config: TrainingConfig = TRAINING,
+    status: RunStatus = RunStatus.SUCCEEDED,
+) -> TrainingRun:  # fmt: skip
     """The update on this batch, with the model as champion."""
     ports = replace(fake_ports(folder), trajectories=segments)
     assert isinstance(ports.weights, FakeWeights)
     shutil.copytree(model, ports.weights.folder / CHAMPION)
     parent = version_of(CHAMPION)
     run = train(batch, run_id="run", parent=parent, anchor=parent, config=config, ports=ports)
-    assert run.status is RunStatus.SUCCEEDED, run.message
+    assert run.status is status, run.message
     return run

@@ -4,11 +4,12 @@ The prompt is one message of a user, so that a turn is sampled, recorded and tra
 marks that code models know (`<|fim_prefix|>…<|fim_suffix|>…<|fim_middle|>`). What the engine cannot honour is refused as in a chat.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 
-from app.api.chat.answer import DONE, data, finish_reason_of, frame, logprob_items, sse, token_of, usage_of
+from app.api.chat.answer import Items, data, end, finish_reason_of, frame, logprob_items, rated_by, sse, token_of, usage_of
 from app.api.chat.recording import Recording
 from app.api.chat.style import bounded
 from app.api.drafts import decode
@@ -42,8 +43,8 @@ class CompletionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     n: Any = None
     best_of: Annotated[int, msgspec.Meta(ge=1, le=1)] | None = None
     echo: bool | None = None
-    logprobs: Annotated[int, msgspec.Meta(ge=0, le=0)] | None = None
-    """0 is the sampled tokens' log-probabilities; alternatives are not known."""
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=5)] | None = None
+    """How many alternatives are wanted beside each sampled token."""
     presence_penalty: Any = None
     frequency_penalty: Any = None
     logit_bias: Any = None
@@ -64,45 +65,52 @@ def read(raw: bytes) -> tuple[bytes, "CompletionStyle"]:
     prompt = body.prompt if isinstance(body.prompt, str) else body.prompt[0]
     asked = prompt if body.suffix is None else f"{PREFIX}{prompt}{SUFFIX}{body.suffix}{MIDDLE}"
     chat = {name: value for name in _ALIKE if (value := getattr(body, name)) is not None}
-    chat |= {"messages": [{"role": "user", "content": asked}], "logprobs": body.logprobs is not None}
+    chat |= {"messages": [{"role": "user", "content": asked}], "logprobs": body.logprobs is not None, "top_logprobs": body.logprobs or 0}
     return msgspec.json.encode(chat), CompletionStyle()
 
 
 class CompletionStyle:
     """Writes text completions."""
 
-    def whole(self, recording: Recording, items: list[dict[str, Any]]) -> bytes:
+    def whole(self, answers: Sequence[tuple[Recording, Items]]) -> bytes:
         """The body of a finished completion."""
-        choice = _choice(recording.text, finish_reason_of(recording), _logprobs(recording, items))
-        named = frame(recording, KIND) | token_of(recording)
-        return msgspec.json.encode(named | {"choices": [choice], "usage": usage_of(recording)})
+        choices = [
+            _choice(index, recording.text, finish_reason_of(recording), _logprobs(recording, items)) | rated_by(recording)
+            for index, (recording, items) in enumerate(answers)
+        ]
+        recordings = [recording for recording, _ in answers]
+        named = frame(recordings[0], KIND) | token_of(recordings[0])
+        return msgspec.json.encode(named | {"choices": choices, "usage": usage_of(recordings)})
 
-    def streaming(self, recording: Recording) -> "CompletionStreaming":
+    def streaming(self, recordings: Sequence[Recording], index: int) -> "CompletionStreaming":
         """A writer of chunks."""
-        return CompletionStreaming(recording)
+        return CompletionStreaming(recordings, index)
+
+    def end(self, recordings: Sequence[Recording]) -> bytes:
+        """The usage where it is wanted, `[DONE]`."""
+        return end(recordings, KIND)
 
 
 class CompletionStreaming:
     """Writes one completion as server-sent events."""
 
-    def __init__(self, recording: Recording) -> None:
-        self._recording = recording
+    def __init__(self, recordings: Sequence[Recording], index: int) -> None:
+        self._named, self._index = recordings[0], index
+        self._recording = recordings[index]
         self._sent = 0
 
     def first(self) -> bytes:
         """An empty text, with the feedback token."""
-        return sse(frame(self._recording, KIND) | token_of(self._recording) | {"choices": [_choice("", None, None)]})
+        begun = _choice(self._index, "", None, None) | rated_by(self._recording)
+        return sse(frame(self._named, KIND) | token_of(self._recording) | {"choices": [begun]})
 
     def chunk(self, chunk: GenerationChunk) -> bytes:
         """What a chunk of the engine adds."""
         return self._event(None, chunk)
 
     def last(self, chunk: GenerationChunk) -> bytes:
-        """The rest, the finish reason, the usage, `[DONE]`."""
-        out = self._event(finish_reason_of(self._recording), chunk)
-        if self._recording.request.include_usage:
-            out += sse(frame(self._recording, KIND) | {"choices": [], "usage": usage_of(self._recording)})
-        return out + DONE
+        """The rest, the finish reason."""
+        return self._event(finish_reason_of(self._recording), chunk)
 
     def failure(self, body: bytes) -> bytes:
         """An error in the middle."""
@@ -111,16 +119,18 @@ class CompletionStreaming:
     def _event(self, finish_reason: str | None, chunk: GenerationChunk) -> bytes:
         text, self._sent = self._recording.text[self._sent :], len(self._recording.text)
         items = logprob_items(chunk) if self._recording.request.logprobs else []
-        return sse(frame(self._recording, KIND) | {"choices": [_choice(text, finish_reason, _logprobs(self._recording, items))]})
+        said = _choice(self._index, text, finish_reason, _logprobs(self._recording, items))
+        return sse(frame(self._named, KIND) | {"choices": [said]})
 
 
-def _choice(text: str, finish_reason: str | None, logprobs: dict[str, Any] | None) -> dict[str, Any]:
-    return {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+def _choice(index: int, text: str, finish_reason: str | None, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
-def _logprobs(recording: Recording, items: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _logprobs(recording: Recording, items: Items) -> dict[str, Any] | None:
     if not recording.request.logprobs:
         return None
     names = [item["token"] for item in items]
     offsets = [sum(map(len, names[:number])) for number in range(len(names))]
-    return {"tokens": names, "token_logprobs": [item["logprob"] for item in items], "top_logprobs": None, "text_offset": offsets}
+    best = [{other["token"]: other["logprob"] for other in item["top_logprobs"]} for item in items] if recording.request.likely else None
+    return {"tokens": names, "token_logprobs": [item["logprob"] for item in items], "top_logprobs": best, "text_offset": offsets}

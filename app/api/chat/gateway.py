@@ -10,8 +10,8 @@ whose caller pinned the version (`app.api.chat.pinning`).
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -53,13 +53,15 @@ COMMIT_PATIENCE_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A request whose exposure is durable."""
+    """One answer to a request, its exposure durable."""
 
     request: ChatRequest
     config: PolicyConfig
     arm: Arm
-    summaries: tuple[EpisodeSummary, ...] = ()
-    """What the model wrote about the episode's beginning."""
+    summaries: list[EpisodeSummary] = field(default_factory=list[EpisodeSummary])
+    """What the model wrote about the episode's beginning; the answers to one request share it."""
+    fitting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the conversation is made to fit, so that it is summarised once for all of them."""
     release: Callable[[], None]
     """Gives its place among the policy's answers back; called when the answer is over, however it ended."""
 
@@ -85,30 +87,37 @@ class Gateway:
     _commits: set["asyncio.Task[None]"] = field(default_factory=set["asyncio.Task[None]"])
     """Commits under way: held here so that a cancelled request does not lose its turn."""
 
-    async def open(self, raw: bytes, headers: Headers, caller: Caller) -> Opened:
-        """Understand a request, assign its arm, commit its exposure. Raises `RatchetError`."""
-        body = await self.workshop.do(lambda: read_body(raw, self.limits), chars=len(raw) // BYTES_PER_WORK)
+    async def open(self, raw: bytes, headers: Headers, caller: Caller) -> tuple[Opened, ...]:
+        """Understand a request, assign its arm, commit the exposure of each answer it asks for. Raises `RatchetError`."""
+        body, shape = await self.workshop.do(lambda: read_body(raw, self.limits), chars=len(raw) // BYTES_PER_WORK)
         name, digest = pinning.named(body.model)
         body = msgspec.structs.replace(body, model=name)
         config = self._config(name, caller)
         _refuse_longer_than_context(body.messages, config, self.limits)
-        request = understand(body, headers, caller, config, salt=self.actor_salt)
+        request = understand(body, headers, caller, config, salt=self.actor_salt, shape=shape)
+        requests = _each(request, body.n or 1)
+        for bucket in (caller.session_bucket, caller.bucket):
+            if bucket is not None:
+                bucket.owe(len(requests) - 1)  # the first is paid for
         known = await self.conversations.find(request.episode_id, request.policy) if request.continues else None
         arm = self._arm(request, known) if digest is None else pinning.pinned(self.routes, name, digest)
         summaries = known.summaries if known is not None else ()
-        release = self.slots.take(name, most=config.max_concurrent)
-        try:
-            await self._expose(request, arm, summaries)
-        except BaseException:
-            release()
-            raise
-        return Opened(request=request, config=config, arm=arm, summaries=summaries, release=release)
+        with ExitStack() as places:
+            released = [places.callback(self.slots.take(name, most=config.max_concurrent)) for _ in requests]
+            await self._expose(requests, arm, summaries)
+            places.pop_all()
+        fitting, shared = asyncio.Lock(), list(summaries)
+        return tuple(
+            Opened(request=each, config=config, arm=arm, summaries=shared, fitting=fitting, release=release)
+            for each, release in zip(requests, released, strict=True)
+        )
 
-    async def _expose(self, request: ChatRequest, arm: Arm, summaries: tuple[EpisodeSummary, ...]) -> None:
-        """Commit the exposure and note the episode's arm, where this is one that was drawn."""
+    async def _expose(self, requests: Sequence[ChatRequest], arm: Arm, summaries: tuple[EpisodeSummary, ...]) -> None:
+        """Commit the exposures and note the episode's arm, where this is one that was drawn."""
+        request = requests[-1]
         if not request.dryrun and arm.arm != PINNED:
             if not is_rollout(request.source):
-                await self.inbox.append([exposure_event(request, arm, self.clock())])
+                await self.inbox.append([exposure_event(each, arm, self.clock()) for each in requests])
             self.conversations.remember(
                 request.episode_id, policy=request.policy, arm=arm, inference_id=request.inference_id, summaries=summaries
             )
@@ -174,24 +183,26 @@ class Gateway:
 
     async def _fitted(self, opened: Opened) -> list[dict[str, Any]]:
         """The request's messages, or a summary and their end; writes the summaries that are needed."""
-        context = context_of(opened.request.messages, opened.summaries)
-        written: list[EpisodeSummary] = []
 
         async def count(messages: list[dict[str, Any]]) -> int:
             return await self.engines.count_tokens(_generate_request(opened, messages))
 
         async def write(messages: list[dict[str, Any]], tags: dict[str, str]) -> str:
             text = await self._summarise(opened, messages, tags)
-            written.append(EpisodeSummary(text=text.strip(), tags=tags))
-            self.conversations.remember_summary(opened.request.episode_id, opened.request.policy, written[-1])
+            opened.summaries.append(EpisodeSummary(text=text.strip(), tags=tags))
+            self.conversations.remember_summary(opened.request.episode_id, opened.request.policy, opened.summaries[-1])
             return text
 
-        return (await shortened(context, opened.config, count=count, write=write)).fed()
+        async with opened.fitting:
+            context = context_of(opened.request.messages, opened.summaries)
+            return (await shortened(context, opened.config, count=count, write=write)).fed()
 
     async def _summarise(self, opened: Opened, messages: list[dict[str, Any]], tags: dict[str, str]) -> str:
         """Let the model write a summary: a turn of the same episode on the same arm."""
         sampling = msgspec.structs.replace(opened.request.sampling, max_tokens=opened.config.summary.max_tokens, stop=(), seed=None)
-        request = replace(opened.request, inference_id=uuid7(), sampling=sampling, tools=None, logprobs=False, ends=False)
+        request = replace(
+            opened.request, inference_id=uuid7(), sampling=sampling, tools=None, logprobs=False, ends=False, shape=None, likely=None
+        )
         asked = replace(opened, request=request)
         recording = Recording(
             request=request, arm=opened.arm, config=opened.config, started_at=self.clock(), messages=messages, kind="summary", tags=tags
@@ -288,6 +299,20 @@ class Gateway:
         self.metrics.tokens.labels(request.policy, "output").inc(recording.usage.completion_tokens)
 
 
+def _each(request: ChatRequest, count: int) -> tuple[ChatRequest, ...]:
+    """The request once for each answer: each is a turn of its own, drawn with a seed of its own where one is given."""
+    others = (
+        replace(request, inference_id=uuid7(), sampling=msgspec.structs.replace(request.sampling, seed=_next_seed(request, number)))
+        for number in range(1, count)
+    )
+    return (request, *others)
+
+
+def _next_seed(request: ChatRequest, number: int) -> int | None:
+    seed = request.sampling.seed
+    return None if seed is None else seed + number if seed + number < 2**63 else seed - number
+
+
 def _refuse_longer_than_context(messages: list[dict[str, Any]], config: PolicyConfig, limits: Limits) -> None:
     """What no tokenizer can bring into the context is refused before it is recorded or tokenised. Raises `BadRequest`."""
     most = config.max_context_tokens * TOKEN_CHARS
@@ -307,7 +332,7 @@ def _generate_request(opened: Opened, messages: list[dict[str, Any]]) -> Generat
     request = opened.request
     return GenerateRequest(
         policy=request.policy, digest=opened.arm.digest, messages=messages, tools=request.tools, sampling=request.sampling,
-        record_experts=opened.config.record_experts, stream=request.stream,
+        shape=request.shape, likely=request.likely, record_experts=opened.config.record_experts, stream=request.stream,
     )  # fmt: skip
 
 

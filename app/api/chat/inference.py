@@ -1,10 +1,11 @@
 """`POST /inference`: TensorZero's way to ask. The function is the policy; `variant_name` is kept as a tag and chooses nothing."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from app.api.chat.answer import DONE, data, finish_reason_of, sse, token_of, visible_calls
+from app.api.chat.answer import DONE, Items, data, finish_reason_of, sse, token_of, visible_calls
 from app.api.chat.recording import Recording
 from app.api.chat.style import bounded
 from app.api.drafts import decode
@@ -65,7 +66,7 @@ class InferenceBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 _body = msgspec.json.Decoder(InferenceBody)
-_REFUSED = ("allowed_tools", "output_schema", "extra_body", "provider_tools", "internal_dynamic_variant_config")
+_REFUSED = ("allowed_tools", "extra_body", "provider_tools", "internal_dynamic_variant_config")
 
 
 def read(raw: bytes) -> tuple[bytes, "InferenceStyle"]:
@@ -80,8 +81,11 @@ def read(raw: bytes) -> tuple[bytes, "InferenceStyle"]:
     chat: dict[str, Any] = {"model": named, "messages": _messages(body.input), "stream": bool(body.stream)}
     chat |= {
         "tensorzero::episode_id": body.episode_id, "tensorzero::variant_name": body.variant_name, "tensorzero::dryrun": body.dryrun,
-        "tensorzero::tags": body.tags, "tool_choice": "none" if body.tool_choice == "off" else body.tool_choice,
+        "tensorzero::tags": body.tags, "tool_choice": _choice(body.tool_choice),
+        "parallel_tool_calls": body.parallel_tool_calls,
     }  # fmt: skip
+    if body.output_schema is not None:
+        chat["response_format"] = {"type": "json_schema", "json_schema": {"name": "output", "schema": body.output_schema}}
     if body.additional_tools:
         chat["tools"] = [{"type": "function", "function": tool} for tool in body.additional_tools]
     for name, value in _given(body.params or {}).items():
@@ -89,6 +93,13 @@ def read(raw: bytes) -> tuple[bytes, "InferenceStyle"]:
             raise BadRequest(f"params.chat_completion.{name}: unknown", param=f"params.chat_completion.{name}")
         chat[_PARAMS[name]] = value
     return msgspec.json.encode(chat), InferenceStyle()
+
+
+def _choice(wanted: object) -> object:
+    """TensorZero's `off`, `auto`, `required` and `{"specific": NAME}` as OpenAI says them."""
+    if isinstance(wanted, dict) and isinstance(wanted.get("specific"), str):
+        return {"type": "function", "function": {"name": wanted["specific"]}}
+    return "none" if wanted == "off" else wanted
 
 
 def _given(params: dict[str, Any]) -> dict[str, Any]:
@@ -119,8 +130,9 @@ def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
 class InferenceStyle:
     """Writes TensorZero's answers."""
 
-    def whole(self, recording: Recording, items: list[dict[str, Any]]) -> bytes:
+    def whole(self, answers: Sequence[tuple[Recording, Items]]) -> bytes:
         """The body of a finished inference."""
+        ((recording, _),) = answers
         calls = visible_calls(recording)
         text = recording.parsed.content if recording.parsed and calls else recording.text
         content: list[dict[str, Any]] = [{"type": "text", "text": text}] if text or not calls else []
@@ -128,9 +140,13 @@ class InferenceStyle:
         ended = {"content": content, "usage": _usage(recording), "finish_reason": _reason(recording)}
         return msgspec.json.encode(_named(recording) | ended)
 
-    def streaming(self, recording: Recording) -> "InferenceStreaming":
+    def streaming(self, recordings: Sequence[Recording], index: int) -> "InferenceStreaming":
         """A writer of chunks."""
-        return InferenceStreaming(recording)
+        return InferenceStreaming(recordings[index])
+
+    def end(self, recordings: Sequence[Recording]) -> bytes:
+        """`[DONE]`."""
+        return DONE
 
 
 class InferenceStreaming:
@@ -150,12 +166,12 @@ class InferenceStreaming:
         return self._say(tools.settled(text) if self._recording.request.tools else len(text))
 
     def last(self, chunk: GenerationChunk) -> bytes:
-        """The rest, the calls, the usage, `[DONE]`."""
+        """The rest, the calls, the usage."""
         recording, calls = self._recording, visible_calls(self._recording)
         out = self._say(tools.settled(recording.text) if calls else len(recording.text))
         said = [{"type": "tool_call", "id": call.id, "raw_name": call.name, "raw_arguments": call.arguments} for call in calls]
         ended = {"content": said, "usage": _usage(recording), "finish_reason": _reason(recording)}
-        return out + sse(_named(recording) | ended) + DONE
+        return out + sse(_named(recording) | ended)
 
     def failure(self, body: bytes) -> bytes:
         """An error in the middle."""

@@ -16,7 +16,7 @@ from app.domain.events import GATEWAY, CloudEvent, EventType, Exposure
 from app.domain.ids import uuid7
 from app.domain.policies import PolicyConfig
 from app.domain.serving import GenerationChunk
-from app.domain.turns import MIXED_VERSIONS, Assignment, FinishReason, ToolVerdict, TurnServed, Usage
+from app.domain.turns import MIXED_VERSIONS, UNSCORABLE, Assignment, FinishReason, ToolVerdict, TurnServed, Usage
 
 _encode = msgspec.json.Encoder().encode
 
@@ -45,6 +45,7 @@ class Recording:
     finish_reason: FinishReason | None = None
     message: str | None = None
     mixed_versions: str | None = None
+    unscorable: str | None = None
     first_token_s: float | None = None
     parsed: tools.Parsed | None = None
 
@@ -60,6 +61,7 @@ class Recording:
             self.routed_experts = chunk.routed_experts
             self.kept_log_mass = chunk.kept_log_mass
             self.mixed_versions = chunk.mixed_versions
+            self.unscorable = chunk.unscorable
             self.finish(chunk.finish_reason, chunk.message)
 
     def finish(self, reason: FinishReason, message: str | None = None) -> None:
@@ -91,7 +93,7 @@ class Recording:
         """The event. Tokens without a prompt, with another number of log-probabilities or of several versions are not trained on."""
         assert self.finish_reason is not None
         whole = bool(self.prompt_tokens) and len(self.tokens) == len(self.token_logprobs) and self.mixed_versions is None
-        said = {"fault": self.message, MIXED_VERSIONS: self.mixed_versions}
+        said = {"fault": self.message, MIXED_VERSIONS: self.mixed_versions, UNSCORABLE: self.unscorable}
         return TurnServed(
             inference_id=self.request.inference_id,
             episode_id=self.request.episode_id,
@@ -107,6 +109,7 @@ class Recording:
             routed_experts=self.routed_experts,
             kept_log_mass=self.kept_log_mass,
             sampling=self.request.sampling,
+            shape=self.request.shape,
             finish_reason=self.finish_reason,
             tool_calls=list(self.parsed.calls) if self.parsed else [],
             usage=self.usage,
@@ -132,7 +135,7 @@ def redact(turn: TurnServed, redactor: Redactor) -> TurnServed:
         return turn
     return msgspec.structs.replace(
         turn, messages=messages, completion=completion, tool_calls=calls, prompt_tokens=[], completion_tokens=[], logprobs=None,
-        routed_experts=None, kept_log_mass=None, tags={**turn.tags, "redacted": "true"},
+        routed_experts=None, kept_log_mass=None, shape=None, tags={**turn.tags, "redacted": "true"},
     )  # fmt: skip
 
 
@@ -142,7 +145,7 @@ def unkept(turn: TurnServed) -> TurnServed:
     fault = {name: text for name, text in turn.tags.items() if name == "fault"}
     return msgspec.structs.replace(
         turn, messages=[], completion="", prompt_tokens=[], completion_tokens=[], logprobs=None, routed_experts=None, kept_log_mass=None,
-        tool_calls=calls, tags=fault | {"stored": "false"},
+        shape=None, tool_calls=calls, tags=fault | {"stored": "false"},
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from app.api.access import Caller
+from app.api.chat.shapes import Bias, Penalty, read_choice, read_format, shape_of
 from app.api.drafts import decode
 from app.api.errors import HttpError
 from app.api.intake import Headers, Limits, characters, check_tree, header
@@ -14,17 +15,20 @@ from app.domain.events import GATEWAY, is_rollout
 from app.domain.ids import hash_actor, uuid7
 from app.domain.policies import PolicyConfig
 from app.domain.schemas import is_schema
-from app.domain.turns import Consent, SamplingParams
+from app.domain.turns import Consent, SamplingParams, Shape
 
 IGNORED = (
     "service_tier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "prediction", "reasoning_effort",
-    "verbosity", "parallel_tool_calls",
+    "verbosity",
 )  # fmt: skip
 """OpenAI fields that are accepted and have no effect: hints about price, caching and style of thinking."""
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _MESSAGE_FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "refusal", "annotations", "audio", "function_call"})
 _KEPT_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id")
 SEGMENT_VALUE_CHARS = 48
+
+MOST_ANSWERS = 16
+"""To one request: as many as an engine decodes together."""
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
@@ -50,12 +54,12 @@ class ChatBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_completion_tokens: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] | None = None
     seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: str | Annotated[list[str], msgspec.Meta(max_length=4)] | None = None
-    n: int | None = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=MOST_ANSWERS)] | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Bias | None = None
     response_format: dict[str, Any] | None = None
     tools: Annotated[list[dict[str, Any]], msgspec.Meta(max_length=128)] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -71,7 +75,7 @@ class ChatBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     prediction: Any = None
     reasoning_effort: Any = None
     verbosity: Any = None
-    parallel_tool_calls: Any = None
+    parallel_tool_calls: bool | None = None
     tensorzero_episode_id: Text | None = msgspec.field(default=None, name="tensorzero::episode_id")
     tensorzero_tags: dict[str, str] | None = msgspec.field(default=None, name="tensorzero::tags")
     tensorzero_dryrun: bool | None = msgspec.field(default=None, name="tensorzero::dryrun")
@@ -99,6 +103,7 @@ class ChatRequest:
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
     sampling: SamplingParams
+    shape: Shape | None
     actor: str | None
     segment: dict[str, str]
     tags: dict[str, str]
@@ -106,6 +111,8 @@ class ChatRequest:
     stream: bool
     include_usage: bool
     logprobs: bool
+    likely: int | None
+    """How many of the likeliest tokens are wanted beside each sampled one; None without log-probabilities."""
     dryrun: bool
     stored: bool = True
     """False where the caller said `store: false`: nothing that was said is kept beyond serving it."""
@@ -140,54 +147,47 @@ def _refuse_unread(raw: bytes, limits: Limits) -> None:
         raise BadRequest(f"the messages have more than {limits.nodes} values", param="messages", code="too_many_values")
 
 
-def _refuse_unsampled(body: ChatBody) -> None:
-    """What would need another distribution than the one whose log-probabilities are recorded. Raises `BadRequest` with the cure."""
-    asked: dict[str, tuple[bool, str]] = {
-        "n": (body.n not in (None, 1), "one answer is sampled per request, because each is a turn that is rated by itself: ask n times"),
-        "top_logprobs": (bool(body.top_logprobs), "the sampled token's probability alone is known: ask for `logprobs` without it"),
-        "presence_penalty": (bool(body.presence_penalty), "turns are trained on as the model sampled them: leave it out, or 0"),
-        "frequency_penalty": (bool(body.frequency_penalty), "turns are trained on as the model sampled them: leave it out, or 0"),
-        "logit_bias": (bool(body.logit_bias), "turns are trained on as the model sampled them: leave it out, or empty"),
-        "response_format.type": (
-            (body.response_format or {"type": "text"}).get("type") != "text",
-            "sampling is not constrained, so only text can be promised: describe the form in the prompt, or offer a tool",
-        ),
-        "tool_choice": (
-            body.tool_choice not in (None, "auto", "none"),
-            "sampling is not constrained, so no tool can be forced: use `auto` and say in the prompt which tool is wanted, or `none`",
-        ),
-    }
-    for name, (applies, cure) in asked.items():
-        if applies:
-            raise BadRequest(f"{name}: {cure}", param=name, code="unsupported_parameter")
-
-
 def _too_many_tools(limits: Limits) -> BadRequest:
     return BadRequest(f"the tools have more than {limits.tool_chars} characters: send fewer or shorter ones", param="tools", code="size")
 
 
-def read_body(raw: bytes, limits: Limits) -> ChatBody:
-    """Decode a body. Raises `BadRequest` naming the field."""
+def read_body(raw: bytes, limits: Limits) -> tuple[ChatBody, Shape | None]:
+    """Decode a body, and work out how it bends its draw. Raises `BadRequest` naming the field."""
     if len(raw) > limits.tool_chars:
         _refuse_unread(raw, limits)
     body: ChatBody = decode(_body, raw)
-    for field, value in (("messages", body.messages), ("tools", body.tools), ("metadata", body.metadata), ("tags", body.tensorzero_tags)):
+    for field, value in (
+        ("messages", body.messages), ("tools", body.tools), ("metadata", body.metadata), ("tags", body.tensorzero_tags),
+        ("response_format", body.response_format), ("tool_choice", body.tool_choice),
+    ):  # fmt: skip
         try:
             check_tree(value, limits)
         except BadRequest as error:
             raise BadRequest(str(error), param=field, code=error.code) from error
     if characters(body.tools, at_most=limits.tool_chars) > limits.tool_chars:
         raise _too_many_tools(limits)
-    _refuse_unsampled(body)
+    if body.top_logprobs and not body.logprobs:
+        raise BadRequest("top_logprobs: ask for `logprobs` as well", param="top_logprobs")
     if body.tool_choice != "none":
         _check_tools(body.tools or [])
     for field in ("user", "safety_identifier", "tensorzero_variant_name", "session_id", "tensorzero_episode_id", "model"):
         if "\x00" in (getattr(body, field) or ""):
             raise BadRequest("the text contains the character U+0000: remove it", param=field.replace("tensorzero_", "tensorzero::"))
-    return body
+    return body, _shape(body)
 
 
-def understand(body: ChatBody, headers: Headers, caller: Caller, config: PolicyConfig, *, salt: str) -> ChatRequest:
+def _shape(body: ChatBody) -> Shape | None:
+    choice = read_choice(body.tool_choice)
+    return shape_of(
+        presence_penalty=body.presence_penalty, frequency_penalty=body.frequency_penalty, logit_bias=body.logit_bias,
+        response_format=read_format(body.response_format), tools=[] if choice == "none" else body.tools or [], tool_choice=choice,
+        parallel=body.parallel_tool_calls,
+    )  # fmt: skip
+
+
+def understand(
+    body: ChatBody, headers: Headers, caller: Caller, config: PolicyConfig, *, salt: str, shape: Shape | None = None
+) -> ChatRequest:
     """What a body means for its policy. Raises `BadRequest`."""
     metadata = dict(body.metadata or {})
     episode = _episode(body, metadata, headers, caller)
@@ -202,6 +202,7 @@ def understand(body: ChatBody, headers: Headers, caller: Caller, config: PolicyC
         messages=[_message(index, message) for index, message in enumerate(body.messages)],
         tools=None if body.tool_choice == "none" else body.tools or None,
         sampling=_sampling(body, config),
+        shape=shape,
         actor=hash_actor(who, salt=salt) if who else None,
         segment=_segment(metadata, config),
         tags=_tags(body, metadata, config),
@@ -209,6 +210,7 @@ def understand(body: ChatBody, headers: Headers, caller: Caller, config: PolicyC
         stream=bool(body.stream),
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
         logprobs=bool(body.logprobs),
+        likely=body.top_logprobs or 0 if body.logprobs else None,
         dryrun=bool(body.tensorzero_dryrun),
         stored=body.store is not False,
         source=caller.source,

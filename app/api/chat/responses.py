@@ -4,12 +4,12 @@ A response is one answer to a conversation that the client sends whole: nothing 
 `id` is the inference id, so that feedback finds its answer.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import msgspec
 
-from app.api.chat.answer import finish_reason_of, token_of, visible_calls
+from app.api.chat.answer import Items, finish_reason_of, logprob_items, token_of, visible_calls
 from app.api.chat.recording import Recording
 from app.api.chat.response_items import messages_of, tools_of
 from app.api.chat.style import bounded
@@ -18,7 +18,9 @@ from app.domain import tools
 from app.domain.errors import BadRequest
 from app.domain.serving import GenerationChunk
 
-_ALIKE = ("model", "stream", "temperature", "top_p", "metadata", "user", "safety_identifier", "store", "top_logprobs")
+_ALIKE = (
+    "model", "stream", "temperature", "top_p", "metadata", "user", "safety_identifier", "store", "top_logprobs", "parallel_tool_calls",
+)  # fmt: skip
 
 
 class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,10 +71,26 @@ def read(raw: bytes) -> tuple[bytes, "ResponseStyle"]:
     if body.tools:
         chat["tools"] = tools_of(body.tools)
     if body.tool_choice is not None:
-        chat["tool_choice"] = body.tool_choice
+        chat["tool_choice"] = _choice(body.tool_choice)
     if (wanted := (body.text or {}).get("format")) is not None:
-        chat["response_format"] = wanted
+        chat["response_format"] = _format(wanted)
+    if "message.output_text.logprobs" in (body.include or []) or body.top_logprobs:
+        chat["logprobs"] = True
     return msgspec.json.encode(chat), ResponseStyle(body)
+
+
+def _format(wanted: object) -> object:
+    """A schema as a chat says it."""
+    if not isinstance(wanted, dict) or wanted.get("type") != "json_schema":
+        return wanted
+    return {"type": "json_schema", "json_schema": {name: value for name, value in wanted.items() if name != "type"}}
+
+
+def _choice(wanted: object) -> object:
+    """A named function as a chat says it."""
+    if not isinstance(wanted, dict) or wanted.get("type") != "function":
+        return wanted
+    return {"type": "function", "function": {name: value for name, value in wanted.items() if name != "type"}}
 
 
 def _refuse_what_is_not_kept(body: ResponsesBody) -> None:
@@ -92,15 +110,20 @@ class ResponseStyle:
     def __init__(self, asked: ResponsesBody) -> None:
         self._asked = asked
 
-    def whole(self, recording: Recording, items: list[dict[str, Any]]) -> bytes:
+    def whole(self, answers: Sequence[tuple[Recording, Items]]) -> bytes:
         """The body of a finished response."""
-        return msgspec.json.encode(self.response(recording))
+        ((recording, items),) = answers
+        return msgspec.json.encode(self.response(recording, items))
 
-    def streaming(self, recording: Recording) -> "ResponseStreaming":
+    def streaming(self, recordings: Sequence[Recording], index: int) -> "ResponseStreaming":
         """A writer of events."""
-        return ResponseStreaming(self, recording)
+        return ResponseStreaming(self, recordings[index])
 
-    def response(self, recording: Recording, *, running: bool = False) -> dict[str, Any]:
+    def end(self, recordings: Sequence[Recording]) -> bytes:
+        """Nothing: the last event says that it ended."""
+        return b""
+
+    def response(self, recording: Recording, items: Items, *, running: bool = False) -> dict[str, Any]:
         """The response object, as far as it is."""
         request, asked = recording.request, self._asked
         cut = not running and finish_reason_of(recording) == "length"
@@ -109,8 +132,9 @@ class ResponseStyle:
             "status": "in_progress" if running else "incomplete" if cut else "completed", "background": False, "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None, "instructions": asked.instructions,
             "max_output_tokens": asked.max_output_tokens, "metadata": asked.metadata or {}, "model": request.policy,
-            "output": [] if running else output_of(recording), "parallel_tool_calls": True, "previous_response_id": None,
-            "temperature": request.sampling.temperature, "top_p": request.sampling.top_p, "text": {"format": {"type": "text"}},
+            "output": [] if running else output_of(recording, items), "previous_response_id": None,
+            "parallel_tool_calls": asked.parallel_tool_calls is not False, "text": asked.text or {"format": {"type": "text"}},
+            "temperature": request.sampling.temperature, "top_p": request.sampling.top_p,
             "tool_choice": asked.tool_choice or "auto", "tools": asked.tools or [], "truncation": "disabled",
             "usage": None if running else _usage(recording), "user": asked.user, "system_fingerprint": recording.arm.digest,
             "episode_id": request.episode_id,
@@ -118,21 +142,21 @@ class ResponseStyle:
         }  # fmt: skip
 
 
-def output_of(recording: Recording) -> list[dict[str, Any]]:
+def output_of(recording: Recording, items: Items) -> list[dict[str, Any]]:
     """The items of the finished answer: a message where anything is said, then the calls."""
     calls = visible_calls(recording)
     text = recording.parsed.content if recording.parsed and calls else recording.text
-    said = [_message(recording, text, "completed")] if text or not calls else []
+    said = [_message(recording, text, "completed", items)] if text or not calls else []
     return said + [_call(call.id, call.name, call.arguments, "completed") for call in calls]
 
 
-def _message(recording: Recording, text: str | None, status: str) -> dict[str, Any]:
-    parts = [] if text is None else [_part(text)]
+def _message(recording: Recording, text: str | None, status: str, items: Items | None = None) -> dict[str, Any]:
+    parts = [] if text is None else [_part(text, items or [])]
     return {"type": "message", "id": f"msg_{recording.request.inference_id}", "status": status, "role": "assistant", "content": parts}
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _part(text: str, items: Items) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": items}
 
 
 def _call(call_id: str, name: str, arguments: str, status: str) -> dict[str, Any]:
@@ -156,31 +180,36 @@ class ResponseStreaming:
         self._number = 0
         self._sent = 0
         self._speaking = False
+        self._items: Items = []
 
     def first(self) -> bytes:
         """That it began."""
-        begun = self._style.response(self._recording, running=True)
+        begun = self._style.response(self._recording, [], running=True)
         return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
 
     def chunk(self, chunk: GenerationChunk) -> bytes:
         """What a chunk of the engine adds; nothing while a tool call may be being written."""
+        self._hear(chunk)
         text = self._recording.text
         return self._say(tools.settled(text) if self._recording.request.tools else len(text))
 
     def last(self, chunk: GenerationChunk) -> bytes:
         """The rest of the text, its calls, and the whole response."""
+        self._hear(chunk)
         recording = self._recording
         out = self._say(tools.settled(recording.text) if visible_calls(recording) else len(recording.text))
-        items = output_of(recording)
-        for index, item in enumerate(items):
+        for index, item in enumerate(output_of(recording, self._items)):
             out += b"".join(self._closing(index, item) if item["type"] == "message" else self._calling(index, item))
-        response = self._style.response(recording)
+        response = self._style.response(recording, self._items)
         return out + self._event("response.incomplete" if response["status"] == "incomplete" else "response.completed", response=response)
 
     def failure(self, body: bytes) -> bytes:
         """An error in the middle."""
         error = cast("dict[str, Any]", msgspec.json.decode(body)["error"])
         return self._event("error", code=error["code"], message=error["message"], param=error["param"])
+
+    def _hear(self, chunk: GenerationChunk) -> None:
+        self._items += logprob_items(chunk) if self._recording.request.logprobs else []
 
     def _say(self, upto: int) -> bytes:
         delta = self._recording.text[self._sent : upto]
@@ -195,14 +224,14 @@ class ResponseStreaming:
         self._speaking = True
         item = _message(self._recording, None, "in_progress")
         return self._event("response.output_item.added", output_index=0, item=item) + self._text_event(
-            "response.content_part.added", part=_part("")
+            "response.content_part.added", part=_part("", [])
         )
 
     def _closing(self, index: int, item: dict[str, Any]) -> Iterator[bytes]:
         """The end of the message; one that said nothing is opened first."""
         yield self._opening()
         part = item["content"][0]
-        yield self._text_event("response.output_text.done", text=part["text"], logprobs=[])
+        yield self._text_event("response.output_text.done", text=part["text"], logprobs=part["logprobs"])
         yield self._text_event("response.content_part.done", part=part)
         yield self._event("response.output_item.done", output_index=index, item=item)
 

@@ -1,7 +1,8 @@
 """`POST /v1/chat/completions` as an ASGI application: it must notice when the client goes away, streaming or not."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,13 +13,15 @@ from app.api.access import Access
 from app.api.chat import answer
 from app.api.chat.gateway import BYTES_PER_WORK, Gateway, Opened
 from app.api.chat.recording import Recording
-from app.api.chat.style import Read, Style
+from app.api.chat.style import Read, Stream, Style
 from app.api.errors import problem
 from app.api.intake import Intake
 from app.domain.access import Scope
 from app.domain.errors import RatchetError
 from app.domain.serving import GenerationChunk
 
+Chunks = AsyncGenerator[tuple[int, GenerationChunk], None]
+"""Chunks of the answers to one request, each with its answer's index."""
 _JSON, _SSE = b"application/json", b"text/event-stream; charset=utf-8"
 
 
@@ -51,7 +54,7 @@ class ChatRoute:
             await _send_problem(send, error)
             return
         answering = self._started(self._answer(opened, style, send))
-        answering.add_done_callback(lambda _: opened.release())
+        answering.add_done_callback(lambda _: [one.release() for one in opened])
         await while_connected(receive, answering)
 
     def _started(self, work: Coroutine[Any, Any, None]) -> "asyncio.Future[None]":
@@ -60,7 +63,7 @@ class ChatRoute:
         answering.add_done_callback(self.running.discard)
         return answering
 
-    async def _open(self, scope: AsgiScope, receive: Receive) -> tuple[Opened, Style]:
+    async def _open(self, scope: AsgiScope, receive: Receive) -> tuple[tuple[Opened, ...], Style]:
         headers = dict(scope["headers"])
         caller = await self.access.caller(headers, Scope.SAMPLE)
         body = await self.intake.read(scope, receive, max_bytes=self.intake.limits.chat_bytes)
@@ -70,46 +73,79 @@ class ChatRoute:
         finally:
             self.intake.release(len(body))
 
-    async def _answer(self, opened: Opened, style: Style, send: Send) -> None:
-        recording = self.gateway.recording(opened)
-        chunks = self.gateway.serve(opened, recording)
-        try:
-            if opened.request.stream:
-                await self._stream(recording, chunks, style, send)
-            else:
-                await self._whole(recording, chunks, style, send)
-        finally:
-            await chunks.aclose()
+    async def _answer(self, opened: Sequence[Opened], style: Style, send: Send) -> None:
+        recordings = [self.gateway.recording(one) for one in opened]
+        served = [self.gateway.serve(one, recording) for one, recording in zip(opened, recordings, strict=True)]
+        async with aclosing(merged(served)) as chunks:
+            answering = self._stream if opened[0].request.stream else self._whole
+            await answering(recordings, chunks, style, send)
 
-    async def _whole(self, recording: Recording, chunks: AsyncIterator[GenerationChunk], style: Style, send: Send) -> None:
-        items: list[dict[str, Any]] = []
+    async def _whole(self, recordings: Sequence[Recording], chunks: Chunks, style: Style, send: Send) -> None:
+        items: list[answer.Items] = [[] for _ in recordings]
         try:
-            async for chunk in chunks:
-                items += answer.logprob_items(chunk) if recording.request.logprobs else []
+            async for index, chunk in chunks:
+                items[index] += answer.logprob_items(chunk) if recordings[index].request.logprobs else []
         except RatchetError as error:
             await _send_problem(send, error)
             return
-        await _send(send, 200, _JSON, style.whole(recording, items), _named(recording))
+        await _send(send, 200, _JSON, style.whole(list(zip(recordings, items, strict=True))), _named(recordings[0]))
 
-    async def _stream(self, recording: Recording, chunks: AsyncIterator[GenerationChunk], style: Style, send: Send) -> None:
+    async def _stream(self, recordings: Sequence[Recording], chunks: Chunks, style: Style, send: Send) -> None:
         """The status line waits for the first token, so that an engine's refusal is an HTTP error and not half a stream."""
         try:
-            chunk = await anext(chunks)
+            first = await anext(chunks)
         except RatchetError as error:
             await _send_problem(send, error)
             return
-        headers = [(b"content-type", _SSE), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), *_named(recording)]
+        headers = [(b"content-type", _SSE), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), *_named(recordings[0])]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        writer = style.streaming(recording)
-        await _send_more(send, writer.first())
+        writers = [style.streaming(recordings, index) for index in range(len(recordings))]
+        await _send_more(send, b"".join(writer.first() for writer in writers))
         try:
-            while recording.finish_reason is None:
-                await _send_more(send, writer.chunk(chunk))
-                chunk = await anext(chunks)
-            await _send_more(send, writer.last(chunk))
+            await _send_more(send, _written(writers, *first))
+            async for index, chunk in chunks:
+                await _send_more(send, _written(writers, index, chunk))
+            await _send_more(send, style.end(recordings))
         except RatchetError as error:
-            await _send_more(send, writer.failure(problem(error).body))
+            await _send_more(send, writers[0].failure(problem(error).body))
         await send({"type": "http.response.body", "body": b""})
+
+
+def _written(writers: Sequence[Stream], index: int, chunk: GenerationChunk) -> bytes:
+    return writers[index].chunk(chunk) if chunk.finish_reason is None else writers[index].last(chunk)
+
+
+async def merged(served: Sequence[AsyncGenerator[GenerationChunk, None]]) -> Chunks:
+    """The chunks of several answers as they come, each with its answer's index. When one fails, or nobody listens any more, all end."""
+    if len(served) == 1:
+        async with aclosing(served[0]) as only:
+            async for chunk in only:
+                yield 0, chunk
+        return
+    heard: asyncio.Queue[tuple[int, GenerationChunk | None]] = asyncio.Queue()
+
+    async def listen(index: int) -> None:
+        try:
+            async with aclosing(served[index]) as one:
+                async for chunk in one:
+                    heard.put_nowait((index, chunk))
+        finally:
+            heard.put_nowait((index, None))
+
+    listening = [asyncio.create_task(listen(index)) for index in range(len(served))]
+    try:
+        left = len(listening)
+        while left:
+            index, chunk = await heard.get()
+            if chunk is None:
+                await listening[index]
+                left -= 1
+            else:
+                yield index, chunk
+    finally:
+        for task in listening:
+            task.cancel()
+        await asyncio.wait(listening)
 
 
 async def while_connected(receive: Receive, working: "asyncio.Future[None]") -> None:

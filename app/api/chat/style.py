@@ -1,6 +1,6 @@
 """How a client asks and wants to be answered: chat completions are the gateway's own style, others are translated into it and back."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from app.api.chat.recording import Recording
@@ -18,13 +18,19 @@ class Stream(Protocol):
 
 
 class Style(Protocol):
-    """Writes the answer to one request."""
+    """Writes the answers to one request: one, or `n` where chat completions and completions ask for so many."""
 
-    def whole(self, recording: Recording, items: list[dict[str, Any]]) -> bytes:
-        """The body of a finished answer; `items` are its log-probability items."""
+    def whole(self, answers: Sequence[tuple[Recording, list[dict[str, Any]]]]) -> bytes:
+        """The body of the finished answers, each with its log-probability items."""
         ...
 
-    def streaming(self, recording: Recording) -> Stream: ...
+    def streaming(self, recordings: Sequence[Recording], index: int) -> Stream:
+        """A writer of one of the answers."""
+        ...
+
+    def end(self, recordings: Sequence[Recording]) -> bytes:
+        """What follows when all of them are written."""
+        ...
 
 
 MOST_BRACKETS = 80_000

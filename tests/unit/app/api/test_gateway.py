@@ -294,10 +294,10 @@ def test_a_turn_without_personal_data_keeps_its_tokens() -> None:
 @pytest.mark.parametrize(
     ("changes", "param"),
     [
-        ({"n": 2}, "n"),
+        ({"n": 17}, "n"),
         ({"temperature": 3}, "temperature"),
-        ({"logit_bias": {"1": 2}}, "logit_bias"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"logit_bias": {"1": 200}}, "logit_bias[...]"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),

@@ -1,5 +1,6 @@
-"""Processors of one row's logits: they change that row alone, are told what was drawn, and both distributions are logged."""
+"""Processors of one row's logits: they change that row alone, are told what was drawn, and what is logged is theirs."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,6 @@ from torch import Tensor
 
 from app.domain.turns import FinishReason, SamplingParams
 from app.policy.forward import token_logprobs
-from app.policy.logits import LEAST_KEPT
 from app.policy.model import Policy, load_policy
 from app.policy.sampling import Decoder, Generation
 
@@ -29,6 +29,18 @@ class Digits:
 
     def accept(self, token: int) -> None:
         self.told.append(token)
+
+    @property
+    def is_done(self) -> bool:
+        return False
+
+
+class Ending(Digits):
+    """Says after three tokens that it is done."""
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.told) == 3
 
 
 class Broken(Digits):
@@ -65,20 +77,22 @@ def test_a_processor_rules_its_own_row_and_no_other(policy: Policy, top_p: float
     assert set(ruled[1].tokens[::2]) <= rule.allowed
 
 
-def test_both_distributions_are_known_of_what_was_drawn(policy: Policy) -> None:
-    """Logged: of the distribution that was drawn from; with what was kept, the plain one that training computes."""
-    ruled = drawn(policy, [None, Digits({40, 41, 42})], temperature=0.8)[1]
+def test_what_is_logged_is_of_the_distribution_that_was_drawn_from(policy: Policy) -> None:
+    """Only what top-p kept of it is logged beside it: what the processor did is worked out again by whoever scores."""
+    rule = Digits({40, 41, 42})
+    ruled, cut = drawn(policy, [None, rule], temperature=0.8)[1], drawn(policy, [None, Digits({40, 41, 42})], temperature=0.8, top_p=0.7)[1]
     with torch.no_grad():
         plain = token_logprobs(policy.model, ruled.prompt, ruled.tokens, temperature=0.8)
-    assert torch.allclose(torch.tensor(ruled.logprobs) + torch.tensor(ruled.kept_log_mass), plain, atol=2e-5)
-    assert max(ruled.kept_log_mass[::2]) < -0.5, "three tokens of the vocabulary"
-    assert ruled.kept_log_mass[1::2] == pytest.approx([0.0] * len(ruled.kept_log_mass[1::2]), abs=1e-6)
+    assert torch.allclose(torch.tensor(ruled.logprobs)[1::2], plain[1::2], atol=2e-5)
+    assert (torch.tensor(ruled.logprobs)[::2] - plain[::2]).min() > 0.5, "three tokens of the vocabulary"
+    assert not ruled.kept_log_mass
+    assert min(cut.kept_log_mass) >= math.log(0.7) - 1e-6
 
 
-def test_a_greedy_answer_that_is_ruled_says_a_number_that_json_has(policy: Policy) -> None:
-    ruled = drawn(policy, [Digits({40})], temperature=0.0)[0]
-    assert ruled.tokens[0] == 40
-    assert all(LEAST_KEPT <= mass <= 0 for mass in ruled.kept_log_mass)
+def test_an_answer_ends_where_its_processor_says_that_nothing_may_follow(policy: Policy) -> None:
+    ended, other = drawn(policy, [Ending(set(range(500))), None])
+    assert (len(ended.tokens), ended.finish_reason) == (3, FinishReason.STOP)
+    assert len(other.tokens) > 3
 
 
 @pytest.mark.parametrize("processor", [Broken({1}), Digits(set())], ids=["broken", "nothing left"])

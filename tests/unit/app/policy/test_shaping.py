@@ -1,0 +1,166 @@
+"""What a request's shape adds to the logits: the answer keeps to it, and whoever scores it later finds the very same distribution."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from app.domain.errors import BadRequest
+from app.domain.turns import FinishReason, Form, SamplingParams, Shape
+from app.policy.forward import token_logprobs
+from app.policy.grammars import Grammars
+from app.policy.model import Policy, load_grammars, load_policy
+from app.policy.packing import ScoredSequence, pack
+from app.policy.sampling import Decoder, Generation
+from app.policy.scorer import Scorer
+from app.policy.shaping import Bends, Shaper
+from app.policy.tiny import VOCABULARY
+
+PERSON = {
+    "type": "object", "required": ["name", "age", "tags"], "additionalProperties": False,
+    "properties": {
+        "name": {"type": "string", "maxLength": 6}, "age": {"type": "integer", "minimum": 0, "maximum": 9},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2},
+    },
+}  # fmt: skip
+CALL = {
+    "type": "object", "required": ["name", "arguments"], "additionalProperties": False,
+    "properties": {
+        "name": {"const": "look"},
+        "arguments": {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False},
+    },
+}  # fmt: skip
+SHAPES = {
+    "penalties": Shape(presence_penalty=0.9, frequency_penalty=-0.4),
+    "bias": Shape(logit_bias={300: 12.0, 301: -100.0}),
+    "json": Shape(form=Form(answer=PERSON)),
+    "call": Shape(form=Form(call=CALL, many=True)),
+    "either, and penalised": Shape(form=Form(answer=PERSON, call=CALL), frequency_penalty=0.3),
+}
+
+
+@pytest.fixture(scope="module")
+def policy(tiny_model: Path) -> Policy:
+    return load_policy(tiny_model, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def scorer(tiny_model: Path) -> Scorer:
+    from app.policy.model import load_model
+
+    return Scorer(load_model(tiny_model, dtype=torch.float32), vocabulary_chunk=96)
+
+
+def drawn(policy: Policy, shape: Shape | None, *, likely: int | None = None, **sampling: float) -> list[Generation]:
+    decoder = Decoder(policy, max_rows=4)
+    prompt = policy.chat.prompt([{"role": "user", "content": "def f(x):"}])
+    asked = [SamplingParams(**{"max_tokens": 60, **sampling}, seed=seed) for seed in range(4)]  # type: ignore[arg-type]
+    rows = [decoder.submit(prompt, params, likely=likely, processor=shape and Shaper.of(shape, policy)) for params in asked]
+    rows.append(decoder.submit(prompt, SamplingParams(max_tokens=8, seed=9)))  # company without a shape
+    while decoder.busy:
+        decoder.step()
+    decoder.close()
+    return rows
+
+
+def scored(scorer: Scorer, grammars: Grammars, rows: list[Generation], shapes: list[Shape | None]) -> tuple[torch.Tensor, torch.Tensor]:
+    row = pack([ScoredSequence(tokens=(*r.prompt, *r.tokens), first_scored=len(r.prompt)) for r in rows], share_prefixes=True)
+    bends, at = Bends(), 0
+    for generation, shape in zip(rows, shapes, strict=True):
+        bends.add(shape, generation.tokens, grammars, at=at)
+        at += len(generation.tokens)
+    temperature = torch.tensor([r.sampling.temperature for r in rows for _ in r.tokens])
+    top_p = torch.tensor([r.sampling.top_p for r in rows for _ in r.tokens])
+    scores = scorer(row, temperature, torch.float32, top_p, bends.on(torch.device("cpu")))
+    assert scores.kept_log_mass is not None
+    return scores.logprobs, scores.kept_log_mass
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.8, 0.9)])
+def test_a_turn_is_scored_under_the_distribution_it_was_drawn_from(
+    policy: Policy, scorer: Scorer, tiny_model: Path, name: str, temperature: float, top_p: float
+) -> None:
+    rows = drawn(policy, SHAPES[name], temperature=temperature, top_p=top_p)
+    found, kept = scored(scorer, load_grammars(tiny_model), rows, [SHAPES[name]] * 4 + [None])
+    logged = torch.tensor([value for row in rows for value in row.logprobs])
+    assert torch.allclose(found - kept, logged, atol=5e-5)
+    plain, _ = scored(scorer, policy.grammars, rows, [None] * 5)
+    assert (plain - logged).abs().max() > 0.1  # the shape matters
+
+
+def test_an_answer_keeps_to_its_schema_and_ends_when_it_is_whole(policy: Policy) -> None:
+    for row in drawn(policy, SHAPES["json"])[:4]:
+        said = json.loads(row.text)
+        assert row.finish_reason is FinishReason.STOP
+        assert set(said) == {"name", "age", "tags"}
+        assert 0 <= said["age"] <= 9
+        assert set(said["tags"]) <= {"a", "b"}
+
+
+def test_a_forced_call_is_written_in_the_marks_of_tool_calls(policy: Policy) -> None:
+    for row in drawn(policy, Shape(form=Form(call=CALL)))[:4]:
+        inside = row.text.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
+        assert json.loads(inside)["name"] == "look"
+        assert row.finish_reason is FinishReason.STOP
+
+
+def test_the_gradient_of_what_the_form_forced_is_zero(policy: Policy, scorer: Scorer) -> None:
+    """Under its own distribution a token without an alternative has probability 1, whatever the weights."""
+    shape = Shape(form=Form(answer={"const": {"a": 1}}))
+    (row, *_) = drawn(policy, shape)
+    assert sum(row.logprobs) > -3.0  # only how the text is cut into tokens was free
+    forced = [place for place, logprob in enumerate(row.logprobs) if logprob > -1e-7]
+    assert forced
+    found, _ = scored(scorer, policy.grammars, [row], [shape])
+    scorer.zero_grad()
+    found[forced].sum().backward()
+    assert all(p.grad is None or p.grad.abs().max() == 0 for p in scorer.parameters())
+
+
+def test_penalties_and_biases_move_the_logits_as_openai_defines_it(policy: Policy) -> None:
+    rows = drawn(policy, SHAPES["bias"])
+    assert all(301 not in row.tokens for row in rows[:4])
+    (row, *_) = drawn(policy, SHAPES["penalties"])
+    with torch.no_grad():
+        for place in range(1, len(row.tokens)):
+            before = torch.tensor([[*row.prompt, *row.tokens[:place]]])
+            logits = policy.model(before).logits[0, -1].float()
+            for token in set(row.tokens[:place]):
+                logits[token] -= 0.9 + -0.4 * row.tokens[:place].count(token)
+            assert float(logits.log_softmax(-1)[row.tokens[place]]) == pytest.approx(row.logprobs[place], abs=5e-5)
+
+
+def test_the_likeliest_tokens_are_those_of_the_sampled_distribution(policy: Policy) -> None:
+    rows = drawn(policy, SHAPES["call"], likely=3)
+    for row in rows[:4]:
+        for place, (itself, *others) in enumerate(row.likely):
+            assert (itself.token, itself.logprob) == (row.tokens[place], row.logprobs[place])
+            assert [o.logprob for o in others] == sorted((o.logprob for o in others), reverse=True)
+            assert sum(2.718281828**o.logprob for o in others) <= 1.0001
+        said = b"".join(itself.piece or b"" for itself, *_ in row.likely)
+        assert said.decode().removesuffix("<|im_end|>") == row.text
+    assert not rows[4].likely
+    plain = token_logprobs(policy.model, rows[4].prompt, rows[4].tokens)
+    assert torch.allclose(plain, torch.tensor(rows[4].logprobs), atol=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "param"),
+    [(Shape(logit_bias={VOCABULARY: 1.0}), "logit_bias"), (Shape(form=Form(answer={"type": "object", "not": {}})), "response_format")],
+)
+def test_what_the_model_cannot_keep_to_is_refused_with_the_reason(policy: Policy, shape: Shape, param: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        Shaper.of(shape, policy)
+    assert refused.value.param == param
+
+
+def test_tokens_that_a_form_does_not_allow_are_told_from_those_it_does(policy: Policy) -> None:
+    form = Form(answer=PERSON)
+    (row, *_) = drawn(policy, Shape(form=form))
+    assert policy.grammars.allow(form, row.tokens)
+    assert policy.grammars.allow(form, row.tokens[:-1])  # cut off by length
+    assert not policy.grammars.allow(form, [*row.tokens, row.tokens[0]])
+    assert not policy.grammars.allow(form, row.tokens[::-1])
+    assert not policy.grammars.allow(Form(answer={"type": "object", "not": {}}), row.tokens)
