@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from app.db.pointer import SqlRoutes
     from app.db.progress import SqlProgressLog
     from app.db.reads import SqlReads
+    from app.db.recovery.checks import Finding, SqlRecovery
     from app.db.relay import SqlRelayOffice
     from app.db.release_views import SqlReleaseViews
     from app.db.releases import SqlReleaseLedger
@@ -171,7 +172,7 @@ def cluster(settings: Settings) -> "Cluster":
 
     return Cluster(
         bootstrap=settings.kafka_bootstrap, address_file=settings.data / "broker.json", options=kafka_config(read_toml(settings.config)),
-        password=settings.kafka_password,
+        password=settings.kafka_password, known_for=retention(read_toml(settings.config)).horizon,
     )  # fmt: skip
 
 
@@ -286,7 +287,43 @@ def eraser(settings: Settings) -> "SqlEraser":
     """Forgets people everywhere in this deployment."""
     from app.db.erasures import SqlEraser
 
-    return SqlEraser(open_state(settings), open_inbox(settings), erase_from_segment=trajectories(settings).erase)
+    store = trajectories(settings)
+    return SqlEraser(open_state(settings), open_inbox(settings), erase_from_segment=store.erase, note=store.note_erasure)
+
+
+def recovery(settings: Settings) -> "SqlRecovery":
+    """What a restored or promoted database does not know any more."""
+    from app.db.recovery.checks import SqlRecovery
+
+    return SqlRecovery(open_state(settings), open_inbox(settings))
+
+
+def recovery_findings(settings: Settings, *, kafka: bool) -> "list[Finding]":
+    """Every difference between the database and what did not go back with it; `kafka`: ask the broker as well."""
+    from app.db.recovery.checks import Place, durability_of
+    from app.messaging.committed import committed
+
+    store, group = trajectories(settings), read_toml(settings.config).get("ingestion", {}).get("group", "ratchet-ingest")
+    place = Place(
+        erasures=store.noted_erasures(), versions=sorted(open_weights(settings).ages_s()), size=store.size, group=group,
+        committed=committed(cluster(settings), group) if kafka else {},
+    )  # fmt: skip
+    return [*recovery(settings).findings(place), *durability_of(open_state(settings))]
+
+
+def erase_again(settings: Settings) -> tuple[int, int]:
+    """Forget whom the database forgot to have forgotten, and words of erased people in files that came back; how many people, and files."""
+    from app.domain.events import Erasure
+    from app.domain.ids import uuid7
+
+    store, found = trajectories(settings), recovery(settings)
+    lost = found.lost_erasures(store.noted_erasures())
+    for actor, moment in lost.items():
+        eraser(settings).erase(Erasure(id=uuid7(), actor=actor, requested_by="recovery", occurred_at=moment), now=clock(settings)())
+    files = list(found.words_of_shells((name, store.turns(name)) for name in store.names()))
+    for name, shells in files:
+        store.erase(name, shells)
+    return len(lost), len(files)
 
 
 def traces(settings: Settings) -> "SqlTraces":

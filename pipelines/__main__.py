@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "labels": ("pipelines.commands.labels:labels", "Report how turns were labelled and what was left out."),
     "dlq": ("pipelines.commands.dlq:dlq", "List and replay dead letters."),
     "erase": ("pipelines.commands.erase:erase", "Remove everything known about an actor."),
+    "recover": ("pipelines.commands.recover:recover", "After a restore or a failover: find and mend what the database forgot."),
     "upkeep": ("pipelines.commands.upkeep:upkeep", "Drop what is old, merge small segments, and show how old the oldest is."),
     "export": ("pipelines.commands.export:export", "Export decisions and rewards (VW DSJSON), or turns with their tokens (Parquet)."),
     "import": ("pipelines.commands.importer:importer", "Import conversations as history through the public API."),

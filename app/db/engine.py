@@ -21,8 +21,9 @@ CACHE_KIB = 16_384
 
 POSTGRES = {"connect_timeout": 3, "tcp_user_timeout": 5_000, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
 """A server that is gone without a word (seconds; milliseconds) is noticed, instead of holding a thread for the kernel's two hours."""
-SESSION = {"statement_timeout": "60s", "lock_timeout": "10s", "idle_in_transaction_session_timeout": "60s"}
-"""No statement, no wait for a lock and no forgotten transaction lasts longer. What a URL's own `options` say goes before."""
+SESSION = {"synchronous_commit": "on", "statement_timeout": "60s", "lock_timeout": "10s", "idle_in_transaction_session_timeout": "60s"}
+"""No statement, no wait for a lock and no forgotten transaction lasts longer, and what is committed is on the
+disk of this server and of every synchronous standby, whatever the server's default is. What a URL's own `options` say goes before."""
 MIGRATING = {"statement_timeout": "0", "lock_timeout": "10s", "idle_in_transaction_session_timeout": "0"}
 """An index over a year takes hours; but nobody waits longer than this behind a migration that waits for a lock."""
 

@@ -10,7 +10,7 @@ without which a replay would bring the rest back. It costs what the person has, 
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -49,13 +49,19 @@ PAGE = 500
 class SqlEraser:
     """Forgets people in every place of a deployment: inbox, state, segments; audited."""
 
-    def __init__(self, state: Engine, inbox_engine: Engine, *, erase_from_segment: EraseFromSegment) -> None:
+    def __init__(
+        self, state: Engine, inbox_engine: Engine, *, erase_from_segment: EraseFromSegment,
+        note: Callable[[str, datetime], None] = lambda actor, moment: None,
+    ) -> None:  # fmt: skip
         self._state = state
         self._inbox = inbox_engine
         self._erase_from_segment = erase_from_segment
+        self._note = note
+        """Leaves word beside the segments, which a restored database does not take back."""
 
     def erase(self, erasure: Erasure, *, now: datetime) -> ErasureReport:
         """Erase; a second call removes what came since, usually nothing. The bytes are gone from the files as well (SQLite)."""
+        self._note(erasure.actor, erasure.occurred_at)
         announce(self._state, erasure)
         with reading(self._state) as connection:
             mine = belongings(connection, erasure.actor)

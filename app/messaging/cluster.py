@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 
 from app.domain.errors import Unavailable
@@ -19,6 +20,8 @@ class Cluster:
     options: KafkaConfig = KafkaConfig()
     """How a real cluster is spoken to, and what its topics must be."""
     password: str | None = field(default=None, repr=False)
+    known_for: timedelta | None = None
+    """How long an event is known again, where that is not for ever: no topic may keep it longer."""
 
     @property
     def embedded(self) -> bool:

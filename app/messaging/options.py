@@ -1,11 +1,13 @@
 """`[kafka]` of the configuration: how a real cluster is spoken to and what its topics must be. The embedded broker needs none of it."""
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any, Literal
 
 import msgspec
 
 from app.domain.errors import BadConfig
+from app.domain.events import Topic
 from app.domain.streams import PARTITIONS
 
 
@@ -66,8 +68,13 @@ def topic_settings(config: KafkaConfig) -> dict[str, str]:
     return {name: str(value) for name, value in wanted.items() if value is not None}
 
 
-def mismatches(config: KafkaConfig, topic: str, *, partitions: int, replication: int, settings: Mapping[str, str]) -> list[str]:
-    """One sentence per difference between a topic and the configuration; settings that the cluster does not tell are passed over."""
+def mismatches(
+    config: KafkaConfig, topic: str, *, partitions: int, replication: int, settings: Mapping[str, str], known_for: timedelta | None = None
+) -> list[str]:  # fmt: skip
+    """One sentence per difference between a topic and the configuration; settings that the cluster does not tell are passed over.
+
+    `known_for`: how long an event is known again. What a topic keeps longer would, read once more from its beginning, count once more.
+    """
     told: list[str] = []
     if partitions != PARTITIONS:
         told.append(f"topic {topic} has {partitions} partitions, not {PARTITIONS}: create it anew with {PARTITIONS}")
@@ -81,7 +88,23 @@ def mismatches(config: KafkaConfig, topic: str, *, partitions: int, replication:
                 f"topic {topic} has {name}={settings[name]}, [kafka] asks for {wanted}: "
                 f"alter the topic, or set {name.replace('.', '_')} in [kafka]"
             )
+    kept = kept_for(settings)
+    if topic == Topic.EVENTS and known_for is not None and kept is not None and kept > known_for:
+        long = "ever" if kept == timedelta.max else str(kept)
+        told.append(
+            f"topic {topic} keeps records for {long}, events are known again for {known_for}: lower its retention.ms, or raise dedupe_days "
+            "in [retention] (inf: for ever)"
+        )
     return told
+
+
+def kept_for(settings: Mapping[str, str]) -> timedelta | None:
+    """How long a topic with these settings keeps a record at the most (`timedelta.max`: for ever); None where the cluster does not tell."""
+    if "retention.ms" not in settings:
+        return None
+    if int(settings["retention.ms"]) < 0 or "delete" not in settings.get("cleanup.policy", "delete"):
+        return timedelta.max
+    return timedelta(milliseconds=min(int(settings["retention.ms"]), 10**14))
 
 
 def _differs(name: str, found: str, wanted: str) -> bool:

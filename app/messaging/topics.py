@@ -5,6 +5,7 @@ The embedded broker makes missing topics by itself, with four partitions: that n
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
@@ -30,7 +31,7 @@ def administering(cluster: Cluster) -> Iterator["TopicAdmin"]:
             "bootstrap_timeout_ms": CONNECT_TIMEOUT_MS,
         } | security_settings(cluster)  # fmt: skip
         admin = connect(KafkaAdminClient, settings)
-        yield TopicAdmin(admin, options=None if cluster.embedded else cluster.options)
+        yield TopicAdmin(admin, options=None if cluster.embedded else cluster.options, known_for=cluster.known_for)
     except KafkaConfigurationError:
         raise  # a mistake of ours, which no retry cures
     except KafkaError as error:
@@ -43,10 +44,17 @@ def administering(cluster: Cluster) -> Iterator["TopicAdmin"]:
 class TopicAdmin:
     """What may be done to topics."""
 
-    def __init__(self, admin: Any, *, options: KafkaConfig | None) -> None:  # noqa: ANN401 - kafka-python ships no types
+    def __init__(
+        self,
+        admin: Any,  # noqa: ANN401 - kafka-python ships no types
+        *,
+        options: KafkaConfig | None,
+        known_for: timedelta | None = None,
+    ) -> None:
         self._admin = admin
         self._options = options
         """Of a real cluster."""
+        self._known_for = known_for
 
     def partitions(self) -> dict[str, int]:
         """Number of partitions of every topic there is."""
@@ -77,6 +85,7 @@ class TopicAdmin:
             self._options, name, partitions=len(topic["partitions"]),
             replication=min((len(partition["replica_nodes"]) for partition in topic["partitions"]), default=0),
             settings={setting: str(data["value"]) for setting, data in told.items() if data.get("value") is not None},
+            known_for=self._known_for,
         )  # fmt: skip
 
     def delete(self, name: str) -> None:

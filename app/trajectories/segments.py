@@ -51,6 +51,11 @@ SCHEMA = pa.schema(
 )
 
 
+class _Noted(msgspec.Struct, frozen=True):
+    actor: str
+    erased_at: datetime
+
+
 CLAIM = "claim-"
 """Segments that begin so hold one turn each and were written before its event."""
 
@@ -199,6 +204,19 @@ class ParquetSegments:
         """Names of claimed segments that were written before a moment."""
         found = self._filesystem.get_file_info(pafs.FileSelector(f"{self._root}/claims", allow_not_found=True))
         return [info.base_name.removesuffix(".parquet") for info in found if info.base_name.startswith(CLAIM) and info.mtime < before]
+
+    def note_erasure(self, actor: str, moment: datetime) -> None:
+        """Leave word that somebody was forgotten: a database restored to before that does not know it. A pseudonym, nothing else."""
+        path = f"{self._root}/erasures/{actor}.json"
+        self._filesystem.create_dir(path.rpartition("/")[0], recursive=True)
+        with self._filesystem.open_output_stream(path) as stream:
+            stream.write(msgspec.json.encode({"actor": actor, "erased_at": moment}))
+
+    def noted_erasures(self) -> dict[str, datetime]:
+        """When each of the people of whom word was left was forgotten last."""
+        found = self._filesystem.get_file_info(pafs.FileSelector(f"{self._root}/erasures", allow_not_found=True))
+        noted = (msgspec.json.decode(self._bytes(info.path), type=_Noted) for info in found if info.base_name.endswith(".json"))
+        return {note.actor: note.erased_at for note in noted}
 
     def names(self) -> list[str]:
         """Every segment there is."""

@@ -29,6 +29,7 @@ LOOKED_AT = {
     "tests/integration/labelling/test_collecting_and_importing.py": "import-sharegpt collect",
     "tests/integration/test_suite_commands.py": "suite-build suite-probe",
     "tests/integration/test_lineage.py": "lineage",
+    "tests/integration/test_recovery.py": "recover-acknowledged recover-check recover-erasures",
     "tests/integration/test_webhook_commands.py": (
         "webhooks-add webhooks-deliveries webhooks-list webhooks-remove webhooks-rotate webhooks-test"
     ),

@@ -1,11 +1,12 @@
 """Fault injection: telemetry and labels while every process is killed and paused. `make bench-faults` (`ARGS=--quick` within 55 s)
 
-1. Real processes (api, broker, two relays, two ingests, label; SQLite, in the full run PostgreSQL as well) are killed with SIGKILL or
-   paused past their timeouts, one after the other; connections to the api and to the broker are cut, stall, crawl and lose answers to
-   requests that arrived; the databases are locked; the broker comes back empty. Meanwhile clients post a story with 20 % repetitions,
-   reordering and early feedback.
+1. Real processes (api, broker, four relays, ingests and labels, in the quick run two, two and one; SQLite, in the full run PostgreSQL as
+   well) are killed with SIGKILL or paused past their timeouts, one after the other; connections to the api and to the broker are cut,
+   stall, crawl and lose answers to requests that arrived; the databases are locked; the broker comes back empty. Meanwhile clients post
+   a story with 20 % repetitions, reordering and early feedback.
 2. The labels must be byte for byte those of a run without faults; nothing may be lost or doubled.
-3. Faults that do not come by chance, one by one: oversize turns, version skew, a cluster that comes back empty, bad times, a full disk.
+3. Faults that do not come by chance, one by one: oversize turns, version skew, a cluster that comes back empty, bad times, a full disk,
+   fsync errors, clocks that jump.
 4. The eight bugs, planted in the product's own code, must be caught, and the control (HTTP as well, without an inbox) must lose events.
 
 Ends with {"events", "kills", "pauses", "wires", "locks", "lost", "duplicated", "labels_differ", "applied_p99_s", "trials_sound", …}; exit
@@ -61,7 +62,9 @@ class Result:
     drain_s: float
 
 
-def run(*, events: int, per_s: float, kill_every_s: float, pause_s: float, lock_s: float, seed: int, database: str) -> Result:
+def run(
+    *, events: int, per_s: float, kill_every_s: float, pause_s: float, lock_s: float, seed: int, database: str, replicas: int = 2
+) -> Result:  # fmt: skip
     """One story told to one deployment under torment."""
     with tempfile.TemporaryDirectory(prefix="ratchet-faults-") as name, _database(database) as (url, postgres):
         folder = Path(name)
@@ -70,7 +73,7 @@ def run(*, events: int, per_s: float, kill_every_s: float, pause_s: float, lock_
             upgrade(target)
         story = make_story(events, seed=seed, now=utc(utc_now()))
         api_front, broker_front, broker_port = free_port(), free_port(), free_port()
-        world = World(folder=folder, api_port=api_front, environment=variables)
+        world = World(folder=folder, api_port=api_front, environment=variables, replicas=replicas)
         wires = {
             "wire:api": Wire(port=api_front, to=int(variables["RATCHET_PORT"])), "wire:broker": Wire(port=broker_front, to=broker_port),
         }  # fmt: skip
@@ -161,7 +164,7 @@ def _told(events: int, database: str, quick: bool, seed: int) -> Result:
     print(f"# {database}: {events} events, seed {seed}", flush=True)
     result = run(
         events=events, per_s=400 if quick else 800, kill_every_s=0.8 if quick else 2.0, pause_s=2.0 if quick else 14.0,
-        lock_s=1.0 if quick else 5.0, seed=seed, database=database,
+        lock_s=1.0 if quick else 5.0, seed=seed, database=database, replicas=2 if quick else 4,
     )  # fmt: skip
     print(f"#   {result}", flush=True)
     return result

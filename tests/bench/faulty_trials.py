@@ -5,15 +5,20 @@ version skew   events of a newer version, and of an unknown type    the first ap
 offset reset   a cluster that comes back empty                  what is accepted afterwards is applied
 bad times      years 1 and 9999 that an older door let in       buried, the others applied
 disk full      segments that take nothing for a while           waited for and said, then applied
+fsync          a door whose disk fails from one moment on       acknowledges nothing any more; what it acknowledged is there and applied
+clock          relay and ingest whose clock jumps by hours      everything applied once
 """
 
 import ctypes
+import random
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
@@ -30,6 +35,7 @@ from app.db.streams import SqlEffects, SqlPositions
 from app.db.tables import dead_letters, inbox, turns
 from app.domain.events import CloudEvent, payload_hash
 from app.domain.ids import utc_now
+from app.domain.ports import Clock
 from app.domain.streams import JoinRules, OutgoingEvent, Sent, Unsendable
 from app.messaging.cluster import Cluster
 from app.messaging.consumer import KafkaSource
@@ -39,6 +45,7 @@ from app.trajectories.segments import ParquetSegments
 from pipelines.ingestion.config import IngestionConfig, RelayConfig
 from pipelines.ingestion.ingest import Ingest
 from pipelines.ingestion.relay import Relay, Term
+from tests.bench import faulty_disk
 from tests.broker import Broker, running_broker
 from tests.fakes.served import event_of, turn
 
@@ -70,6 +77,7 @@ class Trial:
     said: list[str | None] = field(default_factory=list[str | None])
     on_wait: Callable[[], object] = lambda: None
     """Called whenever ingestion waits."""
+    clock: Clock = utc_now
 
     def __post_init__(self) -> None:
         """Open everything."""
@@ -84,7 +92,7 @@ class Trial:
         )  # fmt: skip
         relay = Relay(
             office=SqlRelayOffice(self.engine, self.engine, group=GROUP), sink=NarrowSink(self.cluster, SqlEpochs(self.engine)),
-            store=store, config=RelayConfig(resend_after_s=2.0, stalled_after_s=4.0),
+            store=store, config=RelayConfig(resend_after_s=2.0, stalled_after_s=4.0), clock=self.clock,
         )  # fmt: skip
         term = relay.office.take("trial", now=utc_now())
         assert term is not None
@@ -93,7 +101,9 @@ class Trial:
             self.cluster, SqlEpochs(self.engine), SqlMembership(self.engine, group=GROUP), group=GROUP,
             positions=SqlPositions(self.engine, group=GROUP), backlog=lambda: has_backlog(self.engine),
         )  # fmt: skip
-        self.ingest = Ingest(source=source, store=store, config=IngestionConfig(), report=self.said.append, pause=self._wait)
+        self.ingest = Ingest(
+            source=source, store=store, config=IngestionConfig(), report=self.said.append, pause=self._wait, clock=self.clock
+        )
 
     def _wait(self, seconds: float) -> None:
         self.on_wait()
@@ -198,6 +208,39 @@ def disk_full(trial: Trial) -> bool:
     return done and any(trial.said)
 
 
+def fsync_error(trial: Trial) -> bool:
+    """A door in a process of its own; what it acknowledged before its disk failed is there after its end, and nothing after that was."""
+    child = subprocess.run(
+        [sys.executable, "-m", "tests.bench.faulty_disk", str(trial.folder / "ratchet.db")], capture_output=True, text=True, check=False
+    )
+    answers = dict(line.split()[::-1] for line in child.stdout.splitlines())
+    acknowledged = {id_ for id_, answer in answers.items() if answer == "acknowledged"}
+    refused = sorted(answers.keys() - acknowledged)
+    if len(acknowledged) != faulty_disk.GOOD or len(refused) != faulty_disk.BAD:
+        print(child.stderr, file=sys.stderr)
+        return False
+    with reading(trial.engine) as connection:
+        kept = set(connection.execute(select(inbox.c.event_id)).scalars())
+    if not {f"turn-{id_}" for id_ in acknowledged} <= kept:
+        return False
+    trial.accept(*(event_of(turn(id_)) for id_ in refused))  # a client that was refused sends again
+    return trial.until(lambda: trial.applied() == len(answers)) and trial.buried() == 0
+
+
+def clock_jumps(trial: Trial) -> bool:
+    """Every look at the clock may be an hour off, back or forth: see `jumping`."""
+    trial.accept(*healthy())
+    first = trial.until(lambda: trial.applied() == HEALTHY)
+    trial.accept(*healthy(HEALTHY))
+    return first and trial.until(lambda: trial.applied() == 2 * HEALTHY) and trial.buried() == 0
+
+
+def jumping() -> Clock:
+    """A clock that is set forth and back by up to an hour, again and again; the same each time it is made."""
+    draw = random.Random(7)
+    return lambda: utc_now() + timedelta(seconds=draw.choice([0, 0, 3_600, -3_600, 600, -5]))
+
+
 @contextmanager
 def small_disk(folder: Path) -> Iterator[Callable[[], Callable[[], object]]]:
     """Gives what fills the disk, which gives what frees it again."""
@@ -224,6 +267,7 @@ def small_disk(folder: Path) -> Iterator[Callable[[], Callable[[], object]]]:
 
 TRIALS: dict[str, Callable[[Trial], bool]] = {
     "oversize": oversize, "version_skew": version_skew, "offset_reset": offset_reset, "bad_times": bad_times, "disk_full": disk_full,
+    "fsync_error": fsync_error, "clock_jumps": clock_jumps,
 }  # fmt: skip
 
 
@@ -239,7 +283,8 @@ def _run(trial: Callable[[Trial], bool]) -> bool:
             address_file=Path(name) / "none.json",
             options=KafkaConfig(replication=1, min_insync_replicas=1),
         )
-        told = Trial(folder=Path(name), broker=broker, cluster=real if trial is offset_reset else broker.cluster)
+        cluster, clock = real if trial is offset_reset else broker.cluster, jumping() if trial is clock_jumps else utc_now
+        told = Trial(folder=Path(name), broker=broker, cluster=cluster, clock=clock)
         try:
             return trial(told)
         finally:

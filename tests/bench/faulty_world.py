@@ -67,6 +67,8 @@ class World:
     environment: Mapping[str, str]
     servers: dict[str, Killable] = field(default_factory=dict[str, Killable])
     """Others that may be killed and come back by themselves."""
+    replicas: int = 2
+    """Of relay and ingest; of more than two, of label as well."""
     kills: Counter[str] = field(default_factory=Counter[str])
     _programs: dict[str, Program] = field(default_factory=dict[str, Program])
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -79,8 +81,9 @@ class World:
         broker[broker.index("--advertised-listener-url") + 1] = f"tcp://127.0.0.1:{broker_front}"
         announce(self.folder / "broker.json", broker_front)
         commands = {
-            "broker": broker, "api": [sys.executable, "-m", "app.main"], "relay-1": [*ratchet, "relay"], "relay-2": [*ratchet, "relay"],
-            "ingest-1": [*ratchet, "ingest"], "ingest-2": [*ratchet, "ingest"], "label": [*ratchet, "label"],
+            "broker": broker, "api": [sys.executable, "-m", "app.main"],
+            **{f"{name}-{n + 1}": [*ratchet, name] for name in ("relay", "ingest") for n in range(self.replicas)},
+            **{f"label-{n + 1}": [*ratchet, "label"] for n in range(self.replicas if self.replicas > 2 else 1)},
         }  # fmt: skip
         self._programs = {name: Program(name, command) for name, command in commands.items()}
         for program in self._programs.values():

@@ -19,17 +19,19 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Engine, func, select, text
+from sqlalchemy import Engine, func, select, text, update
 
 from app.db.batches import SqlBatchStore
-from app.db.engine import open_engine, reading
+from app.db.engine import open_engine, reading, writing
 from app.db.erasures import SqlEraser
 from app.db.labels import SqlLabels
 from app.db.migrate import upgrade
 from app.db.reads import SqlReads
 from app.db.relay import SqlRelayOffice
 from app.db.streams import SqlEffects
-from app.db.tables import metadata
+from app.db.tables import metadata, turns
+from app.db.upkeep import identities, past
+from app.db.upkeep.needs import Needs
 from app.domain.streams import EffectBatch, JoinRules
 from pipelines.batching.config import BatchingConfig
 from pipelines.batching.cut import cut_batch
@@ -38,13 +40,19 @@ from tests.fakes.served import applied, erasure, observation, turn
 from tests.fakes.streaming import MemorySegments
 
 T = TypeVar("T")
-COSTS = ("due_ms", "cut_ms", "erase_ms", "metrics_ms", "trim_ms_per_1000", "ingest_ms_per_1000")
+COSTS = ("due_ms", "cut_ms", "erase_ms", "metrics_ms", "ingest_ms_per_1000", "trim_ms_per_1000", "retire_ms_per_1000")
+BOUNDED = COSTS[:6]
+"""Retention has a rate to keep: 200 old rows lie on 200 pages of the indexes over people and lots, unless those have fewer."""
 GROWTH = 1.2
 """What an act may cost at ten times the past, against the past once."""
 TRIM_PER_S = 3 * 40_000_000 / 86_400
 """Three times the arrival of 40 M events a day."""
+RETIRED = 200
+"""Rows of one step of retention."""
 INGESTED = 500
 """Events of one transaction of ingestion."""
+RETIRE_PER_S = 3 * 130_000_000 / 86_400
+"""Three times what those events leave: 40 M rows of the inbox, as many deduplication rows, 30 M observations, 20 M of turns and labels."""
 UNDONE = RuntimeError("measured, and rolled back")
 
 
@@ -60,6 +68,7 @@ class Acts:
         term = SqlRelayOffice(engine, engine, group="g").take("bench", now=NOW)
         assert term is not None
         self._term = term
+        self._looked = 0
 
     def due_ms(self) -> None:
         """Turns whose wait is over."""
@@ -81,6 +90,22 @@ class Acts:
     def trim(self) -> int:
         """One transaction of trimming; returns its rows, 0 when nothing is old any more."""
         return self._term.trim(applied_before=NOW + timedelta(days=1))
+
+    def retire(self) -> int:
+        """A step of each class that grows with traffic, of the oldest rows; returns how many rows went."""
+        with writing(self.engine) as connection:
+            identities_, self._looked = identities.forget_inbox(connection, before=NOW, limit=RETIRED, after=self._looked)
+        with writing(self.engine) as connection:
+            applied_ = identities.forget_applied(connection, before=NOW, limit=RETIRED)
+        with writing(self.engine) as connection:
+            turns_, _ = past.retire_turns(connection, Needs(frozenset(), {}), before=NOW, limit=RETIRED)
+        return identities_ + applied_ + 4 * turns_  # a turn goes with its label and two observations
+
+    def let_go(self, turns_: int) -> None:
+        """The tokens of the oldest turns are gone already, as they are when their turns' time comes."""
+        with writing(self.engine) as connection:
+            until = connection.execute(select(turns.c.labelled_at).order_by(turns.c.labelled_at).limit(1).offset(turns_)).scalar()
+            connection.execute(update(turns).where(turns.c.labelled_at <= until).values(payload_segment=None))
 
     def ingest(self) -> int:
         """One transaction of ingestion: turns, and what was said about them."""
@@ -104,7 +129,10 @@ def measure(one: Acts, ten: Acts, *, repeats: int) -> tuple[dict[str, float], di
                 spent, _ = _timed(getattr(acts, name))
                 if repeat:  # the first one warms
                     took[acts, name].append(spent)
-    for name, act, times in (("ingest_ms_per_1000", Acts.ingest, repeats + 1), ("trim_ms_per_1000", Acts.trim, 1_000)):
+    for acts in (one, ten):
+        acts.let_go(RETIRED * (repeats + 2))
+    often = (("ingest_ms_per_1000", Acts.ingest, repeats + 1), ("retire_ms_per_1000", Acts.retire, repeats + 1))
+    for name, act, times in (*often, ("trim_ms_per_1000", Acts.trim, 1_000)):
         for repeat in range(times):
             done = 0
             for acts in (one, ten):
@@ -117,6 +145,7 @@ def measure(one: Acts, ten: Acts, *, repeats: int) -> tuple[dict[str, float], di
     one_, ten_ = ({name: statistics.median(took[acts, name]) for name in COSTS} for acts in (one, ten))
     for figures in (one_, ten_):
         figures["trim_rows_per_s"] = 1e6 / figures["trim_ms_per_1000"]
+        figures["retire_rows_per_s"] = 1e6 / figures["retire_ms_per_1000"]
         figures["ingest_events_per_s"] = 1e6 / figures["ingest_ms_per_1000"]
     return one_, ten_
 
@@ -198,7 +227,7 @@ def run(*, turns: int, repeats: int, postgres: bool) -> dict[str, float]:
     once, ten = (figures | size for figures, size in zip(both, sizes, strict=True))
     for scale, figures in ((1, once), (10, ten)):
         print(f"{scale}x: {json.dumps({name: round(value, 2) for name, value in figures.items()})}", flush=True)
-    growth = {name: ten[name] / once[name] for name in COSTS}
+    growth = {name: ten[name] / once[name] for name in BOUNDED}
     print(f"growth: {json.dumps({name: round(times, 2) for name, times in growth.items()})}", flush=True)
     return ten | {"growth_exponent": math.log10(max(growth.values()))}
 
@@ -210,6 +239,8 @@ def missed(figures: dict[str, float]) -> list[str]:
         told.append(f"growth_exponent is {figures['growth_exponent']:.3f}: some cost grew by more than {GROWTH} from 1x to 10x")
     if figures["trim_rows_per_s"] < TRIM_PER_S:
         told.append(f"trim_rows_per_s is {figures['trim_rows_per_s']:.0f}: three times the arrival is {TRIM_PER_S:.0f}")
+    if figures["retire_rows_per_s"] < RETIRE_PER_S:
+        told.append(f"retire_rows_per_s is {figures['retire_rows_per_s']:.0f}: three times the arrival is {RETIRE_PER_S:.0f}")
     return told
 
 
@@ -224,7 +255,7 @@ def main() -> int:
     told = missed(figures)
     for sentence in told:
         print(sentence, file=sys.stderr)
-    names = ("rows", *COSTS[:4], "trim_rows_per_s", "ingest_events_per_s", "bytes_per_turn", "growth_exponent")
+    names = ("rows", *COSTS[:4], "trim_rows_per_s", "retire_rows_per_s", "ingest_events_per_s", "bytes_per_turn", "growth_exponent")
     print(json.dumps({name: round(figures[name], 3) for name in names}))
     return 1 if told else 0
 

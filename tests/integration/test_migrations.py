@@ -1,20 +1,24 @@
 """Migrations say what `app.db.tables` says, and every step up has a step down that leaves nothing behind."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, insert, inspect, select, text
 
 from app.db.engine import open_engine, reading, writing
 from app.db.labels import lot_of
-from app.db.migrate import current_revision, downgrade, head_revision, knows, refuse_unknown, require_head, upgrade
+from app.db.migrate import _config, current_revision, downgrade, head_revision, knows, refuse_unknown, require_head, upgrade
 from app.db.tables import labels, metadata, webhooks
 from app.db.turn_counts import read_turn_counts, recount
 from app.db.webhooks import SqlWebhookBook
 from app.domain.errors import BadConfig
 from app.domain.ids import utc_now
+from tests.conftest import NewDatabase
 from tests.fakes.sealed import SEAL
 
 
@@ -76,6 +80,82 @@ def test_one_step_down_and_up_keeps_what_is_there(database_url: str, steps: int)
     upgrade(database_url)
     assert schema_of(engine) == before
     engine.dispose()
+
+
+def columns_of(engine: Engine) -> dict[tuple[str, str], tuple[str, bool, bool]]:
+    """Every column: its type, whether it may be empty, and whether a statement that does not name it gets something."""
+    seen = inspect(engine)
+    found: dict[tuple[str, str], tuple[str, bool, bool]] = {}
+    for table in seen.get_table_names():
+        for column in seen.get_columns(table):
+            given = column["default"] is not None or bool(column.get("autoincrement"))
+            found[table, column["name"]] = (str(column["type"]), bool(column["nullable"]), given)
+    return found
+
+
+def promises_of(engine: Engine) -> set[tuple[str, str]]:
+    """What rows must keep: unique keys and checks, by table and columns."""
+    seen = inspect(engine)
+    return {
+        (table, str(sorted(filter(None, names))))
+        for table in seen.get_table_names()
+        for names in (
+            *(unique["column_names"] for unique in seen.get_unique_constraints(table)),
+            *([str(check["sqltext"])] for check in seen.get_check_constraints(table)),
+            *(index["column_names"] for index in seen.get_indexes(table) if index["unique"]),
+        )
+    }
+
+
+def test_what_the_revision_before_writes_and_reads_this_one_takes_and_has(new_postgres_database: NewDatabase) -> None:
+    """Expand and contract, revision by revision: nothing that older code names is gone or stricter, and nothing new is asked of it."""
+    with new_postgres_database() as url:
+        engine = open_engine(url)
+        steps = [revision.revision for revision in ScriptDirectory.from_config(_config(url)).walk_revisions()][:-1]
+        for revision in steps:
+            after, promised = columns_of(engine), promises_of(engine)
+            downgrade(url, "-1", seal=SEAL)
+            before, promised_before = columns_of(engine), promises_of(engine)
+            told = {name: column for name, column in before.items() if name[1] != "version_num"}
+            assert {name: after.get(name) for name in told} == told, revision
+            tables = {table for table, _ in before}
+            asked = [name for name, (_, empty, given) in after.items() if name not in before and name[0] in tables and not (empty or given)]
+            assert asked == [], revision
+            assert {promise for promise in promised - promised_before if promise[0] in tables} == set(), revision
+        engine.dispose()
+
+
+def test_nobody_waits_for_an_index_that_is_built(new_postgres_database: NewDatabase) -> None:
+    """The migration waits for a transaction that is older than it; those that come meanwhile wait for neither."""
+    with new_postgres_database() as url:
+        downgrade(url, "0009_roll_labels_up")
+        engine = open_engine(url, session={"lock_timeout": "2s"})
+        erased = text("INSERT INTO erasures (actor, requested_by, erased_at, report) VALUES (:actor, 'x', 0, '{}')")
+        applied = text("INSERT INTO applied_events (source, event_id, applied_at) VALUES ('s', :event, 0)")
+        with ThreadPoolExecutor(1) as pool:
+            with engine.begin() as older:
+                older.execute(applied, {"event": "older"})
+                migrating = pool.submit(upgrade, url)
+                deadline = time.monotonic() + 30
+                while not _waits(engine) and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                assert _waits(engine)
+                with engine.begin() as meanwhile:
+                    meanwhile.execute(applied, {"event": "meanwhile"})
+                    meanwhile.execute(erased, {"actor": "meanwhile"})
+                assert not migrating.done()
+            migrating.result(timeout=60)
+        assert current_revision(url) == head_revision()
+        with reading(engine) as connection:
+            broken = connection.execute(text("SELECT count(*) FROM pg_index WHERE NOT indisvalid")).scalar_one()
+        assert broken == 0
+        engine.dispose()
+
+
+def _waits(engine: Engine) -> bool:
+    with reading(engine) as connection:
+        building = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query ILIKE 'CREATE INDEX CONCURRENTLY%'"
+        return bool(connection.execute(text(building)).scalar_one())
 
 
 def test_every_migration_is_named_by_its_date_and_deed() -> None:

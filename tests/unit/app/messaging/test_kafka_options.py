@@ -1,5 +1,6 @@
 """[kafka]: contradictions refused, clients told, and every difference of a topic said in a sentence with its cure."""
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +93,23 @@ def test_a_cluster_that_refuses_the_replication_says_so_instead_of_making_everyb
     with pytest.raises(BadConfig, match=r"refuses to create topic ratchet.events with 3 replicas .*set replication"):
         TopicAdmin(OneBroker(), options=KafkaConfig()).create("ratchet.events")
     TopicAdmin(OneBroker(), options=KafkaConfig(replication=1, min_insync_replicas=1)).create("ratchet.events")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"retention.ms": "604800000"}, None),
+        ({}, None),  # the cluster does not tell
+        ({"retention.ms": "-1"}, "keeps records for ever"),
+        ({"retention.ms": "5184000000"}, "keeps records for 60 days"),
+        ({"retention.ms": "604800000", "cleanup.policy": "compact"}, "keeps records for ever"),
+        ({"retention.ms": "604800000", "cleanup.policy": "compact,delete"}, None),
+    ],
+)
+def test_no_topic_keeps_an_event_longer_than_it_is_known_again(settings: dict[str, str], said: str | None) -> None:
+    """Read once more from its beginning, it would count once more."""
+    config = KafkaConfig(replication=1, min_insync_replicas=1)
+    told = mismatches(config, "ratchet.events", partitions=6, replication=1, settings=settings, known_for=timedelta(days=30))
+    assert told == [] if said is None else (len(told) == 1 and said in told[0] and "dedupe_days" in told[0])
+    assert mismatches(config, "ratchet.events", partitions=6, replication=1, settings=settings, known_for=None) == []
+    assert mismatches(config, "ratchet.labels", partitions=6, replication=1, settings=settings, known_for=timedelta(days=30)) == []
