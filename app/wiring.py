@@ -203,9 +203,9 @@ def event_source(settings: Settings, *, group: str, max_records: int) -> "KafkaS
     from app.db.streams import SqlPositions
     from app.messaging.consumer import KafkaSource
 
-    state, inbox = open_state(settings), open_inbox(settings)
+    state, inbox, where = open_state(settings), open_inbox(settings), cluster(settings)
     return KafkaSource(
-        cluster(settings), SqlEpochs(state), SqlMembership(state, group=group), group=group,
+        where, SqlEpochs(state), SqlMembership(state, group=group, partitions=where.partitions), group=group,
         positions=SqlPositions(state, group=group), backlog=lambda: has_backlog(inbox), max_records=max_records,
     )  # fmt: skip
 

@@ -26,11 +26,14 @@ TTL = timedelta(seconds=4)
 class SqlMembership:
     """One member; ask `partitions` at least every second to stay one. Time is the database's where no clock is given."""
 
-    def __init__(self, engine: Engine, *, group: str, clock: Clock | None = None, name: Callable[[], str] = uuid7) -> None:
+    def __init__(
+        self, engine: Engine, *, group: str, clock: Clock | None = None, name: Callable[[], str] = uuid7, partitions: int = PARTITIONS
+    ) -> None:  # fmt: skip
         self._engine = engine
         self._prefix = f"{group}/"
         self._name = f"{group}/{name()}"
         self._clock = clock
+        self._partitions = partitions
 
     def partitions(self) -> frozenset[int]:
         """The partitions that are this member's now: every n-th, by its rank among the n members alive. Raises `Unavailable`."""
@@ -46,7 +49,7 @@ class SqlMembership:
             dead = select(leases.c.name).where(ours, gone).order_by(leases.c.name).with_for_update(skip_locked=True)
             connection.execute(delete(leases).where(leases.c.name.in_(dead)))
         rank = names.index(self._name)
-        return frozenset(range(rank, PARTITIONS, len(names)))
+        return frozenset(range(rank, self._partitions, len(names)))
 
     def leave(self) -> None:
         """Hand the partitions over now."""

@@ -14,7 +14,7 @@ from app.domain.policies import PolicyConfig
 from app.domain.turns import TurnServed
 
 PARTITIONS = 6
-"""Partitions of every topic; a topic that has another number was not created by the relay."""
+"""Partitions of every topic of the embedded broker, and of a cluster's where `[kafka]` says nothing else."""
 
 TopicPartition = tuple[str, int]
 

@@ -6,6 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from app.domain.errors import Unavailable
+from app.domain.streams import PARTITIONS
 from app.messaging.options import KafkaConfig
 
 
@@ -27,6 +28,11 @@ class Cluster:
     def embedded(self) -> bool:
         """Whether this is the broker in memory on this machine."""
         return self.bootstrap is None
+
+    @property
+    def partitions(self) -> int:
+        """Of every topic."""
+        return PARTITIONS if self.embedded else self.options.partitions
 
     def servers(self) -> str:
         """Bootstrap servers. Raises `Unavailable` while the embedded broker was never started."""

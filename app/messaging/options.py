@@ -14,6 +14,8 @@ from app.domain.streams import PARTITIONS
 class KafkaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Class defaults are those of a cluster of three brokers with Kafka's own limits. The password is in RATCHET_KAFKA_PASSWORD."""
 
+    partitions: int = PARTITIONS
+    """Of every topic: as many members of ingestion as that share the work. May be raised later, with the topics' own; never lowered."""
     replication: int = 3
     min_insync_replicas: int = 2
     max_message_bytes: int = 1_048_588
@@ -39,6 +41,8 @@ class KafkaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         """Settings that contradict each other. Raises ValueError."""
+        if self.partitions < 1:
+            raise ValueError(f"partitions is {self.partitions}: a topic has at least one")
         if self.security.startswith("SASL") != (self.sasl_mechanism is not None):
             raise ValueError("security SASL_… and sasl_mechanism go together: set both or neither")
         if (self.sasl_mechanism == "OAUTHBEARER") != (self.token_url is not None):
@@ -76,8 +80,9 @@ def mismatches(
     `known_for`: how long an event is known again. What a topic keeps longer would, read once more from its beginning, count once more.
     """
     told: list[str] = []
-    if partitions != PARTITIONS:
-        told.append(f"topic {topic} has {partitions} partitions, not {PARTITIONS}: create it anew with {PARTITIONS}")
+    if partitions != config.partitions:
+        cure = "add partitions to the topic" if partitions < config.partitions else "a topic loses none"
+        told.append(f"topic {topic} has {partitions} partitions, [kafka] asks for {config.partitions}: {cure}, or set partitions")
     if replication < config.replication:
         told.append(
             f"topic {topic} has {replication} replicas, [kafka] asks for {config.replication}: reassign its partitions, or set replication"

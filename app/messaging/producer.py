@@ -82,7 +82,7 @@ class KafkaSink:
     def _checked(self, topic: str, there: dict[str, int], admin: TopicAdmin) -> str:
         epoch = self._epochs.current(topic) if self._cluster.embedded else None
         name = physical_name(topic, epoch)
-        if there.get(name) == PARTITIONS:
+        if there.get(name) == self._cluster.partitions:
             return name
         if not self._cluster.embedded:
             if name in there:

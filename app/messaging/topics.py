@@ -62,9 +62,10 @@ class TopicAdmin:
         return {topic["name"]: len(topic["partitions"]) for topic in found if not topic.get("error_code")}
 
     def create(self, name: str) -> None:
-        """Create a topic with `PARTITIONS` partitions and wait until it can be written to. Raises `BadConfig` where a cluster refuses."""
+        """Create a topic and wait until it can be written to. Raises `BadConfig` where a cluster refuses."""
         replicas, configs = (1, {}) if self._options is None else (self._options.replication, topic_settings(self._options))
-        wanted = {name: {"num_partitions": PARTITIONS, "replication_factor": replicas, "configs": configs}}
+        partitions = PARTITIONS if self._options is None else self._options.partitions
+        wanted = {name: {"num_partitions": partitions, "replication_factor": replicas, "configs": configs}}
         answer = self._admin.create_topics(wanted, timeout_ms=CONNECT_TIMEOUT_MS, raise_errors=False)
         for topic in answer["topics"]:
             if self._options is not None and topic["error_code"] not in (0, TopicAlreadyExistsError.errno):

@@ -60,6 +60,9 @@ def test_a_released_lease_is_free_at_once_and_a_late_release_harms_nobody(engine
 def test_members_share_all_partitions_and_those_of_a_dead_one_are_taken_over(engine: Engine) -> None:
     clock = [at(0)]
     one, two = (SqlMembership(engine, group="g", clock=lambda: clock[0], name=lambda n=name: n) for name in ("1", "2"))
+    wide = SqlMembership(engine, group="w", clock=lambda: clock[0], partitions=12)
+    assert wide.partitions() == frozenset(range(12))
+    wide.leave()
     other_group = SqlMembership(engine, group="h", clock=lambda: clock[0])
     assert one.partitions() == frozenset(range(6))
     assert other_group.partitions() == frozenset(range(6))

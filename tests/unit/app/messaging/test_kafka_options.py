@@ -113,3 +113,15 @@ def test_no_topic_keeps_an_event_longer_than_it_is_known_again(settings: dict[st
     assert told == [] if said is None else (len(told) == 1 and said in told[0] and "dedupe_days" in told[0])
     assert mismatches(config, "ratchet.events", partitions=6, replication=1, settings=settings, known_for=None) == []
     assert mismatches(config, "ratchet.labels", partitions=6, replication=1, settings=settings, known_for=timedelta(days=30)) == []
+
+
+def test_partitions_are_those_of_the_table_and_may_only_be_added() -> None:
+    config = KafkaConfig(partitions=12)
+    (few,) = mismatches(config, "ratchet.events", partitions=6, replication=3, settings={})
+    (many,) = mismatches(config, "ratchet.events", partitions=24, replication=3, settings={})
+    assert "6 partitions, [kafka] asks for 12: add partitions to the topic" in few
+    assert "24 partitions, [kafka] asks for 12: a topic loses none, or set partitions" in many
+    assert cluster(partitions=12).partitions == 12
+    assert Cluster(bootstrap=None, address_file=Path("none"), options=config).partitions == 6
+    with pytest.raises(BadConfig, match="at least one"):
+        kafka_config({"kafka": {"partitions": 0}})
