@@ -3,6 +3,7 @@
 import logging
 import threading
 from datetime import datetime, timedelta
+from functools import cache
 
 import click
 
@@ -63,13 +64,18 @@ def keep_house(
     settings: Settings, stop: threading.Event | None = None, *, retire: bool = True, merge: bool = True
 ) -> dict[str, int] | None:  # fmt: skip
     """One round; None where another process is at it."""
-    keeper, stopping = wiring.upkeep(settings, owner=owner()), (stop or threading.Event()).is_set
+    keeper, stopping = _keeper(settings), (stop or threading.Event()).is_set
     with keeper.office() as lease:
         if lease is None:
             return None
         done = keeper.retire(lease, stopping=stopping) if retire else {}
         merged = keeper.merge(lease, stopping=stopping) if merge else {}
     return done | {f"segments merged: {name}": count for name, count in merged.items()}
+
+
+@cache
+def _keeper(settings: Settings):  # noqa: ANN202 - what `wiring.upkeep` gives; one for the process, which keeps its connections
+    return wiring.upkeep(settings, owner=owner())
 
 
 def keep_house_forever(settings: Settings, stop: threading.Event, *, every_s: float = EVERY_S) -> None:

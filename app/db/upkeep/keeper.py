@@ -22,6 +22,7 @@ from app.db.tables import turn_counts
 from app.db.upkeep import identities, old_segments, past
 from app.db.upkeep.compaction import MergingFiles, compact
 from app.db.upkeep.needs import needs
+from app.db.verdicts import judged
 from app.domain.ids import utc_now
 from app.domain.ports import Clock, Lease
 from app.domain.retention import Retention, days
@@ -69,27 +70,29 @@ class SqlUpkeep:
                     leases.release(connection, lease, now=self._now(connection))
 
     def retire(self, lease: Lease, *, stopping: Callable[[], bool] = lambda: False) -> dict[str, int]:
-        """Drop everything that is old and that nothing needs; returns how much of each class. Raises `LeaseLost`."""
+        """Drop everything that is old and that nothing needs; returns how much of each class. Raises `LeaseLost`, `Unavailable`."""
         gone: Counter[str] = Counter()
-        for name, step in self._steps(lease):
-            while not stopping() and (count := step()) is not None:
-                gone[name] += count
-        told = {name: count for name, count in gone.items() if count}
-        with writing(self._state) as connection:
-            add_counts(connection, {("", f"retired_{name}"): count for name, count in told.items()})
+        with judged():
+            for name, step in self._steps(lease):
+                while not stopping() and (count := step()) is not None:
+                    gone[name] += count
+            told = {name: count for name, count in gone.items() if count}
+            with writing(self._state) as connection:
+                add_counts(connection, {("", f"retired_{name}"): count for name, count in told.items()})
         return told
 
     def merge(self, lease: Lease, *, stopping: Callable[[], bool] = lambda: False) -> dict[str, int]:
         """Merge the small segments of days that are over; returns how many there were, of how many files, with how many bytes."""
         told: Counter[str] = Counter()
         over_for, size = timedelta(hours=self._retention.compact_after_h), self._retention.compact_bytes
-        while not stopping():
-            made = compact(self._state, self._files, now=self._clock(), over_for=over_for, at_most_bytes=size, fence=self.fence(lease))
-            if made is None:
-                break
-            told.update(made._asdict())
-        with writing(self._state) as connection:
-            add_counts(connection, {("", "segments_merged"): told["sources"]})
+        with judged():
+            while not stopping():
+                made = compact(self._state, self._files, now=self._clock(), over_for=over_for, at_most_bytes=size, fence=self.fence(lease))
+                if made is None:
+                    break
+                told.update(made._asdict())
+            with writing(self._state) as connection:
+                add_counts(connection, {("", "segments_merged"): told["sources"]})
         return dict(told)
 
     def fence(self, lease: Lease) -> Callable[[Connection], None]:
