@@ -19,16 +19,17 @@ RESTART_AFTER_S = 0.5
 
 
 class KillablePostgres:
-    """One server with one database, on a Unix socket; gone at the end of the block."""
+    """One server with one database, on a Unix socket, and on loopback where a port is given; gone at the end of the block."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, port: int | None = None) -> None:
         self._home = Path(tempfile.mkdtemp(prefix="ratchet-pg-", dir=_short_temporary_folder()))
         self._owner = _server_user()
         self._programs = _binaries(self._home, self._owner)
         self._data = self._home / "data"
         self._process: subprocess.Popen[Any] | None = None
         self._lock = threading.Lock()
-        self.url = f"postgresql+psycopg://postgres@/postgres?host={self._home}"
+        self._options = OPTIONS if port is None else OPTIONS | {"listen_addresses": "127.0.0.1", "port": str(port)}
+        self.url = f"postgresql+psycopg://postgres@/postgres?host={self._home}" + ("" if port is None else f"&port={port}")
 
     def __enter__(self) -> Self:
         if self._owner is not None:
@@ -76,7 +77,7 @@ class KillablePostgres:
     def _start(self) -> None:
         """Start and wait until it answers; the dead server's last children may hold its memory for a moment."""
         deadline = time.monotonic() + START_TIMEOUT_S
-        options = [argument for name, value in OPTIONS.items() for argument in ("-c", f"{name}={value}")]
+        options = [argument for name, value in self._options.items() for argument in ("-c", f"{name}={value}")]
         while time.monotonic() < deadline:
             if self._process is None or self._process.poll() is not None:
                 with (self._home / "log").open("ab") as log:

@@ -1,9 +1,9 @@
 """Fault injection: telemetry and labels while every process is killed and paused. `make bench-faults` (`ARGS=--quick` within 55 s)
 
-1. Real processes (api, broker, four relays, ingests and labels, in the quick run two, two and one; SQLite, in the full run PostgreSQL as
-   well) are killed with SIGKILL or paused past their timeouts, one after the other; connections to the api and to the broker are cut,
-   stall, crawl and lose answers to requests that arrived; the databases are locked; the broker comes back empty. Meanwhile clients post
-   a story with 20 % repetitions, reordering and early feedback.
+1. Real processes (api, broker, four relays, ingests and labels, in the quick run two, two and one; SQLite, in the full run PostgreSQL
+   as well) are killed with SIGKILL or paused past their timeouts, one after the other; connections to the api, the broker and
+   PostgreSQL are cut, stall, crawl and lose answers to requests that arrived; the databases are locked; the broker comes back empty.
+   Meanwhile clients post a story with 20 % repetitions, reordering and early feedback.
 2. The labels must be byte for byte those of a run without faults; nothing may be lost or doubled.
 3. Faults that do not come by chance, one by one: oversize turns, version skew, a cluster that comes back empty, bad times, a full disk,
    fsync errors, clocks that jump.
@@ -66,10 +66,12 @@ def run(
     *, events: int, per_s: float, kill_every_s: float, pause_s: float, lock_s: float, seed: int, database: str, replicas: int = 2
 ) -> Result:  # fmt: skip
     """One story told to one deployment under torment."""
-    with tempfile.TemporaryDirectory(prefix="ratchet-faults-") as name, _database(database) as (url, postgres):
+    database_port, database_front = free_port(), free_port()
+    with tempfile.TemporaryDirectory(prefix="ratchet-faults-") as name, _database(database, database_port) as (url, postgres):
         folder = Path(name)
-        variables = environment(folder, port=free_port(), database_url=url)
-        for target in {variables.get("RATCHET_DATABASE_URL") or f"sqlite:///{folder}/{file}.db" for file in ("ratchet", "inbox")}:
+        through = None if url is None else f"postgresql+psycopg://postgres@127.0.0.1:{database_front}/postgres"
+        variables = environment(folder, port=free_port(), database_url=through)
+        for target in {url or f"sqlite:///{folder}/{file}.db" for file in ("ratchet", "inbox")}:
             upgrade(target)
         story = make_story(events, seed=seed, now=utc(utc_now()))
         api_front, broker_front, broker_port = free_port(), free_port(), free_port()
@@ -77,6 +79,8 @@ def run(
         wires = {
             "wire:api": Wire(port=api_front, to=int(variables["RATCHET_PORT"])), "wire:broker": Wire(port=broker_front, to=broker_port),
         }  # fmt: skip
+        if url is not None:
+            wires["wire:postgres"] = Wire(port=database_front, to=database_port)
         locks = {
             f"lock:{table}": Lock(url or f"sqlite:///{folder}/{file}.db", table=table, seconds=lock_s)
             for table, file in (("inbox", "inbox"), ("turns", "ratchet"))
@@ -115,11 +119,11 @@ def run(
 
 
 @contextmanager
-def _database(kind: str) -> Iterator[tuple[str | None, KillablePostgres | None]]:
+def _database(kind: str, port: int) -> Iterator[tuple[str | None, KillablePostgres | None]]:
     if kind == "sqlite":
         yield None, None
         return
-    with KillablePostgres() as postgres:
+    with KillablePostgres(port=port) as postgres:
         yield postgres.url, postgres
 
 
