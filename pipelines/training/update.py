@@ -14,7 +14,7 @@ from app.domain.training import AdamParams, Datum, ForwardBackward, LossSpec
 from app.domain.versions import HoldReason, Version
 from app.policy.chat import Chat
 from pipelines.training import guards
-from pipelines.training.advantage import advantages, penalty
+from pipelines.training.advantage import above_expectation, advantages, penalty, to_go
 from pipelines.training.checkpoint import Restored, newest_checkpoint, write_checkpoint
 from pipelines.training.config import TrainingConfig
 from pipelines.training.estimators import Estimator
@@ -70,6 +70,8 @@ class Update:
         self.before = Estimate(mean=0.0, error=0.0)
         """KL(champion ‖ anchor)."""
         self.beta = config.kl_beta
+        self.drifts: list[list[float] | None] = []
+        """Each turn's drift from the anchor to its end, above expectation, per token."""
 
     def make(self) -> UpdateResult:
         """Read, learn, judge, publish. Raises `Held` and `Unavailable`."""
@@ -203,6 +205,8 @@ class Update:
     def _steer(self) -> None:
         """How far the champion is from the anchor, over every turn that was scored under it, and so how much more the anchor pulls."""
         scored = [(sample.logprobs, self.progress.anchor.get(sample.item.inference_id)) for sample in self.samples]
+        drifts = [to_go(old, far) if far is not None else None for old, far in scored]
+        self.drifts = above_expectation(drifts, [sample.item.episode_id for sample in self.samples])
         away = [[old - far for old, far in zip(old, far, strict=True)] for old, far in scored if far is not None]
         if away:
             self.before = estimate(away)
@@ -303,8 +307,8 @@ class Update:
         if advantage is None:
             scale = 1.0 if self.hindsight.is_silent else self.config.hindsight.scalar_weight
             learned = advantages(
-                reward=scale * sample.item.reward, baseline=scale * self.baselines[index], behaviour=sample.logprobs, beta=self.beta,
-                anchor=self.progress.anchor.get(sample.item.inference_id),
+                reward=scale * sample.item.reward, baseline=scale * self.baselines[index], count=len(sample.logprobs), beta=self.beta,
+                drift=self.drifts[index],
             )  # fmt: skip
             return self.hindsight.taught(self._datum(index, advantage=learned), sample.item.inference_id)
         payload = sample.payload

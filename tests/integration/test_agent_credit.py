@@ -109,7 +109,7 @@ def learned(product: Product, engine: Engine) -> dict[tuple[str, str], list[tupl
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for sample, baseline in zip(samples, baselines, strict=True):
         reward = sample.item.reward
-        (advantage, *_) = advantages(reward=reward, baseline=baseline, behaviour=sample.logprobs, anchor=None, beta=0.0)
+        (advantage, *_) = advantages(reward=reward, baseline=baseline, count=len(sample.logprobs))
         found.setdefault(product.said[sample.item.inference_id], []).append((round(reward, 3), advantage))
     return found
 

@@ -13,7 +13,7 @@ from app.domain.training import Datum, LossName, LossSpec
 from app.domain.turns import SamplingParams
 from app.policy.model import load_policy
 from app.policy.sampling import sample
-from pipelines.training.advantage import advantages, penalty
+from pipelines.training.advantage import above_expectation, advantages, penalty, to_go
 from pipelines.training.config import TrackerConfig
 from pipelines.training.corrections import token_weights
 from pipelines.training.estimators import Estimator, RewardedTurn
@@ -28,13 +28,20 @@ LOG = math.log
 
 
 def test_without_an_anchor_every_token_gets_the_reward_above_the_baseline() -> None:
-    assert advantages(reward=1.0, baseline=0.25, behaviour=[-1.0, -2.0], anchor=None, beta=0.1) == (0.75, 0.75)
+    assert advantages(reward=1.0, baseline=0.25, count=2, drift=None, beta=0.1) == (0.75, 0.75)
 
 
 def test_divergence_is_charged_to_every_token_that_leads_to_it() -> None:
     # log π_old − log π_ref per token: 0.5, −1, 2. To go: 1.5, 1, 2. A = 1 − 0.1 · to go
-    found = advantages(reward=1.0, baseline=0.0, behaviour=[-1.0, -2.0, -1.0], anchor=[-1.5, -1.0, -3.0], beta=0.1)
-    assert found == pytest.approx((0.85, 0.9, 0.8))
+    drift = to_go([-1.0, -2.0, -1.0], [-1.5, -1.0, -3.0])
+    assert advantages(reward=1.0, baseline=0.0, count=3, drift=drift, beta=0.1) == pytest.approx((0.85, 0.9, 0.8))
+
+
+def test_a_drift_is_charged_above_what_it_is_at_the_same_place_of_other_episodes() -> None:
+    # units a, a, b, c; at place 0 the others of a have 3 and 6 (mean 4.5), at place 1 only c has one: (0 + 2)/2 = 1
+    found = above_expectation([[1.0, 2.0], None, [2.0], [3.0], [6.0, 2.0]], ["a", "a", "a", "b", "c"])
+    assert found == [[1.0 - 4.5, 2.0 - 1.0], None, [2.0 - 4.5], [3.0 - 3.0], [6.0 - 2.0, 2.0 - 2.0 / 3]]
+    assert above_expectation([[1.0], [2.0]], ["a", "a"]) == [[0.0], [0.0]]  # nobody else: nothing can be expected
 
 
 @pytest.mark.parametrize(
@@ -119,6 +126,7 @@ def exact_gradient(theta: torch.Tensor, *, reference: torch.Tensor | None = None
 def estimates(
     theta: torch.Tensor, estimator: Callable[[], Estimator], *, behaviour: torch.Tensor | None = None, correction: str = "none",
     reference: torch.Tensor | None = None, beta: float = 0.0, one_prompt: bool = False,
+    centred: bool = True,
 ) -> torch.Tensor:  # fmt: skip
     """[BATCHES, 12] gradient estimates of J from sampled batches of SIZE, each through baselines, advantages and loss."""
     source = theta if behaviour is None else behaviour
@@ -138,10 +146,12 @@ def estimates(
             for i, (x, y) in enumerate(zip(xs, ys, strict=True))
         ]
         total = torch.zeros(12, dtype=torch.float64)
-        for turn, baseline, x, y in zip(turns, estimator().baselines(turns), xs, ys, strict=True):
-            old = [float(first[x]), float(second[x, y])]
-            anchor = [float(ref[0][x]), float(ref[1][x, y])] if ref is not None else None
-            values = advantages(reward=turn.reward, baseline=baseline, behaviour=old, anchor=anchor, beta=beta)
+        logged = [[float(first[x]), float(second[x, y])] for x, y in zip(xs, ys, strict=True)]
+        far = [[float(ref[0][x]), float(ref[1][x, y])] if ref is not None else None for x, y in zip(xs, ys, strict=True)]
+        drifts = [to_go(old, anchor) if anchor is not None else None for old, anchor in zip(logged, far, strict=True)]
+        drifts = above_expectation(drifts, [turn.unit for turn in turns]) if centred else drifts
+        for turn, baseline, old, drift, x, y in zip(turns, estimator().baselines(turns), logged, drifts, xs, ys, strict=True):
+            values = advantages(reward=turn.reward, baseline=baseline, count=2, drift=drift, beta=beta)
             logprobs = torch.stack([new_first[x], new_second[x, y]]).detach().requires_grad_()
             token_loss(spec, logprobs, torch.tensor(old, dtype=torch.float64), torch.tensor(values, dtype=torch.float64)).backward()
             assert logprobs.grad is not None
@@ -198,6 +208,14 @@ def test_without_the_correction_the_same_data_are_wrong() -> None:
 def test_the_divergence_to_the_anchor_is_differentiated_exactly() -> None:
     theta, reference = policy(1), policy(3)
     assert_unbiased(estimates(theta, BatchMean, reference=reference, beta=0.5), exact_gradient(theta, reference=reference, beta=0.5))
+
+
+def test_what_drift_is_expected_takes_noise_off_and_changes_nothing_else() -> None:
+    theta, reference = policy(1), 10 * policy(3)  # far from each other: all completions drift, and by much
+    plain, centred = (estimates(theta, BatchMean, reference=reference, beta=0.5, centred=centred) for centred in (False, True))
+    assert_unbiased(plain, exact_gradient(theta, reference=reference, beta=0.5))
+    assert_unbiased(centred, exact_gradient(theta, reference=reference, beta=0.5))
+    assert centred.var(0).sum() < 0.9 * plain.var(0).sum()
 
 
 def test_k1_as_a_loss_term_pulls_nowhere() -> None:
