@@ -188,7 +188,7 @@ class SqlCutSession:
         )  # fmt: skip
         rows = [
             {"inference_id": item.inference_id, "batch_id": manifest.id, "episode_id": item.episode_id, "reward": item.reward,
-             "label_revision": item.label_revision, "segment": item.segment, "actor": item.actor}
+             "label_revision": item.label_revision, "segment": item.segment, "actor": item.actor, "channels": item.channels}
             for item in manifest.items
         ]  # fmt: skip
         for start in range(0, len(rows), INSERT_ROWS):
@@ -213,6 +213,7 @@ def read_manifest(connection: Connection, row: Row[tuple[object, ...]]) -> Batch
         BatchItem(
             inference_id=item.inference_id, episode_id=item.episode_id, reward=item.reward, label_revision=item.label_revision,
             segment=item.segment, actor=item.actor, version=item.version or "", payload_segment=item.payload_segment or "",
+            channels=item.channels,
         )
         for item in connection.execute(statement)
     )  # fmt: skip
@@ -252,8 +253,9 @@ def _process(terms: Sequence[Mapping[str, Any]]) -> float:
     return sum(term["weight"] * term["value"] for term in terms if term["value"] is not None and _is_process(term))
 
 
-def _has_outcome(terms: Sequence[Mapping[str, Any]]) -> bool:
-    return any(term["value"] is not None and not _is_process(term) for term in terms)
+def _spoke(terms: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, float], ...]:
+    """The terms about the outcome that had something to say."""
+    return tuple((term["name"], term["value"]) for term in terms if term["value"] is not None and not _is_process(term))
 
 
 def _labelled_turn(row: Row[tuple[object, ...]]) -> LabelledTurn:
@@ -265,6 +267,6 @@ def _labelled_turn(row: Row[tuple[object, ...]]) -> LabelledTurn:
         imported=turn[turns.c.source].startswith("import:"), train_consent=turn[turns.c.train_consent],
         erased=turn[turns.c.erased_at] is not None, has_logprobs=turn[turns.c.has_logprobs], payload_segment=turn[turns.c.payload_segment],
         completion_tokens=turn[turns.c.completion_tokens], finished_at=turn[turns.c.finished_at], labelled_at=turn[labels.c.labelled_at],
-        episode_open=bool(turn["episode_open"]), process=_process(turn[labels.c.terms]), has_outcome=_has_outcome(turn[labels.c.terms]),
-        tries=turn["tries"], completion=turn[turns.c.completion],
+        episode_open=bool(turn["episode_open"]), process=_process(turn[labels.c.terms]), has_outcome=bool(_spoke(turn[labels.c.terms])),
+        tries=turn["tries"], completion=turn[turns.c.completion], spoke=_spoke(turn[labels.c.terms]),
     )  # fmt: skip

@@ -457,6 +457,7 @@ batch_items = Table(
     Column("label_revision", Integer, nullable=False),
     Column("segment", Name, nullable=False),
     Column("actor", Id),
+    Column("channels", Text, nullable=False, server_default=""),
     _partial("ix_batch_items_actor", "actor", where="actor IS NOT NULL"),
 )
 """The primary key is the promise that a turn is trained on at most once, whoever cuts."""
@@ -471,6 +472,7 @@ returned_items = Table(
     Column("label_revision", Integer, nullable=False),
     Column("segment", Name, nullable=False),
     Column("actor", Id),
+    Column("channels", Text, nullable=False, server_default=""),
     PrimaryKeyConstraint("inference_id", "batch_id"),
     Index("ix_returned_items_batch_id", "batch_id"),
     Index("ix_returned_items_actor", "actor", sqlite_where=text("actor IS NOT NULL"), postgresql_where=text("actor IS NOT NULL")),

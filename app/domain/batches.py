@@ -25,6 +25,8 @@ class BatchItem:
     """Digest of the weights that sampled the turn; known to the turn's row, not part of the manifest's id."""
     payload_segment: str = ""
     """Parquet segment with the turn's tokens."""
+    channels: str = ""
+    """Which terms decided the outcome (`follow_up,rating`), empty where none did: what is usual differs between them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +89,8 @@ class LabelledTurn:
     """The part of `reward` that is the turn's own: its process terms. The rest is the outcome's."""
     has_outcome: bool = True
     """Whether any term spoke about the outcome."""
+    spoke: tuple[tuple[str, float], ...] = ()
+    """The terms about the outcome that spoke, and what they said."""
     completion: str = ""
     tries: int = 0
     """In how many batches it was that came to nothing by a fault and gave their labels back."""

@@ -55,8 +55,9 @@ def cut_batch(
         not_drawn = _against_the_rest(made.groups - Counter(map(group_of, inside)), versions, known, newest_rule_set(labels))
         _refuse_useless(chosen, _counts(verdicts.values()) + not_drawn, config)
         left_out = _counts(verdicts[turn.inference_id] for turn in inside) + not_drawn
+        decided_by = channels(chosen, labels, config)
         manifest = _manifest(
-            chosen, left_out, policy=policy, slot=slot, champion=champion, anchor=anchor, rule_set=newest_rule_set(labels),
+            chosen, decided_by, left_out, policy=policy, slot=slot, champion=champion, anchor=anchor, rule_set=newest_rule_set(labels),
             window_from=since or made.first_at or now, now=now,
         )  # fmt: skip
         session.save(manifest)
@@ -237,6 +238,21 @@ def pay_chains(chosen: Sequence[LabelledTurn], labels: Sequence[LabelledTurn], c
     return [replace(turn, reward=turn.process + paid[turn.episode_id]) if turn.episode_id in paid else turn for turn in chosen]
 
 
+def channels(chosen: Sequence[LabelledTurn], labels: Sequence[LabelledTurn], config: BatchingConfig) -> dict[str, str]:
+    """By inference id, the terms that decided what each turn's outcome is paid.
+
+    A term that only ever says one thing (an undo costs 1) tells by speaking at all, so it is no channel: what is usual where it speaks
+    would be all it has to say.
+    """
+    decided = deciding(labels, config)
+    told = {turn.inference_id: decided.get(turn.episode_id, turn).spoke for turn in chosen}
+    said: defaultdict[str, set[float]] = defaultdict(set)
+    for spoke in told.values():
+        for name, value in spoke:
+            said[name].add(value)
+    return {name: ",".join(sorted(term for term, _ in spoke if len(said[term]) > 1)) for name, spoke in told.items()}
+
+
 def _refuse_useless(chosen: Sequence[LabelledTurn], left_out: Counter[Exclusion], config: BatchingConfig) -> None:
     if len(chosen) < config.min_turns:
         against = ", ".join(f"{count} {reason.value}" for reason, count in left_out.most_common()) or "none left out"
@@ -252,13 +268,14 @@ def _refuse_useless(chosen: Sequence[LabelledTurn], left_out: Counter[Exclusion]
 
 
 def _manifest(
-    chosen: Sequence[LabelledTurn], left_out: Counter[Exclusion], *, policy: str, slot: int, champion: str, anchor: str, rule_set: str,
-    window_from: datetime, now: datetime,
+    chosen: Sequence[LabelledTurn], decided_by: Mapping[str, str], left_out: Counter[Exclusion], *, policy: str, slot: int, champion: str,
+    anchor: str, rule_set: str, window_from: datetime, now: datetime,
 ) -> BatchManifest:  # fmt: skip
     items = tuple(
         BatchItem(
             inference_id=turn.inference_id, episode_id=turn.episode_id, reward=turn.reward, label_revision=turn.label_revision,
             segment=turn.segment, actor=turn.actor, version=turn.version, payload_segment=turn.payload_segment or "",
+            channels=decided_by[turn.inference_id],
         )
         for turn in sorted(chosen, key=lambda turn: turn.inference_id)
     )  # fmt: skip

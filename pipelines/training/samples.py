@@ -56,7 +56,8 @@ class Sample:
     def rewarded(self) -> RewardedTurn:
         """What the baseline may look at."""
         prompt = hashlib.sha256(str(self.opening or self.payload.prompt_tokens).encode()).hexdigest()
-        return RewardedTurn(unit=self.item.episode_id, reward=self.item.reward, segment=self.item.segment, prompt=prompt)
+        item = self.item
+        return RewardedTurn(unit=item.episode_id, reward=item.reward, segment=item.segment, prompt=prompt, channels=item.channels)
 
 
 def read_samples(

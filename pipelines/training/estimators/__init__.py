@@ -18,6 +18,8 @@ class RewardedTurn:
     segment: str
     prompt: str
     """Equal for turns whose episodes began with the same prompt: tries at one task."""
+    channels: str = ""
+    """Who decided the reward: an edit, a thumb, a next message, several of them, or nobody."""
 
 
 class Estimator(Protocol):

@@ -1,4 +1,5 @@
-"""b_i = the segment's expected reward, from past batches and the other turns of this one, shrunk to the mean over all segments.
+"""b_i = the expected reward of a segment, where the same channels decided it, from past batches and the other turns of this one, shrunk to
+the mean over all.
 
 SPO's KL-adaptive tracker (arXiv 2509.13232; facts/rl.md 4.3) carried over to production, where prompts never repeat: the key is the
 segment instead of the prompt, rewards are real numbers instead of 0/1, so (α, β) become a weight w and a weighted mean m:
@@ -6,6 +7,10 @@ segment instead of the prompt, rewards are real numbers instead of 0/1, so (α, 
     forget   w ← ρ w          ρ = 2^(−D / 0.06) clipped to [0.875, 0.96],  D = mean |Δ log π| of the update just made
     add      w ← w + n        m ← (w m + Σ r) / (w + n)
     shrink   b = (w m + k g) / (w + k)       g = the same over all segments, k = prior_weight
+
+What is not observed is paid 0, and what a thumb says is nowhere near 0 on average where one answer in ten is liked: with one mean for
+all, a turn would be praised for not having been rated. Whether somebody speaks is taken as not the answer's doing; where it is, a term
+prices it (`pipelines.labelling`), and a term that only ever says one thing is no channel (`pipelines.batching`).
 
 In b_i the batch's own turns enter without i's unit (leave-one-out), so that E[b_i · ∇log π] = 0: the gradient is unbiased, also in the
 first batch, where there is no past.
@@ -49,7 +54,7 @@ class SegmentTracker:
         """Weight and weighted sum of rewards in each turn's segment: the past, and the batch without the turn's unit."""
         places: dict[str, list[int]] = {}
         for place, turn in enumerate(turns):
-            places.setdefault(turn.segment, []).append(place)
+            places.setdefault(_key(turn), []).append(place)
         found: list[tuple[float, float]] = [(0.0, 0.0)] * len(turns)
         for segment, members in places.items():
             weight, mean = self.past.get(segment, (0.0, 0.0))
@@ -63,7 +68,11 @@ class SegmentTracker:
         memory = min(max(2 ** (-drift / config.kl_half_life), config.memory_low), config.memory_high)
         sums = {name: (memory * weight, memory * weight * mean) for name, (weight, mean) in self.past.items()}
         for turn in turns:
-            weight, total = sums.get(turn.segment, (0.0, 0.0))
-            sums[turn.segment] = (weight + 1, total + turn.reward)
+            weight, total = sums.get(_key(turn), (0.0, 0.0))
+            sums[_key(turn)] = (weight + 1, total + turn.reward)
         segments = {name: [weight, total / weight] for name, (weight, total) in sorted(sums.items()) if weight > 0}
         return {"segments": segments} | ({"rule_set": self.rule_set} if self.rule_set else {})
+
+
+def _key(turn: RewardedTurn) -> str:
+    return f"{turn.segment}|{turn.channels}" if turn.channels else turn.segment

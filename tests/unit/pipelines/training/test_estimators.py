@@ -9,8 +9,8 @@ from pipelines.training.estimators.group_mean import GroupMean
 from pipelines.training.estimators.segment_tracker import SegmentTracker
 
 
-def turn(reward: float, *, unit: str = "", segment: str = "", prompt: str = "") -> RewardedTurn:
-    return RewardedTurn(unit=unit or f"unit-{reward}-{segment}", reward=reward, segment=segment, prompt=prompt)
+def turn(reward: float, *, unit: str = "", segment: str = "", prompt: str = "", channels: str = "") -> RewardedTurn:
+    return RewardedTurn(unit=unit or f"unit-{reward}-{segment}", reward=reward, segment=segment, prompt=prompt, channels=channels)
 
 
 def test_batch_mean_leaves_each_turn_out_of_its_own_baseline() -> None:
@@ -40,6 +40,14 @@ def test_the_tracker_shrinks_a_segment_to_the_mean_of_all() -> None:
     tracker = SegmentTracker(TrackerConfig(prior_weight=2), None)
     # turn 2 (reward 1): a has {0}, g = (0 + 4)/2 = 2, b = (0 + 4)/3; turn 3: b has nothing, g = 0.5, b = 0.5
     assert tracker.baselines(turns) == pytest.approx([2.0, 4 / 3, 0.5])
+
+
+def test_what_is_usual_where_a_thumb_decided_says_nothing_of_turns_that_nobody_rated() -> None:
+    # k = 0. Thumbs say −0.5 on average, nobody's turns cost 0.1: each is compared with its like, and a turn is not praised for silence
+    rated = [turn(reward, unit=str(n), channels="rating") for n, reward in enumerate((-0.5, -0.5, -1.0, 0.0))]
+    silent = [turn(-0.1, unit=f"silent-{n}") for n in range(2)]
+    found = SegmentTracker(TrackerConfig(prior_weight=0.0), None).baselines(rated + silent)
+    assert found == pytest.approx([-0.5, -0.5, -1 / 3, -2 / 3, -0.1, -0.1])
 
 
 def test_the_trackers_past_counts_by_its_weight() -> None:
