@@ -23,11 +23,13 @@ class TrackerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class CorrectionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the importance ratio may weigh."""
 
-    name: Literal["tis", "icepop", "cispo", "none"] = "tis"
+    name: Literal["tis", "icepop", "cispo", "seq_mis", "opsm", "none"] = "tis"
     low: float = 0.5
     """Lower bound of `icepop` and `cispo`; the others have none."""
     high: float = 2.0
-    """C of `tis` and `icepop`, 1 + ε of `cispo`."""
+    """C of `tis`, `icepop`, `seq_mis` and `opsm`, 1 + ε of `cispo`."""
+    delta: float = 0.1
+    """δ of `opsm`, nats per token."""
 
 
 class GuardLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

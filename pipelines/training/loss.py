@@ -27,13 +27,16 @@ class Teacher:
 
 
 def token_loss(
-    spec: LossSpec, logprobs_M: torch.Tensor, behaviour_M: torch.Tensor, advantages_M: torch.Tensor, teacher: Teacher | None = None
-) -> torch.Tensor:
-    """The scalar to differentiate; with cross-entropy the advantages are plain weights, and neither behaviour nor teacher is looked at."""
+    spec: LossSpec, logprobs_M: torch.Tensor, behaviour_M: torch.Tensor, advantages_M: torch.Tensor, teacher: Teacher | None = None,
+    turns_M: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """The scalar to differentiate; with cross-entropy the advantages are plain weights, and neither behaviour nor teacher is looked at.
+
+    `turns_M` numbers the turn of each token; corrections that mask whole turns need it."""
     if spec.name is LossName.CROSS_ENTROPY:
         return -(advantages_M * logprobs_M).sum() / spec.normaliser
     if teacher is not None:
         apart_M = (teacher.logprobs_M - logprobs_M.detach()).clamp(-spec.teacher_clip, spec.teacher_clip)
         advantages_M = advantages_M + teacher.pull_M * apart_M
-    weights_M = token_weights(spec, logprobs_M, behaviour_M)
+    weights_M = token_weights(spec, logprobs_M, behaviour_M, advantages=advantages_M, turns=turns_M)
     return -(weights_M * advantages_M * logprobs_M).sum() / spec.normaliser

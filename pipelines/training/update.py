@@ -234,7 +234,8 @@ class Update:
         have already left the budget, as these turns, which they did not see, show."""
         spec = LossSpec(
             normaliser=len(step.turns) * self.config.loss_tokens, correction=self.config.correction.name,
-            clip_low=self.config.correction.low, clip_high=self.config.correction.high, teacher_clip=self.config.hindsight.clip,
+            clip_low=self.config.correction.low, clip_high=self.config.correction.high,
+            delta=self.config.correction.delta, teacher_clip=self.config.hindsight.clip,
         )  # fmt: skip
         found: Scored = {}
         loss = 0.0

@@ -38,7 +38,7 @@ from tests.fakes.learning import fake_ports
 from tests.learning.policy_iteration import CONFIG, Curve, iterate, liking
 
 TURNS = 48
-CORRECTIONS = ("tis", "icepop", "cispo", "none")
+CORRECTIONS = ("tis", "icepop", "cispo", "seq_mis", "opsm", "none")
 ORACLE = 1.0
 
 

@@ -62,8 +62,33 @@ def test_corrections_by_hand(correction: str, low: float, high: float, expected:
     assert not weights.requires_grad
 
 
+def test_whole_turns_are_masked_by_hand() -> None:
+    # three turns: ratios (1/2, 3), (2, 2) and (1e-5, 1); products 1.5, 4 and 1e-5, the last one vetoed although it is small
+    logprobs = torch.tensor([LOG(0.5), LOG(3.0), LOG(2.0), LOG(2.0), LOG(1e-5), 0.0])
+    turns = torch.tensor([0, 0, 1, 1, 2, 2])
+    weights = token_weights(LossSpec(normaliser=1.0, correction="seq_mis", clip_high=2.0), logprobs, torch.zeros(6), turns=turns)
+    assert weights.tolist() == pytest.approx([1.5, 1.5, 0, 0, 0, 0])
+    # mean log(behaviour/policy): −0.203, −0.693, 5.76; only the last has moved away by more than 0.1, and it is blamed
+    spec, blame = LossSpec(normaliser=1.0, correction="opsm", clip_high=2.0, delta=0.1), torch.tensor([-1.0, -1, -1, -1, 0.5, -1])
+    weights = token_weights(spec, logprobs, torch.zeros(6), advantages=blame, turns=turns)
+    assert weights.tolist() == pytest.approx([0.5, 2, 2, 2, 0, 0])
+    weights = token_weights(spec, logprobs, torch.zeros(6), advantages=-blame, turns=turns)
+    assert weights.tolist() == pytest.approx([0.5, 2, 2, 2, 1e-5, 1])
+
+
+def test_the_turns_of_a_micro_batch_are_told_apart(tiny_model: Path, tmp_path: Path) -> None:
+    # the first turn is what the policy says now, the second was drawn by one that said it e times as often, three times: product e^-3
+    trainer = LocalTrainer(TrainerSetup(snapshot=tiny_model, scratch=tmp_path, dtype="float32", threads=1))
+    data = [Datum(tokens=(5, 6, 7, 8, 9), first_scored=2), Datum(tokens=(5, 6, 17, 18, 19), first_scored=2)]
+    first, second = trainer.forward(data).logprobs
+    spec = LossSpec(normaliser=1.0, correction="seq_mis", clip_high=2.0)
+    logged = [tuple(first), tuple(logprob + 1.0 for logprob in second)]
+    taught = [replace(datum, logprobs=row, advantages=(1.0,) * 3) for datum, row in zip(data, logged, strict=True)]
+    assert trainer.forward_backward(taught, spec).loss == pytest.approx(-sum(first) - math.exp(-3.0) * sum(second), rel=1e-4)
+
+
 def test_an_unknown_correction_names_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="tis, icepop, cispo or none"):
+    with pytest.raises(ValueError, match="tis, icepop, cispo, seq_mis, opsm or none"):
         token_weights(LossSpec(normaliser=1.0, correction="ppo"), torch.zeros(1), torch.zeros(1))
 
 
