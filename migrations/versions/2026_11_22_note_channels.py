@@ -3,14 +3,14 @@
 Expands only: an item that a process of the revision before writes has no channels, and its baseline is that of its segment.
 
 Revision: 0011_channels
-Follows: 0009_roll_labels_up
+Follows: 0007_retention
 """
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0011_channels"
-down_revision = "0009_roll_labels_up"
+down_revision = "0007_retention"
 branch_labels = None
 depends_on = None
 

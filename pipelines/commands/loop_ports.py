@@ -28,7 +28,7 @@ from pipelines.evaluation.offline_config import OfflineConfig
 from pipelines.evaluation.pretraining_health import judge_pretraining
 from pipelines.evaluation.suites import load_suite
 from pipelines.labelling.corrections import correction_of
-from pipelines.labelling.follow_up.judge_model import open_reader
+from pipelines.labelling.follow_up.agreement import open_reader
 from pipelines.labelling.rule_set import parse_rule_set, starting_toml
 from pipelines.projection import Releases
 from pipelines.training import TrainingPorts

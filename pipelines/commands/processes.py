@@ -101,6 +101,7 @@ def ingest() -> None:
 def label() -> None:
     """Label turns whose wait is over, with the rule set in force for each policy."""
     from pipelines.config import loop_config
+    from pipelines.labelling.follow_up.agreement import open_reader
     from pipelines.labelling.labeller import label_due
     from pipelines.labelling.rule_set import parse_rule_set, starting_toml
 
@@ -109,11 +110,7 @@ def label() -> None:
     config = loop_config(read_toml(settings.config)).labelling
     book, backlog, clock = wiring.label_book(settings), wiring.backlog(settings), wiring.clock(settings)
     rules = wiring.rule_book(settings, starting_toml(config.rule_set, config=settings.config))
-    read = None
-    if config.judge_url is not None:  # openai's client takes a second to import
-        from pipelines.labelling.follow_up.judge_model import open_reader
-
-        read = open_reader(config)
+    read = open_reader(config)
     gc.freeze()  # the garbage collector need not look at the imported code again: a sixth of the labeller's time
     log.info("label ready policies=%s", ",".join(policies))
     while not stop.is_set():

@@ -19,3 +19,6 @@ class LabellingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     judge_url: str | None = None
     """OpenAI-compatible endpoint that replaces the follow-up classifier; its key is read from RATCHET_JUDGE_KEY."""
     judge_model: str = ""
+    follow_up_model: str | None = None
+    """File of a classifier made of a deployment's own messages (`ratchet labels distil`), in place of the shipped one: best an absolute
+    path. Where a judge is configured too, the judge reads."""

@@ -59,8 +59,8 @@ class JudgeModel:
         self._client.close()
 
 
-def open_reader(config: LabellingConfig) -> JudgeModel | None:
-    """The configured judge; None where the shipped classifier reads."""
+def open_judge(config: LabellingConfig) -> JudgeModel | None:
+    """The configured judge, where there is one."""
     if config.judge_url is None:
         return None
     return JudgeModel(url=config.judge_url, model=config.judge_model, key=os.environ.get("RATCHET_JUDGE_KEY", ""))

@@ -22,7 +22,7 @@ class FollowUp:
             raise ValueError("confident must be from 0.5 to 1: below that two readings could both be the confident one")
         self._confident = confident
         self._aggregation = aggregation
-        self._read = read or _shipped
+        self._read = read or shipped
 
     def score(self, turn: TurnFacts, observations: Sequence[Observation], *, weight: float) -> TermScore:
         """Aggregate over the turn's follow-ups that could be read; the moods of all are in the detail."""
@@ -42,5 +42,6 @@ class FollowUp:
         return TermScore(name=self.name, value=aggregate(values, self._aggregation), weight=weight, evidence=evidence, detail=detail)
 
 
-def _shipped(text: str, answer: str) -> Judgement:
+def shipped(text: str, answer: str) -> Judgement:
+    """The classifier that comes with the package."""
     return judge(text, answer=answer)

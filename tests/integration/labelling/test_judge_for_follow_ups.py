@@ -9,12 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
+from sqlalchemy import insert
 
-from app.domain.errors import BadConfig
+from app.db.engine import open_engine, writing
+from app.db.migrate import upgrade
+from app.db.tables import observations
+from app.domain.errors import BadConfig, BadRequest
 from app.domain.rewards import TermScore
+from pipelines.commands.labels import labels
 from pipelines.labelling.follow_up.judge_model import INSTRUCTION_VERSION, JudgeModel
 from pipelines.labelling.rule_set import default_toml, parse_rule_set, starting_toml
 from tests.fakes.labelling import facts, observed
+from tests.integration.batching.rows import NOON, add_turn
 
 PRAISE = observed("follow_up", "Thank you, this is perfect!")
 
@@ -89,3 +96,47 @@ def test_the_configured_file_is_what_policies_start_with(tmp_path: Path) -> None
     assert starting_toml(None, config=None) == default_toml()
     with pytest.raises(BadConfig, match="correct the path"):
         starting_toml(str(tmp_path / "none.toml"), config=None)
+
+
+def at_work(folder: Path, url: str, moods: list[str]) -> Path:
+    """A deployment whose people wrote these follow-ups, each labelled; returns its data folder."""
+    data = folder / "data"
+    data.mkdir()
+    (data / "ratchet.toml").write_text(
+        f'[policies.composer]\nmodel = "."\nbase_name = "t"\nbase_model = "t"\n[labelling]\njudge_url = "{url}"\njudge_model = "judge-1"\n'
+    )
+    upgrade(f"sqlite:///{data / 'ratchet.db'}")
+    engine = open_engine(f"sqlite:///{data / 'ratchet.db'}")
+    for number, said in enumerate(moods):
+        add_turn(engine, f"turn-{number}", completion="an answer")
+        row = {
+            "source": "api", "id": f"o{number}", "name": "follow_up", "value": said, "occurred_at": NOON, "received_at": NOON, "tags": {},
+            "status": "joined", "policy": "composer", "inference_id": f"turn-{number}", "actor": "a",
+        }  # fmt: skip
+        with writing(engine) as connection:
+            connection.execute(insert(observations).values(row))
+    engine.dispose()
+    return data
+
+
+def test_people_and_judge_are_compared_from_the_command_line(tmp_path: Path) -> None:
+    with judge_saying('{"dissatisfied": 0.98, "satisfied": 0.01, "refinement": 0.01, "neutral": 0.0}', []) as url:
+        data, file = at_work(tmp_path, url, ["No, that is wrong", "Thank you, that works perfectly!"]), tmp_path / "sample.jsonl"
+
+        def ratchet(*words: str) -> Result:
+            environment = {"RATCHET_DATA": str(data), "RATCHET_CONFIG": str(data / "ratchet.toml")}
+            return CliRunner().invoke(labels, words, env=environment)
+
+        assert "2 follow-ups" in ratchet("sample", "composer", "--out", str(file)).output
+        refused = ratchet("agreement", str(file))
+        assert isinstance(refused.exception, BadRequest)
+        drawn = [json.loads(line) for line in file.read_text().splitlines()]
+        moods = {"No, that is wrong": "dissatisfied", "Thank you, that works perfectly!": "satisfied"}
+        file.write_text("".join(json.dumps(one | {"mood": moods[one["text"]]}) + "\n" for one in drawn))
+        found = json.loads(ratchet("agreement", str(file), "--json").output)
+        assert (found["judge"]["kappa"], found["judge"]["precision_punished"]) == (0.0, 0.5)  # it says the same of everything
+        assert found["classifier"]["kappa"] == 1.0
+        assert "judge: kappa 0.00" in ratchet("agreement", str(file)).output
+        few = ratchet("distil", "composer", "--out", str(tmp_path / "model.json"))
+        assert isinstance(few.exception, BadConfig)
+        assert "a classifier needs 300" in str(few.exception)
