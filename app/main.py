@@ -43,6 +43,7 @@ from app.domain.errors import BadConfig, RatchetError, Unavailable
 from app.domain.ids import utc_now
 from app.domain.policies import PolicyConfig
 from app.domain.ports import Claims, Clock, Episodes, GatewayEngines, Inbox, Keys, Ledger, Reads, Routes
+from app.domain.readings import Sight
 from app.domain.retention import Retention, retention
 from app.logging import configure
 from app.secret_files import keep_to_owner
@@ -80,12 +81,20 @@ class Collaborators:
     """Told by `/health` beside the checks, without making the service unwell."""
     routers: Sequence[APIRouter] = ()
     """Of other rooms: releases, console."""
+    sight: Sight | None = None
+    """What the database knows of the loop, for `/metrics`."""
+    skew_s: Callable[[], float] = lambda: 0.0
+    """This machine's clock ahead of the database's."""
+    version: str = ""
+    """Of this code, as metrics tell it."""
     barrier: Barrier = field(default_factory=Barrier)
 
 
 def create_app(with_: Collaborators) -> Application:
     """The ASGI application. Reads the keys; everything else waits for the first request."""
-    metrics = Metrics(with_.reads)
+    metrics = Metrics(with_.sight, version=with_.version)
+    metrics.instruments.ready = True
+    metrics.skew_s.set_function(with_.skew_s)
     access = Access(with_.keys, clock=with_.clock, sessions=Sessions(with_.session_secrets), loopback=with_.loopback)
     access.load()
     intake = Intake(with_.limits)
@@ -217,6 +226,7 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
     return Collaborators(
         inbox=adapters.inbox, routes=adapters.routes, engines=adapters.engines, policies=adapters.policies, keys=adapters.keys,
         episodes=adapters.episodes, ledger=adapters.reads, reads=adapters.reads,
+        sight=wiring.sight(settings), skew_s=wiring.clock(settings).skew_s, version=wiring.release_of_code(),
         actor_salt=wiring.actor_salt(settings), session_secrets=wiring.session_secrets(settings),
         loopback=settings.host in LOOPBACK,
         claims=adapters.claims, notes={"ingestion": ingestion}, known_for=retention(read_toml(settings.config)).horizon,
@@ -232,7 +242,7 @@ def main() -> None:
     keep_to_owner()
     try:
         settings = from_environment()
-        configure("api", settings.log_level)
+        configure("api", settings.log_level, form=settings.log_format)
         serve(settings)
     except RatchetError as error:
         sys.stderr.write(f"ratchet: {error}\n")

@@ -59,6 +59,10 @@ class Settings:
     ingest: str
     """`inbox` (ack after the inbox commit) or `direct` (ack after a replicated broker's ack)."""
     log_level: str
+    log_format: str = "text"
+    """`text`, or `json`: one object per line."""
+    metrics: str | None = None
+    """Where relay, ingest, label, loop and watch show their metrics and answer probes, such as `0.0.0.0:9464`; unset: nowhere."""
 
     @property
     def secrets(self) -> Path:
@@ -100,7 +104,15 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
         webhook_keys=tuple(key for key in get("WEBHOOK_KEYS", "").split(",") if key),
         ingest=ingest,
         log_level=get("LOG_LEVEL", "INFO"),
+        log_format=_log_format(get("LOG_FORMAT", "text")),
+        metrics=get("METRICS", "") or None,
     )
+
+
+def _log_format(text: str) -> str:
+    if text not in ("text", "json"):
+        raise BadConfig(f"RATCHET_LOG_FORMAT is {text!r}: set it to `text` or `json`")
+    return text
 
 
 def _port(text: str) -> int:

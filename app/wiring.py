@@ -18,7 +18,6 @@ from sqlalchemy import Engine
 from app.domain.errors import BadConfig, UnknownPolicy
 from app.domain.ids import utc_now
 from app.domain.policies import PolicyConfig
-from app.domain.ports import Clock
 from app.domain.retention import retention
 from app.domain.streams import JoinRules
 from app.domain.terms import Terms
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from app.db.backlog import SqlBacklog
     from app.db.batches import SqlBatchStore
     from app.db.claims import SqlClaimSweep
+    from app.db.clock import DatabaseClock
     from app.db.console import SqlOperations
     from app.db.cycles import SqlCycles
     from app.db.dead_letters import SqlDeadLetters
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from app.db.keys import SqlKeys
     from app.db.labels import SqlLabels
     from app.db.needed_weights import SqlNeededWeights
+    from app.db.operations.sight import SqlSight
     from app.db.pointer import SqlRoutes
     from app.db.progress import SqlProgressLog
     from app.db.reads import SqlReads
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from app.release.webhooks import Courier
     from app.serving.client import HttpEngines
     from app.serving.vllm import VllmEngines
+    from app.telemetry.instruments import Instruments
     from app.trajectories.segments import ParquetSegments
 
 
@@ -151,11 +153,35 @@ def open_inbox(settings: Settings) -> Engine:
     return open_engine(settings.inbox_url)
 
 
-def clock(settings: Settings) -> Clock:
-    """The time by which all processes of this deployment act: the state database's."""
+def clock(settings: Settings) -> "DatabaseClock":
+    """The time by which all processes of this deployment act: the state database's. Raises `BadConfig` on a machine whose clock is off."""
     from app.db.clock import DatabaseClock
 
-    return DatabaseClock(open_state(settings))
+    told = DatabaseClock(open_state(settings))
+    told.refuse_skew()
+    return told
+
+
+def sight(settings: Settings) -> "SqlSight":
+    """What the database knows of the loop, for `/metrics`."""
+    from app.db.operations.sight import SqlSight
+
+    return SqlSight(open_state(settings), open_inbox(settings))
+
+
+def release_of_code() -> str:
+    """The package's version."""
+    return metadata.version("ratchet")
+
+
+def instruments(settings: Settings, process: str) -> "Instruments":
+    """The metrics of a process, shown at RATCHET_METRICS where that is set."""
+    from app.telemetry.exposition import expose
+    from app.telemetry.instruments import Instruments
+
+    own = Instruments(process, version=release_of_code())
+    expose(own, settings.metrics)
+    return own
 
 
 def inbox_writer(settings: Settings) -> "SqlInbox":

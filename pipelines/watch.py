@@ -27,6 +27,7 @@ is made again from the database.
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -323,12 +324,24 @@ class Watch:
             self._say("anchor", why)
 
 
-def run_watch(watches: Iterable[Watch], stop: threading.Event, *, interval_s: float) -> None:
-    """Tick every policy until `stop` is set. A database that is gone ends the process; a supervisor starts it again, nothing is lost."""
-    watches = list(watches)
-    while not stop.is_set():
+def run_watch(
+    watches: Iterable[Watch],
+    stop: threading.Event,
+    *,
+    interval_s: float,
+    stopping: Callable[[], bool] | None = None,
+    looked: Callable[[str, float], None] = lambda policy, seconds: None,
+) -> None:
+    """Tick every policy until `stop` is set. A database that is gone ends the process; a supervisor starts it again, nothing is lost.
+
+    `stopping` is asked once a round (`stop.is_set` where nobody counts them); `looked` hears how long each policy's look took.
+    """
+    watches, stopping = list(watches), stopping or stop.is_set
+    while not stopping():
         for watch in watches:
+            began = time.monotonic()
             watch.tick()
+            looked(watch.policy, time.monotonic() - began)
         stop.wait(interval_s)
 
 

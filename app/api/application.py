@@ -29,6 +29,7 @@ from app.api.errors import HttpError, Problem, error_body, problem
 from app.api.events import Answers, EventsRoute
 from app.domain.errors import RatchetError
 from app.domain.ids import uuid7
+from app.logging import REQUEST
 
 log = logging.getLogger("ratchet.api")
 Lane = Mapping[tuple[str, str], ASGIApp]
@@ -67,11 +68,13 @@ def _stamped(send: Send) -> Send:
     """Send, with what every answer says: its name (`x-request-id`), what is left of the key's rate, and that its type is meant."""
     spending = Spending()
     SPENDING.set(spending)
+    request = uuid7()
+    REQUEST.set(request)
 
     async def stamped(message: Message) -> None:
         if message["type"] == "http.response.start":
             rate = [] if spending.bucket is None else spending.bucket.headers()
-            stamps = [(b"x-request-id", uuid7().encode()), (b"x-content-type-options", b"nosniff"), *rate]
+            stamps = [(b"x-request-id", request.encode()), (b"x-content-type-options", b"nosniff"), *rate]
             said = {name for name, _ in message.get("headers", [])}
             message = {**message, "headers": [*message.get("headers", []), *(stamp for stamp in stamps if stamp[0] not in said)]}
         await send(message)

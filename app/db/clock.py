@@ -13,8 +13,9 @@ from datetime import datetime, timedelta
 from sqlalchemy import BigInteger, Connection, Engine, cast, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from app.db.engine import reading
+from app.db.engine import expected_to_answer, reading
 from app.db.tables import EPOCH
+from app.domain.errors import BadConfig
 from app.domain.ids import utc_now
 from app.domain.ports import Clock
 
@@ -54,6 +55,24 @@ class DatabaseClock:
         self._at: tuple[float, datetime] | None = None
         """What the counter said when the database said what time it was."""
         self._said_at = float("-inf")
+        self._skew = timedelta()
+        self._doubt = timedelta()
+        """How far the skew may be off: half of what the answer took, which is seconds where the connection had to be opened."""
+
+    def skew_s(self) -> float:
+        """How far this machine's clock is ahead, a second old at most while the database answers."""
+        self()
+        return self._skew.total_seconds()
+
+    def refuse_skew(self) -> None:
+        """Raises `BadConfig` where this machine's clock is further away than `MAX_SKEW`: what it says of events' times would mislead."""
+        with expected_to_answer():
+            self()
+        if abs(self._skew) - self._doubt > MAX_SKEW:
+            raise BadConfig(
+                f"this machine's clock is {self._skew.total_seconds():+.1f} s from the database's, and {MAX_SKEW.total_seconds():g} s are "
+                "borne: set both by NTP (chronyc makestep), then start again"
+            )
 
     def __call__(self) -> datetime:
         """The time now. Raises what the database raises while it never answered yet."""
@@ -72,14 +91,15 @@ class DatabaseClock:
                 raise
             return self._counter(), self._since(last)
         after = self._counter()
-        self._say_skew(told, after)
+        self._doubt = timedelta(seconds=(after - before) / 2)
+        self._say_skew(told + self._doubt, after)
         return (before + after) / 2, told
 
     def _since(self, at: tuple[float, datetime]) -> datetime:
         return at[1] + timedelta(seconds=self._counter() - at[0])
 
     def _say_skew(self, told: datetime, counted: float) -> None:
-        skew = self._own() - told
-        if abs(skew) > MAX_SKEW and counted - self._said_at >= SAY_EVERY_S:
+        skew = self._skew = self._own() - told
+        if abs(skew) - self._doubt > MAX_SKEW and counted - self._said_at >= SAY_EVERY_S:
             self._said_at = counted
             log.warning("event=clock_skewed ahead_s=%.1f cure=set this machine's clock by NTP, as the database's", skew.total_seconds())

@@ -833,3 +833,14 @@ api_keys = Table(
     Column("expires_at", UtcMicros),
     Column("revoked_at", UtcMicros),
 )
+
+# --- operations ---------------------------------------------------------------------------------------------------------------
+
+deployment_facts = Table(
+    "deployment_facts",
+    metadata,
+    Column("name", Name, primary_key=True),
+    Column("value", JSON, nullable=False),
+    Column("at", UtcMicros, nullable=False),
+)
+"""What a deployment knows about itself: its id, its newest backup, its newest drill."""

@@ -7,7 +7,8 @@
 | `POST /score`      | `ScoreRequest` → `{"logprobs": [T]}`; live answers go first                                     |
 | `GET /versions`    | what is held, by digest                                                                        |
 | `GET /health`      | `{"status": "ok", …}`                                                                          |
-| `GET /metrics`     | load, sampled tokens and versions by state, for Prometheus                                     |
+| `GET /ready`       | 200 while it holds a version, 503 before                                                       |
+| `GET /metrics`     | load, sampled tokens, versions, swaps and GPU memory, for Prometheus (docs/metrics.md)          |
 
 Refusals are `{"error": {"message", "param", "code"}}`: 400 (the request), 404 (weights not held), 421 (going away, ask another), 429 with
 Retry-After (full).
@@ -16,7 +17,6 @@ Loopback by default and without keys: the gateway is the door, this is behind it
 
 import asyncio
 import math
-from collections import Counter
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -27,16 +27,19 @@ from fastapi.responses import StreamingResponse
 
 from app.domain.errors import BadRequest, NotFound, Overloaded, RatchetError
 from app.domain.serving import GenerateRequest, GenerationChunk, ScoreRequest
+from app.serving.measures import measured
 from app.serving.refusals import DRAINING
 from app.serving.residency import Residency
 from app.serving.worker import Draining, Job, Worker
+from app.telemetry.instruments import Instruments
 
 MAX_BODY_BYTES = 8 << 20
 Asked = TypeVar("Asked", GenerateRequest, ScoreRequest)
 
 
-def create_engine(worker: Worker, residency: Residency) -> FastAPI:
+def create_engine(worker: Worker, residency: Residency, *, instruments: Instruments | None = None) -> FastAPI:
     """The application over a running worker and residency."""
+    own = measured(instruments or Instruments("engine"), worker, residency)
     app = FastAPI(title="Ratchet engine", docs_url=None, redoc_url=None, openapi_url=None)
     # one thread: prompts in the order in which they came, and no more of them at a time than leaves the loop and the sampling their share
     tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizing")
@@ -82,19 +85,13 @@ def create_engine(worker: Worker, residency: Residency) -> FastAPI:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        states = Counter(state.value for state, _ in residency.states().values())
-        lines = [
-            "# HELP ratchet_engine_load Answers that are sampled or wait to be.",
-            "# TYPE ratchet_engine_load gauge",
-            f"ratchet_engine_load {worker.load}",
-            "# HELP ratchet_engine_sampled_tokens_total Tokens sampled since the engine started.",
-            "# TYPE ratchet_engine_sampled_tokens_total counter",
-            f"ratchet_engine_sampled_tokens_total {worker.sampled_tokens}",
-            "# HELP ratchet_engine_versions Versions that are wanted here, by state.",
-            "# TYPE ratchet_engine_versions gauge",
-            *(f'ratchet_engine_versions{{state="{state}"}} {count}' for state, count in sorted(states.items())),
-        ]
-        return Response("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(own.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        """200 while this engine holds a version; it asks nobody else, so a database that is away unreadies no engine."""
+        holds = any(worker.holds(digest) for digest in residency.states())
+        return _json({"ready": holds}, status=200 if holds else 503)
 
     return app
 

@@ -20,6 +20,7 @@ from app.serving.engine import create_engine
 from app.serving.memory import return_freed_memory
 from app.serving.residency import Residency
 from app.serving.worker import Limits, Worker
+from app.telemetry.instruments import Instruments
 
 log = logging.getLogger(__name__)
 
@@ -41,19 +42,25 @@ def serve_engine(
     threads: int | None,
     stop: threading.Event,
     drain_s: float = 0.0,
+    version: str = "",
 ) -> None:
     """Serve until `stop` is set, then finish what was begun, for `drain_s` at most. Raises `BadConfig` when the port is taken."""
     return_freed_memory()
     torch.set_num_threads(threads or usable_cores())
     listener = _listen(host, port)
     worker = Worker(Limits(rows=rows))
-    residency = Residency(worker, ledger, weights, only=only)
+    own = Instruments("engine", version=version)
+    residency = Residency(worker, ledger, weights, only=only, brought=own.histogram("ratchet_engine_swap_seconds").observe)
     worker.start()
     residency.start()
     gc.freeze()  # what is loaded stays: the collector need not walk torch and transformers between two tokens
     server = _Server(
         uvicorn.Config(
-            create_engine(worker, residency), log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=1
+            create_engine(worker, residency, instruments=own),
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=1,
         )
     )
     log.info("engine ready address=http://%s:%d threads=%d rows=%d", host, port, torch.get_num_threads(), rows)

@@ -39,6 +39,7 @@ class Residency:
         only: frozenset[str] | None = None,
         poll_s: float = 1.0,
         linger_s: float = 5.0,
+        brought: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._worker = worker
         self._ledger = ledger
@@ -48,6 +49,8 @@ class Residency:
         """Says what is wrong with a version's log-probabilities."""
         self._only = only
         """Policies this engine serves; all of them where None."""
+        self._brought = brought
+        """Hears how many seconds a version took from wanted to ready."""
         self._poll_s = poll_s
         self._linger_s = linger_s
         """A version is dropped this long after it was last wanted: gateways read their route up to a second late."""
@@ -125,6 +128,7 @@ class Residency:
         took_s = time.monotonic() - started
         log.info("version ready digest=%s load_s=%.1f", digest, took_s)
         self.last_swap = {"digest": digest, "at": utc_now().isoformat(), "took_s": round(took_s, 3), "pause_ms": round(1e3 * pause_s, 3)}
+        self._brought(took_s)
         self._settle(digest, EngineState.READY, fault)
 
     def _settle(self, digest: str, state: EngineState, detail: str | None) -> None:

@@ -114,6 +114,11 @@ class Worker:
         """Requests taken and not finished."""
         return self._load
 
+    @property
+    def capacity(self) -> int:
+        """Requests it takes on: a row each, and those that may wait."""
+        return self.limits.rows * max(1, len(self._decoders)) + self.limits.waiting
+
     # --- versions ---------------------------------------------------------------------------------------------------------------
 
     def add(self, policy: Policy, *, logged: bool = True) -> float:
@@ -182,8 +187,7 @@ class Worker:
         if self.draining:
             raise Draining("this engine is going away and takes nothing new: ask another one")
         self.policy(request.digest)
-        full = self.limits.rows * max(1, len(self._decoders)) + self.limits.waiting
-        if self._load >= full:
+        if self._load >= self.capacity:
             raise Overloaded(f"the engine has {self._load} requests in hand and takes no more: retry in a second", retry_after_s=1.0)
 
     def score(self, request: ScoreRequest) -> "Future[list[float]]":

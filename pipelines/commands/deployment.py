@@ -60,7 +60,10 @@ class Deployment:
         """Every process, in the order of starting; no broker where a real cluster is named."""
         names = [name for name in PROCESSES if name != "broker" or self.settings.kafka_bootstrap is None]
         options = {"engine": ("--port", str(self.engine_port), "--rows", ENGINE_ROWS)}
-        return [Program(name=name, command=ratchet(name, *options.get(name, ())), environment=self.environment) for name in names]
+        return [
+            Program(name=name, command=ratchet(name, *options.get(name, ())), environment=with_own_metrics(self.environment, place))
+            for place, name in enumerate(names)
+        ]
 
 
 def ratchet(*arguments: str) -> tuple[str, ...]:
@@ -78,6 +81,12 @@ def plan(*, data: Path | None, config: Path | None, port: int | None) -> Deploym
     given["RATCHET_PORT"] = str(main.number)
     given["RATCHET_ENGINES"] = given.get("RATCHET_ENGINES") or f"http://127.0.0.1:{engine.number}"
     return Deployment(settings=from_environment(given), environment=given, engine_port=engine.number, ports=(main, engine))
+
+
+def with_own_metrics(environment: Mapping[str, str], place: int) -> Mapping[str, str]:
+    """The environment of one process among several of this machine: each shows its metrics at a port of its own."""
+    host, _, port = environment.get("RATCHET_METRICS", "").rpartition(":")
+    return {**environment, "RATCHET_METRICS": f"{host}:{int(port) + place}"} if host and port.isdigit() else environment
 
 
 def with_engine_threads(deployment: Deployment, threads: int) -> Deployment:

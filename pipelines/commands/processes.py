@@ -1,5 +1,6 @@
 """The processes of a deployment, one command each. All of them end within two seconds of SIGTERM or SIGINT and survive SIGKILL."""
 
+import contextlib
 import gc
 import logging
 import os
@@ -8,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+from typing import TYPE_CHECKING, Protocol
 
 import click
 
@@ -17,17 +19,63 @@ from app.domain.retention import days, retention
 from app.logging import configure
 from app.settings import Settings, from_environment, owner_of, read_toml
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from app.domain.cycles import Cycle
+    from app.domain.policies import PolicyConfig
+    from app.domain.ports import CycleBook
+    from app.telemetry.instruments import Instruments
+
 log = logging.getLogger(__name__)
 
 
 def begin(process: str) -> tuple[Settings, threading.Event]:
     """Settings from the environment, logging, and the event that SIGTERM and SIGINT set."""
     settings = from_environment()
-    configure(process, settings.log_level)
+    configure(process, settings.log_level, form=settings.log_format)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda _number, _frame: stop.set())
     return settings, stop
+
+
+class SkewedClock(Protocol):
+    """A clock that knows how far this machine's own is off."""
+
+    def skew_s(self) -> float: ...
+
+
+def shown(settings: Settings, process: str, clock: SkewedClock) -> "Instruments":
+    """The metrics of this process, shown where RATCHET_METRICS says, with how far its clock is off."""
+    own = wiring.instruments(settings, process)
+    own.gauge("ratchet_clock_skew_seconds").set_function(clock.skew_s)
+    return own
+
+
+def ended_cycles(own: "Instruments", book: "CycleBook") -> "Callable[[Cycle], None]":
+    """Counts a cycle that this process ran to its end, and how long each of its steps took."""
+    count, steps = own.counter("ratchet_loop_cycles_ended_total"), own.histogram("ratchet_loop_step_seconds")
+
+    def ended(cycle: "Cycle") -> None:
+        last = book.find(cycle.policy, cycle.slot)
+        count.labels(last.policy, last.status).inc()
+        for step, seconds in last.timings.items():
+            if step not in cycle.timings:  # an earlier owner's are counted there
+                steps.labels(last.policy, step).observe(seconds)
+
+    return ended
+
+
+def children_memory() -> int:
+    """Resident memory of the processes that this one started, the training workers, in bytes."""
+    import psutil
+
+    found = 0
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += child.memory_info().rss
+    return found
 
 
 def owner() -> str:
@@ -65,15 +113,19 @@ def relay() -> None:
     settings, stop = begin("relay")
     ingestion, config = streaming_config(read_toml(settings.config))
     rules = JoinRules(policies=wiring.load_policies(settings), label_wait_s=ingestion.label_wait_s, lateness_s=ingestion.lateness_s)
+    clock = wiring.clock(settings)
+    own = shown(settings, "relay", clock)
     candidate = Relay(
         office=wiring.relay_office(settings, group=ingestion.group), sink=wiring.event_sink(settings),
-        store=wiring.effect_store(settings, rules=rules), config=config, owner=owner(), clock=wiring.clock(settings),
+        store=wiring.effect_store(settings, rules=rules), config=config, owner=owner(), clock=clock,
         sweep=wiring.claim_sweep(settings).sweep, keep_payloads=days(retention(read_toml(settings.config)).inbox_days),
+        sent=own.counter("ratchet_relay_sent_total").inc,
     )  # fmt: skip
     end_within(stop)
     gc.freeze()
     log.info("relay ready owner=%s", candidate.owner)
-    candidate.run(stop.is_set)
+    own.ready = True
+    candidate.run(own.rounds(stop.is_set))
 
 
 @click.command()
@@ -87,14 +139,23 @@ def ingest() -> None:
     config, _ = streaming_config(read_toml(settings.config))
     rules = JoinRules(policies=wiring.load_policies(settings), label_wait_s=config.label_wait_s, lateness_s=config.lateness_s)
     source = wiring.event_source(settings, group=config.group, max_records=config.max_records)
+    clock, troubles = wiring.clock(settings), wiring.troubles(settings, name=f"ingest {owner()}")
+    own = shown(settings, "ingest", clock)
+    waiting = own.gauge("ratchet_ingest_waiting")
+
+    def report(trouble: str | None) -> None:
+        waiting.set(trouble is not None)
+        troubles.report(trouble)
+
     member = Ingest(
-        source=source, store=wiring.effect_store(settings, rules=rules), config=config, clock=wiring.clock(settings),
-        report=wiring.troubles(settings, name=f"ingest {owner()}").report,
+        source=source, store=wiring.effect_store(settings, rules=rules), config=config, clock=clock, report=report,
+        applied=own.counter("ratchet_ingest_applied_total").inc,
     )  # fmt: skip
     end_within(stop)
     gc.freeze()
     log.info("ingest ready group=%s", config.group)
-    member.run(stop.is_set)
+    own.ready = True
+    member.run(own.rounds(stop.is_set))
 
 
 @click.command()
@@ -113,13 +174,17 @@ def label() -> None:
     read = open_reader(config)
     gc.freeze()  # the garbage collector need not look at the imported code again: a sixth of the labeller's time
     log.info("label ready policies=%s", ",".join(policies))
-    while not stop.is_set():
+    own = shown(settings, "label", clock)
+    counted, stopping, own.ready = own.counter("ratchet_label_labelled_total"), own.rounds(stop.is_set), True
+    while not stopping():
         labelled, complete_until = 0, backlog.complete_until(now=clock())
         for name, policy in policies.items():
             rule_set = parse_rule_set(rules.active(name), read=read, signals=policy.signals, allowed=config.allowed_terms)
-            labelled += label_due(
+            done = label_due(
                 book, policy=name, config=policy, rule_set=rule_set, now=clock(), limit=config.batch_turns, complete_until=complete_until
             )
+            counted.labels(name).inc(done)
+            labelled += done
         if labelled:
             log.info("turns labelled count=%d", labelled)
         else:
@@ -140,11 +205,19 @@ def loop() -> None:
     policies = wiring.load_policies(settings)
     config = loop_config(read_toml(settings.config))
     world, clock = loop_world(settings, config, policies), wiring.clock(settings)
+    own = shown(settings, "loop", clock)
+    own.sampled("ratchet_loop_training_memory_bytes", lambda: {(): float(children_memory())})
+    ended = ended_cycles(own, world.ports.cycles)
+
+    def run(cycle: "Cycle", policy: "PolicyConfig") -> None:
+        run_cycle(cycle, policy=policy, config=config, ports=world.ports)
+        ended(cycle)
+
     tickers = [
         Ticker(
             policy=name, owner=owner(), book=world.ports.cycles, config=config.schedule, clock=clock, close_orphans=world.close_orphans,
             blocked=world.blocked, thin=world.thin,
-            run=lambda cycle, policy=policy: run_cycle(cycle, policy=policy, config=config, ports=world.ports),
+            run=lambda cycle, policy=policy: run(cycle, policy),
         )
         for name, policy in policies.items()
     ]  # fmt: skip
@@ -162,6 +235,7 @@ def loop() -> None:
     for number, handler in handlers.items():
         signal.signal(number, handler)
     log.info("loop ready policies=%s slot_s=%d", ",".join(policies), config.schedule.slot_s)
+    own.ready = True
     run_forever(tickers, stop)
 
 
@@ -221,7 +295,16 @@ def engine(
     ledger = wiring.engine_ledger(settings, engine_id=f"{socket.gethostname()}:{port}", address=address)
     weights = wiring.open_weights(settings)
     serve_engine(
-        ledger, weights, host=host, port=port, only=frozenset(only) or None, rows=rows, threads=threads, stop=stop, drain_s=drain_s
+        ledger,
+        weights,
+        host=host,
+        port=port,
+        only=frozenset(only) or None,
+        rows=rows,
+        threads=threads,
+        stop=stop,
+        drain_s=drain_s,
+        version=wiring.release_of_code(),
     )
 
 
@@ -240,6 +323,7 @@ def keep_vllm(settings: Settings, url: str, *, only: tuple[str, ...], role: str 
         if role is None
         else InPlace(server, ledger, policy=only[0], role=role, pause=Pause(pause))
     )
+    wiring.instruments(settings, "engine").ready = True
     log.info("engine ready address=%s kind=vllm way=%s", url, role or "adapters")
     keep_versions(residency, stop=stop)
     ledger.forget()
@@ -256,11 +340,11 @@ def watch() -> None:
 
     settings, stop = begin("watch")
     config = loop_config(read_toml(settings.config))
-    gates = config.gates
+    gates, clock = config.gates, wiring.clock(settings)
     ports = WatchPorts(
         desk=wiring.release_desk(settings, terms=terms_of(gates, owner=owner_of(settings.config))),
         releases=wiring.release_ledger(settings),
-        evidence=wiring.evidence_book(settings), progress=wiring.progress_log(settings), clock=wiring.clock(settings),
+        evidence=wiring.evidence_book(settings), progress=wiring.progress_log(settings), clock=clock,
     )  # fmt: skip
     policies = wiring.load_policies(settings)
     rules = wiring.rule_book(settings, starting_toml(config.labelling.rule_set, config=settings.config))
@@ -271,4 +355,10 @@ def watch() -> None:
     courier = wiring.courier(settings)
     threading.Thread(target=courier.run, args=(stop,), name="webhooks", daemon=True).start()
     log.info("watch ready policies=%s", ",".join(policies))
-    run_watch([Watch(policy=name, config=gates, ports=ports) for name in policies], stop, interval_s=gates.interval_s)
+    own = shown(settings, "watch", clock)
+    looked, own.ready = own.histogram("ratchet_watch_tick_seconds"), True
+    watches = [Watch(policy=name, config=gates, ports=ports) for name in policies]
+    run_watch(
+        watches, stop, interval_s=gates.interval_s, stopping=own.rounds(stop.is_set),
+        looked=lambda policy, seconds: looked.labels(policy).observe(seconds),
+    )  # fmt: skip

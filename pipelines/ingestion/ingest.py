@@ -37,6 +37,8 @@ class Ingest:
     pause: Callable[[float], None] = time.sleep
     report: Callable[[str | None], None] = lambda trouble: None
     """Hears what ingestion waits for, and None when it goes on."""
+    applied: Callable[[int], None] = lambda count: None
+    """Hears how many events were new."""
 
     @cached_property
     def isolator(self) -> Isolator:
@@ -80,6 +82,7 @@ class Ingest:
         batch = self._batch(deliveries)
         new = self._apply(batch, stopping)
         self.source.commit(batch.next_offsets)
+        self.applied(new)
         log.debug("event=applied records=%d new=%d dead=%d", len(deliveries), new, len(batch.dead))
         return new
 

