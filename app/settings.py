@@ -59,6 +59,8 @@ class Settings:
     ingest: str
     """`inbox` (ack after the inbox commit) or `direct` (ack after a replicated broker's ack)."""
     log_level: str
+    standby_required: bool = False
+    """RATCHET_STANDBY=required: refuse a database whose commits wait for no standby."""
     log_format: str = "text"
     """`text`, or `json`: one object per line."""
     metrics: str | None = None
@@ -104,9 +106,16 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
         webhook_keys=tuple(key for key in get("WEBHOOK_KEYS", "").split(",") if key),
         ingest=ingest,
         log_level=get("LOG_LEVEL", "INFO"),
+        standby_required=_standby(get("STANDBY", "")),
         log_format=_log_format(get("LOG_FORMAT", "text")),
         metrics=get("METRICS", "") or None,
     )
+
+
+def _standby(text: str) -> bool:
+    if text not in ("", "required"):
+        raise BadConfig(f"RATCHET_STANDBY is {text!r}: set it to `required`, or leave it out")
+    return text == "required"
 
 
 def _log_format(text: str) -> str:

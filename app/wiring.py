@@ -5,7 +5,7 @@ Nothing happens at import. Every process calls the few functions it needs; tests
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Engine
 
-from app.domain.errors import BadConfig, UnknownPolicy
+from app.domain.errors import BadConfig, Unavailable, UnknownPolicy
 from app.domain.ids import utc_now
 from app.domain.policies import PolicyConfig
 from app.domain.retention import retention
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from app.db.keys import SqlKeys
     from app.db.labels import SqlLabels
     from app.db.needed_weights import SqlNeededWeights
+    from app.db.operations.examination import SqlDeploymentState
     from app.db.operations.sight import SqlSight
     from app.db.pointer import SqlRoutes
     from app.db.progress import SqlProgressLog
@@ -167,6 +168,72 @@ def sight(settings: Settings) -> "SqlSight":
     from app.db.operations.sight import SqlSight
 
     return SqlSight(open_state(settings), open_inbox(settings))
+
+
+def deployment_state(settings: Settings) -> "SqlDeploymentState":
+    """The deployment as its database knows it, for `ratchet doctor` and backups."""
+    from app.db.operations.examination import SqlDeploymentState
+
+    return SqlDeploymentState(open_state(settings))
+
+
+def places(settings: Settings) -> dict[str, str]:
+    """Where files lie, by the setting that says so."""
+    return {"RATCHET_SEGMENTS": settings.segments, "RATCHET_WEIGHTS": settings.weights}
+
+
+def claim_place(location: str, identity: str, *, setting: str) -> None:
+    """Take the place for this deployment. Raises `BadConfig` where it is another one's."""
+    from app.policy.claiming import claim
+
+    claim(location, identity, setting=setting)
+
+
+def place_faults(location: str, *, setting: str) -> list[str]:
+    """What a place for files does not keep of what storage has to keep for us."""
+    from app.policy.claiming import faults
+
+    return faults(location, setting=setting)
+
+
+def claim_places(settings: Settings) -> None:
+    """Take the places of segments and weights for this deployment. Raises `BadConfig` where one is another deployment's."""
+    with closing(deployment_state(settings)) as state:
+        identity = state.identity()
+    for setting, location in places(settings).items():
+        claim_place(location, identity, setting=setting)
+
+
+def refuse_one_machine(settings: Settings) -> None:
+    """Where RATCHET_STANDBY is `required`, refuse a database whose commits wait for no standby."""
+    if not settings.standby_required:
+        return
+    with closing(deployment_state(settings)) as state:
+        server = state.server()
+    if server is None or not server.synchronous:
+        raise BadConfig(
+            "RATCHET_STANDBY is `required` and a commit waits for no standby, so what is acknowledged could be lost with one machine: set "
+            "synchronous_standby_names = 'ANY 1 (*)' on the primary with a standby running, or unset RATCHET_STANDBY"
+        )
+
+
+def topic_faults(settings: Settings) -> list[str]:
+    """How the broker's topics differ from what is configured. Raises `Unavailable`."""
+    from app.messaging.topics import topic_faults as faults
+
+    return faults(cluster(settings))
+
+
+def check_tracking(settings: Settings) -> None:
+    """Raise `Unavailable` where an MLflow server does not answer."""
+    import httpx
+
+    if not settings.mlflow_uri.startswith("http"):
+        return
+    try:
+        httpx.get(f"{settings.mlflow_uri.rstrip('/')}/health", timeout=5.0).raise_for_status()
+    except httpx.HTTPError as error:
+        raise Unavailable(f"MLflow at {settings.mlflow_uri} does not answer ({error}): check RATCHET_MLFLOW_URI") from error
 
 
 def release_of_code() -> str:

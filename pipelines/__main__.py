@@ -20,6 +20,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "loop": ("pipelines.commands.processes:loop", "Run one cycle per slot: batch, update, judge, release."),
     "watch": ("pipelines.commands.processes:watch", "Judge canaries and champions on live traffic; promote and roll back."),
     "prepare": ("pipelines.commands.prepare:prepare", "Make a deployment ready whose processes somebody else starts."),
+    "doctor": ("pipelines.commands.doctor:doctor", "Look at every assumption of this deployment and say the cure."),
+    "backup": ("pipelines.commands.backup:backup", "Write down that a backup was made, or restored and found whole."),
     "cycle": ("pipelines.commands.cycle:cycle", "Run or inspect cycles by hand."),
     "db": ("pipelines.commands.db:db", "Create, upgrade or check the database schema."),
     "model": ("pipelines.commands.model:model", "Fetch or make the quickstart's models."),

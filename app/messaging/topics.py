@@ -12,6 +12,7 @@ from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 from kafka.errors import KafkaConfigurationError, KafkaError, TopicAlreadyExistsError
 
 from app.domain.errors import BadConfig, Unavailable
+from app.domain.events import Topic
 from app.domain.streams import PARTITIONS
 from app.messaging.cluster import Cluster
 from app.messaging.connecting import connect
@@ -39,6 +40,16 @@ def administering(cluster: Cluster) -> Iterator["TopicAdmin"]:
     finally:
         if admin is not None:
             admin.close()
+
+
+def topic_faults(cluster: Cluster) -> list[str]:
+    """How a real cluster's topics differ from the configuration; whether the embedded broker answers. Raises `Unavailable`."""
+    with administering(cluster) as admin:
+        there = admin.partitions()
+        if cluster.embedded:
+            return []
+        missing = [f"topic {topic} is not there: `ratchet relay` makes it" for topic in Topic if topic not in there]
+        return missing + [sentence for topic in Topic if topic in there for sentence in admin.mismatches(topic)]
 
 
 class TopicAdmin:

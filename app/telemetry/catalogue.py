@@ -120,7 +120,7 @@ _DATABASE = (
     Described("ratchet_engines_mismatched", G, "Of those, the ones whose log-probabilities are wrong.", P),
     Described("ratchet_audit_rows_total", C, "Length of the audit chain."),
     Described("ratchet_webhooks_undelivered", G, "Deliveries that are still to be tried."),
-    Described("ratchet_backup_age_seconds", G, "Since the last `ratchet backup`; absent before the first."),
+    Described("ratchet_backup_age_seconds", G, "since the last `ratchet backup note`; absent before the first."),
     Described("ratchet_drill_age_seconds", G, "Since a backup was last restored and verified; absent before the first."),
 )
 LIBRARY = ("process_", "python_")

@@ -127,7 +127,9 @@ def prepare_apart(deployment: Deployment) -> None:
 def prepare(settings: Settings) -> None:
     """Make the database and the store ready: schema at this code's revision, every policy with a version that is live."""
     config = loop_config(read_toml(settings.config))
+    wiring.refuse_one_machine(settings)
     wiring.upgrade_schema(settings)
+    wiring.claim_places(settings)
     bootstrap(
         wiring.load_policies(settings), weights=wiring.open_weights(settings), versions=wiring.version_book(settings),
         releases=wiring.release_desk(settings, terms=terms_of(config.gates, owner=owner_of(settings.config))), clock=utc_now,

@@ -35,6 +35,7 @@ LOOKED_AT = {
         "webhooks-add webhooks-deliveries webhooks-list webhooks-remove webhooks-rotate webhooks-test"
     ),
     "tests/integration/test_pretrained_cycle.py": "pretrain",
+    "tests/integration/test_doctor.py": "doctor backup-note",
 }
 """Which test file runs which: the words of a subcommand with dashes between."""
 OWED = {"model-prune"}

@@ -1,0 +1,1 @@
+"""`ratchet doctor`: what a deployment assumes, each assumption looked at."""

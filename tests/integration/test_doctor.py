@@ -1,0 +1,186 @@
+"""`ratchet doctor` names what is wrong with a deployment and the cure, and everything else in spite of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from fsspec import register_implementation
+from fsspec.implementations.memory import MemoryFileSystem
+from sqlalchemy import insert, update
+
+from app import wiring
+from app.db.engine import open_engine, writing
+from app.db.operations.examination import SqlDeploymentState
+from app.db.tables import audit, deployment_facts, engine_versions
+from app.domain.errors import BadConfig, RatchetError
+from app.domain.ids import utc_now
+from app.domain.versions import Version, VersionKind
+from app.policy.claiming import MARK, claim, faults
+from app.settings import from_environment
+from pipelines.__main__ import ratchet
+from pipelines.commands.examination.findings import State, fail, look, ok, warn, worst
+from tests.fakes.releases import POLICY
+
+
+class Terminal:
+    """Somebody beside a data folder with a deployed policy and no process running."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        model = folder / "model"
+        model.mkdir()
+        (model / "READY").write_text("digest")
+        (folder / "ratchet.toml").write_text(f'[policies.{POLICY}]\nmodel = "model"\nbase_name = "tiny"\nbase_model = "tiny"\n')
+        self.folder = folder
+        self.environment = {"RATCHET_DATA": str(folder), "RATCHET_CONFIG": str(folder / "ratchet.toml"), "COLUMNS": "300"}
+        self.settings = from_environment(self.environment)
+
+    def __call__(self, *arguments: str, **environment: str) -> Result:
+        return CliRunner().invoke(ratchet, arguments, env={**self.environment, **environment})
+
+    def told(self, *arguments: str, **environment: str) -> dict[str, list[dict[str, str]]]:
+        found: dict[str, list[dict[str, str]]] = {}
+        for row in json.loads(self("doctor", "--json", *arguments, **environment).stdout):
+            found.setdefault(row["check"], []).append(row)
+        return found
+
+
+@pytest.fixture
+def terminal(tmp_path: Path, tiny_model: Path) -> Terminal:
+    made = Terminal(tmp_path / "data")
+    wiring.upgrade_schema(made.settings)
+    digest = wiring.open_weights(made.settings).publish(tiny_model)
+    base = Version(
+        digest=digest, policy=POLICY, name="tiny-base", kind=VersionKind.BASE, parent=None, step=0, run_id=None, created_at=utc_now(),
+        base_model="ratchet/tiny-random", licence="Apache-2.0",
+    )  # fmt: skip
+    wiring.version_book(made.settings).add(base)
+    wiring.release_desk(made.settings).bootstrap(base, actor="system:loop")
+    return made
+
+
+def test_a_deployment_without_processes_is_told_what_lacks_and_everything_else(terminal: Terminal) -> None:
+    result = terminal("doctor")
+    assert result.exit_code == 1
+    told = terminal.told()
+    states = {name: {row["state"] for row in rows} for name, rows in told.items()}
+    assert states.keys() == {
+        "configuration", "schema", "database", "clock", "broker", "storage", "tracking", "secrets", "engines", "boxes", "audit", "backup",
+    }  # fmt: skip
+    assert {"broker", "engines"} == {name for name, found in states.items() if "fail" in found}, told
+    assert "run `ratchet broker`" in told["broker"][0]["says"]
+    assert all(row["cure"] for rows in told.values() for row in rows if row["state"] == "warn")
+    assert {row["cure"].split(" (")[0] for row in told["backup"]} == {"make one", "restore one"}
+
+
+def test_one_check_alone_and_its_exit_code(terminal: Terminal) -> None:
+    assert terminal("doctor", "--only", "schema").exit_code == 0
+    assert terminal("doctor", "--only", "backup").exit_code == 0, "a warning is no failure"
+    assert terminal("doctor", "--only", "backup", "--strict").exit_code == 1
+    assert "no check is called xyz" in terminal("doctor", "--only", "xyz").output
+
+
+def test_a_backup_that_was_noted_is_known(terminal: Terminal) -> None:
+    assert terminal("backup", "note", "--detail", "s3://b").exit_code == 0
+    assert terminal("backup", "note", "--drill").exit_code == 0
+    assert [row["state"] for row in terminal.told("--only", "backup")["backup"]] == ["ok", "ok"]
+
+
+def test_an_edited_audit_chain_is_told(terminal: Terminal) -> None:
+    engine = open_engine(terminal.settings.database_url)
+    with writing(engine) as connection:
+        connection.execute(update(audit).where(audit.c.seq == 1).values(actor="somebody else"))
+    engine.dispose()
+    assert [row["state"] for row in terminal.told("--only", "audit")["audit"]] == ["fail"]
+
+
+def test_an_engine_with_weights_that_the_database_does_not_know_is_told(terminal: Terminal) -> None:
+    """A database that was restored to yesterday beside engines of today."""
+    engine = open_engine(terminal.settings.database_url)
+    now = utc_now()
+    row: dict[str, object] = {"engine_id": "e1", "policy": POLICY, "digest": "f" * 64, "address": "http://x", "state": "ready"}
+    row |= {"changed_at": now, "seen_at": now}
+    with writing(engine) as connection:
+        connection.execute(insert(engine_versions), row)
+    state = SqlDeploymentState(engine)
+    assert state.unknown({held.digest for held in state.held()}) == {"f" * 64}
+    assert state.unknown(set(state.champions().values())) == set()
+    engine.dispose()
+
+
+def test_two_deployments_on_one_bucket_are_refused_before_anything_starts(terminal: Terminal, tmp_path: Path) -> None:
+    wiring.claim_places(terminal.settings)
+    assert (terminal.folder / "segments" / MARK).read_text() == wiring.deployment_state(terminal.settings).identity()
+    wiring.claim_places(terminal.settings)
+    other = Terminal(tmp_path / "other")
+    theirs = {"RATCHET_SEGMENTS": terminal.settings.segments, "RATCHET_WEIGHTS": terminal.settings.weights}
+    settings = from_environment({**other.environment, **theirs})
+    wiring.upgrade_schema(settings)
+    with pytest.raises(BadConfig, match="belongs to another deployment"):
+        wiring.claim_places(settings)
+
+
+def test_the_same_deployment_restored_elsewhere_keeps_its_places(terminal: Terminal) -> None:
+    wiring.claim_places(terminal.settings)
+    engine = open_engine(terminal.settings.database_url)
+    with writing(engine) as connection:  # another database with the rows of this one
+        rows = [dict(row._mapping) for row in connection.execute(deployment_facts.select())]
+    engine.dispose()
+    assert [row["name"] for row in rows] == ["identity"]
+    assert rows[0]["value"]["id"] == (terminal.folder / "weights" / MARK).read_text()
+
+
+class Forgetful(MemoryFileSystem):
+    """Storage that takes whatever comes, as rclone's S3 does."""
+
+    protocol = "forgetful"
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
+        super().pipe_file(path, value, mode="overwrite", **kwargs)
+
+
+def test_a_place_says_what_it_keeps(tmp_path: Path) -> None:
+    assert faults(str(tmp_path / "bucket"), setting="RATCHET_WEIGHTS") == []
+    assert list((tmp_path / "bucket").iterdir()) == []
+    register_implementation("forgetful", Forgetful, clobber=True)
+    assert "ignores If-None-Match" in faults("forgetful://bucket", setting="RATCHET_WEIGHTS")[0]
+
+
+def test_a_place_that_cannot_be_spoken_to_is_refused_with_the_cure() -> None:
+    with pytest.raises(BadConfig, match="pip install"):
+        claim("nowhere://bucket", "one", setting="RATCHET_WEIGHTS")
+
+
+def test_a_standby_that_is_required_and_missing_is_refused(postgres_url: str, tmp_path: Path) -> None:
+    environment = {"RATCHET_DATA": str(tmp_path), "RATCHET_DATABASE_URL": postgres_url, "RATCHET_ACTOR_SALT": "x" * 40}
+    wiring.refuse_one_machine(from_environment(environment))
+    with pytest.raises(BadConfig, match="commit waits for no standby"):
+        wiring.refuse_one_machine(from_environment({**environment, "RATCHET_STANDBY": "required"}))
+    with pytest.raises(BadConfig, match="RATCHET_STANDBY is 'yes'"):
+        from_environment({**environment, "RATCHET_STANDBY": "yes"})
+
+
+def test_a_database_url_that_takes_the_timeouts_away_is_told(postgres_url: str) -> None:
+    engine = open_engine(postgres_url)
+    assert SqlDeploymentState(engine).unlimited() == []
+    engine.dispose()
+    forgetful = open_engine(f"{postgres_url}&options=-c%20statement_timeout%3D0")
+    assert SqlDeploymentState(forgetful).unlimited() == ["statement_timeout"]
+    forgetful.dispose()
+
+
+def test_a_check_that_breaks_hides_no_other() -> None:
+    def refuses() -> list[object]:
+        raise RatchetError("the sentence, with its cure")
+
+    def breaks() -> list[object]:
+        raise KeyError("bug")
+
+    found = look([("one", refuses), ("two", breaks), ("three", lambda: [ok("three", "fine"), warn("three", "old", "renew")])])  # type: ignore[list-item] - they only raise
+    assert [finding.state for finding in found] == [State.FAIL, State.FAIL, State.OK, State.WARN]
+    assert found[0].says == "the sentence, with its cure"
+    assert "KeyError" in found[1].says
+    assert (worst(found), worst(found[2:]), worst([])) == (State.FAIL, State.WARN, State.OK)
+    assert "cure: do" in fail("x", "y", "do").line()
