@@ -6,6 +6,7 @@ object storage has to keep for us: what was written is read at once, and what ex
 
 import uuid
 from contextlib import suppress
+from typing import Any
 
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
@@ -26,7 +27,8 @@ def claim(location: str, identity: str, *, setting: str) -> None:
             files.makedirs(root, exist_ok=True)
             with suppress(FileExistsError, NotImplementedError):  # another one was faster: its id is read below
                 files.pipe_file(path, identity.encode(), mode="create")
-        owner = files.cat_file(path).decode().strip()
+        content: Any = files.cat_file(path)  # bytes, of one file
+        owner = content.decode().strip()
     except (OSError, ValueError) as error:
         raise Unavailable(f"{location} does not answer ({error}): check {setting} and its credentials") from error
     if owner != identity:
