@@ -62,6 +62,18 @@ class KillablePostgres:
         threading.Thread(target=self._restart, daemon=True).start()
         return True
 
+    def fail_over(self) -> None:
+        """SIGKILL it and start it again as a standby that is promoted: on a new timeline, as after the loss of a primary."""
+        with self._lock:
+            self._end(signal.SIGKILL)
+            signal_file = self._data / "recovery.signal"
+            signal_file.touch()
+            if self._owner is not None:
+                os.chown(signal_file, self._owner.pw_uid, self._owner.pw_gid)
+            with (self._data / "postgresql.auto.conf").open("a") as settings:
+                settings.write("restore_command = 'false'\n")
+            self._start()
+
     def _restart(self) -> None:
         try:
             time.sleep(RESTART_AFTER_S)

@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import Engine, Row, func, or_, select, update
 
 from app.db.engine import insert_or_ignore, reading, writing
+from app.db.leases import lowest_token
 from app.db.tables import cycles
 from app.domain.cycles import MAX_ATTEMPTS, Cycle, CycleStatus
 from app.domain.errors import LeaseLost
@@ -31,8 +32,8 @@ class SqlCycles:
         with writing(self._engine) as connection:
             inserted = connection.execute(
                 insert_or_ignore(connection, cycles).values(
-                    policy=policy, slot=slot, status=CycleStatus.RUNNING, step="elected", owner=owner, fencing_token=1, attempt=1,
-                    lease_expires_at=now + lease, timings={}, started_at=now,
+                    policy=policy, slot=slot, status=CycleStatus.RUNNING, step="elected", owner=owner,
+                    fencing_token=lowest_token(connection), attempt=1, lease_expires_at=now + lease, timings={}, started_at=now,
                 ).returning(cycles.c.slot)  # not rowcount: it is -1 here on PostgreSQL
             )  # fmt: skip
             if inserted.first() is None:
@@ -52,7 +53,8 @@ class SqlCycles:
                 reason = f"the lease expired in step {row.step} on attempt {row.attempt}, and {MAX_ATTEMPTS} attempts are the limit"
                 connection.execute(update(cycles).where(same).values(status=CycleStatus.FAILED, reason=reason, finished_at=now))
                 return None
-            taken = {"owner": owner, "fencing_token": row.fencing_token + 1, "attempt": row.attempt + 1, "lease_expires_at": now + lease}
+            token = max(row.fencing_token + 1, lowest_token(connection))
+            taken = {"owner": owner, "fencing_token": token, "attempt": row.attempt + 1, "lease_expires_at": now + lease}
             if connection.execute(update(cycles).where(same).values(**taken)).rowcount != 1:
                 return None
             return _cycle(connection.execute(select(cycles).where(cycles.c.policy == policy, cycles.c.slot == row.slot)).one())

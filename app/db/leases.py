@@ -2,31 +2,49 @@
 
 `now` is the database's clock (`app.db.clock`). A lease that ends further ahead than it can have been given for is expired: the clock
 was set back, and nobody waits an hour for an owner that may be dead. A living owner renews within a second.
+
+A failover to a standby that had not everything takes commits back, and would give the same tokens out again, to somebody else. So a token
+begins with the timeline of the database, which every failover raises: what was given out before it is never given out after it.
 """
 
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, Connection, or_, select, update
+from sqlalchemy import ColumnElement, Connection, case, or_, select, update
 
 from app.db.engine import insert_or_ignore
+from app.db.operations.server import timeline
 from app.db.tables import leases
 from app.domain.errors import LeaseLost
 from app.domain.ports import Lease
 
+PER_TIMELINE = 2**40
+"""Tokens within one timeline; with 2^22 timelines they fit a BIGINT."""
+
 
 def acquire(connection: Connection, name: str, owner: str, *, ttl: timedelta, now: datetime) -> Lease | None:
     """Take the lease where it is free or expired, with a token above every earlier one; None while another owner holds it."""
-    fresh = {"name": name, "owner": owner, "token": 1, "expires_at": now + ttl}
+    lowest = lowest_token(connection)
+    fresh = {"name": name, "owner": owner, "token": lowest, "expires_at": now + ttl}
     first = insert_or_ignore(connection, leases).values(**fresh).returning(leases.c.name)  # not rowcount: it is -1 here on PostgreSQL
     if connection.execute(first).first() is not None:
-        return Lease(name=name, owner=owner, token=1, expires_at=now + ttl)
+        return Lease(name=name, owner=owner, token=lowest, expires_at=now + ttl)
     taken = connection.execute(
         update(leases)
         .where(leases.c.name == name, expired(leases.c.expires_at, ttl=ttl, now=now))
-        .values(owner=owner, token=leases.c.token + 1, expires_at=now + ttl)
+        .values(owner=owner, token=next_token(leases.c.token, lowest), expires_at=now + ttl)
         .returning(leases.c.token)
     ).scalar()
     return None if taken is None else Lease(name=name, owner=owner, token=taken, expires_at=now + ttl)
+
+
+def lowest_token(connection: Connection) -> int:
+    """The first token of the database's present timeline; 1 on SQLite, which has one history."""
+    return timeline(connection) * PER_TIMELINE + 1
+
+
+def next_token(held: ColumnElement[int], lowest: int) -> ColumnElement[int]:
+    """A token above the one that is held, and above all of earlier timelines."""
+    return case((held + 1 < lowest, lowest), else_=held + 1)
 
 
 def expired(expires_at: ColumnElement[datetime], *, ttl: timedelta, now: datetime) -> ColumnElement[bool]:
