@@ -73,6 +73,17 @@ class KillablePostgres:
             with (self._data / "postgresql.auto.conf").open("a") as settings:
                 settings.write("restore_command = 'false'\n")
             self._start()
+            self._await_writes()
+
+    def _await_writes(self) -> None:
+        """A server that recovers answers readers first."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            with psycopg.connect(self.url.replace("+psycopg", ""), connect_timeout=2) as connection:
+                if connection.execute("SELECT pg_is_in_recovery()").fetchone() == (False,):
+                    return
+            time.sleep(0.05)
+        raise TimeoutError("PostgreSQL was not promoted")
 
     def _restart(self) -> None:
         try:
