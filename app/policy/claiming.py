@@ -25,7 +25,7 @@ def claim(location: str, identity: str, *, setting: str) -> None:
         files.invalidate_cache()
         if not files.exists(path):
             files.makedirs(root, exist_ok=True)
-            with suppress(FileExistsError, NotImplementedError):  # another one was faster: its id is read below
+            with suppress(FileExistsError):  # another one was faster: its id is read below
                 files.pipe_file(path, identity.encode(), mode="create")
         content: Any = files.cat_file(path)  # bytes, of one file
         owner = content.decode().strip()
