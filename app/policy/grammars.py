@@ -123,7 +123,34 @@ def _quoted(text: str) -> str:
 
 def _schema(schema: Mapping[str, Any]) -> str:
     """The schema as JSON, with how JSON is written; what a client says of that is not asked for."""
-    return json.dumps({**schema, "x-guidance": _AS_TRAINED_ON})
+    parted = "allOf" in json.dumps(schema)  # objects whose properties are named in several places
+    return json.dumps({**(schema if parted else _closed(schema)), "x-guidance": _AS_TRAINED_ON})
+
+
+_BESIDE = frozenset({
+    "$ref", "additionalProperties", "anyOf", "dependentSchemas", "if", "oneOf", "patternProperties", "unevaluatedProperties",
+})  # fmt: skip
+"""Where one of these stands beside `properties`, there may be other names."""
+
+
+def _closed(schema: Any) -> Any:  # noqa: ANN401 - any JSON
+    """The schema without properties that it does not name: it allows them where it says nothing, and a model that is not sure goes on
+    inventing them."""
+    if not isinstance(schema, dict):
+        return schema
+    branches = frozenset({"anyOf", "oneOf"}) if "properties" in schema else frozenset[str]()
+    found = {key: value if key in branches else _closed_value(key, value) for key, value in schema.items()}
+    return found if "properties" not in found or _BESIDE & found.keys() else {**found, "additionalProperties": False}
+
+
+def _closed_value(keyword: str, value: Any) -> Any:  # noqa: ANN401 - any JSON
+    if keyword in ("properties", "$defs", "definitions") and isinstance(value, dict):
+        return {name: _closed(inner) for name, inner in value.items()}
+    if keyword in ("items", "additionalProperties"):
+        return _closed(value)
+    if keyword in ("anyOf", "oneOf", "prefixItems") and isinstance(value, list):
+        return [_closed(inner) for inner in value]
+    return value
 
 
 def _reason(message: str) -> str:

@@ -29,6 +29,8 @@ from functools import lru_cache
 from itertools import pairwise
 from statistics import fmean, median
 
+import numpy as np
+
 from app.domain.batches import LabelledTurn, Voice
 
 ALPHA = 0.01
@@ -165,9 +167,9 @@ def _group(table: Mapping[str, Cell], *, features: int) -> list[str]:
     usual = _log_odds(table.values())
     for step in (math.log(STRONGER), -math.log(STRONGER)):
         ratios = {rater: _ratio(*cell, usual, usual + step) for rater, cell in table.items()}
-        log_e = {share: sum(math.log1p(share * (ratio - 1.0)) for ratio in ratios.values()) for share in SHARES}
-        share = max(SHARES, key=lambda s: log_e[s])
-        mixed = log_e[share] - math.log(len(SHARES))
+        log_e = np.log1p(np.outer(SHARES, np.fromiter(ratios.values(), float, len(ratios)) - 1.0)).sum(axis=1)
+        share = SHARES[int(log_e.argmax())]
+        mixed = float(log_e.max()) - math.log(len(SHARES))
         members = [rater for rater, ratio in ratios.items() if share * ratio > SURE * (1.0 - share + share * ratio)]
         if mixed > math.log(2 * features / ALPHA) and len(members) >= FEWEST:
             return members

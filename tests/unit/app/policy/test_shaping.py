@@ -156,6 +156,16 @@ def test_what_the_model_cannot_keep_to_is_refused_with_the_reason(policy: Policy
     assert refused.value.param == param
 
 
+def test_an_object_has_no_properties_that_its_schema_does_not_name(policy: Policy) -> None:
+    inner = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
+    schema = {"$defs": {"i": inner}, "type": "object", "properties": {"a": {"$ref": "#/$defs/i"}}, "required": ["a"]}
+    for row in drawn(policy, Shape(form=Form(answer=schema)))[:4]:
+        assert json.loads(row.text)["a"].keys() == {"n"}
+    parted = {"allOf": [inner, {"properties": {"m": {"enum": [3]}}, "required": ["m"]}], "additionalProperties": True}
+    (row, *_) = drawn(policy, Shape(form=Form(answer=parted)), max_tokens=30)
+    assert row.tokens, "properties that are named in several places do not exclude each other"
+
+
 def test_tokens_that_a_form_does_not_allow_are_told_from_those_it_does(policy: Policy) -> None:
     form = Form(answer=PERSON)
     (row, *_) = drawn(policy, Shape(form=form))
