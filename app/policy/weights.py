@@ -6,11 +6,12 @@ that is tied to another one (the output head to the embedding) is stored and has
 """
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Annotated
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -20,6 +21,9 @@ SAFETENSORS_DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float3
 """The names the safetensors format gives to the dtypes a snapshot may hold."""
 
 HASH_CHUNK_BYTES = 16 << 20
+HEADER_BYTES = 100 << 20
+"""Of a safetensors file, at most: what the format's own reader takes."""
+Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
 @lru_cache
@@ -70,16 +74,24 @@ def _heading(name: str, dtype: str, shape: tuple[int, ...]) -> bytes:
     return f"{name} {dtype} {','.join(map(str, shape))}\n".encode()
 
 
+class _Entry(msgspec.Struct, frozen=True):
+    """A tensor in a safetensors header."""
+
+    dtype: str
+    shape: tuple[Size, ...]
+    data_offsets: tuple[Size, Size]
+
+
 def _entries(path: Path) -> Iterator[tuple[str, str, tuple[int, ...], int, int]]:
     """Name, dtype, shape, first and one-past-last byte of every tensor in the file, sorted by name."""
     with path.open("rb") as file:
         try:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
-        except (ValueError, MemoryError, OverflowError) as error:
+            length = min(int.from_bytes(file.read(8), "little"), HEADER_BYTES)
+            header = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
+            header.pop("__metadata__", None)
+            entries = {name: msgspec.json.decode(entry, type=_Entry) for name, entry in header.items()}
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise BadInput(f"{path} is not a safetensors file: fetch or publish the snapshot again") from error
-    header.pop("__metadata__", None)
-    for name in sorted(header):
-        entry = header[name]
-        start, end = entry["data_offsets"]
-        yield name, entry["dtype"], tuple(entry["shape"]), 8 + length + start, 8 + length + end
+    for name, entry in sorted(entries.items()):
+        start, end = entry.data_offsets
+        yield name, entry.dtype, entry.shape, 8 + length + start, 8 + length + end
