@@ -17,9 +17,10 @@ import uvicorn
 from fastapi import APIRouter, Depends
 
 from app import wiring
-from app.api import engines, feedback, keys, observations, releases
-from app.api.access import Access, policy_of, requires
-from app.api.application import Application, build
+from app.access import FormTokens
+from app.api import engines, feedback, keys, observations, people, releases, webhooks
+from app.api.access import Access, PeopleBook, policy_of
+from app.api.application import Application, TurnAway, build
 from app.api.barrier import Barrier, reached_as
 from app.api.chat.conversations import Conversations
 from app.api.chat.gateway import Gateway
@@ -28,6 +29,7 @@ from app.api.connections import Connection, Server
 from app.api.dialects import areal, langfuse, mlflow, otel, phoenix
 from app.api.dialects.counter import Counter
 from app.api.door import Door
+from app.api.doorkeeper import Doorkeeper, read_form
 from app.api.drafts import Desk
 from app.api.events import EventsRoute
 from app.api.feedback_tokens import FeedbackTokens
@@ -37,8 +39,8 @@ from app.api.operations import Check, probes, views
 from app.api.redaction import Redactor
 from app.api.sessions import Sessions
 from app.api.workshop import SWITCH_S, Workshop
-from app.console.pages import console
-from app.domain.access import Scope
+from app.console.entrance import Entrance
+from app.console.pages import console, static
 from app.domain.errors import BadConfig, RatchetError, Unavailable
 from app.domain.ids import utc_now
 from app.domain.policies import PolicyConfig
@@ -88,6 +90,9 @@ class Collaborators:
     version: str = ""
     """Of this code, as metrics tell it."""
     barrier: Barrier = field(default_factory=Barrier)
+    people: PeopleBook | None = None
+    turn_away: TurnAway | None = None
+    """Answers who opens a page without being signed in."""
 
 
 def create_app(with_: Collaborators) -> Application:
@@ -95,7 +100,7 @@ def create_app(with_: Collaborators) -> Application:
     metrics = Metrics(with_.sight, version=with_.version)
     metrics.instruments.ready = True
     metrics.skew_s.set_function(with_.skew_s)
-    access = Access(with_.keys, clock=with_.clock, sessions=Sessions(with_.session_secrets), loopback=with_.loopback)
+    access = Access(with_.keys, clock=with_.clock, sessions=Sessions(with_.session_secrets), people=with_.people, loopback=with_.loopback)
     access.load()
     intake = Intake(with_.limits)
     metrics.in_flight_bytes.set_function(lambda: intake.in_flight)
@@ -115,6 +120,7 @@ def create_app(with_: Collaborators) -> Application:
         barrier=with_.barrier,
         chat=ChatRoute(access=access, intake=intake, gateway=gateway),
         events=EventsRoute(access=access, intake=intake, door=door, known_for=with_.known_for),
+        turn_away=with_.turn_away,
         routers=[
             feedback.router(counter),
             langfuse.router(counter),
@@ -154,7 +160,8 @@ def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Raises `BadConfig` where the service must not start."""
     adapters = wiring.http_adapters(settings)
     try:
-        refuse_open_door(settings, keyed=bool(adapters.keys.all()), ever=adapters.keys.ever())
+        people = adapters.people.ever()
+        refuse_open_door(settings, keyed=people or bool(adapters.keys.all()), ever=people or adapters.keys.ever())
         with listen(settings) as listener:
             _run(settings, adapters, listener)
     finally:
@@ -217,11 +224,19 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
         await asyncio.to_thread(adapters.reads.ping)
 
     room = releases.ReleaseRoom(
-        desk=wiring.release_desk(settings), releases=wiring.release_ledger(settings), views=wiring.release_views(settings),
-        webhooks=wiring.webhook_book(settings), allow_loopback=settings.host in LOOPBACK,
-    )  # fmt: skip
+        desk=wiring.release_desk(settings), releases=wiring.release_ledger(settings), views=wiring.release_views(settings)
+    )
+    hooks = webhooks.WebhookRoom(webhooks=wiring.webhook_book(settings), allow_loopback=settings.host in LOOPBACK)
     keyring = keys.router(wiring.key_book(settings), policies=adapters.policies)
-    guarded = APIRouter(dependencies=[Depends(requires(Scope.READ))])
+    crowd = people.router(
+        people.PeopleRoom(people=adapters.people, keys=adapters.keys, policies=adapters.policies, address=settings.address)
+    )
+    forms = FormTokens(wiring.session_secrets(settings))
+    keeper = Doorkeeper(forms)
+    entrance = Entrance(
+        wiring.sign_in(settings), forms=forms, read_form=read_form, keeper=keeper, secure=settings.address.startswith("https:")
+    )
+    guarded = APIRouter(dependencies=[Depends(keeper)])
     guarded.include_router(console(adapters.operations, policy_of))
     return Collaborators(
         inbox=adapters.inbox, routes=adapters.routes, engines=adapters.engines, policies=adapters.policies, keys=adapters.keys,
@@ -230,7 +245,9 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
         actor_salt=wiring.actor_salt(settings), session_secrets=wiring.session_secrets(settings),
         loopback=settings.host in LOOPBACK,
         claims=adapters.claims, notes={"ingestion": ingestion}, known_for=retention(read_toml(settings.config)).horizon,
-        checks={"database": database, "engines": adapters.check_engines}, routers=[releases.router(room), keyring, guarded],
+        checks={"database": database, "engines": adapters.check_engines},
+        routers=[releases.router(room), webhooks.router(hooks), keyring, crowd, static(), entrance.router(), guarded],
+        people=adapters.people, turn_away=entrance.turn_away,
         barrier=Barrier(
             hosts=settings.hosts | reached_as(settings.host), origins=settings.origins, loopback=settings.host in LOOPBACK
         ),

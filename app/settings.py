@@ -49,6 +49,9 @@ class Settings:
     `localhost` and, where RATCHET_HOST is not loopback, addresses need no entry. `*` is any."""
     origins: frozenset[str]
     """Origins of other sites' pages that may call the service, such as `https://app.example.com`; none by default."""
+    public_url: str | None
+    """RATCHET_PUBLIC_URL, where browsers reach the service, such as `https://ratchet.example.com`: links in messages begin with it, and
+    cookies of an https one never travel in clear. Unset: `http://RATCHET_HOST:RATCHET_PORT`."""
     actor_salt: str | None
     """Secret under which people's ids are hashed; changing it makes everybody a stranger. Unset: one made for this data folder."""
     session_secrets: tuple[str, ...]
@@ -65,6 +68,11 @@ class Settings:
     """`text`, or `json`: one object per line."""
     metrics: str | None = None
     """Where relay, ingest, label, loop and watch show their metrics and answer probes, such as `0.0.0.0:9464`; unset: nowhere."""
+
+    @property
+    def address(self) -> str:
+        """Where people reach the service, without a slash at the end."""
+        return self.public_url or f"http://{self.host}:{self.port}"
 
     @property
     def secrets(self) -> Path:
@@ -101,6 +109,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
         port=_port(get("PORT", "8400")),
         hosts=frozenset(name.strip().lower() for name in get("HOSTS", "").split(",") if name.strip()),
         origins=frozenset(_origin(text.strip()) for text in get("ORIGINS", "").split(",") if text.strip()),
+        public_url=_public(get("PUBLIC_URL", "")),
         actor_salt=get("ACTOR_SALT", "") or None,
         session_secrets=tuple(secret for secret in get("SESSION_SECRETS", "").split(",") if secret),
         webhook_keys=tuple(key for key in get("WEBHOOK_KEYS", "").split(",") if key),
@@ -128,6 +137,15 @@ def _port(text: str) -> int:
     if not text.isdigit() or not 0 < int(text) < 65536:
         raise BadConfig(f"RATCHET_PORT is {text!r}: set it to a number from 1 to 65535")
     return int(text)
+
+
+def _public(text: str) -> str | None:
+    """The address as links begin with it. Raises `BadConfig`."""
+    if not text:
+        return None
+    if not re.fullmatch(r"https?://[^/\s?#@]+(/)?", text):
+        raise BadConfig(f"RATCHET_PUBLIC_URL is {text!r}: write where browsers reach the service, such as https://ratchet.example.com")
+    return text.rstrip("/")
 
 
 def _origin(text: str) -> str:

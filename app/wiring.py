@@ -26,6 +26,7 @@ from app.secret_files import SecretReader, read_secrets, rotate, secret_file
 from app.settings import LOOPBACK, Settings, policies, read_toml
 
 if TYPE_CHECKING:
+    from app.access import SignIn
     from app.db.backlog import SqlBacklog
     from app.db.batches import SqlBatchStore
     from app.db.claims import SqlClaimSweep
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from app.db.needed_weights import SqlNeededWeights
     from app.db.operations.examination import SqlDeploymentState
     from app.db.operations.sight import SqlSight
+    from app.db.people import SqlPeople
     from app.db.pointer import SqlRoutes
     from app.db.progress import SqlProgressLog
     from app.db.reads import SqlReads
@@ -699,6 +701,7 @@ class HttpAdapters:
     routes: "SqlRoutes"
     engines: "HttpEngines | VllmEngines"
     keys: "SqlKeys"
+    people: "SqlPeople"
     episodes: "SqlEpisodes"
     reads: "SqlReads"
     operations: "SqlOperations"
@@ -729,6 +732,7 @@ def http_adapters(settings: Settings) -> HttpAdapters:
     from app.db.console import SqlOperations
     from app.db.episodes import SqlEpisodes
     from app.db.keys import SqlKeys
+    from app.db.people import SqlPeople
     from app.db.pointer import SqlRoutes
     from app.db.reads import SqlReads
     from app.db.troubles import ingestion_troubles
@@ -740,6 +744,7 @@ def http_adapters(settings: Settings) -> HttpAdapters:
         routes=SqlRoutes(state),
         engines=open_engines(settings),
         keys=SqlKeys(state),
+        people=SqlPeople(state),
         episodes=SqlEpisodes(state),
         reads=SqlReads(state, inbox),
         operations=SqlOperations(state, inbox),
@@ -764,6 +769,20 @@ def key_book(settings: Settings) -> "SqlKeys":
     from app.db.keys import SqlKeys
 
     return SqlKeys(open_state(settings))
+
+
+def people_book(settings: Settings) -> "SqlPeople":
+    """The people of this deployment."""
+    from app.db.people import SqlPeople
+
+    return SqlPeople(open_state(settings))
+
+
+def sign_in(settings: Settings) -> "SignIn":
+    """The desk of the entrance."""
+    from app.access import Passwords, SignIn
+
+    return SignIn(people_book(settings), passwords=Passwords(), clock=utc_now)
 
 
 def open_weights(settings: Settings) -> "LocalWeights | RemoteWeights":

@@ -1,4 +1,4 @@
-"""Who is asking: API keys, scopes, rate limits.
+"""Who is asking: API keys, personal tokens, browser sessions; scopes, roles, rate limits.
 
 A service that only its own machine reaches is open until the first key is made. Whether it is, is decided once, when it
 starts; from the first key on it is closed for good: a key that expires or is revoked opens nothing.
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Protocol
 
 from starlette.requests import HTTPConnection
 
@@ -26,6 +27,7 @@ from app.api.sessions import RATE_PER_S, SESSION_PREFIX, Sessions
 from app.domain.access import ApiKey, Scope, split_key
 from app.domain.errors import Overloaded, RatchetError, Unavailable
 from app.domain.events import GATEWAY
+from app.domain.people import DEPLOYMENT_WIDE, MAY, OF_SCOPE, PERSONAL, Action, Person, Visitor, actions_of, actions_of_scopes
 from app.domain.ports import Clock, Keys
 
 log = logging.getLogger("ratchet.api")
@@ -39,6 +41,14 @@ MOST_SESSIONS = 10_000
 """Sessions whose rate is kept in mind; beyond, the one that was silent longest starts with a full bucket again."""
 
 
+class PeopleBook(Protocol):
+    """Who is who."""
+
+    def ever(self) -> bool: ...
+    def of_session(self, secret: str) -> Person | None: ...
+    def of_token(self, key_id: str) -> Person | None: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Caller:
     """Who is asking, as far as a key says so."""
@@ -48,8 +58,10 @@ class Caller:
     scopes: frozenset[Scope]
     policy: str | None
     """The one policy the key is good for."""
-    person: str | None = None
-    """`user:<name of the key>`: who approves and aborts with it."""
+    actor: str = "anonymous"
+    """How what it does is signed: `user:<name>` for a person, `service:<name of the key>` for a program."""
+    person: Person | None = None
+    """Who is signed in, or whom a personal token speaks for."""
     episode_id: str | None = None
     """Set for a session token of `/rl/start_session`."""
     source: str = GATEWAY
@@ -58,7 +70,22 @@ class Caller:
     session_bucket: "Bucket | None" = field(default=None, compare=False)
     """Of the session alone; `bucket` is then its parent's."""
 
+    @property
+    def actions(self) -> frozenset[Action]:
+        """Everything it may do, by the one table of roles and actions."""
+        if self.person is not None:
+            return actions_of(self.person.roles)
+        return OPEN if self is ANONYMOUS else actions_of_scopes(self.scopes)
 
+    def visitor(self, csrf: str = "") -> Visitor:
+        """As pages and endpoints ask about it."""
+        return Visitor(actor=self.actor, actions=self.actions, policy=self.policy, person=self.person, csrf=csrf)
+
+
+OPEN = frozenset(Action) - {Action.MANAGE_PEOPLE}
+"""What everybody may do on an open loopback deployment: all but say who people are."""
+PEOPLE_SCOPES = frozenset({Scope.READ})
+"""Of the endpoints that ask for a scope: people read them, and products do the rest."""
 ANONYMOUS = Caller(name="anonymous", scopes=frozenset(Scope), policy=None)
 
 
@@ -113,13 +140,15 @@ class Access:
         *,
         clock: Clock,
         sessions: Sessions,
+        people: PeopleBook | None = None,
         loopback: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._keys = keys
+        self._people = people
         self._loopback = loopback
         self.open = False
-        """Everybody may do everything: only this machine can ask, and no key was ever made."""
+        """Everybody may do everything: only this machine can ask, and no key was ever made nor anybody added."""
         self._clock = clock
         self._sessions = sessions
         self._session_buckets: OrderedDict[str, Bucket] = OrderedDict()
@@ -132,7 +161,7 @@ class Access:
 
     def load(self) -> bool:
         """Read the keys now, and decide whether the service is open; whether there is any key to get in with."""
-        self.open = self._loopback and not self._keys.ever()
+        self.open = self._loopback and not self._ever()
         self._take_over(self._keys.all())
         return bool(self._by_prefix)
 
@@ -150,19 +179,52 @@ class Access:
             return self._session(token)
         if self.open:
             return ANONYMOUS
-        return self._check(token)
+        key, caller = self._check(token)
+        return caller if key.person_id is None else await self._personal(key, caller)
+
+    async def reread(self) -> None:
+        """Read the keys now: whoever was just given one uses it at once."""
+        await self._read()
+
+    async def signed_in(self, session: str) -> Caller | None:
+        """Who is signed in with this browser session, read at every request; None for one that has ended."""
+        if self._people is None:
+            return None
+        person = await asyncio.to_thread(self._people.of_session, session)
+        return None if person is None else _of_person(person, name=f"session of {person.name}", policy=person.policy)
+
+    async def _personal(self, key: ApiKey, caller: Caller) -> Caller:
+        """Whom a token speaks for, read at every request: what a person may do, and whether, changes at once."""
+        person = None if self._people is None else await asyncio.to_thread(self._people.of_token, key.id)
+        if person is None:
+            raise _unauthorized("this token has ended: `ratchet login` makes another")
+        if None not in (person.policy, key.policy) and person.policy != key.policy:
+            raise _unauthorized(f"this token is for {key.policy}, and {person.name} is there for {person.policy}: make another")
+        return _of_person(person, name=caller.name, policy=person.policy or key.policy, bucket=caller.bucket)
+
+    def _ever(self) -> bool:
+        return self._keys.ever() or (self._people is not None and self._people.ever())
 
     def permit(self, caller: Caller, scope: Scope, *, cost: int = 1) -> Caller:
         """The caller again, when it has the scope and is within its rate."""
         if not scope.is_within(caller.scopes):
             has = ", ".join(sorted(caller.scopes)) or "none"
             raise HttpError(403, f"this key has the scopes {has}, not {scope.value}: create one with --scope {scope.value}", code="scope")
+        return self._charged(caller, cost)
+
+    def _charged(self, caller: Caller, cost: int) -> Caller:
         if (spending := SPENDING.get()) is not None:
             spending.bucket = caller.bucket
         for bucket in (caller.session_bucket, caller.bucket):
             if bucket is not None and cost:
                 bucket.take(cost)
         return caller
+
+    def allow(self, caller: Caller, action: Action) -> Caller:
+        """The caller again, when it may do that and is within its rate. Raises `HttpError` 403 with who may."""
+        if not caller.visitor().may(action):
+            raise HttpError(403, why_not(caller, action), code="role" if caller.person else "scope")
+        return self._charged(caller, 1)
 
     async def answered(self, headers: Headers) -> tuple[Answered, Caller] | None:
         """The answer that a feedback token is about and who may speak of it; None where another key is sent, or none.
@@ -180,7 +242,7 @@ class Access:
 
     def session_token(self, episode_id: str, caller: Caller, *, source: str = GATEWAY) -> tuple[str, datetime]:
         """A key with which the caller's agent samples one episode, and when it ends."""
-        parent = caller.name.removeprefix("key:") if caller.person else ""
+        parent = caller.name.removeprefix("key:") if caller.name.startswith("key:") else ""
         return self._sessions.issue(episode_id, parent=parent, now=self._clock(), source=source)
 
     def _session(self, token: str) -> Caller:
@@ -193,7 +255,7 @@ class Access:
             raise _unauthorized("the key that this session was started with has ended: POST /rl/start_session with another")
         parent = ANONYMOUS if known is None else known[1]
         return replace(
-            parent, name=f"session of {parent.name}", scopes=frozenset({Scope.SAMPLE}), person=None, episode_id=session.episode,
+            parent, name=f"session of {parent.name}", scopes=frozenset({Scope.SAMPLE}), episode_id=session.episode,
             source=session.source, session_bucket=self._bucket_of(session.episode),
         )  # fmt: skip
 
@@ -205,18 +267,18 @@ class Access:
             self._session_buckets.popitem(last=False)
         return bucket
 
-    def _check(self, token: str | None) -> Caller:
+    def _check(self, token: str | None) -> tuple[ApiKey, Caller]:
         if token is None:
             raise _unauthorized("no API key: send `Authorization: Bearer rk_…` (create one with `ratchet keys create`)")
         parts = split_key(token)
         known = self._by_prefix.get(parts[0]) if parts else None
         if known is None or parts is None or not known[0].matches(parts[1]) or not known[0].usable_at(self._clock()):
             raise _unauthorized("this API key is wrong, expired or revoked: see `ratchet keys list`")
-        return known[1]
+        return known
 
     def _caller(self, key: ApiKey) -> Caller:
         return Caller(
-            name=f"key:{key.prefix}", scopes=key.scopes, policy=key.policy, person=f"user:{key.name}", bucket=self._buckets.get(key.id)
+            name=f"key:{key.prefix}", scopes=key.scopes, policy=key.policy, actor=f"service:{key.name}", bucket=self._buckets.get(key.id)
         )
 
     def _bucket(self, key: ApiKey) -> Bucket | None:
@@ -239,7 +301,7 @@ class Access:
     async def _read(self) -> None:
         try:
             if self.open:
-                self.open = not await asyncio.to_thread(self._keys.ever)
+                self.open = not await asyncio.to_thread(self._ever)
             self._take_over(await asyncio.to_thread(self._keys.all))
         except RatchetError as error:
             log.warning("keys_unreadable error=%s", error)
@@ -250,15 +312,36 @@ class Access:
         self._read_at = self._tried_at = self._monotonic()
 
 
-def requires(scope: Scope) -> Callable[[HTTPConnection], "object"]:
-    """A FastAPI dependency: the `Caller`, when its key has the scope."""
+def requires(what: Scope | Action) -> Callable[[HTTPConnection], "object"]:
+    """A FastAPI dependency: the `Caller`, when it may do that. Scopes are asked for by what products use, actions by everything else."""
 
     async def dependency(connection: HTTPConnection) -> Caller:
         access: Access = connection.app.state.access
-        connection.state.caller = await access.caller(dict(connection.scope["headers"]), scope)
-        return connection.state.caller
+        headers = dict(connection.scope["headers"])
+        if isinstance(what, Scope):
+            caller = await access.caller(headers, what)
+        else:
+            caller = access.allow(await access.identify(headers), what)
+        connection.state.caller = caller
+        return caller
 
     return dependency
+
+
+def _of_person(person: Person, *, name: str, policy: str | None, bucket: Bucket | None = None) -> Caller:
+    return Caller(name=name, scopes=PEOPLE_SCOPES, policy=policy, actor=person.actor, person=person, bucket=bucket)
+
+
+def why_not(caller: Caller, action: Action) -> str:
+    """Why somebody may not do that, and who may."""
+    who = ", ".join(sorted(MAY[action])) or "products alone, with keys of their own"
+    if caller.person is not None:
+        bound = " of all policies" if caller.policy is not None and action in DEPLOYMENT_WIDE else ""
+        return f"{caller.person.name} is {', '.join(sorted(caller.person.roles))}, and {action.value} is for {who}{bound}: ask an admin"
+    if action in PERSONAL:
+        return f"{action.value} takes a person ({who}), and this is a program's key, which speaks for nobody: `ratchet login` as yourself"
+    scopes = " or ".join(scope.value for scope, actions in OF_SCOPE.items() if action in actions)
+    return f"this key has the scopes {', '.join(sorted(caller.scopes)) or 'none'}; {action.value} takes {scopes}: create one with it"
 
 
 def policy_of(connection: HTTPConnection) -> str | None:

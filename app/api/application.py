@@ -1,7 +1,7 @@
 """Puts the endpoints together: a FastAPI application with a fast lane past it for the three that carry the traffic."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -29,9 +29,12 @@ from app.api.errors import HttpError, Problem, error_body, problem
 from app.api.events import Answers, EventsRoute
 from app.domain.errors import RatchetError
 from app.domain.ids import uuid7
+from app.domain.people import NotSignedIn
 from app.logging import REQUEST
 
 log = logging.getLogger("ratchet.api")
+TurnAway = Callable[[Request, Exception], Awaitable[Response]]
+"""Answers who opens a page without being signed in."""
 Lane = Mapping[tuple[str, str], ASGIApp]
 """Endpoints by (method, path)."""
 
@@ -100,7 +103,9 @@ async def _guarded(endpoint: ASGIApp, scope: Scope, receive: Receive, send: Send
         await _bug().response()(scope, receive, send)
 
 
-def build(*, access: Access, barrier: Barrier, chat: ChatRoute, events: EventsRoute, routers: list[APIRouter]) -> Application:
+def build(
+    *, access: Access, barrier: Barrier, chat: ChatRoute, events: EventsRoute, routers: list[APIRouter], turn_away: TurnAway | None = None
+) -> Application:
     """The application with its error handling; `routers` are mounted in order."""
     app = Application(title="Ratchet", version="0.1.0", docs_url=None, redoc_url=None)
     app.state.access = access
@@ -122,6 +127,8 @@ def build(*, access: Access, barrier: Barrier, chat: ChatRoute, events: EventsRo
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_bug)
+    if turn_away is not None:
+        app.add_exception_handler(NotSignedIn, turn_away)
     for router in routers:
         app.include_router(router)
     for path in (*_BODIES, "/v1/events"):

@@ -24,6 +24,9 @@ from app.api.intake import Headers, header
 
 LOOPBACK_NAMES = frozenset({"localhost"})
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+PAGES = "/console/"
+"""Below this path forms are taken; `app.api.doorkeeper` checks the token of each."""
+FORM = "application/x-www-form-urlencoded"
 _TYPES = re.compile(r"application/(?:json|jsonl|x-jsonlines|x-ndjson|ndjson|x-protobuf|[\w.\-]+\+json)")
 _ALLOWED_HEADERS = b"authorization, content-type, idempotency-key, x-api-key, x-session-id, x-session-done, x-turn-type"
 
@@ -43,7 +46,7 @@ class Barrier:
         """Let the request through to the application, or answer it here."""
         headers = dict(scope["headers"])
         try:
-            self.check(scope["method"], headers)
+            self.check(scope["method"], headers, path=scope["path"])
         except HttpError as error:
             answer = problem(error)
             await _answer(send, answer.status, answer.body, [(b"content-type", b"application/json")])
@@ -56,7 +59,7 @@ class Barrier:
         else:
             await app(scope, receive, _signed(send, origin))
 
-    def check(self, method: str, headers: Headers) -> None:
+    def check(self, method: str, headers: Headers, *, path: str = "") -> None:
         """Raise `HttpError` 421, 403 or 415 where the request could be another site's."""
         host = header(headers, b"host") or ""
         if not self._is_ours(_name_of(host)):
@@ -69,7 +72,7 @@ class Barrier:
         if origin is None and _is_elsewhere(headers) and (method not in SAFE or header(headers, b"sec-fetch-mode") != "navigate"):
             raise HttpError(403, "pages of other sites may not call this service", code="origin")
         if method not in SAFE and _has_body(headers):
-            _check_type(header(headers, b"content-type") or "")
+            _check_type(header(headers, b"content-type") or "", forms=path.startswith(PAGES))
 
     def _is_ours(self, name: str) -> bool:
         if name in LOOPBACK_NAMES or name in self.hosts or "*" in self.hosts:
@@ -115,7 +118,10 @@ def _has_body(headers: Mapping[bytes, bytes]) -> bool:
     return headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
 
 
-def _check_type(kind: str) -> None:
+def _check_type(kind: str, *, forms: bool) -> None:
+    """`forms`: whether the path takes what a browser's form sends, each with a token of its own."""
+    if forms and kind.partition(";")[0].strip().lower() == FORM:
+        return
     if kind != "application/json" and not _TYPES.fullmatch(kind.partition(";")[0].strip().lower()):
         raise HttpError(415, f"send `content-type: application/json`, not {kind or 'a body without a type'!r}", code="content_type")
 

@@ -6,6 +6,7 @@ import msgspec
 from starlette.responses import Response
 
 from app.domain import errors
+from app.domain.people import NotSignedIn, SignInRefused
 
 
 class HttpError(errors.RatchetError):
@@ -51,6 +52,12 @@ def _describe(error: errors.RatchetError) -> tuple[int, str, str | None, dict[st
             return error.status, error.code, error.param, error.headers
         case errors.BadRequest():
             return 400, error.code, error.param, {}
+        case NotSignedIn():
+            return 401, "not_signed_in", None, {}
+        case SignInRefused():
+            return 401, "sign_in_refused", None, {}
+        case errors.DoneAlready():
+            return 200, "done_already", None, {}
         case errors.UnknownPolicy():
             return 404, "model_not_found", "model", {}
         case errors.NotFound():

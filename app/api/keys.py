@@ -1,4 +1,4 @@
-"""Keys over HTTP, as `ratchet keys` makes them: made (and shown once), listed without secrets, revoked. Needs the scope `admin`.
+"""Keys over HTTP, as `ratchet keys` makes them: made (and shown once), listed without secrets, revoked. For admins and such keys.
 
 A key of one policy makes, sees and ends keys of that policy alone. Whoever does it stands in the audit chain. To rotate a key, make the
 new one, hand it out, and revoke the old one: until then both are good. The first key is made on the command line: it closes the service,
@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api import openapi
-from app.api.access import ANONYMOUS, Caller, requires
+from app.api.access import ANONYMOUS, Access, Caller, requires
 from app.api.dialects.counter import json_response
 from app.api.drafts import decode
 from app.api.errors import HttpError
@@ -24,9 +24,11 @@ from app.api.intake import read_json
 from app.domain.access import ApiKey, Scope
 from app.domain.errors import BadRequest, NotFound
 from app.domain.ids import utc_now
+from app.domain.people import Action
 
 MOST_BYTES = 16 * 1024
-Admin = Annotated[Caller, Depends(requires(Scope.ADMIN))]
+Admin = Annotated[Caller, Depends(requires(Action.MANAGE_KEYS))]
+Reader = Annotated[Caller, Depends(requires(Action.SEE_ACCESS))]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=150)]
 
 
@@ -68,7 +70,7 @@ def router(book: KeyBook, *, policies: Collection[str], clock: Callable[[], date
     made = APIRouter(prefix="/v1/keys", tags=["keys"], responses=openapi.ERRORS)
 
     @made.get("")
-    async def keys(caller: Admin) -> Response:
+    async def keys(caller: Reader) -> Response:
         """The keys there are and were, oldest first; never their secrets."""
         found = await asyncio.to_thread(book.history)
         return json_response({"keys": [_told(key, clock()) for key in found if caller.policy in (None, key.policy)]})
@@ -83,6 +85,8 @@ def router(book: KeyBook, *, policies: Collection[str], clock: Callable[[], date
         key, text = await asyncio.to_thread(
             lambda: book.create(name=body.name, scopes=body.scopes, policy=policy, rate_per_s=body.rate_per_s, expires_at=expires_at, by=by)
         )
+        access: Access = request.app.state.access
+        await access.reread()
         return json_response(KeyMade(key=text, prefix=key.prefix), 201)
 
     @made.delete("/{prefix}")
@@ -108,13 +112,14 @@ def _policy_of(body: KeyBody, caller: Caller, policies: Collection[str]) -> str 
 
 
 def _person(caller: Caller) -> str:
-    if caller == ANONYMOUS or caller.person is None:
+    if caller is ANONYMOUS:
         raise HttpError(403, "make the first key with `ratchet keys create`: it closes this service, and says who you are", code="no_key")
-    return caller.person
+    return caller.actor
 
 
 def _told(key: ApiKey, now: datetime) -> dict[str, Any]:
     return {
-        "prefix": key.prefix, "name": key.name, "scopes": sorted(key.scopes), "policy": key.policy, "rate_per_s": key.rate_per_s,
+        "prefix": key.prefix, "name": key.name, "personal": key.person_id is not None, "made_by": key.made_by,
+        "scopes": sorted(key.scopes), "policy": key.policy, "rate_per_s": key.rate_per_s,
         "created_at": key.created_at, "expires_at": key.expires_at, "revoked_at": key.revoked_at, "usable": key.usable_at(now),
     }  # fmt: skip

@@ -9,14 +9,14 @@ from starlette.responses import Response
 
 from app.api import openapi
 from app.api.access import Caller, requires
-from app.domain.access import Scope
 from app.domain.errors import BadRequest
 from app.domain.events import Heard
+from app.domain.people import Action
 from app.domain.ports import Ledger
 
 Target = Annotated[str | None, Query(min_length=1, max_length=64)]
 Limit = Annotated[int, Query(ge=1, le=1000)]
-Reader = Annotated[Caller, Depends(requires(Scope.READ))]
+Reader = Annotated[Caller, Depends(requires(Action.LOOK))]
 
 
 def router(ledger: Ledger) -> APIRouter:

@@ -14,6 +14,7 @@ from app.api.metrics import Metrics
 from app.domain.access import Scope
 from app.domain.errors import RatchetError, UnknownPolicy
 from app.domain.licences import licences, obligations_of
+from app.domain.people import Action
 from app.domain.policies import PolicyConfig
 from app.domain.ports import Clock, Reads, Routes
 
@@ -22,7 +23,7 @@ Check = Callable[[], Awaitable[None]]
 CHECK_S = 2.0
 Limit = Annotated[int, Query(ge=1, le=1000)]
 PolicyName = Annotated[str | None, Query(max_length=200)]
-Reader = Annotated[Caller, Depends(requires(Scope.READ))]
+Reader = Annotated[Caller, Depends(requires(Action.LOOK))]
 
 
 def probes(*, checks: Mapping[str, Check], metrics: Metrics, notes: Mapping[str, Check] | None = None) -> APIRouter:

@@ -1,7 +1,11 @@
-"""Releases over HTTP: look, approve, reject, abort, roll back; the anchor, the circuit breaker, the audit chain and webhooks.
+"""Releases over HTTP: look, approve, reject, abort, roll back; the anchor, the circuit breaker and the audit chain.
 
-Who acts is the key's name (`user:<name>`). Without any key, which only a loopback address may be, the caller says who it is: header
-`X-Ratchet-User` or `approver` in the body; what nobody signs is done by `user:anonymous`, who may stop things and approve nothing.
+Who acts is the person whose token or session it is (`user:<name>`); a program's key stops and rolls back as `service:<name>` and decides
+nothing. On an open loopback deployment the caller says who it is, which proves nothing: header `X-Ratchet-User` or `approver` in the body.
+So nobody there is one of two people, and what nobody signs is done by `user:anonymous`, who may stop things and approve nothing.
+
+An act may name what it rests on: the pointer's generation and the evidence as they were shown, and a `request_id` of its own, which makes
+asking again after a lost answer safe: the answer then says `already`.
 """
 
 import asyncio
@@ -18,21 +22,24 @@ from app.api import openapi
 from app.api.access import ANONYMOUS, Caller, requires
 from app.api.errors import HttpError
 from app.api.intake import read_json
-from app.domain.access import Scope
-from app.domain.errors import BadRequest, NotFound, Refused
-from app.domain.ids import utc_now
+from app.domain.errors import BadRequest, DoneAlready, NotFound, Refused
+from app.domain.people import Action
 from app.domain.releases import AuditEntry, Pointer, Release, ReleaseState
-from app.release.webhooks import check_url, new_secret
+from app.release.basis import Basis
 
 NOBODY = "user:anonymous"
+UNPROVEN = (
+    "on an open deployment anybody can say any name, so one person could be two: add people (`ratchet people first`, then `ratchet people "
+    "add`), and let each sign in as themselves"
+)
 MOST_BYTES = 64 * 1024
 """Of a body: names and a reason."""
 T = TypeVar("T")
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=2000)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=150)]
-Reader = Annotated[Caller, Depends(requires(Scope.READ))]
-Operator = Annotated[Caller, Depends(requires(Scope.RELEASE))]
-Admin = Annotated[Caller, Depends(requires(Scope.ADMIN))]
+Reader = Annotated[Caller, Depends(requires(Action.LOOK))]
+Auditor = Annotated[Caller, Depends(requires(Action.READ_AUDIT))]
+Generation = Annotated[int, msgspec.Meta(ge=1)]
 PolicyQuery = Annotated[str | None, Query(max_length=200)]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 
@@ -44,23 +51,22 @@ class ApproveBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """`evidence_digest` of the release as it was shown to the approver."""
     reason: Text | None = None
     approver: Name | None = None
-    """Who approves, where no API key says so."""
+    """Who approves, where nothing else says so."""
+    pointer_generation: Generation | None = None
+    request_id: Name | None = None
 
 
 class ActBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Why, and who where no API key says so."""
+    """Why, and on what; who where nothing else says so."""
 
     reason: Text
     approver: Name | None = None
-
-
-class WebhookBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A receiver of release events."""
-
-    url: Text
-    policy: Name | None = None
-    events: tuple[Name, ...] = ()
-    """Prefixes of event types, such as `release.champion`; all where empty."""
+    evidence_digest: Text | None = None
+    """Of the release as it was shown; refused where it is another by now."""
+    pointer_generation: Generation | None = None
+    """`generation` of the policy's pointer as it was shown; refused, with what happened since, where it moved on."""
+    request_id: Name | None = None
+    """A name of the caller's own for this request: sent again, it is done already."""
 
 
 class ReleaseBook(Protocol):
@@ -83,6 +89,7 @@ class Views(Protocol):
 class Desk(Protocol):
     """What people may do."""
 
+    def on(self, basis: Basis) -> "Desk": ...
     def approve(self, release_id: str, *, approver: str, evidence: str, reason: str | None = None) -> Release: ...
     def reject(self, release_id: str, *, approver: str, reason: str) -> Release: ...
     def abort(self, release_id: str, *, actor: str, reason: str, quarantine: bool = False) -> Release: ...
@@ -92,17 +99,6 @@ class Desk(Protocol):
     def lift(self, policy: str, digest: str, *, actor: str, reason: str) -> bool: ...
 
 
-class Webhooks(Protocol):
-    """Receivers."""
-
-    def add(self, *, policy: str | None, url: str, secret: str, events: Any, now: Any) -> Any: ...  # noqa: ANN401 - `app.db.webhooks`
-    def all(self) -> list[Any]: ...
-    def find(self, webhook_id: str) -> Any: ...  # noqa: ANN401 - `app.db.webhooks.Webhook`
-    def set_secrets(self, webhook_id: str, secrets: list[str]) -> Any: ...  # noqa: ANN401 - `app.db.webhooks.Webhook`
-    def disable(self, webhook_id: str, *, now: Any) -> Any: ...  # noqa: ANN401 - `app.db.webhooks.Webhook`
-    def deliveries(self, webhook_id: str, *, limit: int = 100) -> list[dict[str, Any]]: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class ReleaseRoom:
     """What these endpoints need."""
@@ -110,9 +106,6 @@ class ReleaseRoom:
     desk: Desk
     releases: ReleaseBook
     views: Views
-    webhooks: Webhooks
-    allow_loopback: bool
-    """Whether webhooks may go to this machine: on a loopback deployment only."""
 
 
 def router(room: ReleaseRoom) -> APIRouter:
@@ -121,7 +114,6 @@ def router(room: ReleaseRoom) -> APIRouter:
     _reading(made, room)
     _acting(made, room)
     _governing(made, room)
-    _webhooks(made, room)
     return made
 
 
@@ -130,14 +122,14 @@ def _reading(made: APIRouter, room: ReleaseRoom) -> None:
     async def releases(caller: Reader, policy: PolicyQuery = None, state: PolicyQuery = None, limit: Limit = 50) -> Response:
         """Releases, newest first."""
         states = () if state is None else (_state(state),)
-        wanted = _visible(policy, caller)
+        wanted = visible_policy(policy, caller)
         found = await asyncio.to_thread(lambda: room.releases.list(policy=wanted, states=states, limit=limit))
         return _json({"data": [_plain(release) for release in found]})
 
     @made.get("/v1/releases/{release_id}")
     async def release(caller: Reader, release_id: str) -> Response:
         """One release: its way, every gate's newest answer with its numbers, the approvals that stand, the alarms about it."""
-        await _require_visible(room, release_id, caller)
+        await _visible_release(room, release_id, caller)
         return _json(await asyncio.to_thread(room.views.release, release_id))
 
     @made.get("/v1/policies/{policy}/deployment")
@@ -147,142 +139,112 @@ def _reading(made: APIRouter, room: ReleaseRoom) -> None:
         return _json(await asyncio.to_thread(room.views.deployment, policy))
 
     @made.get("/v1/audit")
-    async def audit(caller: Reader, subject: PolicyQuery = None, limit: Limit = 100) -> Response:
+    async def audit(caller: Auditor, subject: PolicyQuery = None, limit: Limit = 100) -> Response:
         """The newest entries of the audit chain; a key for one policy reads those about it."""
         entries = await asyncio.to_thread(lambda: room.views.audit(subject=subject, policy=caller.policy, newest=limit))
         return _json({"data": [dict(vars(entry)) for entry in entries]})
 
     @made.get("/v1/audit/verify")
-    async def verify(_caller: Reader) -> Response:
+    async def verify(_caller: Auditor) -> Response:
         """Recompute the audit chain; `problem` is null for an intact one."""
         return _json(dict(vars(await asyncio.to_thread(room.views.verify))))
 
 
 def _acting(made: APIRouter, room: ReleaseRoom) -> None:
     @made.post("/v1/releases/{release_id}/approve", openapi_extra=openapi.body(ApproveBody), responses={409: {}})
-    async def approve(caller: Operator, release_id: str, request: Request) -> Response:
+    async def approve(caller: Annotated[Caller, Depends(requires(Action.APPROVE))], release_id: str, request: Request) -> Response:
         """Say yes to a release that is READY, bound to the evidence that was looked at."""
-        body = await _read(request, ApproveBody)
+        body = await read_body(request, ApproveBody)
         who = _person(request, caller, body.approver)
-        await _require_visible(room, release_id, caller)
-        return await _done(lambda: room.desk.approve(release_id, approver=who, evidence=body.evidence_digest, reason=body.reason))
+        found = await _visible_release(room, release_id, caller)
+        if caller is ANONYMOUS and (found.approvals_needed or 1) > 1:
+            raise Refused(f"release {release_id} needs {found.approvals_needed} people, and {UNPROVEN}")
+        desk = room.desk.on(_basis(body, who, Action.APPROVE, release_id))
+        return await _done(room, found, lambda: desk.approve(release_id, approver=who, evidence=body.evidence_digest, reason=body.reason))
 
     @made.post("/v1/releases/{release_id}/reject", openapi_extra=openapi.body(ActBody), responses={409: {}})
-    async def reject(caller: Operator, release_id: str, request: Request) -> Response:
+    async def reject(caller: Annotated[Caller, Depends(requires(Action.REJECT))], release_id: str, request: Request) -> Response:
         """Say no, with a reason."""
-        body = await _read(request, ActBody)
+        body = await read_body(request, ActBody)
         who = _person(request, caller, body.approver)
-        await _require_visible(room, release_id, caller)
-        return await _done(lambda: room.desk.reject(release_id, approver=who, reason=body.reason))
+        found = await _visible_release(room, release_id, caller)
+        desk = room.desk.on(_basis(body, who, Action.REJECT, release_id))
+        return await _done(room, found, lambda: desk.reject(release_id, approver=who, reason=body.reason))
 
     @made.post("/v1/releases/{release_id}/abort", openapi_extra=openapi.body(ActBody), responses={409: {}})
-    async def abort(caller: Operator, release_id: str, request: Request) -> Response:
+    async def abort(caller: Annotated[Caller, Depends(requires(Action.ABORT))], release_id: str, request: Request) -> Response:
         """Stop a release that is not live yet."""
-        body = await _read(request, ActBody)
+        body = await read_body(request, ActBody)
         who = _anybody(request, caller, body.approver)
-        await _require_visible(room, release_id, caller)
-        return await _done(lambda: room.desk.abort(release_id, actor=who, reason=body.reason))
+        found = await _visible_release(room, release_id, caller)
+        desk = room.desk.on(_basis(body, who, Action.ABORT, release_id))
+        return await _done(room, found, lambda: desk.abort(release_id, actor=who, reason=body.reason))
 
     @made.post("/v1/releases/{release_id}/rollback", openapi_extra=openapi.body(ActBody), responses={409: {}})
-    async def rollback(caller: Operator, release_id: str, request: Request) -> Response:
+    async def rollback(caller: Annotated[Caller, Depends(requires(Action.ROLL_BACK))], release_id: str, request: Request) -> Response:
         """Take a version back, whatever its state, and quarantine it."""
-        body = await _read(request, ActBody)
+        body = await read_body(request, ActBody)
         who = _anybody(request, caller, body.approver)
-        await _require_visible(room, release_id, caller)
-        return await _done(lambda: room.desk.roll_back(release_id, actor=who, reason=body.reason))
+        found = await _visible_release(room, release_id, caller)
+        desk = room.desk.on(_basis(body, who, Action.ROLL_BACK, release_id))
+        return await _done(room, found, lambda: desk.roll_back(release_id, actor=who, reason=body.reason))
 
 
 def _governing(made: APIRouter, room: ReleaseRoom) -> None:
     @made.post("/v1/policies/{policy}/anchor", openapi_extra=openapi.body(ActBody), responses={409: {}})
-    async def anchor(caller: Operator, policy: str, request: Request) -> Response:
+    async def anchor(caller: Annotated[Caller, Depends(requires(Action.RENEW_ANCHOR))], policy: str, request: Request) -> Response:
         """Make the champion the anchor that later versions are held against."""
-        body = await _read(request, ActBody)
+        body = await read_body(request, ActBody)
         who = _person(request, caller, body.approver)
         _require_policy(policy, caller)
-        pointer = await asyncio.to_thread(lambda: room.desk.renew_anchor(policy, actor=who, reason=body.reason))
-        return _json(dict(vars(pointer)))
+        desk = room.desk.on(_basis(body, who, Action.RENEW_ANCHOR, policy))
+        return await _told(lambda: dict(vars(desk.renew_anchor(policy, actor=who, reason=body.reason))))
 
     @made.post("/v1/policies/{policy}/unfreeze", openapi_extra=openapi.body(ActBody), responses={409: {}})
-    async def unfreeze(caller: Operator, policy: str, request: Request) -> Response:
+    async def unfreeze(caller: Annotated[Caller, Depends(requires(Action.UNFREEZE))], policy: str, request: Request) -> Response:
         """One of the two votes that free promotions again."""
-        body = await _read(request, ActBody)
-        who = _person(request, caller, body.approver)
+        body = await read_body(request, ActBody)
+        who = _one_of_two(request, caller, body.approver)
         _require_policy(policy, caller)
-        return _json({"free": await asyncio.to_thread(lambda: room.desk.unfreeze(policy, actor=who))})
+        desk = room.desk.on(_basis(body, who, Action.UNFREEZE, policy))
+        return await _told(lambda: {"free": desk.unfreeze(policy, actor=who)})
 
     @made.post("/v1/policies/{policy}/quarantine/{digest}/lift", openapi_extra=openapi.body(ActBody), responses={409: {}})
-    async def lift(caller: Operator, policy: str, digest: str, request: Request) -> Response:
+    async def lift(caller: Annotated[Caller, Depends(requires(Action.LIFT))], policy: str, digest: str, request: Request) -> Response:
         """One of the two votes that lift a version's quarantine; it may serve again, and rollbacks may go to it."""
-        body = await _read(request, ActBody)
-        who = _person(request, caller, body.approver)
+        body = await read_body(request, ActBody)
+        who = _one_of_two(request, caller, body.approver)
         _require_policy(policy, caller)
-        return _json({"lifted": await asyncio.to_thread(lambda: room.desk.lift(policy, digest, actor=who, reason=body.reason))})
+        desk = room.desk.on(_basis(body, who, Action.LIFT, policy))
+        return await _told(lambda: {"lifted": desk.lift(policy, digest, actor=who, reason=body.reason)})
 
 
-def _webhooks(made: APIRouter, room: ReleaseRoom) -> None:
-    @made.get("/v1/webhooks")
-    async def webhooks(caller: Admin) -> Response:
-        """Receivers of release events, without their secrets."""
-        found = await asyncio.to_thread(room.webhooks.all)
-        return _json({"data": [_receiver(hook) for hook in found if caller.policy in (None, hook.policy)]})
-
-    @made.post("/v1/webhooks", openapi_extra=openapi.body(WebhookBody), status_code=201)
-    async def register(caller: Admin, request: Request) -> Response:
-        """Register a receiver; its secret is shown in this answer only."""
-        body, secret = await _read(request, WebhookBody), new_secret()
-        policy = _visible(body.policy, caller)
-
-        def add() -> Any:  # noqa: ANN401 - `app.db.webhooks.Webhook`
-            check_url(body.url, allow_loopback=room.allow_loopback)
-            return room.webhooks.add(policy=policy, url=body.url, secret=secret, events=body.events, now=utc_now())
-
-        return _json({**_receiver(await asyncio.to_thread(add)), "secret": secret}, 201)
-
-    @made.post("/v1/webhooks/{webhook_id}/rotate")
-    async def rotate(caller: Admin, webhook_id: str) -> Response:
-        """A new secret; the one before it keeps signing until the next rotation."""
-        secret = new_secret()
-
-        def renew() -> Any:  # noqa: ANN401 - `app.db.webhooks.Webhook`
-            hook = _hook(room, webhook_id, caller)
-            return room.webhooks.set_secrets(webhook_id, [secret, *hook.secrets[:1]])
-
-        return _json({**_receiver(await asyncio.to_thread(renew)), "secret": secret})
-
-    @made.delete("/v1/webhooks/{webhook_id}")
-    async def disable(caller: Admin, webhook_id: str) -> Response:
-        """Stop deliveries to a receiver."""
-
-        def stop() -> Any:  # noqa: ANN401 - `app.db.webhooks.Webhook`
-            _hook(room, webhook_id, caller)
-            return room.webhooks.disable(webhook_id, now=utc_now())
-
-        return _json(_receiver(await asyncio.to_thread(stop)))
-
-    @made.get("/v1/webhooks/{webhook_id}/deliveries")
-    async def deliveries(caller: Admin, webhook_id: str, limit: Limit = 100) -> Response:
-        """What became of the newest deliveries."""
-
-        def read() -> list[dict[str, Any]]:
-            _hook(room, webhook_id, caller)
-            return room.webhooks.deliveries(webhook_id, limit=limit)
-
-        return _json({"data": await asyncio.to_thread(read)})
+def _basis(body: ApproveBody | ActBody, who: str, act: Action, subject: str) -> Basis:
+    """What the act rests on. A release's evidence is looked at for acts on a release; approving looks at it by itself."""
+    evidence = body.evidence_digest if act in (Action.REJECT, Action.ABORT, Action.ROLL_BACK) else None
+    return Basis(
+        actor=who, act=act.value, subject=subject, generation=body.pointer_generation, evidence=evidence, request_id=body.request_id
+    )  # fmt: skip
 
 
-def _hook(room: ReleaseRoom, webhook_id: str, caller: Caller) -> Any:  # noqa: ANN401 - `app.db.webhooks.Webhook`
-    """A receiver that the caller's key sees. Raises `NotFound`."""
-    hook = room.webhooks.find(webhook_id)
-    if caller.policy not in (None, hook.policy):
-        raise NotFound(f"there is no webhook {webhook_id}: list them first")
-    return hook
+async def _done(room: ReleaseRoom, found: Release, act: Callable[[], Release]) -> Response:
+    """The release after the act; where the same request was carried out before, as it is now, with `already`."""
+    try:
+        return _json(_plain(await asyncio.to_thread(act)))
+    except DoneAlready as error:
+        now = await asyncio.to_thread(room.releases.find, found.id)
+        return _json({**_plain(now), "already": str(error)})
 
 
-async def _done(act: Callable[[], Release]) -> Response:
-    return _json(_plain(await asyncio.to_thread(act)))
+async def _told(act: Callable[[], dict[str, Any]]) -> Response:
+    try:
+        return _json(await asyncio.to_thread(act))
+    except DoneAlready as error:
+        return _json({"already": str(error)})
 
 
-async def _read(request: Request, kind: type[T]) -> T:
+async def read_body(request: Request, kind: type[T]) -> T:
+    """The body of an act. Raises `BadRequest`."""
     body = await read_json(request, most=MOST_BYTES)
     try:
         return msgspec.json.decode(body, type=kind)
@@ -294,15 +256,22 @@ def _person(request: Request, caller: Caller, said: str | None) -> str:
     """Who says yes or no. Raises `Refused` where nobody is named."""
     who = _anybody(request, caller, said)
     if who == NOBODY:
-        raise Refused("nobody is named: send the header X-Ratchet-User, or use an API key, whose name is the person")
+        raise Refused("nobody is named: send the header X-Ratchet-User, or a token of your own (`ratchet login`)")
     return who
+
+
+def _one_of_two(request: Request, caller: Caller, said: str | None) -> str:
+    """Who votes beside somebody else. Raises `Refused` where nothing proves that they are two."""
+    if caller is ANONYMOUS:
+        raise Refused(f"two people decide this, and {UNPROVEN}")
+    return _person(request, caller, said)
 
 
 def _anybody(request: Request, caller: Caller, said: str | None) -> str:
     if caller is not ANONYMOUS:
-        who = caller.person or caller.name
+        who = caller.actor
         if said is not None and f"user:{said.removeprefix('user:')}" != who:
-            raise HttpError(403, f"this key belongs to {who}, not to {said}", code="wrong_person", param="approver")
+            raise HttpError(403, f"this is {who}, not {said}", code="wrong_person", param="approver")
         return who
     named = said or request.headers.get("x-ratchet-user", "").strip()
     return f"user:{named.removeprefix('user:')[:150]}" if named else NOBODY
@@ -316,7 +285,7 @@ def _state(text: str) -> ReleaseState:
         raise BadRequest(f"there is no state {text!r}: use one of {known}", param="state") from error
 
 
-def _visible(policy: str | None, caller: Caller) -> str | None:
+def visible_policy(policy: str | None, caller: Caller) -> str | None:
     """The policy to read: a key that is good for one policy sees that one only."""
     if caller.policy is not None and policy not in (None, caller.policy):
         raise HttpError(403, f"this key is for the policy {caller.policy!r} only", code="wrong_policy", param="policy")
@@ -324,21 +293,18 @@ def _visible(policy: str | None, caller: Caller) -> str | None:
 
 
 def _require_policy(policy: str, caller: Caller) -> None:
-    _visible(policy, caller)
+    visible_policy(policy, caller)
 
 
-async def _require_visible(room: ReleaseRoom, release_id: str, caller: Caller) -> None:
+async def _visible_release(room: ReleaseRoom, release_id: str, caller: Caller) -> Release:
     found = await asyncio.to_thread(room.releases.find, release_id)
     if caller.policy not in (None, found.policy):
         raise NotFound(f"there is no release {release_id}: `ratchet release list` shows those there are")
+    return found
 
 
 def _plain(release: Release) -> dict[str, Any]:
     return {name: value for name, value in vars(release).items() if name != "config"}
-
-
-def _receiver(hook: Any) -> dict[str, Any]:  # noqa: ANN401 - `app.db.webhooks.Webhook`
-    return {name: value for name, value in vars(hook).items() if name != "secrets"}
 
 
 def _json(body: object, status: int = 200) -> Response:

@@ -73,6 +73,13 @@ def console(operations: Operations, bound_to: Callable[[Request], str | None] = 
     def cycles(request: Request, policy: str | None = None) -> HTMLResponse:
         return render("cycles.html", request, policy, lambda name: {"cycles": operations.cycles(name, limit=200)})
 
+    return router
+
+
+def static() -> APIRouter:
+    """What every page loads, for whoever opens the entrance too."""
+    router = APIRouter(prefix="/console", include_in_schema=False)
+
     @router.get("/static/console.css")
     def style() -> FileResponse:
         return FileResponse(HERE / "static" / "console.css", media_type="text/css", headers=HEADERS | {"cache-control": "no-cache"})

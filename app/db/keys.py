@@ -8,10 +8,12 @@ from sqlalchemy import Engine, Row, insert, or_, select, update
 
 from app.db import audit
 from app.db.engine import expected_to_answer, reading, writing
+from app.db.people import note_credential
 from app.db.tables import api_keys
 from app.domain.access import ApiKey, Scope, hash_secret, key_text, new_secret
 from app.domain.errors import NotFound
 from app.domain.ids import utc_now, uuid7
+from app.domain.people import Person
 from app.domain.ports import Clock
 
 SYSTEM = "system:keys"
@@ -47,17 +49,23 @@ class SqlKeys:
         rate_per_s: float | None = None,
         expires_at: datetime | None = None,
         by: str = SYSTEM,
+        of: Person | None = None,
     ) -> tuple[ApiKey, str]:
-        """Store a new key, and who made it in the audit chain; returns it with its text, which nobody can ask for again."""
+        """Store a new key, and who made it in the audit chain; returns it with its text, which nobody can ask for again.
+
+        With `of` it is that person's token: it speaks for them, and its scopes say nothing.
+        """
         prefix, secret = new_secret()
         key_id = uuid7()
         key = ApiKey(
             id=key_id, prefix=prefix, hash=hash_secret(key_id, secret), name=name, scopes=frozenset(scopes), policy=policy,
-            rate_per_s=rate_per_s, created_at=self._clock(), expires_at=expires_at,
+            rate_per_s=rate_per_s, created_at=self._clock(), expires_at=expires_at, person_id=of.id if of else None, made_by=by,
         )  # fmt: skip
         with writing(self._engine) as connection:
             connection.execute(insert(api_keys).values(_values(key)))
-            audit.append(connection, actor=by, action="key.created", subject=prefix, detail=_said(key), now=key.created_at)
+            audit.append(connection, actor=by, action="key.created", subject=prefix, detail=_said(key, of), now=key.created_at)
+            if of is not None:
+                note_credential(connection, of.actor, "token", by=by, now=key.created_at)
         return key, key_text(prefix, secret)
 
     def revoke(self, prefix: str, *, by: str = SYSTEM) -> ApiKey:
@@ -77,17 +85,18 @@ class SqlKeys:
             return [_key(row) for row in connection.execute(query)]
 
 
-def _said(key: ApiKey) -> dict[str, Any]:
+def _said(key: ApiKey, of: Person | None) -> dict[str, Any]:
     """What the audit chain keeps of a key: all but what it is checked by."""
     expires = key.expires_at.isoformat() if key.expires_at else None
-    return {"name": key.name, "scopes": sorted(s.value for s in key.scopes), "policy": key.policy, "expires_at": expires}
+    said = {"name": key.name, "scopes": sorted(s.value for s in key.scopes), "policy": key.policy, "expires_at": expires}
+    return said if of is None else said | {"person": of.name}
 
 
 def _values(key: ApiKey) -> dict[str, Any]:
     return {
         "id": key.id, "prefix": key.prefix, "hash": key.hash, "name": key.name, "scopes": sorted(scope.value for scope in key.scopes),
         "policy": key.policy, "rate_per_s": key.rate_per_s, "created_at": key.created_at, "expires_at": key.expires_at,
-        "revoked_at": key.revoked_at,
+        "revoked_at": key.revoked_at, "person_id": key.person_id, "made_by": key.made_by,
     }  # fmt: skip
 
 

@@ -33,6 +33,15 @@ def read_pointer(connection: Connection, policy: str, *, lock: bool = False) -> 
     return None if row is None else Pointer(**row._mapping)
 
 
+def moves_since(connection: Connection, policy: str, generation: int) -> list[str]:
+    """What became of the pointer after this generation, oldest first, in sentences."""
+    table = deployment_history
+    query = select(table).where(table.c.policy == policy, table.c.generation > generation).order_by(table.c.generation)
+    return [
+        f"{row.action} of {row.digest[:12]} by {row.actor} at {row.occurred_at:%Y-%m-%d %H:%M:%S} UTC" for row in connection.execute(query)
+    ]
+
+
 def swap_pointer(
     connection: Connection, pointer: Pointer, *, expected: int | None, action: str, actor: str, reason: str | None, good: bool = True
 ) -> None:

@@ -13,8 +13,10 @@ from sqlalchemy import Connection, Engine, Row, delete, func, insert, select, up
 from app.db import audit, webhooks
 from app.db import pointer as pointers
 from app.db.alarms import end_alarms, insert_alarm, read_alarms
+from app.db.done import once
 from app.db.engine import insert_or_ignore, reading, upsert, writing
 from app.db.outbox import OutboxEvent, enqueue
+from app.db.people import hands_of, names_of
 from app.db.tables import (
     approvals,
     circuit_breakers,
@@ -29,6 +31,7 @@ from app.domain.errors import NotFound, Refused, StaleGeneration, Unavailable
 from app.domain.events import Topic
 from app.domain.gates import GateName, GateResult, Verdict
 from app.domain.ids import utc_now, uuid7
+from app.domain.people import CREDENTIAL_REST
 from app.domain.releases import MOVES, Approval, Pointer, Release, ReleaseState
 
 Clock = Callable[[], datetime]
@@ -264,6 +267,20 @@ class SqlReleaseTransaction:
         for kind in ended:
             self.note(actor=actor, action="alarm.ended", subject=self.policy, detail={"kind": kind.value, "reason": reason})
         return ended
+
+    # --- who and whether
+
+    def names_of(self, actor: str) -> frozenset[str]:
+        return names_of(self._connection, actor)
+
+    def hands_of(self, actor: str) -> frozenset[str]:
+        return hands_of(self._connection, actor, since=self.now - CREDENTIAL_REST)
+
+    def once(self, request_id: str, *, actor: str, act: str, subject: str) -> None:
+        once(self._connection, request_id, actor=actor, act=act, subject=subject, now=self.now)
+
+    def moves_since(self, generation: int) -> list[str]:
+        return pointers.moves_since(self._connection, self.policy, generation)
 
     def note(self, *, actor: str, action: str, subject: str, detail: dict[str, Any]) -> None:
         """Audit and announce; the announcement carries the entry's number and hash out of reach of whoever owns the database."""

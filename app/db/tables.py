@@ -832,7 +832,76 @@ api_keys = Table(
     Column("created_at", UtcMicros, nullable=False),
     Column("expires_at", UtcMicros),
     Column("revoked_at", UtcMicros),
+    Column("person_id", Id, index=True),
+    # Whom it speaks for: a personal token. Null: a program's key, which speaks for nobody.
+    Column("made_by", Name),
 )
+
+people = Table(
+    "people",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("name", Name, nullable=False, unique=True),
+    Column("email", Name, unique=True),
+    Column("os_user", Name),
+    Column("roles", JSON, nullable=False),
+    Column("policy", Name),
+    Column("password_hash", Text),
+    Column("subject", Text, unique=True),
+    Column("created_at", UtcMicros, nullable=False),
+    Column("made_by", Name, nullable=False),
+    Column("disabled_at", UtcMicros),
+    Column("failures", Integer, nullable=False, server_default="0"),
+    # Wrong passwords since the last right one.
+    Column("locked_until", UtcMicros),
+)
+
+invitations = Table(
+    "invitations",
+    metadata,
+    Column("hash", Id, primary_key=True),
+    Column("person_id", Id, nullable=False, index=True),
+    Column("made_by", Name, nullable=False),
+    Column("made_at", UtcMicros, nullable=False),
+    Column("expires_at", UtcMicros, nullable=False),
+    Column("used_at", UtcMicros),
+)
+"""Links with which somebody sets their password, once."""
+
+browser_sessions = Table(
+    "browser_sessions",
+    metadata,
+    Column("hash", Id, primary_key=True),
+    Column("person_id", Id, nullable=False, index=True),
+    Column("created_at", UtcMicros, nullable=False),
+    Column("seen_at", UtcMicros, nullable=False),
+    Column("expires_at", UtcMicros, nullable=False),
+    Column("ended_at", UtcMicros),
+)
+
+credential_acts = Table(
+    "credential_acts",
+    metadata,
+    Column("seq", Sequence, primary_key=True, autoincrement=True),
+    Column("person", Name, nullable=False),
+    Column("made_by", Name, nullable=False),
+    Column("what", String(24), nullable=False),
+    Column("at", UtcMicros, nullable=False),
+    Index("ix_credential_acts_person", "person", "at"),
+    sqlite_autoincrement=True,
+)
+"""Who made or reset whose credential, and when: they do not count beside each other for a day."""
+
+done_requests = Table(
+    "done_requests",
+    metadata,
+    Column("request_id", Name, primary_key=True),
+    Column("actor", Name, nullable=False),
+    Column("act", Name, nullable=False),
+    Column("subject", Name, nullable=False),
+    Column("done_at", UtcMicros, nullable=False),
+)
+"""Acts of people by the name of their request: one that is sent again is done already."""
 
 # --- operations ---------------------------------------------------------------------------------------------------------------
 

@@ -42,6 +42,9 @@ class ApiKey:
     created_at: datetime
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
+    person_id: str | None = None
+    """Whom it speaks for: a personal token. None: a program's key, which speaks for nobody."""
+    made_by: str | None = None
 
     def matches(self, secret: str) -> bool:
         """Constant-time comparison of the secret part."""

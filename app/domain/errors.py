@@ -10,6 +10,7 @@ RatchetError                 something a person can act on; the message names th
 │   ├── StaleGeneration      a compare-and-swap lost: somebody moved the pointer first
 │   ├── LeaseLost            the fencing token is no longer the newest: another replica took over
 │   └── Quarantined          the version was rolled back and may never serve again
+├── DoneAlready              this request was carried out before; nothing is done twice, and that is no failure (200)
 ├── NotFound                 an id that names nothing
 ├── Unavailable              a dependency does not answer; retrying later may help (503)
 │   └── Overloaded           a limit is reached; `retry_after_s` says when to come back (429)
@@ -63,6 +64,10 @@ class LeaseLost(Refused):
 
 class Quarantined(Refused):
     """The version was rolled back and may never serve again."""
+
+
+class DoneAlready(RatchetError):
+    """The same request was carried out before: asking again is how a lost answer is found out."""
 
 
 class NotFound(RatchetError):

@@ -8,7 +8,7 @@ from app.domain.alarms import FREEZING, AlarmKind
 from app.domain.errors import NotFound, Refused
 from app.domain.releases import ReleaseState
 from app.release.ledger import ReleaseTransaction
-from app.release.people import require_person
+from app.release.people import require_person, require_strangers
 
 VOTES = 2
 
@@ -44,6 +44,7 @@ def unfreeze(tx: ReleaseTransaction, *, actor: str) -> bool:
     if tx.frozen() is None:
         return True
     voters = tx.vote_to_unfreeze(actor)
+    require_strangers(tx, actor, voters)
     if len(voters) < VOTES:
         return False
     tx.unfreeze(actor=actor)
@@ -58,7 +59,9 @@ def lift(tx: ReleaseTransaction, digest: str, *, actor: str, reason: str) -> boo
         raise Refused("lifting a quarantine needs a reason: say why the version was not to blame")
     if not tx.is_quarantined(digest):
         raise NotFound(f"version {digest} of {tx.policy} is not quarantined: GET /v1/policies/{tx.policy}/deployment names those that are")
-    if len(tx.vote_to_lift(digest, actor, reason=reason)) < VOTES:
+    voters = tx.vote_to_lift(digest, actor, reason=reason)
+    require_strangers(tx, actor, voters)
+    if len(voters) < VOTES:
         return False
     tx.lift(digest, actor=actor, reason=reason)
     for release in tx.releases(states={ReleaseState.ROLLED_BACK}, digest=digest):

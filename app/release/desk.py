@@ -211,7 +211,7 @@ class ReleaseDesk(PolicyDesk):
 
         def act(tx: ReleaseTransaction, release: Release) -> Release:
             require_person(approver, "approve a release")
-            require_independent(release, terms_of(release), approver)
+            require_independent(tx, release, terms_of(release), approver)
             self._require_open(tx, release, evidence)
             if approver in approvers(release, tx.approvals(release.id)):
                 raise Refused(f"{approver} approved release {release.id} already: the second approval has to be somebody else's")

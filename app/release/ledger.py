@@ -86,6 +86,22 @@ class ReleaseTransaction(Protocol):
         """End those that are open; returns their kinds."""
         ...
 
+    def names_of(self, actor: str) -> frozenset[str]:
+        """Every name that the same person signs with."""
+        ...
+
+    def hands_of(self, actor: str) -> frozenset[str]:
+        """Who made or reset a credential of this person within `CREDENTIAL_REST`, besides the person."""
+        ...
+
+    def once(self, request_id: str, *, actor: str, act: str, subject: str) -> None:
+        """Write down that this request is carried out with this transaction. Raises `DoneAlready`, `Refused` where it was another act."""
+        ...
+
+    def moves_since(self, generation: int) -> list[str]:
+        """What became of the pointer after this generation, oldest first, in sentences."""
+        ...
+
     def note(self, *, actor: str, action: str, subject: str, detail: dict[str, Any]) -> None:
         """An audit entry about something that is no transition."""
         ...

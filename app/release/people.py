@@ -1,17 +1,18 @@
 """Who may say yes: the four-eyes rules (`facts/gates.md`, section 4.6).
 
-A person is `user:<name>`. Programs (`system:…`, `key:…`, and users whose name marks them as a bot) may abort and roll back, never approve.
+A person is `user:<name>`. Programs (`system:…`, `service:…`, and users whose name marks them as a bot) may abort and roll back, never
+approve. People are counted, not names: their user on the machine is the same person, and who made or reset somebody's credential
+within a day may be behind it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from app.domain.errors import Refused
 from app.domain.gates import GateName, GateResult, content_hash
+from app.domain.people import BOT_MARKS
 from app.domain.releases import Approval, Release
 from app.domain.terms import Terms
 from app.release.ledger import ReleaseTransaction
-
-BOT_MARKS = ("[bot]", "-bot", "_bot", "bot:")
 
 
 def is_person(actor: str) -> bool:
@@ -26,12 +27,37 @@ def require_person(actor: str, act: str) -> None:
         raise Refused(f"{actor} may not {act}: that takes a person (user:<name>), never a program")
 
 
-def require_independent(release: Release, terms: Terms, approver: str) -> None:
-    """Refuse whoever asked for the release or last edited what it is judged by."""
-    if approver == release.initiator:
+def require_independent(tx: ReleaseTransaction, release: Release, terms: Terms, approver: str) -> None:
+    """Refuse whoever asked for the release or edited what it is judged by, under whatever name, and whose credential they made."""
+    names = tx.names_of(approver)
+    if release.initiator in names:
         raise Refused(f"{approver} asked for release {release.id} and may not approve it: ask somebody else")
-    if approver == terms.edited_by:
+    if terms.edited_by in names:
         raise Refused(f"{approver} last edited the gates' configuration and may not approve a release under it: ask somebody else")
+    said_yes = approvers(release, tx.approvals(release.id)) - {approver}
+    concerned = {name for name in (release.initiator, terms.edited_by) if name is not None}
+    require_strangers(tx, approver, said_yes, concerned=concerned)
+
+
+def require_strangers(tx: ReleaseTransaction, actor: str, others: Collection[str], *, concerned: Collection[str] = ()) -> None:
+    """Refuse to count two beside each other where one, or a third, made or reset a credential of theirs within a day: they may be one.
+
+    `concerned` are those who must not be behind the actor either. Whoever waits a day is not found out here; the audit chain shows it.
+    """
+    names, hands = tx.names_of(actor), tx.hands_of(actor)
+    for other in sorted(set(others) - {actor}):
+        if other in names:
+            raise Refused(f"{actor} and {other} are the same person: the second has to be somebody else")
+        theirs = tx.hands_of(other)
+        behind = (hands & tx.names_of(other)) | (theirs & names) | (hands & theirs)
+        if behind:
+            raise Refused(
+                f"{', '.join(sorted(behind))} made or reset a credential of {actor} or {other} within the last day: "
+                "they do not count beside each other until a day has passed; ask a third person"
+            )
+    for other in sorted(set(concerned)):
+        if hands & tx.names_of(other):
+            raise Refused(f"{other} made or reset a credential of {actor} within the last day, and must not decide here: ask somebody else")
 
 
 def people_needed(tx: ReleaseTransaction, release: Release, terms: Terms) -> tuple[int, str]:

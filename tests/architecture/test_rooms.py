@@ -20,6 +20,7 @@ ROOMS = [
             "sandbox",
             "release",
             "telemetry",
+            "access",
             "api",
             "console",
         )

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.testclient import TestClient
 
+from app.api import webhooks
 from app.api.access import Access
 from app.api.errors import problem
 from app.api.releases import ReleaseRoom as ApiRoom
@@ -16,13 +17,16 @@ from app.api.releases import router
 from app.api.sessions import Sessions
 from app.db.engine import open_engine
 from app.db.keys import SqlKeys
+from app.db.people import SqlPeople
 from app.db.release_views import SqlReleaseViews
 from app.db.webhooks import SqlWebhookBook
 from app.domain.access import Scope
 from app.domain.alarms import AlarmKind
 from app.domain.errors import RatchetError
 from app.domain.ids import utc_now
+from app.domain.people import Role
 from app.domain.releases import ReleaseState
+from tests.fakes.people import Town
 from tests.fakes.releases import ADA, BOB, POLICY, ReleaseRoom, release_room
 from tests.fakes.sealed import SEAL
 
@@ -40,13 +44,13 @@ def room(engine: Engine) -> ReleaseRoom:
 
 
 def _client(engine: Engine, room: ReleaseRoom) -> TestClient:
-    api = ApiRoom(
-        desk=room.desk, releases=room.ledger, views=SqlReleaseViews(engine), webhooks=SqlWebhookBook(engine, SEAL), allow_loopback=True
-    )
+    api = ApiRoom(desk=room.desk, releases=room.ledger, views=SqlReleaseViews(engine))
     app = FastAPI()
-    app.state.access = Access(SqlKeys(engine), clock=utc_now, sessions=Sessions(lambda: ("secret",)), loopback=True)
+    people = SqlPeople(engine)
+    app.state.access = Access(SqlKeys(engine), clock=utc_now, sessions=Sessions(lambda: ("secret",)), people=people, loopback=True)
     app.state.access.load()
     app.include_router(router(api))
+    app.include_router(webhooks.router(webhooks.WebhookRoom(webhooks=SqlWebhookBook(engine, SEAL), allow_loopback=True)))
 
     def answer(_request: Request, error: Exception) -> Response:
         assert isinstance(error, RatchetError)
@@ -88,10 +92,9 @@ def test_a_form_of_another_page_cannot_approve(client: TestClient, room: Release
     assert answer.status_code == 415
 
 
-def test_the_approver_is_the_name_of_the_key(engine: Engine, room: ReleaseRoom) -> None:
-    keys = SqlKeys(engine)
-    _, grace = keys.create(name="grace", scopes=[Scope.RELEASE, Scope.READ], policy=None, rate_per_s=None, expires_at=None)
-    _, reader = keys.create(name="reader", scopes=[Scope.READ], policy=None, rate_per_s=None, expires_at=None)
+def test_the_approver_is_whose_token_it_is(engine: Engine, room: ReleaseRoom) -> None:
+    town = Town(engine)
+    grace, reader = town.token(town.person("grace")), town.token(town.person("reader", Role.VIEWER))
     client, release = _client(engine, room), room.ready("v2")
     url, body = f"/v1/releases/{release.id}/approve", {"evidence_digest": release.evidence_digest}
     assert client.post(url, json=body).status_code == 401
@@ -102,10 +105,22 @@ def test_the_approver_is_the_name_of_the_key(engine: Engine, room: ReleaseRoom) 
     assert client.get(f"/v1/releases/{release.id}", headers=mine).json()["approvals"][0]["approver"] == "user:grace"
 
 
-def test_a_key_of_one_policy_acts_on_no_other(engine: Engine, room: ReleaseRoom) -> None:
-    _, stranger = SqlKeys(engine).create(name="mallory", scopes=[Scope.RELEASE, Scope.READ], policy="another")
+def test_a_key_of_a_program_stops_and_rolls_back_and_decides_nothing(engine: Engine, room: ReleaseRoom) -> None:
+    _, text = SqlKeys(engine).create(name="ada", scopes=[Scope.RELEASE, Scope.READ])
     client, release = _client(engine, room), room.ready("v2")
-    theirs = {"authorization": f"Bearer {stranger}"}
+    theirs = {"authorization": f"Bearer {text}"}
+    url = f"/v1/releases/{release.id}"
+    refused = client.post(f"{url}/approve", json={"evidence_digest": release.evidence_digest}, headers=theirs)
+    assert refused.status_code == 403
+    assert "speaks for nobody" in refused.json()["error"]["message"]
+    assert client.post(f"{url}/reject", json={"reason": "x"}, headers=theirs).status_code == 403
+    assert client.post(f"{url}/abort", json={"reason": "x"}, headers=theirs).json()["state"] == "ABORTED"
+    assert SqlReleaseViews(engine).release(release.id)["history"][-1]["actor"] == "service:ada"
+
+
+def test_a_key_of_one_policy_acts_on_no_other(engine: Engine, room: ReleaseRoom) -> None:
+    theirs = Town(engine).bearer("mallory", policy="another")
+    client, release = _client(engine, room), room.ready("v2")
     acts: dict[str, dict[str, str]] = {
         "approve": {"evidence_digest": str(release.evidence_digest)}, "reject": {"reason": "x"}, "abort": {"reason": "x"},
         "rollback": {"reason": "x"},
@@ -130,18 +145,23 @@ def test_a_rollback_over_http_moves_the_pointer_at_once(client: TestClient, room
     assert [row["action"] for row in shown["history"]] == ["rollback", "promote", "bootstrap"]
 
 
-def test_two_people_lift_a_quarantine_over_http_and_alarms_are_shown_with_their_end(client: TestClient, room: ReleaseRoom) -> None:
+def test_two_people_lift_a_quarantine_over_http_and_alarms_are_shown_with_their_end(engine: Engine, room: ReleaseRoom) -> None:
     release = room.champion("v2")
     room.desk.roll_back(release.id, actor="system:watch", reason="harm", alarm=AlarmKind.ANCHOR)
     where, body = f"/v1/policies/{POLICY}/quarantine/v2/lift", {"reason": "the network"}
-    assert client.post(where, json=body).status_code == 409, "nobody is named"
-    answers = [client.post(where, json=body, headers={"X-Ratchet-User": name}).json() for name in ("ada", "bob")]
-    assert answers == [{"lifted": False}, {"lifted": True}]
-    for name in ("ada", "bob"):
-        client.post(f"/v1/policies/{POLICY}/unfreeze", json={"reason": "seen"}, headers={"X-Ratchet-User": name})
-    shown = client.get(f"/v1/policies/{POLICY}/deployment").json()
+    for unproven in ({}, {"X-Ratchet-User": "ada"}):
+        refused = _client(engine, room).post(where, json=body, headers=unproven)
+        assert (refused.status_code, "could be two" in refused.json()["error"]["message"]) == (409, True)
+    town = Town(engine)
+    ada, bob = town.bearer("ada"), town.bearer("bob")
+    client = _client(engine, room)
+    answers = [client.post(where, json=body, headers=who).json() for who in (ada, ada, bob)]
+    assert answers == [{"lifted": False}, {"lifted": False}, {"lifted": True}]
+    for who in (ada, bob):
+        client.post(f"/v1/policies/{POLICY}/unfreeze", json={"reason": "seen"}, headers=who)
+    shown = client.get(f"/v1/policies/{POLICY}/deployment", headers=ada).json()
     assert (shown["quarantine"], shown["frozen"]) == ([], None)
-    [alarm] = client.get(f"/v1/releases/{release.id}").json()["alarms"]
+    [alarm] = client.get(f"/v1/releases/{release.id}", headers=ada).json()["alarms"]
     assert (alarm["kind"], alarm["raised_by"], alarm["ended_by"]) == ("anchor", "system:watch", f"{ADA}, {BOB}")
     assert shown["alarms"] == [alarm]
 
@@ -173,11 +193,8 @@ def test_a_webhooks_secret_is_shown_once_and_rotates(client: TestClient) -> None
 
 
 def test_a_key_of_one_policy_neither_reads_nor_acts_on_another_s_releases(engine: Engine, room: ReleaseRoom) -> None:
-    keys = SqlKeys(engine)
-    headers = {
-        policy: {"authorization": f"Bearer {keys.create(name=f'of-{policy}', scopes=[Scope.ADMIN], policy=policy)[1]}"}
-        for policy in (POLICY, "composer")
-    }
+    town = Town(engine)
+    headers = {policy: town.bearer(f"of-{policy}", Role.ADMIN, policy=policy) for policy in (POLICY, "composer")}
     client, release = _client(engine, room), room.ready("v2")
     foreign, own = headers["composer"], headers[POLICY]
     yes, why = {"evidence_digest": release.evidence_digest}, {"reason": "mine now"}

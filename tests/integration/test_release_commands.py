@@ -20,9 +20,8 @@ from app.api.releases import router
 from app.api.sessions import Sessions
 from app.db.engine import open_engine
 from app.db.keys import SqlKeys
+from app.db.people import SqlPeople
 from app.db.release_views import SqlReleaseViews
-from app.db.webhooks import SqlWebhookBook
-from app.domain.access import Scope
 from app.domain.alarms import AlarmKind
 from app.domain.errors import RatchetError
 from app.domain.ids import utc_now
@@ -31,8 +30,8 @@ from app.domain.terms import Terms
 from app.release.desk import ReleaseDesk
 from pipelines.__main__ import ratchet
 from tests.fakes.gateway import serving
+from tests.fakes.people import Town
 from tests.fakes.releases import POLICY, ReleaseRoom, release_room
-from tests.fakes.sealed import SEAL
 
 ME = f"user:{pwd.getpwuid(os.getuid()).pw_name}"
 CONFIG = f"""
@@ -57,11 +56,9 @@ def room(engine: Engine) -> ReleaseRoom:
 
 @pytest.fixture
 def url(engine: Engine, room: ReleaseRoom) -> Iterator[str]:
-    api = ApiRoom(
-        desk=room.desk, releases=room.ledger, views=SqlReleaseViews(engine), webhooks=SqlWebhookBook(engine, SEAL), allow_loopback=True
-    )
+    api = ApiRoom(desk=room.desk, releases=room.ledger, views=SqlReleaseViews(engine))
     app = FastAPI()
-    app.state.access = Access(SqlKeys(engine), clock=utc_now, sessions=Sessions(lambda: ("secret",)))
+    app.state.access = Access(SqlKeys(engine), clock=utc_now, sessions=Sessions(lambda: ("secret",)), people=SqlPeople(engine))
     app.include_router(router(api))
 
     def answer(_request: Request, error: Exception) -> Response:
@@ -95,7 +92,8 @@ class Terminal:
 
 
 def person(engine: Engine, name: str) -> str:
-    return SqlKeys(engine).create(name=name, scopes=[Scope.RELEASE, Scope.READ])[1]
+    town = Town(engine)
+    return town.token(town.person(name))
 
 
 def test_one_person_cannot_be_two_at_a_terminal(terminal: Terminal, engine: Engine, room: ReleaseRoom) -> None:

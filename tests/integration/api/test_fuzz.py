@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 
 from app import wiring
+from app.api import people, webhooks
 from app.api.application import Application
 from app.api.releases import ReleaseRoom, router
 from app.main import create_app
@@ -24,6 +25,7 @@ EXPECTED = {
     "/v1/chat/completions", "/v1/events", "/feedback", "/feedback/{feedback_id}", "/v1/models", "/health", "/status", "/metrics",
     "/v1/runs", "/v1/versions", "/v1/labels/report", "/api/public/scores", "/v1/span_annotations", "/v1/logs", "/v1/traces",
     "/v1/releases", "/rl/start_session", "/rl/set_reward", "/rl/end_session", "/api/3.0/mlflow/traces/{trace_id}/assessments",
+    "/v1/webhooks", "/v1/people", "/v1/tokens", "/v1/me",
 }  # fmt: skip
 
 
@@ -34,11 +36,10 @@ def app(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Appl
     for name in ("ratchet.db", "inbox.db"):
         shutil.copyfile(sqlite_template, data / name)
     where = from_environment({"RATCHET_DATA": str(data)})
-    room = ReleaseRoom(
-        desk=wiring.release_desk(where), releases=wiring.release_ledger(where), views=wiring.release_views(where),
-        webhooks=wiring.webhook_book(where), allow_loopback=True,
-    )  # fmt: skip
-    return create_app(collaborators(inbox=INBOX, routers=[router(room)]))
+    room = ReleaseRoom(desk=wiring.release_desk(where), releases=wiring.release_ledger(where), views=wiring.release_views(where))
+    hooks = webhooks.WebhookRoom(webhooks=wiring.webhook_book(where), allow_loopback=True)
+    crowd = people.PeopleRoom(people=wiring.people_book(where), keys=wiring.key_book(where), policies=("composer",), address="http://x")
+    return create_app(collaborators(inbox=INBOX, routers=[router(room), webhooks.router(hooks), people.router(crowd)]))
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ def test_a_key_is_made_shown_once_listed_used_and_revoked(engine: Engine) -> Non
     assert (ended.status_code, ended.json()["usable"]) == (200, False)
     with reading(engine) as connection:
         said = [(row.actor, row.action) for row in connection.execute(select(audit)) if row.subject == newest["prefix"]]
-    assert said == [("user:ops", "key.created"), ("user:ops", "key.revoked")]
+    assert said == [("service:ops", "key.created"), ("service:ops", "key.revoked")]
 
 
 def test_a_key_of_one_policy_makes_sees_and_ends_keys_of_that_policy_alone(engine: Engine) -> None:

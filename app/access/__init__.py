@@ -1,0 +1,10 @@
+"""How people get in: passwords, links that are good once, browser sessions, the tokens of forms.
+
+Fed by the pages and endpoints of signing in / feeds whoever asks who is there. What is stored, `app.db.people` stores.
+"""
+
+from app.access.forms import FORM_COOKIE, SESSION_COOKIE, FormTokens, local_path
+from app.access.passwords import Passwords
+from app.access.sign_in import SignIn
+
+__all__ = ["FORM_COOKIE", "SESSION_COOKIE", "FormTokens", "Passwords", "SignIn", "local_path"]

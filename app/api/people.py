@@ -1,0 +1,235 @@
+"""People over HTTP: who there is and what they may do, added, changed, invited; and everybody's own tokens.
+
+Adding somebody makes a link with which they set a password, once, within a day; it is shown in this one answer. Who made it counts for
+nothing beside them for a day (four eyes). Tokens are personal: everybody makes their own, and can do with it what their roles allow then.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Protocol
+
+import msgspec
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.api import openapi
+from app.api.access import Access, Caller, requires
+from app.api.dialects.counter import json_response
+from app.api.errors import HttpError
+from app.api.releases import Name, read_body
+from app.domain.access import ApiKey, Scope
+from app.domain.errors import BadRequest, NotFound
+from app.domain.ids import utc_now
+from app.domain.people import (
+    INVITATION_LASTS,
+    MAY,
+    TOKEN_LASTS_DAYS,
+    TOKEN_LONGEST_DAYS,
+    Action,
+    Person,
+    Role,
+)
+
+Viewer = Annotated[Caller, Depends(requires(Action.LOOK))]
+Auditor = Annotated[Caller, Depends(requires(Action.SEE_ACCESS))]
+Admin = Annotated[Caller, Depends(requires(Action.MANAGE_PEOPLE))]
+
+
+class PeopleBook(Protocol):
+    """Where people are kept."""
+
+    def all(self) -> list[Person]: ...
+    def find(self, name: str) -> Person: ...
+    def add(
+        self, name: str, *, roles: Collection[Role], policy: str | None = None, email: str | None = None, os_user: str | None = None,
+        by: str,
+    ) -> Person: ...  # fmt: skip
+    def change(
+        self, name: str, *, by: str, roles: Collection[Role] | None = None, policy: Any = ..., email: Any = ..., os_user: Any = ...,  # noqa: ANN401 - None is a value
+        disabled: bool | None = None,
+    ) -> Person: ...  # fmt: skip
+    def invite(self, name: str, *, lasts: timedelta, by: str) -> str: ...
+
+
+class TokenBook(Protocol):
+    """Where tokens are kept."""
+
+    def history(self) -> list[ApiKey]: ...
+    def create(
+        self, *, name: str, scopes: Iterable[Scope], policy: str | None = None, expires_at: datetime | None = None, by: str = "",
+        of: Person | None = None,
+    ) -> tuple[ApiKey, str]: ...  # fmt: skip
+    def revoke(self, prefix: str, *, by: str = "") -> ApiKey: ...
+
+
+class PersonBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Somebody to add."""
+
+    name: Name
+    roles: Annotated[tuple[Role, ...], msgspec.Meta(min_length=1, max_length=10)]
+    policy: Name | None = None
+    """The one policy they are there for; all without it."""
+    email: Name | None = None
+    os_user: Name | None = None
+    """Their user on the machine, who is then the same person where four eyes are counted."""
+
+
+class ChangeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to change; what is not named stays."""
+
+    roles: Annotated[tuple[Role, ...], msgspec.Meta(min_length=1, max_length=10)] | msgspec.UnsetType = msgspec.UNSET
+    policy: Name | msgspec.UnsetType | None = msgspec.UNSET
+    email: Name | msgspec.UnsetType | None = msgspec.UNSET
+    os_user: Name | msgspec.UnsetType | None = msgspec.UNSET
+    disabled: bool | msgspec.UnsetType = msgspec.UNSET
+    """Every session and token of theirs ends at once."""
+
+
+class TokenBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A token of one's own."""
+
+    name: Name
+    """What it is for."""
+    policy: Name | None = None
+    expires_days: Annotated[float, msgspec.Meta(gt=0, le=TOKEN_LONGEST_DAYS)] = TOKEN_LASTS_DAYS
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeopleRoom:
+    """What these endpoints need."""
+
+    people: PeopleBook
+    keys: TokenBook
+    policies: Collection[str]
+    address: str
+    """Where links lead to."""
+    clock: Callable[[], datetime] = utc_now
+
+
+def router(room: PeopleRoom) -> APIRouter:
+    """The endpoints."""
+    made = APIRouter(tags=["access"], responses=openapi.ERRORS)
+    _everybody(made, room)
+    _tokens(made, room)
+    return made
+
+
+def _everybody(made: APIRouter, room: PeopleRoom) -> None:
+    @made.get("/v1/roles")
+    async def roles(_caller: Viewer) -> Response:
+        """Which role may do what: the table that everything here asks."""
+        return json_response({action.value: sorted(allowed) for action, allowed in MAY.items()})
+
+    @made.get("/v1/people")
+    async def everybody(_caller: Auditor) -> Response:
+        """Who there is, with which roles."""
+        found = await asyncio.to_thread(room.people.all)
+        return json_response({"people": [told(person) for person in found]})
+
+    @made.post("/v1/people", openapi_extra=openapi.body(PersonBody), status_code=201)
+    async def add(caller: Admin, request: Request) -> Response:
+        """Add somebody; `link` is shown this once."""
+        body = await read_body(request, PersonBody)
+        _known(room, body.policy)
+
+        def act() -> tuple[Person, str]:
+            person = room.people.add(
+                body.name, roles=body.roles, policy=body.policy, email=body.email, os_user=body.os_user, by=caller.actor
+            )
+            return person, room.people.invite(person.name, lasts=INVITATION_LASTS, by=caller.actor)
+
+        person, secret = await asyncio.to_thread(act)
+        return json_response(told(person) | {"link": link_of(room.address, secret)}, 201)
+
+    @made.patch("/v1/people/{name}", openapi_extra=openapi.body(ChangeBody))
+    async def change(caller: Admin, name: str, request: Request) -> Response:
+        """Give and take roles, name the policy, disable and enable."""
+        body = await read_body(request, ChangeBody)
+        changes = {field: value for field in body.__struct_fields__ if (value := getattr(body, field)) is not msgspec.UNSET}
+        _known(room, changes.get("policy"))
+        return json_response(told(await asyncio.to_thread(lambda: room.people.change(name, by=caller.actor, **changes))))
+
+    @made.post("/v1/people/{name}/link", status_code=201)
+    async def invite(caller: Admin, name: str) -> Response:
+        """A new link to set a password with; links given before end, and with the password every session and token."""
+        secret = await asyncio.to_thread(lambda: room.people.invite(name, lasts=INVITATION_LASTS, by=caller.actor))
+        return json_response({"name": name, "link": link_of(room.address, secret)}, 201)
+
+
+def _tokens(made: APIRouter, room: PeopleRoom) -> None:
+    @made.get("/v1/me")
+    async def me(request: Request) -> Response:
+        """Who is asking, and what they may do."""
+        access: Access = request.app.state.access
+        caller = await access.identify(dict(request.scope["headers"]))
+        visitor = caller.visitor()
+        roles = sorted(caller.person.roles) if caller.person else []
+        return json_response({"actor": caller.actor, "roles": roles, "policy": caller.policy, "may": sorted(visitor.actions)})
+
+    @made.get("/v1/tokens")
+    async def tokens(caller: Viewer) -> Response:
+        """One's own tokens, never their secrets."""
+        person = _somebody(caller)
+        found = await asyncio.to_thread(room.keys.history)
+        return json_response({"tokens": [_token(key, room.clock()) for key in found if key.person_id == person.id]})
+
+    @made.post("/v1/tokens", openapi_extra=openapi.body(TokenBody), status_code=201)
+    async def create(caller: Viewer, request: Request) -> Response:
+        """A token of one's own; its text is shown this once."""
+        person, body = _somebody(caller), await read_body(request, TokenBody)
+        _known(room, body.policy)
+        if caller.policy is not None and body.policy not in (None, caller.policy):
+            raise HttpError(403, f"you are there for the policy {caller.policy!r} only", code="wrong_policy", param="policy")
+        ends = room.clock() + timedelta(days=body.expires_days)
+        policy = body.policy or caller.policy
+        key, text = await asyncio.to_thread(
+            lambda: room.keys.create(name=body.name, scopes=(), policy=policy, expires_at=ends, by=person.actor, of=person)
+        )
+        access: Access = request.app.state.access
+        await access.reread()
+        return json_response({**_token(key, room.clock()), "token": text}, 201)
+
+    @made.delete("/v1/tokens/{prefix}")
+    async def revoke(caller: Viewer, prefix: str) -> Response:
+        """End a token of one's own."""
+        person, wanted = _somebody(caller), openapi.path_id(prefix)
+        found = await asyncio.to_thread(room.keys.history)
+        if not any(key.prefix == wanted and key.person_id == person.id for key in found):
+            raise NotFound(f"no token of yours begins with {wanted!r}: GET /v1/tokens lists them")
+        return json_response(_token(await asyncio.to_thread(lambda: room.keys.revoke(wanted, by=person.actor)), room.clock()))
+
+
+def link_of(address: str, secret: str) -> str:
+    """Where somebody sets their password."""
+    return f"{address}/console/welcome?link={secret}"
+
+
+def told(person: Person) -> dict[str, Any]:
+    """A person as others see them."""
+    return {
+        "name": person.name, "roles": sorted(person.roles), "policy": person.policy, "email": person.email, "os_user": person.os_user,
+        "has_password": person.has_password, "provider": person.subject is not None, "created_at": person.created_at,
+        "made_by": person.made_by, "disabled_at": person.disabled_at,
+    }  # fmt: skip
+
+
+def _token(key: ApiKey, now: datetime) -> dict[str, Any]:
+    return {
+        "prefix": key.prefix, "name": key.name, "policy": key.policy, "created_at": key.created_at, "expires_at": key.expires_at,
+        "revoked_at": key.revoked_at, "usable": key.usable_at(now),
+    }  # fmt: skip
+
+
+def _somebody(caller: Caller) -> Person:
+    if caller.person is None:
+        raise HttpError(403, "tokens belong to people, and this is a program's key or nobody: sign in as yourself", code="no_person")
+    return caller.person
+
+
+def _known(room: PeopleRoom, policy: str | None) -> None:
+    if policy is not None and policy not in room.policies:
+        known = ", ".join(sorted(room.policies))
+        raise BadRequest(f"no policy is named {policy!r} (declared: {known})", param="policy", code="unknown_policy")
