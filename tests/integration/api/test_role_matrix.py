@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi import APIRouter, Depends
-from httpx import Response
 from sqlalchemy import Engine
 from starlette.testclient import TestClient
 
@@ -84,7 +84,7 @@ def service(engine: Engine, town: Town) -> TestClient:
     return TestClient(create_app(given), raise_server_exceptions=False)
 
 
-def ask(client: TestClient, method: str, path: str, headers: dict[str, str]) -> Response:
+def ask(client: TestClient, method: str, path: str, headers: dict[str, str]) -> Any:
     """An empty body where one is sent: whoever is let in is told what it lacks."""
     return client.post(path, json={}, headers=headers) if method == "POST" else client.get(path, headers=headers)
 
