@@ -150,12 +150,14 @@ def _everybody(made: APIRouter, room: PeopleRoom) -> None:
         body = await read_body(request, ChangeBody)
         changes = {field: value for field in body.__struct_fields__ if (value := getattr(body, field)) is not msgspec.UNSET}
         _known(room, changes.get("policy"))
-        return json_response(told(await asyncio.to_thread(lambda: room.people.change(name, by=caller.actor, **changes))))
+        who = openapi.path_id(name)
+        return json_response(told(await asyncio.to_thread(lambda: room.people.change(who, by=caller.actor, **changes))))
 
     @made.post("/v1/people/{name}/link", status_code=201)
     async def invite(caller: Admin, name: str) -> Response:
         """A new link to set a password with; links given before end, and with the password every session and token."""
-        secret = await asyncio.to_thread(lambda: room.people.invite(name, lasts=INVITATION_LASTS, by=caller.actor))
+        who = openapi.path_id(name)
+        secret = await asyncio.to_thread(lambda: room.people.invite(who, lasts=INVITATION_LASTS, by=caller.actor))
         return json_response({"name": name, "link": link_of(room.address, secret)}, 201)
 
 
