@@ -19,7 +19,7 @@ from fastapi import APIRouter, Depends
 from app import wiring
 from app.access import FormTokens
 from app.api import engines, feedback, keys, observations, people, releases, webhooks
-from app.api.access import Access, PeopleBook, policy_of
+from app.api.access import Access, PeopleBook
 from app.api.application import Application, TurnAway, build
 from app.api.barrier import Barrier, reached_as
 from app.api.chat.conversations import Conversations
@@ -40,7 +40,8 @@ from app.api.redaction import Redactor
 from app.api.sessions import Sessions
 from app.api.workshop import SWITCH_S, Workshop
 from app.console.entrance import Entrance
-from app.console.pages import console, static
+from app.console.live import Live
+from app.console.pages import Pages, static
 from app.domain.errors import BadConfig, RatchetError, Unavailable
 from app.domain.ids import utc_now
 from app.domain.policies import PolicyConfig
@@ -236,8 +237,14 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
     entrance = Entrance(
         wiring.sign_in(settings), forms=forms, read_form=read_form, keeper=keeper, secure=settings.address.startswith("https:")
     )
+    pages = Pages(
+        adapters.sight,
+        desk=room.desk,
+        live=Live(adapters.sight, still_may=keeper.still_lets_in),
+        visitor_of=lambda request: request.state.visitor,
+    )
     guarded = APIRouter(dependencies=[Depends(keeper)])
-    guarded.include_router(console(adapters.operations, policy_of))
+    guarded.include_router(pages.router())
     return Collaborators(
         inbox=adapters.inbox, routes=adapters.routes, engines=adapters.engines, policies=adapters.policies, keys=adapters.keys,
         episodes=adapters.episodes, ledger=adapters.reads, reads=adapters.reads,

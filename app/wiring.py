@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from app.db.releases import SqlReleaseLedger
     from app.db.rule_sets import SqlRules
     from app.db.runs import SqlRunStore
+    from app.db.sight import SqlSight
     from app.db.streams import SqlEffects
     from app.db.suite_scores import SqlScores
     from app.db.suite_sources import WellEnded
@@ -704,7 +705,7 @@ class HttpAdapters:
     people: "SqlPeople"
     episodes: "SqlEpisodes"
     reads: "SqlReads"
-    operations: "SqlOperations"
+    sight: "SqlSight"
     claims: "Claims"
     ingestion_troubles: Callable[[], list[str]]
     """What keeps accepted events from being applied, a sentence each."""
@@ -729,12 +730,12 @@ def door(settings: Settings) -> "SqlInbox | DirectInbox":
 
 def http_adapters(settings: Settings) -> HttpAdapters:
     """Everything live behind the HTTP service."""
-    from app.db.console import SqlOperations
     from app.db.episodes import SqlEpisodes
     from app.db.keys import SqlKeys
     from app.db.people import SqlPeople
     from app.db.pointer import SqlRoutes
     from app.db.reads import SqlReads
+    from app.db.sight import SqlSight
     from app.db.troubles import ingestion_troubles
 
     state, inbox = open_state(settings), open_inbox(settings)
@@ -747,7 +748,7 @@ def http_adapters(settings: Settings) -> HttpAdapters:
         people=SqlPeople(state),
         episodes=SqlEpisodes(state),
         reads=SqlReads(state, inbox),
-        operations=SqlOperations(state, inbox),
+        sight=SqlSight(state),
         claims=LateClaims(settings),
         ingestion_troubles=lambda: ingestion_troubles(state, inbox),
     )

@@ -344,12 +344,6 @@ def why_not(caller: Caller, action: Action) -> str:
     return f"this key has the scopes {', '.join(sorted(caller.scopes)) or 'none'}; {action.value} takes {scopes}: create one with it"
 
 
-def policy_of(connection: HTTPConnection) -> str | None:
-    """The one policy that whoever asks may see, where `requires` let them in; None is all of them."""
-    caller: Caller = connection.state.caller
-    return caller.policy
-
-
 def _token(headers: Headers) -> str | None:
     """The key of a request: Bearer, x-api-key, or the password of Basic (as Langfuse's clients and browsers send it)."""
     plain = headers.get(b"x-api-key") or headers.get(b"authorization")

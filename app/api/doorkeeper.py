@@ -39,6 +39,14 @@ class Doorkeeper:
         request.state.visitor = caller.visitor(csrf=self._forms.of(known_by))
         return request.state.visitor
 
+    async def still_lets_in(self, request: Request) -> bool:
+        """Whether whoever opened a stream may still look; what a stream says is about every policy at once, and of none."""
+        try:
+            caller, _ = await self._who(request)
+            return caller.visitor().may(Action.LOOK)
+        except (NotSignedIn, HttpError):
+            return False
+
     async def _who(self, request: Request) -> tuple[Caller, str]:
         access: Access = request.app.state.access
         session = request.cookies.get(SESSION_COOKIE)

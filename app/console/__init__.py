@@ -1,8 +1,9 @@
 """The operators' pages: templates and static files, no JavaScript build.
 
-Fed by the same queries as the API / feeds people.
+Fed by `app.domain.sight` and the release desk / feeds people, who look and decide.
 """
 
-from app.console.pages import console
+from app.console.live import Live
+from app.console.pages import Pages, static
 
-__all__ = ["console"]
+__all__ = ["Live", "Pages", "static"]

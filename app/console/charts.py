@@ -1,119 +1,135 @@
-"""Charts as inline SVG: lines over time with their intervals, and bars of a distribution."""
+"""Charts as inline SVG: a value over time with its interval, evidence against its threshold, slots as shapes.
+
+Colours stand out from both grounds and from each other for colour-blind people, and nothing is told by colour alone: the champion's line is
+solid, the candidate's dashed, and states have shapes. Styles are classes, because the pages' policy allows no inline style.
+"""
 
 import html
 import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
-from app.domain.views import LabelRow, Measure, measure
-
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 760, 240, 40, 28, 10
-COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#b83280", "#975a16", "#2c7a7b", "#742a2a")
-BUCKETS = 24
-LEAST_IN_BUCKET = 3
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 360, 150, 44, 8, 8, 22
+MARKS = {"done": "M2 7h10", "held": "M3 3l8 8M11 3l-8 8", "failed": "M7 2v6M7 11v1", "skipped": "M3 7h2M9 7h2", "running": "M4 3l6 4-6 4z"}
+"""A shape for each state of a slot, in a square of 14."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Series:
-    """One line: times in seconds before the newest point, values in [0, 1]."""
+class Point:
+    """A value at a moment, with its interval."""
+
+    at: datetime
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One series."""
 
     name: str
-    points: tuple[tuple[float, Measure], ...]
+    points: Sequence[Point]
+    dashed: bool = False
 
 
-def reaction_series(labels: Sequence[LabelRow], names: Mapping[str, str]) -> list[Series]:
-    """Mean edit persistence per version and time bucket, with intervals; buckets with too few labels are left out."""
-    spoken = [label for label in labels if label.persistence is not None]
-    if not spoken:
-        return []
-    newest = max(label.finished_at for label in spoken)
-    width = max(1.0, max((newest - label.finished_at).total_seconds() for label in spoken) / BUCKETS)
-    grouped: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for label in spoken:
-        bucket = int((newest - label.finished_at).total_seconds() / width)
-        grouped[label.version][bucket].append(label.persistence or 0.0)
-    return [_series(names.get(version, version[:12]), buckets, width) for version, buckets in grouped.items()]
+@dataclass(frozen=True)
+class _Scale:
+    first: datetime
+    span_s: float
+    low: float
+    high: float
+
+    def x(self, at: datetime) -> float:
+        return LEFT + (at - self.first).total_seconds() / self.span_s * (WIDTH - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        bounded = min(self.high, max(self.low, value))
+        return TOP + (self.high - bounded) / (self.high - self.low) * (HEIGHT - TOP - BOTTOM)
 
 
-def _series(name: str, buckets: Mapping[int, Sequence[float]], width: float) -> Series:
-    enough = {bucket: measure(values, low=0, high=1) for bucket, values in buckets.items() if len(values) >= LEAST_IN_BUCKET}
-    return Series(
-        name=name, points=tuple((-(bucket + 0.5) * width, m) for bucket, m in sorted(enough.items(), reverse=True) if m is not None)
-    )
-
-
-def lines(series: Sequence[Series], *, title: str) -> str:
-    """A line chart; empty text where there is nothing to draw."""
-    drawn = [one for one in series if one.points]
+def over_time(lines: Sequence[Line], *, title: str, threshold: float | None = None, zero: bool = False) -> str:
+    """Lines with bands; `threshold` is drawn dotted. Empty text without any point."""
+    drawn = [line for line in lines if line.points]
     if not drawn:
         return ""
-    oldest = min(at for one in drawn for at, _ in one.points) or -1.0
-    parts = [_frame(title, oldest)]
-    for number, one in enumerate(sorted(drawn, key=lambda one: one.points[0][0])):
-        parts.append(_line(one, COLOURS[number % len(COLOURS)], oldest))
-        parts.append(_legend(one.name, COLOURS[number % len(COLOURS)], number))
-    legend = 18 * math.ceil(len(drawn) / 3)
-    return f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT + legend}" role="img" aria-label="{html.escape(title)}">{"".join(parts)}</svg>'
+    scale = _scale(drawn, threshold, zero=zero)
+    inside = [_frame(scale)]
+    if threshold is not None:
+        inside.append(_rule(scale, threshold, "threshold"))
+    for number, line in enumerate(drawn):
+        inside.append(_drawn(scale, line, f"s{number % 4}"))
+    told = "; ".join(_told(line) for line in drawn)
+    legend = "".join(_key(number, line) for number, line in enumerate(drawn)) if len(drawn) > 1 else ""
+    label = html.escape(f"{title}: {told}")
+    size = f'viewBox="0 0 {WIDTH} {HEIGHT + (18 if len(drawn) > 1 else 0)}"'
+    return f'<svg class="chart" {size} role="img" aria-label="{label}">{"".join(inside)}{legend}</svg>'
 
 
-def _x(at: float, oldest: float) -> float:
-    return LEFT + (1 - at / oldest) * (WIDTH - LEFT - 10)
+def _key(number: int, line: Line) -> str:
+    """What the line is called, in its colour and stroke."""
+    name = f"{'╌' if line.dashed else '━'} {html.escape(line.name[:20])}"
+    return f'<text class="key s{number % 4}" x="{LEFT + number * 150}" y="{HEIGHT + 12}">{name}</text>'
 
 
-def _y(value: float) -> float:
-    return TOP + (1 - min(1.0, max(0.0, value))) * (HEIGHT - TOP - BOTTOM)
+def _told(line: Line) -> str:
+    last = line.points[-1]
+    interval = f" [{last.low:.3g}, {last.high:.3g}]" if last.low is not None and last.high is not None else ""
+    return f"{line.name} {last.value:.3g}{interval}"
 
 
-def _frame(title: str, oldest: float) -> str:
+def _scale(lines: Sequence[Line], threshold: float | None, *, zero: bool) -> _Scale:
+    points = [point for line in lines for point in line.points]
+    newest = [line.points[-1] for line in lines]
+    values = [p.value for p in points] + [v for p in newest for v in (p.low, p.high) if v is not None and math.isfinite(v)]
+    values += [threshold] if threshold is not None else []
+    values += [0.0] if zero else []
+    low, high = min(values), max(values)
+    pad = (high - low) * 0.08 or 0.1
+    first, last = min(p.at for p in points), max(p.at for p in points)
+    return _Scale(first, max(1.0, (last - first).total_seconds()), low - pad, high + pad)
+
+
+def _frame(scale: _Scale) -> str:
+    marks = [scale.low + (scale.high - scale.low) * share for share in (0.08, 0.5, 0.92)]
     grid = "".join(
-        f'<line x1="{LEFT}" x2="{WIDTH - 10}" y1="{_y(v):.1f}" y2="{_y(v):.1f}" class="grid"/>'
-        f'<text x="{LEFT - 6}" y="{_y(v) + 4:.1f}" text-anchor="end">{v:.2f}</text>'
-        for v in (0.0, 0.25, 0.5, 0.75, 1.0)
+        f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{scale.y(v):.1f}" y2="{scale.y(v):.1f}"/>'
+        f'<text x="{LEFT - 4}" y="{scale.y(v) + 4:.1f}" text-anchor="end">{v:.2g}</text>'
+        for v in marks
     )
-    times = "".join(
-        f'<text x="{_x(oldest * f, oldest):.1f}" y="{HEIGHT - 8}" text-anchor="middle">−{_span(-oldest * f)}</text>' for f in (0.95, 0.5)
-    )
-    return f"<title>{html.escape(title)}</title>{grid}{times}"
+    hours = scale.span_s / 3600
+    span = f"{hours / 24:.1f} days" if hours >= 48 else f"{hours:.1f} h" if hours >= 1.5 else f"{scale.span_s / 60:.0f} min"
+    times = f'<text x="{LEFT}" y="{HEIGHT - 6}">{scale.first:%m-%d %H:%M}</text>'
+    return f'{grid}{times}<text x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" text-anchor="end">+ {span}</text>'
 
 
-def _span(seconds: float) -> str:
-    return f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+def _rule(scale: _Scale, value: float, kind: str) -> str:
+    return f'<line class="{kind}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{scale.y(value):.1f}" y2="{scale.y(value):.1f}"/>'
 
 
-def _line(series: Series, colour: str, oldest: float) -> str:
-    path = " ".join(f"{_x(at, oldest):.1f},{_y(m.mean):.1f}" for at, m in series.points)
-    whiskers = "".join(_point(_x(at, oldest), m, colour) for at, m in series.points)
-    return f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>{whiskers}'
+def _drawn(scale: _Scale, line: Line, series: str) -> str:
+    path = " ".join(f"{scale.x(p.at):.1f},{scale.y(p.value):.1f}" for p in line.points)
+    sure = [p for p in line.points if p.low is not None and p.high is not None and math.isfinite(p.low) and math.isfinite(p.high)]
+    upper = [f"{scale.x(p.at):.1f},{scale.y(p.high or 0.0):.1f}" for p in sure]
+    lower = [f"{scale.x(p.at):.1f},{scale.y(p.low or 0.0):.1f}" for p in reversed(sure)]
+    band = f'<polygon class="band {series}" points="{" ".join([*upper, *lower])}"/>' if len(sure) > 1 else ""
+    if len(sure) == 1:
+        at, one = scale.x(sure[0].at), sure[0]
+        ends = f'y1="{scale.y(one.low or 0.0):.1f}" y2="{scale.y(one.high or 0.0):.1f}"'
+        band = f'<line class="whisker {series}" x1="{at:.1f}" x2="{at:.1f}" {ends}/>'
+    dot = f'<circle class="dot {series}" cx="{scale.x(line.points[-1].at):.1f}" cy="{scale.y(line.points[-1].value):.1f}" r="3"/>'
+    return f'{band}<polyline class="line {series}{" dashed" if line.dashed else ""}" points="{path}"/>{dot}'
 
 
-def _point(x: float, found: Measure, colour: str) -> str:
-    """A dot with its interval; hovering tells the numbers."""
-    interval = f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_y(found.low):.1f}" y2="{_y(found.high):.1f}" stroke="{colour}" opacity=".35"/>'
-    dot = f'<circle cx="{x:.1f}" cy="{_y(found.mean):.1f}" r="2.5" fill="{colour}"><title>{found} of {found.n}</title></circle>'
-    return interval + dot
-
-
-def _legend(name: str, colour: str, number: int) -> str:
-    x, y = LEFT + (number % 3) * 240, HEIGHT + 12 + 18 * (number // 3)
-    return f'<rect x="{x}" y="{y - 9}" width="10" height="10" fill="{colour}"/><text x="{x + 16}" y="{y}">{html.escape(name)}</text>'
-
-
-def bars(values: Sequence[float], *, low: float, high: float, buckets: int) -> str:
-    """A histogram; values outside the range are counted in the outermost bars."""
-    if not values:
+def strip(slots: Sequence[tuple[str, str]], *, title: str) -> str:
+    """Slots as shapes, oldest first: (state, what the tooltip says)."""
+    if not slots:
         return ""
-    counts = [0] * buckets
-    for value in values:
-        counts[min(buckets - 1, max(0, int((value - low) / (high - low) * buckets)))] += 1
-    step, tallest = (WIDTH - LEFT - 10) / buckets, max(counts)
     drawn = "".join(
-        f'<rect x="{LEFT + i * step + 1:.1f}" y="{_y(count / tallest):.1f}" width="{step - 2:.1f}" '
-        f'height="{HEIGHT - BOTTOM - _y(count / tallest):.1f}" fill="{COLOURS[0]}"><title>{count}</title></rect>'
-        for i, count in enumerate(counts)
+        f'<g transform="translate({n % 24 * 15},{n // 24 * 17})"><title>{html.escape(told)}</title>'
+        f'<rect class="slot {html.escape(state)}" width="14" height="14" rx="2"/><path class="mark" d="{MARKS.get(state, "")}"/></g>'
+        for n, (state, told) in enumerate(slots)
     )
-    ticks = "".join(
-        f'<text x="{LEFT + f * (WIDTH - LEFT - 10):.1f}" y="{HEIGHT - 8}" text-anchor="middle">{low + f * (high - low):g}</text>'
-        for f in (0.0, 0.25, 0.5, 0.75, 1.0)
-    )
-    return f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="distribution">{drawn}{ticks}</svg>'
+    rows = math.ceil(len(slots) / 24)
+    return f'<svg class="strip" viewBox="0 0 360 {rows * 17}" role="img" aria-label="{html.escape(title)}">{drawn}</svg>'

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from app.access import FORM_COOKIE, SESSION_COOKIE, FormTokens, local_path
-from app.console.pages import HEADERS
+from app.console.rendering import HEADERS
 from app.domain.errors import BadRequest, RatchetError
 from app.domain.people import SESSION_LASTS, Person, SignInRefused
 

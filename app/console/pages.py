@@ -1,158 +1,206 @@
-"""The pages, read-only; every one works without JavaScript, and none changes under who reads it."""
+"""The console's pages: everything can be read and decided without JavaScript, and every table is a CSV and a JSON file as well.
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from pathlib import Path
+GET  /console, /console/releases, …       a page; `?sheet=NAME&as=csv` one of its tables
+GET  /console/releases/ID@EVIDENCE        the evidence as it was, for ever
+GET  /console/act/ACT/SUBJECT             what an act would do, to be confirmed
+POST /console/act/ACT/SUBJECT             the act, once and on what was seen (`app.console.acts`)
+GET  /console/stream                      says that something changed (`app.console.live`)
+"""
 
-import jinja2
-from fastapi import APIRouter, HTTPException, Request
-from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import urlencode
 
-from app.console.charts import bars, lines, reaction_series
-from app.console.wording import age, clock_time, mood, share, short
-from app.domain.ids import utc_now
-from app.domain.releases import IN_FLIGHT
-from app.domain.views import LabelRow, Operations, VersionRow
+from fastapi import APIRouter, Request
+from fastapi.responses import FileResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 
-HERE = Path(__file__).parent
-NEWEST_LABELS = 5_000
-"""A page is about what happens now, and is made within a fifth of a second: it reads so many labels, once."""
-PAGES = (("", "Overview"), ("releases", "Releases"), ("versions", "Versions"), ("labels", "Labels"), ("cycles", "Cycles"))
-Render = Callable[[str, Request, str | None, Callable[[str], dict[str, object]]], HTMLResponse]
-"""(template, request, policy asked for, values of the policy shown) → page."""
+from app.console.acts import ActPages, Desk
+from app.console.live import Live
+from app.console.rendering import HEADERS, HERE, Renderer, VisitorOf
+from app.console.sheets import Sheet
+from app.console.views import candidate, data, inbox, records, rewards, versions
+from app.console.views.asked import Asked
+from app.domain.errors import BadInput, NotFound, RatchetError, Refused, Unavailable
+from app.domain.people import Action
+from app.domain.sight import Sight
 
-
-HEADERS = {
-    "content-security-policy": "default-src 'none'; style-src 'self'; img-src 'self' data:; form-action 'self'; base-uri 'none'; "
-    "frame-ancestors 'none'",
-    "x-content-type-options": "nosniff", "x-frame-options": "DENY", "referrer-policy": "no-referrer", "cache-control": "no-store",
-}  # fmt: skip
-"""Of every page: what a name or a reason might smuggle in runs nothing and fetches nothing, no other site shows the page in a frame, and
-nothing of it stays in a cache."""
-
-
-def everything(_request: Request) -> str | None:
-    """Whoever asks sees every policy."""
-    return None
+Content = Callable[..., dict[str, Any]]
+DONE = "Done. What is shown is how it is now."
+AGAIN = "Done already: nothing was done twice. What is shown is how it is now."
 
 
-def console(operations: Operations, bound_to: Callable[[Request], str | None] = everything) -> APIRouter:
-    """The router of the console, to be mounted at the root; every address begins with /console.
+class Pages:
+    """The pages over one deployment."""
 
-    `bound_to` names the one policy that whoever asks may see; None is all of them.
-    """
-    router = APIRouter(prefix="/console", include_in_schema=False)
-    render = _renderer(operations, bound_to)
+    def __init__(self, sight: Sight, *, desk: Desk, live: Live, visitor_of: VisitorOf) -> None:
+        self._sight = sight
+        self._visitor_of = visitor_of
+        self._renderer = Renderer()
+        self._acts = ActPages(sight, desk)
+        self.live = live
 
-    @router.get("")
-    def overview(request: Request, policy: str | None = None) -> HTMLResponse:
-        shared = bound_to(request) is None
-        return render("overview.html", request, policy, lambda name: _overview(operations, name, shared=shared))
+    def router(self) -> APIRouter:
+        """Everything below /console but for the entrance and the static files."""
+        made = APIRouter(prefix="/console", include_in_schema=False)
+        self._page(made, "", "inbox.html", "Inbox", inbox.inbox, here="")
+        self._page(made, "/releases", "list.html", "Candidates", candidate.candidates)
+        self._page(made, "/versions", "versions.html", "Versions", versions.versions)
+        self._page(made, "/versions/{digest}", "version.html", "Version", versions.version)
+        self._page(made, "/rewards", "rewards.html", "Rewards", rewards.rewards)
+        self._page(made, "/labels/{inference_id}", "label.html", "Label", rewards.label, here="rewards")
+        self._page(made, "/data", "data.html", "Data", data.data)
+        self._page(made, "/trust", "trust.html", "Trust", data.trust)
+        self._page(made, "/audit", "audit.html", "Audit", records.audit)
+        self._singles(made)
+        self._acting(made)
+        return made
 
-    @router.get("/", response_class=RedirectResponse)
-    def slash() -> str:
-        return "/console"
+    def _page(self, made: APIRouter, path: str, template: str, title: str, content: Content, *, here: str | None = None) -> None:
+        at = path.strip("/").partition("/")[0] if here is None else here
 
-    @router.get("/releases")
-    def releases(request: Request, policy: str | None = None) -> HTMLResponse:
-        return render("releases.html", request, policy, lambda name: {"releases": operations.releases(name, limit=200)})
+        @made.get(path, name=title)
+        def page(request: Request) -> Response:
+            return self._answer(request, template, title, at, lambda asked: content(asked, **request.path_params))
 
-    @router.get("/releases/{release_id}")
-    def release(request: Request, release_id: str, policy: str | None = None) -> HTMLResponse:
-        return render("release.html", request, policy, lambda name: _release(operations, name, release_id))
+    def _singles(self, made: APIRouter) -> None:
+        @made.get("/", response_class=RedirectResponse)
+        def slash() -> str:
+            return "/console"
 
-    @router.get("/versions")
-    def versions(request: Request, policy: str | None = None) -> HTMLResponse:
-        return render("versions.html", request, policy, lambda name: _versions(operations, name))
+        @made.get("/releases/{release_id}")
+        def release(request: Request, release_id: str) -> Response:
+            id_, at, evidence = release_id.partition("@")
+            if at:
+                title = "Evidence, as it was"
+                return self._answer(request, "frozen.html", title, "releases", lambda asked: records.frozen(asked, id_, evidence), of=id_)
+            return self._answer(request, "candidate.html", "Candidate", "releases", lambda asked: candidate.candidate(asked, id_), of=id_)
 
-    @router.get("/labels")
-    def labels(request: Request, policy: str | None = None) -> HTMLResponse:
-        return render("labels.html", request, policy, lambda name: _labels(operations, name))
+        @made.get("/audit.jsonl")
+        def export(request: Request) -> Response:
+            visitor = self._visitor_of(request)
+            if visitor.policy is not None or not visitor.may(Action.READ_AUDIT):
+                return self._trouble(request, NotFound("the whole chain is for those who may see every policy"))
+            headers = HEADERS | {"content-disposition": 'attachment; filename="ratchet-audit.jsonl"'}
+            return StreamingResponse(self._chain(), media_type="application/x-ndjson", headers=headers)
 
-    @router.get("/cycles")
-    def cycles(request: Request, policy: str | None = None) -> HTMLResponse:
-        return render("cycles.html", request, policy, lambda name: {"cycles": operations.cycles(name, limit=200)})
+        @made.get("/find")
+        def find(request: Request) -> Response:
+            return self._answer(request, "trouble.html", "Find", "", self._found)
 
-    return router
+        @made.get("/stream")
+        async def stream(request: Request) -> Response:
+            return self.live.stream(request)
+
+    def _acting(self, made: APIRouter) -> None:
+        @made.get("/act/{act}/{subject}")
+        def confirm(request: Request, act: str, subject: str) -> Response:
+            return self._answer(request, "act.html", "Confirm", "", lambda asked: self._acts.confirm(asked, act, subject), of=subject)
+
+        @made.post("/act/{act}/{subject}")
+        def do(request: Request, act: str, subject: str) -> Response:
+            form: dict[str, str] = request.state.form
+
+            def content(asked: Asked) -> dict[str, Any] | Response:
+                try:
+                    again = self._acts.do(asked, act, subject, form)
+                except Refused as error:
+                    return self._acts.confirm(asked, act, subject, typed=form, moved=str(error))
+                back = self._acts.back(asked, act, subject)
+                return RedirectResponse(
+                    f"{back}{'&' if '?' in back else '?'}{urlencode({'done': 'again' if again else act})}", 303, HEADERS
+                )
+
+            return self._answer(request, "act.html", "Confirm", "", content, of=subject, policy=form.get("policy"))
+
+        @made.get("/{path:path}")
+        def elsewhere(request: Request, path: str) -> Response:
+            return self._trouble(request, NotFound(f"there is no page /console/{path[:80]}"))
+
+    def _answer(
+        self, request: Request, template: str, title: str, here: str, content: Callable[[Asked], dict[str, Any] | Response], *,
+        of: str | None = None, policy: str | None = None,
+    ) -> Response:  # fmt: skip
+        """The page of the policy that is asked for, or of the release, or of the first one that whoever asks may see."""
+        try:
+            visitor, sight = self._visitor_of(request), self.live.steady(self._sight)
+            policies = [name for name in sight.policies() if visitor.sees(name)]
+            chosen = self._policy(request.query_params.get("policy") or policy, policies, of)
+            if chosen is None:
+                return self._renderer.page(
+                    request, "empty.html", title="Welcome", here=here, visitor=visitor, policy=None, policies=[], values={}
+                )
+            asked = Asked(sight=sight, viewer=visitor, policy=chosen, query=request.query_params)
+            values = content(asked)
+            if isinstance(values, Response):
+                return values
+            if (kind := request.query_params.get("as")) is not None:
+                return _file(values.get("sheets", {}), request.query_params.get("sheet", ""), kind)
+            said = request.query_params.get("done")
+            common = {"top": sight.pointer(chosen), "done": "" if said is None else AGAIN if said == "again" else DONE}
+            status = 409 if values.get("moved") else 200
+            return self._renderer.page(
+                request, template, title=values.get("title") or title, here=here, visitor=visitor, policy=chosen, policies=policies,
+                values={**common, **values}, status=status,
+            )  # fmt: skip
+        except RatchetError as error:
+            if not isinstance(error, NotFound | BadInput | Refused | Unavailable):
+                raise
+            return self._trouble(request, error)
+
+    def _policy(self, named: str | None, policies: list[str], of: str | None) -> str | None:
+        if named is not None:
+            if named not in policies:
+                raise NotFound(f"there is no policy {named[:100]}; /console lists those there are")
+            return named
+        found = None if of is None else self._sight.release(of.partition("@")[0])
+        if found is not None and found.policy in policies:
+            return found.policy
+        return next(iter(policies), None)
+
+    def _trouble(self, request: Request, error: RatchetError) -> Response:
+        """An error as a page: the sentence that says what to do."""
+        kinds = ((NotFound, 404, "Not there"), (Refused, 409, "Refused"), (Unavailable, 503, "The database does not answer"))
+        status, title = next(((status, title) for kind, status, title in kinds if isinstance(error, kind)), (400, "That makes no sense"))
+        return self._renderer.page(
+            request, "trouble.html", title=title, here="none", visitor=self._visitor_of(request), policy=None, policies=[],
+            values={"sentence": str(error)}, status=status,
+        )  # fmt: skip
+
+    def _found(self, asked: Asked) -> dict[str, Any] | Response:
+        """Where a release, a version or a turn is, by what somebody typed."""
+        wanted = asked.word("q")
+        path = None if wanted is None else asked.sight.find(asked.policy, wanted)
+        if path is None:
+            raise NotFound(f"nothing of {asked.policy} is called {wanted or ''!r}: type a name, or the beginning of a digest or id")
+        return RedirectResponse(asked.link(path), 303, HEADERS)
+
+    def _chain(self) -> Iterator[str]:
+        """The audit chain, an entry a line, as `ratchet audit verify FILE` reads it."""
+        for entry in self._sight.audit_entries():
+            plain = dict(vars(entry)) | {"occurred_at": entry.occurred_at.isoformat()}
+            yield json.dumps(plain, ensure_ascii=False, default=str) + "\n"
+
+
+def _file(sheets: dict[str, Sheet], name: str, kind: str) -> Response:
+    sheet = sheets.get(name)
+    if sheet is None:
+        raise NotFound(f"this page has no table {name[:50]!r}; it has {', '.join(sheets) or 'none'}")
+    headers = HEADERS | {"content-disposition": f'attachment; filename="{sheet.name}.{"csv" if kind == "csv" else "json"}"'}
+    if kind == "csv":
+        return Response(sheet.csv(), media_type="text/csv; charset=utf-8", headers=headers)
+    return Response(sheet.json(), media_type="application/json", headers=headers)
 
 
 def static() -> APIRouter:
     """What every page loads, for whoever opens the entrance too."""
-    router = APIRouter(prefix="/console", include_in_schema=False)
+    router = APIRouter(prefix="/console/static", include_in_schema=False)
+    kinds = {"console.css": "text/css", "console.js": "text/javascript", "vendor/htmx.min.js": "text/javascript"}
 
-    @router.get("/static/console.css")
-    def style() -> FileResponse:
-        return FileResponse(HERE / "static" / "console.css", media_type="text/css", headers=HEADERS | {"cache-control": "no-cache"})
+    @router.get("/{name:path}")
+    def file(name: str) -> Response:
+        if name not in kinds:
+            return PlainTextResponse("there is no such file", 404, headers=HEADERS)
+        return FileResponse(HERE / "static" / name, media_type=kinds[name], headers=HEADERS | {"cache-control": "no-cache"})
 
     return router
-
-
-def _renderer(operations: Operations, bound_to: Callable[[Request], str | None]) -> Render:
-    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE / "templates"), autoescape=True, undefined=jinja2.StrictUndefined)
-    environment.filters.update(short=short, age=age, clock_time=clock_time, share=share)
-
-    def render(template: str, request: Request, policy: str | None, content: Callable[[str], dict[str, object]]) -> HTMLResponse:
-        """The page of the named policy, or of the first one that whoever asks may see."""
-        mine = bound_to(request)
-        names = [name for name in operations.policies() if mine in (None, name)]
-        if policy is not None and policy not in names:
-            raise HTTPException(404, f"there is no policy {policy}; /console lists those there are")
-        chosen = policy or next(iter(names), None)
-        page = template if chosen is not None else "empty.html"
-        stem = template.removesuffix(".html")
-        here = {"overview": "", "release": "releases"}.get(stem, stem)
-        values = content(chosen) if chosen is not None else {}
-        text = environment.get_template(page).render(policy=chosen, policies=names, pages=PAGES, here=here, now=utc_now(), **values)
-        return HTMLResponse(text, headers=HEADERS)
-
-    return render
-
-
-def _overview(operations: Operations, policy: str, *, shared: bool) -> dict[str, object]:
-    """`shared`: whether sums over all policies are shown too."""
-    releases, labels = operations.releases(policy, limit=12), operations.labels(policy, limit=NEWEST_LABELS)
-    versions = operations.versions(policy, labels)
-    return {
-        "pointer": operations.pointer(policy),
-        "versions": versions[-8:],
-        "names": {version.digest: version.name for version in versions},
-        "in_flight": [release for release in releases if release.state in IN_FLIGHT],
-        "releases": releases,
-        "progress": operations.progress(policy),
-        "accepted": operations.accepted_events() if shared else None,
-        "waiting": operations.waiting_turns(policy),
-        "chart": _persistence_chart(versions, labels),
-    }
-
-
-def _release(operations: Operations, policy: str, release_id: str) -> dict[str, object]:
-    found = operations.release(release_id)
-    if found is None or found.policy != policy:
-        raise HTTPException(404, f"no release {release_id} of policy {policy}; /console/releases lists those there are")
-    return {
-        "release": found, "gates": operations.gates(release_id), "steps": operations.steps(release_id),
-        "exposed": operations.exposed(found.digest), "alarms": operations.alarms(policy, release_id),
-    }  # fmt: skip
-
-
-def _versions(operations: Operations, policy: str) -> dict[str, object]:
-    labels = operations.labels(policy, limit=NEWEST_LABELS)
-    versions = operations.versions(policy, labels)
-    return {"versions": versions, "pointer": operations.pointer(policy), "chart": _persistence_chart(versions, labels)}
-
-
-def _labels(operations: Operations, policy: str) -> dict[str, object]:
-    rows = operations.labels(policy, limit=NEWEST_LABELS)
-    left_out = Counter(row.exclusion for row in rows if row.exclusion is not None)
-    follow_ups = Counter(mood(row.follow_up) for row in rows)
-    return {
-        "used": operations.labels_used_share(policy),
-        "total": len(rows), "left_out": left_out.most_common(), "follow_ups": follow_ups.most_common(),
-        "rewards": bars([row.reward for row in rows], low=-1.0, high=1.0, buckets=20),
-        "segments": Counter(row.segment or "none" for row in rows).most_common(20),
-    }  # fmt: skip
-
-
-def _persistence_chart(versions: Sequence[VersionRow], labels: Sequence[LabelRow]) -> str:
-    names = {version.digest: version.name for version in versions}
-    return lines(reaction_series(labels, names), title="share of an answer that is still there, by version")

@@ -3,6 +3,7 @@
 from datetime import datetime
 
 from app.domain.ids import utc_now
+from app.domain.views import Measure
 
 
 def short(digest: str | None) -> str:
@@ -16,7 +17,7 @@ def share(value: float | None) -> str:
 
 
 def clock_time(moment: datetime | None) -> str:
-    """Time of day, UTC."""
+    """Date and time of day, UTC."""
     return "–" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S}"
 
 
@@ -24,15 +25,32 @@ def age(moment: datetime | None) -> str:
     """How long ago, in the largest unit that fits."""
     if moment is None:
         return "–"
-    seconds = max(0.0, (utc_now() - moment).total_seconds())
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"
+    return f"{span((utc_now() - moment).total_seconds())} ago"
 
 
-def mood(satisfaction: float | None) -> str:
-    """What a follow-up said, from its satisfaction in [-1, 1]."""
-    if satisfaction is None:
-        return "none or unclear"
-    return "dissatisfied" if satisfaction < 0 else "satisfied" if satisfaction > 0 else "neutral"
+def left(moment: datetime | None) -> str:
+    """How long until then; `over` after it."""
+    if moment is None:
+        return "–"
+    seconds = (moment - utc_now()).total_seconds()
+    return f"{span(seconds)} left" if seconds > 0 else "over"
+
+
+def span(seconds: float) -> str:
+    """A length of time in its largest unit, and the next one where the first is small."""
+    seconds = max(0.0, seconds)
+    if seconds >= 172_800:
+        return f"{seconds / 86_400:.0f} d"
+    if seconds >= 3600:
+        return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"
+    return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
+
+
+def measured(value: Measure | None) -> str:
+    """A mean with its interval."""
+    return "–" if value is None else f"{value.mean:.3f} [{value.low:.3f}, {value.high:.3f}]"
+
+
+def plural(count: int, one: str, many: str | None = None) -> str:
+    """`1 person`, `12,300 people`."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"

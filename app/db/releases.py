@@ -331,10 +331,11 @@ def _list(
 
 def _results(connection: Connection, release_id: str) -> dict[GateName, GateResult]:
     rows = connection.execute(select(gate_results).where(gate_results.c.release_id == release_id).order_by(gate_results.c.id))
-    return {GateName(row.gate): _result(row) for row in rows}
+    return {GateName(row.gate): result_of(row) for row in rows}
 
 
-def _result(row: Row[Any]) -> GateResult:
+def result_of(row: Row[Any]) -> GateResult:
+    """A gate's answer from its row."""
     return GateResult(
         gate=GateName(row.gate), digest=row.digest, verdict=Verdict(row.verdict), reason=row.reason, evidence=row.evidence,
         config_hash=row.config_hash, evidence_hash=row.evidence_hash, decided_at=row.decided_at,

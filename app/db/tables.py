@@ -407,19 +407,6 @@ label_rollups = Table(
 )
 """Current labels added up (`app.db.rollups`), sums in millionths: what pages show costs what a page has, not what the labels have."""
 
-acts = Table(
-    "acts",
-    metadata,
-    Column("request_id", Id, primary_key=True),
-    Column("policy", Name, nullable=False),
-    Column("actor", Name, nullable=False),
-    Column("act", Name, nullable=False),
-    Column("subject", Name, nullable=False),
-    Column("outcome", Text, nullable=False),
-    Column("done_at", UtcMicros, nullable=False),
-)
-"""Acts that carried a request's id, written in the act's own transaction: the same request again changes nothing."""
-
 erasures = Table(
     "erasures",
     metadata,

@@ -1,4 +1,4 @@
-"""Labels added up per version, hour and segment; acts that name their request
+"""Labels added up per version, hour and segment
 
 Expands only. `ratchet db upgrade` fills the rows from the labels there are; what an older labeller writes afterwards is missing in them until
 `ratchet db recount`.
@@ -34,17 +34,6 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("policy", "version", "hour", "segment", "measure", name=op.f("pk_label_rollups")),
     )
     op.create_index("ix_label_rollups_hour", "label_rollups", ["policy", "hour"])
-    op.create_table(
-        "acts",
-        sa.Column("request_id", sa.String(length=64), nullable=False),
-        sa.Column("policy", sa.String(length=200), nullable=False),
-        sa.Column("actor", sa.String(length=200), nullable=False),
-        sa.Column("act", sa.String(length=200), nullable=False),
-        sa.Column("subject", sa.String(length=200), nullable=False),
-        sa.Column("outcome", sa.Text(), nullable=False),
-        sa.Column("done_at", app.db.tables.UtcMicros(), nullable=False),
-        sa.PrimaryKeyConstraint("request_id", name=op.f("pk_acts")),
-    )
     op.create_index("ix_releases_policy_created", "releases", ["policy", "created_at", "id"])
     op.create_index("ix_versions_policy_created", "versions", ["policy", "created_at", "digest"])
     op.create_index("ix_audit_subject", "audit", ["subject", "seq"])
@@ -54,6 +43,5 @@ def downgrade() -> None:
     op.drop_index("ix_audit_subject", table_name="audit")
     op.drop_index("ix_versions_policy_created", table_name="versions")
     op.drop_index("ix_releases_policy_created", table_name="releases")
-    op.drop_table("acts")
     op.drop_table("label_rollups")
     op.drop_column("labels", "success")

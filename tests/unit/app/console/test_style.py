@@ -33,3 +33,16 @@ def test_black_on_white_is_21_to_1() -> None:
 @pytest.mark.parametrize("ground", ["page", "card"])
 def test_text_stands_out_from_its_ground(scheme: dict[str, str], text: str, ground: str) -> None:
     assert contrast(scheme[text], scheme[ground]) >= 4.5
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=["light", "dark"])
+@pytest.mark.parametrize("series", ["s0", "s1", "s2", "s3"])
+def test_lines_stand_out_from_their_ground(scheme: dict[str, str], series: str) -> None:
+    """WCAG 2.2, success criterion 1.4.11: 3 to 1 for what is no text."""
+    assert contrast(scheme[series], scheme["card"]) >= 3.0
+
+
+def test_buttons_are_readable_on_their_ground() -> None:
+    for scheme in SCHEMES:
+        assert contrast(scheme["card"], scheme["link"]) >= 4.5
+        assert all(contrast(scheme["ink"], scheme[ground]) >= 4.5 for ground in ("tint", "plus", "minus"))

@@ -1,0 +1,84 @@
+"""Data: how far the stream is, what makes no sense, what waits, who was forgotten; and trust: what batches left out for their raters."""
+
+from typing import Any
+
+from app.console.sheets import Sheet, cell
+from app.console.views.asked import Asked
+from app.domain.errors import NotFound
+from app.domain.rewards import Exclusion
+from app.domain.sight import CutRow, ErasureRow, LetterRow, Page, StreamRow
+
+COUNTED = ("early", "late", "orphaned", "duplicate", "conflict", "retracted", "dead_lettered")
+
+
+def data(asked: Asked) -> dict[str, Any]:
+    """Values of the page. What is about every policy at once is for those who may see every policy."""
+    sight = asked.sight
+    if asked.viewer.policy is not None:
+        raise NotFound("the stream carries every policy: a key for one policy does not see it")
+    needs = sight.needs(asked.policy)
+    return {
+        "parked": sight.parked(), "counters": [(name, needs.counters.get(name, 0)) for name in COUNTED], "troubles": needs.troubles,
+        "sheets": {
+            "streams": _stream_sheet(sight.streams()), "letters": _letter_sheet(sight.letters(after=asked.word("after"))),
+            "erasures": _erasure_sheet(sight.erasures()),
+        },
+    }  # fmt: skip
+
+
+def trust(asked: Asked) -> dict[str, Any]:
+    """Values of the page about raters."""
+    cuts = asked.sight.cuts(asked.policy)
+    waiting = sum(cut.left_out.get(Exclusion.QUARANTINED, 0) for cut in cuts[:1])
+    return {"waiting": waiting, "sheets": {"cuts": _cut_sheet(cuts)}}
+
+
+def _stream_sheet(streams: list[StreamRow]) -> Sheet:
+    rows = [
+        (
+            cell(row.consumer_group), cell(row.topic), cell(row.partition), cell(row.next_offset), cell(row.high_water),
+            cell(None if row.high_water is None else max(0, row.high_water - row.next_offset)), cell(row.updated_at),
+        )
+        for row in streams
+    ]  # fmt: skip
+    columns = ("consumer", "topic", "partition", "next offset", "end", "lag", "as of")
+    return Sheet(name="streams", title="Lag", columns=columns, rows=rows, empty="nothing was consumed yet")
+
+
+def _letter_sheet(page: Page[LetterRow]) -> Sheet:
+    rows = [
+        (
+            cell(str(row.id)), cell(row.reason), cell(f"{row.topic}:{row.partition}:{row.offset}", kind="code"), cell(row.attempts),
+            cell(row.last_seen_at), cell(row.replayed_at),
+        )
+        for row in page.rows
+    ]  # fmt: skip
+    columns = ("number", "why", "where it lay", "attempts", "last seen", "replayed")
+    return Sheet(name="letters", title="Dead letters", columns=columns, rows=rows, after=page.after, empty="none: everything made sense")
+
+
+def _erasure_sheet(erasures: list[ErasureRow]) -> Sheet:
+    counted = ("turns", "observations", "labels", "exposures", "inbox_payloads", "dead_letters", "segments")
+    rows = [
+        (
+            cell(row.actor, kind="code"), cell(row.requested_by), cell(row.erased_at),
+            *(cell(int(row.report.get(name, 0))) for name in counted),
+            cell(", ".join(row.report.get("trained_versions", []))),
+        )
+        for row in erasures
+    ]  # fmt: skip
+    columns = ("who, as stored", "asked by", "when", *(name.replace("_", " ") for name in counted), "versions trained on them")
+    return Sheet(name="erasures", title="Erasures, and what went", columns=columns, rows=rows, empty="nobody asked to be forgotten")
+
+
+def _cut_sheet(cuts: list[CutRow]) -> Sheet:
+    told = (Exclusion.QUARANTINED, Exclusion.RATER_CAP, Exclusion.ACTOR_CAP)
+    rows = [
+        (
+            cell(cut.id, kind="code"), cell(cut.created_at), cell(cut.items), *(cell(int(cut.left_out.get(name, 0))) for name in told),
+            cell(sum(int(count) for count in cut.left_out.values())),
+        )
+        for cut in cuts
+    ]  # fmt: skip
+    columns = ("batch", "cut", "turns in it", "quarantined", "over the rater's cap", "over the actor's cap", "left out in all")
+    return Sheet(name="cuts", title="Batches, and what their raters cost", columns=columns, rows=rows, empty="no batch was cut yet")

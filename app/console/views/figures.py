@@ -1,0 +1,106 @@
+"""What a gate measured against what it allows: rows from the evidence that each gate leaves behind."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from app.console.sheets import Cell, Sheet, cell
+from app.domain.gates import GateName
+from app.domain.views import GateRow
+
+Row = tuple[str, Cell, Cell, str]
+"""(what, measured, margin or limit, what follows)."""
+NAMES = {
+    GateName.TRAINING_HEALTH: "training health", GateName.OFFLINE: "offline suites", GateName.SEALED: "sealed suites",
+    GateName.OFF_POLICY: "off-policy estimate", GateName.CANARY: "canary", GateName.HOLDBACK: "holdback", GateName.LICENCE: "licence",
+}  # fmt: skip
+
+
+def gate_name(gate: str) -> str:
+    """What people call it."""
+    return NAMES.get(gate, gate)  # pyright: ignore[reportArgumentType, reportCallIssue] - StrEnum keys equal their text
+
+
+def gate_sheet(gates: list[GateRow]) -> Sheet:
+    """Every figure of every gate."""
+    rows = [
+        (
+            cell(gate_name(gate.gate)), cell(gate.verdict, kind="state"), cell(what), measured, margin, cell(said),
+            cell(gate.decided_at),
+        )
+        for gate in gates for what, measured, margin, said in _rows(gate)
+    ]  # fmt: skip
+    columns = ("gate", "verdict", "what", "measured", "margin", "why", "decided")
+    return Sheet(name="gates", title="Gates, number by number", columns=columns, rows=rows, empty="no gate has answered yet")
+
+
+def _rows(gate: GateRow) -> Iterator[Row]:
+    evidence = gate.evidence
+    if gate.gate == GateName.TRAINING_HEALTH:
+        yield from _health(evidence)
+    elif gate.gate in (GateName.OFFLINE, GateName.SEALED):
+        yield from _suites(evidence)
+    elif gate.gate in (GateName.CANARY, GateName.HOLDBACK):
+        yield from _live(evidence)
+    yield ("in a sentence", cell(gate.action or gate.verdict), cell(""), gate.reason)
+
+
+def _health(evidence: Mapping[str, Any]) -> Iterator[Row]:
+    limits = evidence.get("limits") or {}
+    for name, value in (evidence.get("figures") or {}).items():
+        yield name, _number(value), _number(limits.get(name)), "not measured" if value is None else ""
+
+
+def _suites(evidence: Mapping[str, Any]) -> Iterator[Row]:
+    for name, suite in evidence.items():
+        if isinstance(suite, dict) and "difference" in suite:
+            found: dict[str, Any] = suite
+            measured = f"{found['difference']:+.4f} [{found.get('low', 0.0):+.4f}, {found.get('high', 0.0):+.4f}]"
+            said = f"{found.get('class', '')} suite, {found.get('tasks', 0)} tasks: {'passed' if found.get('passed') else 'not passed'}"
+            yield name, Cell(text=measured, value=found["difference"], kind="n"), _number(found.get("margin")), said
+
+
+def _live(evidence: Mapping[str, Any]) -> Iterator[Row]:
+    harm: Mapping[str, Any] = evidence.get("harm") or {}
+    if harm:
+        found = "found" if harm.get("found") else "not found"
+        yield "harm, log E", _number(harm.get("peak_log_e")), _number(harm.get("needed")), f"{found}; it stops the canary at the margin"
+    for one in evidence.get("required") or []:
+        said = "non-inferior" if one.get("non_inferior") else "not yet shown to be non-inferior"
+        margin = Cell(text=f"{_text(one.get('needed'))} (worse by {_text(one.get('margin'))})", value=one.get("needed"), kind="n")
+        yield f"{one.get('metric')}, log E", _number(one.get("peak_log_e")), margin, said
+    for doubt in evidence.get("doubts") or []:
+        yield "data in doubt", cell(""), cell(""), str(doubt)
+    live: Mapping[str, Any] = evidence.get("live_aa") or {}
+    if live:
+        yield "champion against itself", cell(live.get("alarms")), cell(""), str(live.get("told", ""))
+
+
+def effect_sheet(evidence: Mapping[str, Any]) -> Sheet:
+    """Means per arm of every metric at the newest live decision: harm's metrics and the behaviour mix."""
+    effects: Mapping[str, Mapping[str, float]] = (evidence.get("harm") or {}).get("effects") or {}
+    rows = [
+        (
+            cell(name), _number(one.get("control")), _number(one.get("treated")),
+            _number((one.get("treated") or 0.0) - (one.get("control") or 0.0)), cell(int(one.get("n_control") or 0)),
+            cell(int(one.get("n_treated") or 0)),
+        )
+        for name, one in sorted(effects.items())
+    ]  # fmt: skip
+    columns = ("metric (good is up)", "champion", "candidate", "difference", "units, champion", "units, candidate")
+    return Sheet(name="effects", title="Behaviour and effects, per arm", columns=columns, rows=rows, empty="no live decision yet")
+
+
+def health_sheet(metrics: Mapping[str, Any]) -> Sheet:
+    """Numbers that the run recorded."""
+    rows = [(cell(name), _number(value)) for name, value in sorted(metrics.items()) if isinstance(value, int | float)]
+    return Sheet(name="training", title="Training run", columns=("figure", "value"), rows=rows, empty="no run is on record")
+
+
+def _number(value: object) -> Cell:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return cell(value)
+    return Cell(text=_text(value), value=value, kind="n")
+
+
+def _text(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else "–"

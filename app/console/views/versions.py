@@ -1,0 +1,113 @@
+"""Versions: who descends from whom, what was live when, any two side by side, and what is barred."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from app.console.sheets import Cell, Sheet, cell
+from app.console.views.asked import Asked
+from app.console.views.tables import measure_cell, role_of, version_cell, version_sheet
+from app.console.wording import short
+from app.domain.errors import NotFound
+from app.domain.sight import Barred, Moved, Sums, VersionInfo
+
+NEWEST_MOVES = 200
+
+
+def versions(asked: Asked) -> dict[str, Any]:
+    """Values of the list."""
+    sight, policy = asked.sight, asked.policy
+    page, pointer = sight.versions(policy, after=asked.word("after")), sight.pointer(policy)
+    sums = sight.sums(policy, [version.digest for version in page.rows])
+    moves, barred = sight.history(policy, newest=NEWEST_MOVES), sight.quarantined(policy)
+    names = sight.names(policy, {d for move in moves for d in (move.digest, move.previous) if d} | {row.digest for row in barred})
+    return {
+        "pointer": pointer, "tree": tree(page.rows), "role_of": role_of, "compared": _compared(asked, page.rows), "barred": barred,
+        "choices": page.rows, "a": asked.word("a"), "b": asked.word("b"), "names": names,
+        "sheets": {
+            "versions": version_sheet(asked, page, sums, pointer), "live": _move_sheet(asked, moves, names),
+            "quarantine": _barred_sheet(asked, barred, names), **_comparison(asked),
+        },
+    }  # fmt: skip
+
+
+def tree(rows: tuple[VersionInfo, ...]) -> list[tuple[VersionInfo, int]]:
+    """Versions of a page as they descend from each other, each with its depth; children below their parent, newest first."""
+    known = {version.digest for version in rows}
+    children: dict[str | None, list[VersionInfo]] = {}
+    for version in rows:
+        children.setdefault(version.parent if version.parent in known else None, []).append(version)
+    found: list[tuple[VersionInfo, int]] = []
+    waiting = [(version, 0) for version in reversed(children.get(None, []))]
+    while waiting:
+        version, depth = waiting.pop()
+        found.append((version, depth))
+        below = children.get(version.digest, [])
+        deeper = depth + (len(below) > 1)  # a straight line of descent stays straight
+        waiting += [(child, deeper if n else depth) for n, child in enumerate(reversed(below))]
+    return found
+
+
+def version(asked: Asked, digest: str) -> dict[str, Any]:
+    """Values of one version's page."""
+    sight, policy = asked.sight, asked.policy
+    found, pointer = sight.version(policy, digest), sight.pointer(policy)
+    if found is None:
+        raise NotFound(f"no version {digest[:60]} of policy {policy}; /console/versions lists those there are")
+    by_segment = sight.segments(policy, [digest])
+    rows = [
+        (cell(segment or "none"), cell(name), cell(sums.n), measure_cell(sums.measure()))
+        for (_, segment, name), sums in sorted(by_segment.items())
+    ]
+    barred = next((row for row in sight.quarantined(policy) if row.digest == digest), None)
+    columns = ("segment", "measure", "labels", "mean")
+    return {
+        "version": found, "pointer": pointer, "role": role_of(digest, pointer), "barred": barred,
+        "run": sight.run_of(policy, digest),
+        "sheets": {"measures": Sheet(name="measures", title="What people did with its answers", columns=columns, rows=rows[:400])},
+    }  # fmt: skip
+
+
+def _compared(asked: Asked, rows: tuple[VersionInfo, ...]) -> tuple[str, str] | None:
+    a, b = asked.word("a"), asked.word("b")
+    return (a, b) if a and b else None
+
+
+def _comparison(asked: Asked) -> Mapping[str, Sheet]:
+    """Any two versions, measure by measure."""
+    a, b = asked.word("a"), asked.word("b")
+    if not a or not b:
+        return {}
+    sums = asked.sight.sums(asked.policy, [a, b])
+    names = asked.sight.names(asked.policy, [a, b])
+    rows: list[tuple[Cell, ...]] = []
+    for name in sorted({measure for _, measure in sums}):
+        first, second = sums.get((a, name), Sums()), sums.get((b, name), Sums())
+        difference = Cell(text=f"{second.mean - first.mean:+.3f}", value=second.mean - first.mean, kind="n")
+        both = first.n > 0 and second.n > 0
+        rows.append((cell(name), measure_cell(first.measure()), measure_cell(second.measure()), difference if both else cell(None)))
+    columns = ("measure", names.get(a, short(a)), names.get(b, short(b)), "difference")
+    return {"compared": Sheet(name="compared", title="Side by side", columns=columns, rows=rows, empty="neither has labels")}
+
+
+def _move_sheet(asked: Asked, moves: list[Moved], names: Mapping[str, str]) -> Sheet:
+    rows = [
+        (
+            cell(move.generation), cell(move.occurred_at), cell(move.action), version_cell(asked, move.digest, names),
+            cell(names.get(move.previous or "", short(move.previous))), cell(move.actor), cell(move.reason or ""),
+        )
+        for move in moves
+    ]  # fmt: skip
+    columns = ("generation", "from", "by", "live", "before it", "who", "why")
+    return Sheet(name="live", title="What was live when", columns=columns, rows=rows, empty="nothing was deployed yet")
+
+
+def _barred_sheet(asked: Asked, barred: list[Barred], names: Mapping[str, str]) -> Sheet:
+    rows = [
+        (
+            version_cell(asked, row.digest, names), cell(row.since), cell(row.reason), cell(", ".join(row.votes)),
+            cell("lift it", href=asked.link(f"/act/lift/{row.digest}")),
+        )
+        for row in barred
+    ]  # fmt: skip
+    columns = ("version", "since", "why", "votes to lift it", "")
+    return Sheet(name="quarantine", title="Quarantine", columns=columns, rows=rows, empty="nothing is quarantined")

@@ -1,0 +1,291 @@
+"""`app.domain.sight.Sight` on SQL: each answer is one short read transaction."""
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+
+from sqlalchemy import Connection, Engine, func, or_, select
+
+from app.db import audit as chain
+from app.db.alarms import read_alarms
+from app.db.engine import expected_to_answer, reading
+from app.db.pointer import good_versions, read_pointer
+from app.db.sight import data, labels, needs, releases
+from app.db.sight.keys import read_number
+from app.db.sight.measures import R, read_sums
+from app.db.tables import (
+    api_keys,
+    audit,
+    audit_head,
+    cycles,
+    deployment_pointer,
+    engine_versions,
+    progress,
+    troubles,
+    turn_counts,
+    versions,
+)
+from app.db.tables import releases as release_rows
+from app.domain.alarms import Alarm
+from app.domain.gates import GateResult
+from app.domain.releases import Approval, AuditEntry, Pointer, Release
+from app.domain.sight import (
+    PAGE,
+    AuditFilter,
+    Barred,
+    Cells,
+    Course,
+    CutRow,
+    ErasureRow,
+    Inspected,
+    LabelLine,
+    LetterRow,
+    Moved,
+    Needs,
+    Page,
+    Reach,
+    RuleSetInfo,
+    Run,
+    Served,
+    StreamRow,
+    Sums,
+    VersionInfo,
+)
+from app.domain.views import GateRow, StepRow
+
+
+class SqlSight:
+    """Reads a deployment for pages."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        """Raises `Unavailable` for a database that is away."""
+        with expected_to_answer(), reading(self._engine) as connection:
+            yield connection
+
+    def policies(self) -> list[str]:
+        """Those that were deployed."""
+        with self._reading() as connection:
+            return list(connection.execute(select(deployment_pointer.c.policy).order_by(deployment_pointer.c.policy)).scalars())
+
+    def pulse(self) -> tuple[str, str]:
+        """(the newest of everything that pages show, the newest of who may look), in one statement over a handful of rows."""
+        newest = (
+            select(func.max(audit_head.c.seq)), select(func.max(progress.c.updated_at)), select(func.count()).select_from(troubles),
+            select(func.max(engine_versions.c.changed_at)), select(func.sum(turn_counts.c.turns + turn_counts.c.labelled)),
+            select(func.sum(cycles.c.attempt)).where(cycles.c.status == "running"), select(func.max(cycles.c.slot)),
+        )  # fmt: skip
+        access = (select(func.max(api_keys.c.revoked_at)), select(func.count()).select_from(api_keys))
+        with self._reading() as connection:
+            row = connection.execute(select(*(one.scalar_subquery() for one in (*newest, *access)))).one()
+        said = ["" if value is None else str(value).replace(" ", "T") for value in row]
+        return ".".join(said), ".".join([said[0], *said[len(newest) :]])
+
+    def find(self, policy: str, wanted: str) -> str | None:
+        """The path below /console of what is called so."""
+        with self._reading() as connection:
+            return releases.find_path(connection, policy, wanted)
+
+    def pointer(self, policy: str) -> Pointer | None:
+        """What is live."""
+        with self._reading() as connection:
+            return read_pointer(connection, policy)
+
+    def needs(self, policy: str) -> Needs:
+        """What waits for a person."""
+        with self._reading() as connection:
+            return needs.read_needs(connection, policy)
+
+    def names(self, policy: str, digests: Collection[str]) -> dict[str, str]:
+        """Names of versions by digest."""
+        with self._reading() as connection:
+            return releases.read_names(connection, policy, digests)
+
+    # --- releases
+
+    def releases(self, policy: str, *, after: str | None = None, limit: int = PAGE) -> Page[Release]:
+        """Newest first."""
+        with self._reading() as connection:
+            return releases.read_releases(connection, policy, after=after, limit=limit)
+
+    def release(self, release_id: str) -> Release | None:
+        """By its key."""
+        with self._reading() as connection:
+            return releases.read_release(connection, release_id)
+
+    def gates(self, release_id: str) -> list[GateRow]:
+        """The newest answer of each gate."""
+        with self._reading() as connection:
+            return releases.read_gates(connection, release_id)
+
+    def decisions(self, release_id: str, *, newest: int = 200) -> list[GateRow]:
+        """Live decisions, oldest first."""
+        with self._reading() as connection:
+            return releases.read_decisions(connection, release_id, newest)
+
+    def results(self, release_id: str) -> Iterator[tuple[GateRow, GateResult]]:
+        """Every answer of every gate, in order."""
+        with self._reading() as connection:
+            yield from releases.read_results(connection, release_id)
+
+    def steps(self, release_id: str) -> list[StepRow]:
+        """Oldest move first."""
+        with self._reading() as connection:
+            return releases.read_steps(connection, release_id)
+
+    def alarms(self, policy: str, release_id: str | None = None) -> list[Alarm]:
+        """Newest first."""
+        with self._reading() as connection:
+            return read_alarms(connection, policy, release_id=release_id)
+
+    def approvals(self, release_id: str) -> list[Approval]:
+        """Those that stand."""
+        with self._reading() as connection:
+            return releases.read_words(connection, release_id)
+
+    def served(self, release_id: str) -> list[Served]:
+        """Per stage and arm."""
+        with self._reading() as connection:
+            return releases.read_served(connection, release_id)
+
+    def run_of(self, policy: str, digest: str) -> Run | None:
+        """The run that made a version."""
+        with self._reading() as connection:
+            return releases.read_run(connection, policy, digest)
+
+    def reach(self, policy: str, digest: str) -> Reach:
+        """Whom moving away from a version moves."""
+        with self._reading() as connection:
+            return releases.read_reach(connection, policy, digest)
+
+    # --- versions
+
+    def versions(self, policy: str, *, after: str | None = None, limit: int = PAGE) -> Page[VersionInfo]:
+        """Newest first."""
+        with self._reading() as connection:
+            return releases.read_versions(connection, policy, after=after, limit=limit)
+
+    def version(self, policy: str, digest: str) -> VersionInfo | None:
+        """By its digest."""
+        with self._reading() as connection:
+            return releases.read_version(connection, policy, digest)
+
+    def history(self, policy: str, *, newest: int = 100) -> list[Moved]:
+        """The pointer's moves, newest first."""
+        with self._reading() as connection:
+            return releases.read_moves(connection, policy, newest)
+
+    def quarantined(self, policy: str) -> list[Barred]:
+        """Newest first."""
+        with self._reading() as connection:
+            return releases.read_barred(connection, policy)
+
+    def good_versions(self, policy: str, *, besides: str) -> list[str]:
+        """Where a rollback may go, the next one first."""
+        with self._reading() as connection:
+            return good_versions(connection, policy, besides=frozenset({besides}))
+
+    # --- labels, added up
+
+    def sums(self, policy: str, versions: Collection[str], *, since: datetime | None = None) -> Cells:
+        """By (version, measure)."""
+        with self._reading() as connection:
+            found = read_sums(connection, policy, R.version, R.measure, versions=versions, since=since)
+        return {(key[0], key[1]): sums for key, sums in found.items()}
+
+    def course(self, policy: str, versions: Collection[str], *, since: datetime, measures: Collection[str]) -> Course:
+        """By (version, measure, hour)."""
+        with self._reading() as connection:
+            found = read_sums(connection, policy, R.version, R.measure, R.hour, versions=versions, since=since, measures=measures)
+        return {(key[0], key[1], key[2]): sums for key, sums in found.items()}
+
+    def segments(self, policy: str, versions: Collection[str], *, since: datetime | None = None) -> Mapping[tuple[str, str, str], Sums]:
+        """By (version, segment, measure)."""
+        with self._reading() as connection:
+            found = read_sums(connection, policy, R.version, R.segment, R.measure, versions=versions, since=since)
+        return {(key[0], key[1], key[2]): sums for key, sums in found.items()}
+
+    def totals(self, policy: str, *, since: datetime) -> Mapping[str, Sums]:
+        """By measure."""
+        with self._reading() as connection:
+            return {key[0]: sums for key, sums in read_sums(connection, policy, R.measure, since=since).items()}
+
+    # --- labels, one by one
+
+    def labels(
+        self, policy: str, *, after: str | None = None, limit: int = PAGE, exclusion: str | None = None, version: str | None = None
+    ) -> Page[LabelLine]:
+        """Newest first."""
+        with self._reading() as connection:
+            return labels.read_labels(connection, policy, after=after, limit=limit, exclusion=exclusion, version=version)
+
+    def inspect(self, inference_id: str) -> Inspected | None:
+        """Everything about one turn's label."""
+        with self._reading() as connection:
+            return labels.read_inspected(connection, inference_id)
+
+    def rule_sets(self, policy: str) -> list[RuleSetInfo]:
+        """Newest first."""
+        with self._reading() as connection:
+            return labels.read_rule_sets(connection, policy)
+
+    def cuts(self, policy: str, *, newest: int = 30) -> list[CutRow]:
+        """The newest batches."""
+        with self._reading() as connection:
+            return labels.read_cuts(connection, policy, newest)
+
+    # --- data
+
+    def letters(self, *, after: str | None = None, limit: int = PAGE) -> Page[LetterRow]:
+        """Dead letters, newest first."""
+        with self._reading() as connection:
+            return data.read_letters(connection, after=after, limit=limit)
+
+    def streams(self) -> list[StreamRow]:
+        """How far each consumer is."""
+        with self._reading() as connection:
+            return data.read_streams(connection)
+
+    def parked(self) -> int:
+        """Observations that wait for their turn."""
+        with self._reading() as connection:
+            return data.read_parked(connection)
+
+    def erasures(self, *, newest: int = PAGE) -> list[ErasureRow]:
+        """Newest first."""
+        with self._reading() as connection:
+            return data.read_erasures(connection, newest)
+
+    # --- audit
+
+    def audit(self, wanted: AuditFilter, *, after: str | None = None, limit: int = PAGE) -> Page[AuditEntry]:
+        """Newest first."""
+        a = audit.c
+        query = select(audit).order_by(a.seq.desc()).limit(limit + 1)
+        for column, value in ((a.subject, wanted.subject), (a.actor, wanted.actor)):
+            query = query if value is None else query.where(column == value)
+        if wanted.action is not None:
+            query = query.where(a.action.startswith(wanted.action, autoescape=True))
+        if wanted.policy is not None:
+            mine = (select(t.c[id_]).where(t.c.policy == wanted.policy) for t, id_ in ((release_rows, "id"), (versions, "digest")))
+            query = query.where(or_(a.subject == wanted.policy, *(a.subject.in_(ids) for ids in mine)))
+        if after is not None:
+            query = query.where(a.seq < read_number(after))
+        with self._reading() as connection:
+            rows = connection.execute(query).all()
+        shown = tuple(AuditEntry(**row._mapping) for row in rows[:limit])
+        return Page(rows=shown, after=str(shown[-1].seq) if len(rows) > limit else None)
+
+    def audit_entries(self) -> Iterator[AuditEntry]:
+        """The whole chain, in order."""
+        with self._reading() as connection:
+            yield from chain.entries(connection)
+
+    def verify(self) -> tuple[int, str, str | None]:
+        """Recompute the chain."""
+        with self._reading() as connection:
+            found = chain.verify(connection)
+        return found.entries, found.head, found.problem

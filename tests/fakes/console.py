@@ -1,0 +1,36 @@
+"""The console's pages over a database for tests: whoever is said to look, looks."""
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qsl
+
+from fastapi import APIRouter, Depends, FastAPI, Request
+from sqlalchemy import Engine
+from starlette.testclient import TestClient
+
+from app.console import Live, Pages, static
+from app.db.sight import SqlSight
+from app.domain.people import Action, Role, Visitor, actions_of
+
+OPERATOR = Visitor(actor="user:ada", actions=actions_of({Role.OPERATOR}), policy=None, csrf="token")
+VIEWER = Visitor(actor="user:vic", actions=actions_of({Role.VIEWER}), policy=None)
+OPEN = Visitor(actor="anonymous", actions=frozenset(Action), policy=None)
+
+
+def pages_app(engine: Engine, desk: Any = None, *, visitor: Callable[[], Visitor] = lambda: OPERATOR) -> FastAPI:
+    """The pages as an application; `visitor` says who looks, at each request. The doorkeeper, who checks forms, is not here."""
+    sight, app = SqlSight(engine), FastAPI()
+
+    async def read(request: Request) -> None:
+        request.state.form = dict(parse_qsl((await request.body()).decode(), keep_blank_values=True))
+
+    guarded = APIRouter(dependencies=[Depends(read)])
+    guarded.include_router(Pages(sight, desk=desk, live=Live(sight), visitor_of=lambda _request: visitor()).router())
+    app.include_router(static())
+    app.include_router(guarded)
+    return app
+
+
+def browser(engine: Engine, desk: Any = None, *, visitor: Visitor = OPERATOR) -> TestClient:
+    """A client that follows nothing by itself."""
+    return TestClient(pages_app(engine, desk, visitor=lambda: visitor), follow_redirects=False)

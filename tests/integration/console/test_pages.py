@@ -1,0 +1,229 @@
+"""Every page shows what is in the tables, on both databases, escapes what strangers wrote, and needs no JavaScript to be read."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+
+import pytest
+from sqlalchemy import Engine, delete, insert
+from starlette.testclient import TestClient
+
+from app.db.engine import open_engine, writing
+from app.db.rollups import hour_of
+from app.db.tables import label_rollups, releases
+from app.domain.ids import utc_now
+from app.domain.people import Visitor
+from tests.fakes.console import OPERATOR, browser
+from tests.fakes.releases import POLICY, release_room
+from tests.integration.console.deployment import HOSTILE, deploy
+
+PATHS = (
+    "", "/releases", "/releases/release-2", "/versions", "/versions?a=v1&b=v2", "/versions/v2", "/rewards?a=r1&b=r2", "/labels/i3", "/data",
+    "/trust", "/audit", "/audit?verify=1", "/act/approve/release-2", "/act/roll_back/release-1", "/act/unfreeze/tab", "/act/lift/v2",
+)  # fmt: skip
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    opened = open_engine(database_url)
+    yield opened
+    opened.dispose()
+
+
+@pytest.fixture
+def quick(sqlite_url: str) -> Iterator[Engine]:
+    opened = open_engine(sqlite_url)
+    yield opened
+    opened.dispose()
+
+
+class Elements(HTMLParser):
+    """Every element with its attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def elements(text: str) -> list[tuple[str, dict[str, str | None]]]:
+    parser = Elements()
+    parser.feed(text)
+    return parser.found
+
+
+def shown(client: TestClient, path: str) -> str:
+    answer = client.get(f"/console{path}")
+    assert answer.status_code == 200, (path, answer.text[:500])
+    return answer.text
+
+
+def test_every_page_renders_with_its_headers_and_nothing_inline(engine: Engine) -> None:
+    deploy(engine)
+    client = browser(engine)
+    for path in PATHS:
+        answer = client.get(f"/console{path}")
+        assert answer.status_code == 200, (path, answer.text[:800])
+        policy = answer.headers["content-security-policy"]
+        assert "unsafe" not in policy
+        assert "default-src 'none'" in policy
+        assert (answer.headers["x-content-type-options"], answer.headers["cache-control"]) == ("nosniff", "no-store")
+        for tag, attributes in elements(answer.text):
+            assert tag != "style", path
+            assert tag != "script" or attributes.get("src"), path
+            assert "http-equiv" not in attributes, "nothing reloads under the reader"
+            assert not [name for name in attributes if name == "style" or name.startswith("on")], (path, tag, attributes)
+        ids = [attributes["id"] for _, attributes in elements(answer.text) if "id" in attributes]
+        assert len(ids) == len(set(ids)), path
+
+
+def test_the_inbox_says_what_waits_and_who_can(engine: Engine) -> None:
+    deploy(engine)
+    text = shown(browser(engine), "")
+    assert "tiny-v2 is ready" in text
+    assert "you can approve" in text
+    assert "slots in a row came to nothing" in text
+    assert "dead letter" in text
+    assert "h 59 min left" in text
+
+
+def test_the_candidate_is_shown_with_every_figure_it_rests_on(engine: Engine) -> None:
+    deploy(engine)
+    text = shown(browser(engine), "/releases/release-2")
+    assert "Safe by every gate: needs 1 more approval" in text
+    for title in (
+        "Gates, number by number",
+        "Who was exposed",
+        "Reward shift",
+        "Difference to the champion",
+        "Lineage and licence",
+        "Its way",
+    ):
+        assert title in text, title
+    assert "edit persistence" in text
+    assert "12 requests" in text
+    assert "<svg" in text
+
+
+@pytest.mark.parametrize("name", HOSTILE[:2])
+def test_what_strangers_wrote_is_shown_and_does_nothing(quick: Engine, name: str) -> None:
+    """In a version's name, an answer, a comment, a reason, an engine's name, a rule set."""
+    word = "\n".join(HOSTILE).replace("\x00", "")  # no database takes a NUL
+    deploy(quick, name=name, word=word)
+    client = browser(quick)
+    for path in PATHS:
+        answer = client.get(f"/console{path}")
+        assert answer.status_code == 200, path
+        for tag, attributes in elements(answer.text):
+            assert tag != "img", path
+            assert tag != "script" or (attributes["src"] or "").startswith("/console/static/"), path
+            assert not any("hx-" in a for a in attributes) or attributes.get("id") == "live", path
+        assert len(answer.content) < 300_000, "a line without an end must not fill the page"
+    assert "&lt;img" in client.get("/console/labels/i3").text, "nothing is shown: the test shows nothing"
+
+
+def test_a_cell_that_would_be_a_formula_is_none(quick: Engine) -> None:
+    deploy(quick, name="=1+1", word="@SUM(A1)")
+    client = browser(quick)
+    for path, sheet in (("/versions", "versions"), ("/data", "letters"), ("/releases", "releases")):
+        answer = client.get(f"/console{path}", params={"sheet": sheet, "as": "csv"})
+        assert answer.headers["content-type"].startswith("text/csv")
+        rows = list(csv.reader(io.StringIO(answer.text.removeprefix("\ufeff"))))
+        assert len(rows) > 1
+        cells = [cell for row in rows for cell in row if not re.fullmatch(r"-?[\d.e-]+", cell)]
+        assert not [cell for cell in cells if cell.startswith(("=", "+", "-", "@"))]
+    assert any(
+        cell == "'=1+1" for row in csv.reader(io.StringIO(client.get("/console/versions?sheet=versions&as=csv").text)) for cell in row
+    )
+
+
+def test_every_table_is_a_csv_and_a_json_file_with_the_same_rows(quick: Engine) -> None:
+    deploy(quick)
+    client = browser(quick)
+    text = shown(client, "/releases/release-2")
+    files = re.findall(r'href="([^"]*(?:as=csv|as=json))"', text)
+    assert len(files) >= 8
+    for address in files:
+        answer = client.get(address.replace("&amp;", "&"))
+        assert answer.status_code == 200, address
+        assert "attachment" in answer.headers["content-disposition"]
+        if "json" in address:
+            assert json.loads(answer.text)
+
+
+def test_a_reader_of_one_policy_sees_no_other(engine: Engine) -> None:
+    deploy(engine)
+    foreign = browser(engine, visitor=Visitor(actor="user:eve", actions=OPERATOR.actions, policy="composer"))
+    for path in PATHS:
+        address = f"/console{path}{'&' if '?' in path else '?'}policy={POLICY}"
+        answer = foreign.get(address)
+        assert answer.status_code == 404, path
+        assert "tiny" not in answer.text
+    own = browser(engine, visitor=Visitor(actor="user:eve", actions=OPERATOR.actions, policy=POLICY))
+    assert own.get("/console").status_code == 200
+    assert own.get("/console/data").status_code == 404, "the stream carries every policy"
+    assert own.get("/console/audit.jsonl").status_code == 404
+
+
+def test_a_release_is_found_however_many_came_after_it_and_lists_go_on_by_key(quick: Engine) -> None:
+    room = release_room(quick)
+    first = room.ledger.list()[0]
+    rows = [
+        {
+            "id": f"r{n:04}", "policy": POLICY, "digest": f"d{n}", "version_name": f"v{n}", "state": "REJECTED", "generation": 1,
+            "champion_digest": "v1", "champion_generation": 1, "config": {}, "created_at": first.created_at, "changed_at": first.created_at,
+        }
+        for n in range(1001)
+    ]  # fmt: skip
+    with writing(quick) as connection:
+        connection.execute(insert(releases), rows)
+    client = browser(quick)
+    assert client.get("/console/releases/release-1").status_code == 200
+    seen: list[str] = []
+    address: str | None = "/console/releases"
+    while address is not None:
+        text = client.get(address).text
+        seen += re.findall(r"/console/releases/([\w-]+)\?", text)
+        older = re.search(r'href="([^"]*after=[^"]*)#', text)
+        address = older[1].replace("&amp;", "&") if older else None
+    assert len(seen) == len(set(seen)) == 1002
+
+
+def test_pages_read_rollups_and_never_count_labels(quick: Engine) -> None:
+    """A version's labels are told by what was added up, whatever the labels say."""
+    deploy(quick)
+    with writing(quick) as connection:
+        connection.execute(delete(label_rollups).where(label_rollups.c.version == "v2"))
+        row = {"policy": POLICY, "version": "v2", "hour": hour_of(utc_now()), "segment": "", "measure": "reward", "n": 7_012}
+        connection.execute(insert(label_rollups).values(**row, total=0, squares=0, negative=0))
+    assert "7,012" in shown(browser(quick), "/versions")
+
+
+def test_evidence_is_shown_as_it_was_for_ever(quick: Engine) -> None:
+    room = deploy(quick)
+    release = room.desk.find("release-2")
+    client = browser(quick)
+    before = client.get(f"/console/releases/release-2@{release.evidence_digest}")
+    assert before.status_code == 200
+    assert "as it was judged" in before.text
+    room.desk.abort("release-2", actor="user:ada", reason="no longer wanted")
+    after = client.get(f"/console/releases/release-2@{release.evidence_digest}")
+    moving = re.compile(r'<time.*?</time>|"csrf".*?>', re.S)
+    assert moving.sub("", after.text) == moving.sub("", before.text)
+    assert client.get("/console/releases/release-2@0123").status_code == 404
+
+
+def test_an_empty_deployment_says_what_to_do_and_what_is_not_there_is_said(quick: Engine) -> None:
+    client = browser(quick)
+    assert "ratchet up" in client.get("/console").text
+    release_room(quick)
+    for path in ("/releases/never", "/versions/never", "/labels/never", "/act/explode/release-1", "/find?q=nothing", "/releases?after=x"):
+        answer = client.get(f"/console{path}")
+        assert answer.status_code in (400, 404), path
+        assert "text/html" in answer.headers["content-type"]
+    assert client.get("/console/find?q=release-1").headers["location"].startswith("/console/releases/release-1")
