@@ -27,6 +27,7 @@ from app.settings import LOOPBACK, Settings, policies, read_toml
 
 if TYPE_CHECKING:
     from app.access import SignIn
+    from app.db.audit import Verification
     from app.db.backlog import SqlBacklog
     from app.db.batches import SqlBatchStore
     from app.db.claims import SqlClaimSweep
@@ -869,6 +870,14 @@ def release_views(settings: Settings) -> "SqlReleaseViews":
     from app.db.release_views import SqlReleaseViews
 
     return SqlReleaseViews(open_state(settings))
+
+
+def verify_exported(file: Path, *, seen: tuple[int, str] | None) -> "Verification":
+    """What recomputing an exported audit chain finds."""
+    from app.db.audit import verify_lines
+
+    with file.open(encoding="utf-8") as lines:
+        return verify_lines(lines, seen=seen)
 
 
 def webhook_book(settings: Settings) -> "SqlWebhookBook":

@@ -7,7 +7,8 @@ together with the head, by the copies of (seq, hash) that every release event ca
 """
 
 import hashlib
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -16,6 +17,7 @@ from sqlalchemy import Connection, insert, or_, select, update
 
 from app.db.engine import insert_or_ignore
 from app.db.tables import audit, audit_head, releases, versions
+from app.domain.errors import BadInput
 from app.domain.gates import canonical_json
 from app.domain.releases import AuditEntry
 
@@ -55,17 +57,42 @@ def entry_hash(
 
 def verify(connection: Connection, *, seen: tuple[int, str] | None = None) -> Verification:
     """Recompute the whole chain. `seen` is a (seq, hash) noted outside the database, which must still be in it."""
-    problem, last, previous_hash = None, 0, GENESIS
-    for entry in entries(connection):
-        problem = problem or _problem(entry, last, previous_hash) or _contradiction(entry, seen)
-        last, previous_hash = entry.seq, entry.hash
+    found = _recomputed(entries(connection), seen)
     head = connection.execute(select(audit_head)).one_or_none()
     known, known_hash = (head.seq, head.hash) if head else (0, GENESIS)
-    if problem is None and (known, known_hash) != (last, previous_hash):
+    problem, last = found.problem, found.entries
+    if problem is None and (known, known_hash) != (last, found.head):
         problem = f"the head says {known} entries, the chain has {last}: entries were cut off or added behind the head's back"
-    if problem is None and seen is not None and seen[0] > last:
-        problem = f"entry {seen[0]} was seen outside, the chain ends at {last}: it was cut off together with its head"
+    return Verification(entries=last, head=found.head, problem=problem or _cut_off(last, seen))
+
+
+def verify_lines(lines: Iterable[str], *, seen: tuple[int, str] | None = None) -> Verification:
+    """Recompute a chain that was exported, an entry a line, without any database. Only `seen` tells whether its end was cut off."""
+    found = _recomputed((_read(number, line) for number, line in enumerate(lines, 1)), seen)
+    return Verification(entries=found.entries, head=found.head, problem=found.problem or _cut_off(found.entries, seen))
+
+
+def _recomputed(chain: Iterable[AuditEntry], seen: tuple[int, str] | None) -> Verification:
+    problem, last, previous_hash = None, 0, GENESIS
+    for entry in chain:
+        problem = problem or _problem(entry, last, previous_hash) or _contradiction(entry, seen)
+        last, previous_hash = entry.seq, entry.hash
     return Verification(entries=last, head=previous_hash, problem=problem)
+
+
+def _cut_off(last: int, seen: tuple[int, str] | None) -> str | None:
+    if seen is None or seen[0] <= last:
+        return None
+    return f"entry {seen[0]} was seen outside, the chain ends at {last}: it was cut off together with its head"
+
+
+def _read(number: int, line: str) -> AuditEntry:
+    """Raises `BadInput`."""
+    try:
+        told = json.loads(line)
+        return AuditEntry(**{**told, "occurred_at": datetime.fromisoformat(told["occurred_at"])})
+    except (ValueError, TypeError, KeyError) as error:
+        raise BadInput(f"line {number} is no entry of an exported audit chain ({error}): export it again from /console/audit") from error
 
 
 def entries(

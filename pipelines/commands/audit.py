@@ -1,6 +1,7 @@
 """`ratchet audit`: show and verify the audit chain."""
 
 import json
+from pathlib import Path
 
 import click
 
@@ -25,10 +26,17 @@ def show(subject: str | None, limit: int) -> None:
 
 
 @audit.command()
+@click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--seen", help="SEQ:HASH noted outside the database (every release event carries them): must still be in the chain.")
-def verify(seen: str | None) -> None:
-    """Recompute the chain; exit code 1 where anything was edited, deleted, reordered or cut off."""
-    found = wiring.release_views(from_environment()).verify(seen=_seen(seen))
+def verify(file: Path | None, seen: str | None) -> None:
+    """Recompute the chain; exit code 1 where anything was edited, deleted, reordered or cut off.
+
+    With FILE the one that was exported (/console/audit), without any deployment: whether its end was cut off, only --seen tells.
+    """
+    if file is None:
+        found = wiring.release_views(from_environment()).verify(seen=_seen(seen))
+    else:
+        found = wiring.verify_exported(file, seen=_seen(seen))
     if found.problem is not None:
         click.echo(f"broken: {found.problem}", err=True)
         raise click.exceptions.Exit(1)

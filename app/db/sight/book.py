@@ -17,9 +17,11 @@ from app.db.tables import (
     api_keys,
     audit,
     audit_head,
+    browser_sessions,
     cycles,
     deployment_pointer,
     engine_versions,
+    people,
     progress,
     troubles,
     turn_counts,
@@ -78,7 +80,9 @@ class SqlSight:
             select(func.max(engine_versions.c.changed_at)), select(func.sum(turn_counts.c.turns + turn_counts.c.labelled)),
             select(func.sum(cycles.c.attempt)).where(cycles.c.status == "running"), select(func.max(cycles.c.slot)),
         )  # fmt: skip
-        access = (select(func.max(api_keys.c.revoked_at)), select(func.count()).select_from(api_keys))
+        access = (
+            select(func.max(api_keys.c.revoked_at)), select(func.max(people.c.disabled_at)), select(func.max(browser_sessions.c.ended_at)),
+        )  # fmt: skip
         with self._reading() as connection:
             row = connection.execute(select(*(one.scalar_subquery() for one in (*newest, *access)))).one()
         said = ["" if value is None else str(value).replace(" ", "T") for value in row]

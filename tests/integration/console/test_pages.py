@@ -6,8 +6,10 @@ import json
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from sqlalchemy import Engine, delete, insert
 from starlette.testclient import TestClient
 
@@ -16,6 +18,7 @@ from app.db.rollups import hour_of
 from app.db.tables import label_rollups, releases
 from app.domain.ids import utc_now
 from app.domain.people import Visitor
+from pipelines.commands.audit import audit as audit_command
 from tests.fakes.console import OPERATOR, browser
 from tests.fakes.releases import POLICY, release_room
 from tests.integration.console.deployment import HOSTILE, deploy
@@ -227,3 +230,21 @@ def test_an_empty_deployment_says_what_to_do_and_what_is_not_there_is_said(quick
         assert answer.status_code in (400, 404), path
         assert "text/html" in answer.headers["content-type"]
     assert client.get("/console/find?q=release-1").headers["location"].startswith("/console/releases/release-1")
+
+
+def test_the_exported_chain_is_verified_without_a_deployment_and_a_changed_word_is_found(quick: Engine, tmp_path: Path) -> None:
+    deploy(quick, word="café \u202e")
+    exported = browser(quick).get("/console/audit.jsonl")
+    file = tmp_path / "chain.jsonl"
+    file.write_text(exported.text)
+    intact = CliRunner().invoke(audit_command, ["verify", str(file)])
+    assert intact.output.startswith(f"intact: {len(exported.text.splitlines())} entries")
+    file.write_text(exported.text.replace("waits for its canary", "waits for its  canary"))
+    edited = CliRunner().invoke(audit_command, ["verify", str(file)])
+    assert (edited.exit_code, "was edited" in edited.output) == (1, True)
+    last = exported.text.splitlines()[-1]
+    seen = f"{json.loads(last)['seq']}:{json.loads(last)['hash']}"
+    file.write_text("\n".join(exported.text.splitlines()[:-1]))
+    assert "cut off" in CliRunner().invoke(audit_command, ["verify", str(file), "--seen", seen]).output
+    file.write_text("not a chain")
+    assert "line 1 is no entry" in str(CliRunner().invoke(audit_command, ["verify", str(file)]).exception)
