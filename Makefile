@@ -39,7 +39,7 @@ else
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 endif
 
-test-real: ## real servers and clients of other make (vLLM, litellm, LangChain, AI SDK, …), in environments of their own
+test-real: ## real servers, clients and a browser of other make (vLLM, litellm, AI SDK, Chromium, …), in environments of their own
 	$(SETUP) venv model
 	@$(BIN)/python -m pytest -m real tests/real $(ARGS)
 

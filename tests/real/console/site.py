@@ -1,0 +1,46 @@
+"""`python -m tests.real.console.site FOLDER PORT`: the service with its pages over a small deployment, until it is stopped."""
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+from app import wiring
+from app.db.engine import open_engine
+from app.db.people import SqlPeople
+from app.domain.people import Role
+from app.logging import configure
+from app.main import serve
+from app.settings import Settings, from_environment
+from tests.fakes.releases import ReleaseRoom
+from tests.integration.console.deployment import deploy
+
+PEOPLE = {"ada": Role.OPERATOR, "bob": Role.OPERATOR, "vic": Role.VIEWER}
+PASSWORD = "a sentence is a good one"
+
+
+def settings_of(folder: Path, port: int) -> Settings:
+    """Of a deployment that only this machine reaches."""
+    config = folder / "ratchet.toml"
+    config.write_text('[policies.tab]\nmodel = "m"\nbase_name = "tiny"\nbase_model = "tiny"\n')
+    return from_environment({"RATCHET_DATA": str(folder), "RATCHET_CONFIG": str(config), "RATCHET_PORT": str(port)})
+
+
+def prepare(settings: Settings) -> ReleaseRoom:
+    """A candidate that is READY, and people who can sign in."""
+    wiring.upgrade_schema(settings)
+    engine = open_engine(settings.database_url)
+    book, door = SqlPeople(engine), wiring.sign_in(settings)
+    for name, role in PEOPLE.items():
+        book.add(name, roles=[role], by="user:setup")
+        door.accept(book.invite(name, lasts=timedelta(hours=1), by="user:setup"), PASSWORD)
+    return deploy(engine)
+
+
+def main() -> None:
+    """Serve what was prepared."""
+    configure("api", "INFO")
+    serve(settings_of(Path(sys.argv[1]), int(sys.argv[2])))
+
+
+if __name__ == "__main__":
+    main()
