@@ -130,7 +130,9 @@ class Shared:
 class _Steady:
     """A `Sight` whose answers are shared within one pulse. What streams (iterators) is not kept."""
 
-    KEPT = frozenset({"policies", "pointer", "needs", "names", "totals", "decisions", "approvals", "sums", "course", "segments", "gates"})
+    KEPT = frozenset(
+        ("policies", "pointer", "needs", "names", "totals", "decisions", "approvals", "sums", "course", "segments", "gates", "people")
+    )
 
     def __init__(self, sight: Sight, shared: Shared, pulse: str) -> None:
         self._sight = sight

@@ -19,7 +19,7 @@ from app.console.acts import ActPages, Desk
 from app.console.live import Live
 from app.console.rendering import HEADERS, HERE, Renderer, VisitorOf
 from app.console.sheets import Sheet
-from app.console.views import candidate, data, inbox, records, rewards, versions
+from app.console.views import access, candidate, data, inbox, records, rewards, versions
 from app.console.views.asked import Asked
 from app.domain.errors import BadInput, NotFound, RatchetError, Refused, Unavailable
 from app.domain.people import Action
@@ -51,6 +51,7 @@ class Pages:
         self._page(made, "/labels/{inference_id}", "label.html", "Label", rewards.label, here="rewards")
         self._page(made, "/data", "data.html", "Data", data.data)
         self._page(made, "/trust", "trust.html", "Trust", data.trust)
+        self._page(made, "/access", "access.html", "Access", access.access)
         self._page(made, "/audit", "audit.html", "Audit", records.audit)
         self._singles(made)
         self._acting(made)

@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse
 
 from app.console.wording import age, clock_time, left, share, short
 from app.domain.ids import utc_now
-from app.domain.people import Visitor
+from app.domain.people import Action, Visitor
 
 HERE = Path(__file__).parent
 HEADERS = {
@@ -24,11 +24,13 @@ nothing of it stays in a cache. Scripts and styles are files of ours. Addresses 
 browsers would sign our own forms with `Origin: null`, which the barrier refuses."""
 PAGES = (
     ("", "Inbox", "i"), ("releases", "Candidates", "c"), ("versions", "Versions", "v"), ("rewards", "Rewards", "w"), ("data", "Data", "d"),
-    ("trust", "Trust", "t"), ("audit", "Audit", "u"),
+    ("trust", "Trust", "t"), ("access", "Access", "a"), ("audit", "Audit", "u"),
 )  # fmt: skip
 """(path, name, key after g)."""
-ABOUT_ALL = frozenset({"data"})
+ABOUT_ALL = frozenset({"data", "access"})
 """Pages for those alone who see every policy."""
+TAKES = {"access": Action.SEE_ACCESS, "audit": Action.READ_AUDIT}
+"""Pages that take more than looking."""
 VisitorOf = Callable[[Request], Visitor]
 
 
@@ -45,13 +47,18 @@ class Renderer:
         values: Mapping[str, Any], status: int = 200,
     ) -> HTMLResponse:  # fmt: skip
         """A page."""
-        shown = [page for page in PAGES if visitor.policy is None or page[0] not in ABOUT_ALL]
+        shown = [page for page in PAGES if (visitor.policy is None or page[0] not in ABOUT_ALL) and _opens(visitor, page[0])]
         common = {
             "title": title, "here": here, "visitor": visitor, "policy": policy, "policies": policies, "pages": shown, "now": utc_now(),
             "link": _linker(request, policy), "done": "", "top": None,
         }  # fmt: skip
         text = self._pages.get_template(template).render({**common, **values})
         return HTMLResponse(text, status, headers=HEADERS)
+
+
+def _opens(visitor: Visitor, page: str) -> bool:
+    action = TAKES.get(page)
+    return action is None or visitor.may(action)
 
 
 def _linker(request: Request, policy: str | None) -> Callable[..., str]:

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar
 
+from app.domain.access import ApiKey
 from app.domain.alarms import Alarm
 from app.domain.cycles import Cycle
 from app.domain.gates import GateResult
+from app.domain.people import Person
 from app.domain.releases import Approval, AuditEntry, Pointer, Release
 from app.domain.views import GateRow, Measure, ProgressRow, StepRow
 
@@ -317,6 +319,12 @@ class Sight(Protocol):
     def needs(self, policy: str) -> Needs: ...
     def names(self, policy: str, digests: Collection[str]) -> dict[str, str]:
         """Names of versions by digest; unknown ones are missing."""
+        ...
+
+    # access
+    def people(self) -> list[Person]: ...
+    def keys(self) -> list[ApiKey]:
+        """Of programs and of people, ended ones too, newest first."""
         ...
 
     # releases

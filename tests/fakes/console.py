@@ -14,6 +14,7 @@ from app.domain.people import Action, Role, Visitor, actions_of
 
 OPERATOR = Visitor(actor="user:ada", actions=actions_of({Role.OPERATOR}), policy=None, csrf="token")
 VIEWER = Visitor(actor="user:vic", actions=actions_of({Role.VIEWER}), policy=None)
+ADMIN = Visitor(actor="user:root", actions=actions_of({Role.ADMIN}), policy=None)
 OPEN = Visitor(actor="anonymous", actions=frozenset(Action), policy=None)
 
 

@@ -47,7 +47,7 @@ def candidate(asked: Asked, release_id: str) -> dict[str, Any]:
     live = decisions[-1].evidence if decisions else {}
     return {
         "release": release, "pointer": sight.pointer(asked.policy), "verdict": verdict(release, gates, yes), "gates": gates,
-        "gate_name": gate_name, "who_can": who_can(asked.viewer, release, yes), "said": said, "yes": yes, "exposed": _exposed(served),
+        "gate_name": gate_name, "who_can": who_can(asked, release, yes), "said": said, "yes": yes, "exposed": _exposed(served),
         "tiles": tiles(release, course), "evidence_chart": evidence_chart(decisions), "alarms": sight.alarms(asked.policy, release.id),
         "champion_name": names.get(release.champion_digest, release.champion_digest[:12]), "run": run, "frozen_at": None,
         "lineage": _lineage(asked, release), "acts": acts(release),

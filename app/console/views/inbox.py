@@ -9,7 +9,7 @@ from app.console.sheets import Sheet, cell
 from app.console.views.asked import Asked
 from app.console.wording import age, left, plural
 from app.domain.ids import utc_now
-from app.domain.people import Action, Visitor
+from app.domain.people import Action, actions_of
 from app.domain.releases import Release, ReleaseState
 from app.domain.sight import Needs
 
@@ -104,24 +104,33 @@ def _ready(asked: Asked, release: Release) -> Item:
     said = asked.sight.approvals(release.id)
     yes = {word.approver for word in said if word.approved and word.evidence_digest == release.evidence_digest}
     needed = release.approvals_needed or 1
-    detail = f"{len(yes)} of {plural(needed, 'approval')}, {left(release.approval_expires_at)}; {who_can(asked.viewer, release, yes)}"
+    detail = f"{len(yes)} of {plural(needed, 'approval')}, {left(release.approval_expires_at)}; {who_can(asked, release, yes)}"
     href = asked.link(f"/releases/{release.id}")
     return Item(kind="ready", title=f"{release.version_name} is ready", detail=detail, href=href, act="Decide", id=release.id)
 
 
-def who_can(viewer: Visitor, release: Release, yes: set[str]) -> str:
-    """Whether whoever looks can approve now, and if not, why not. The desk asks more, such as whose credential is whose."""
+def who_can(asked: Asked, release: Release, yes: set[str]) -> str:
+    """Whether whoever looks can approve now, if not, why not, and who else can. The desk asks more: whose credential is whose."""
+    barred = {release.initiator, release.config.get("edited_by")} | yes
+    others = [
+        person.name for person in asked.sight.people()
+        if person.disabled_at is None and person.policy in (None, release.policy) and person.actor not in barred
+        and person.actor != asked.viewer.actor and Action.APPROVE in actions_of(person.roles)
+    ]  # fmt: skip
+    beside = f"; {', '.join(others[:5])}{' and others' if len(others) > 5 else ''} can as well" if others else ""
+    viewer = asked.viewer
     if viewer.actor == "anonymous":
         return f"anybody but {release.initiator or 'who asked for it'} can approve"
-    if not viewer.may(Action.APPROVE, release.policy):
-        return "whoever is operator or admin can approve"
+    if viewer.may(Action.APPROVE, release.policy) and viewer.actor not in barred:
+        return f"you can approve{beside}"
+    why = "you cannot approve"
     if viewer.actor == release.initiator:
-        return "you asked for it: somebody else has to approve"
-    if viewer.actor == release.config.get("edited_by"):
-        return "you last edited the gates: somebody else has to approve"
-    if viewer.actor in yes:
-        return "you approved it: somebody else has to as well"
-    return "you can approve"
+        why = "you asked for it: somebody else has to approve"
+    elif viewer.actor == release.config.get("edited_by"):
+        why = "you last edited the gates: somebody else has to approve"
+    elif viewer.actor in yes:
+        why = "you approved it: somebody else has to as well"
+    return f"{why}{beside or '; nobody is there who can: add an operator'}"
 
 
 def _loop(asked: Asked, needs: Needs) -> list[tuple[str, str, str]]:

@@ -10,6 +10,7 @@ from app.console.views.candidate import find, word_sheet
 from app.console.views.figures import effect_sheet, gate_name, gate_sheet
 from app.domain.errors import NotFound
 from app.domain.gates import GateName, GateResult
+from app.domain.people import Action
 from app.domain.releases import AuditEntry
 from app.domain.sight import AuditFilter, Page
 from app.domain.terms import Terms
@@ -18,7 +19,9 @@ from app.release.people import evidence_digest
 
 
 def audit(asked: Asked) -> dict[str, Any]:
-    """Values of the page."""
+    """Values of the page. Raises `NotFound` for who may not read the chain."""
+    if not asked.viewer.may(Action.READ_AUDIT):
+        raise NotFound("the audit chain is for operators, config admins, auditors and admins to read")
     wanted = AuditFilter(
         subject=asked.word("subject"), actor=asked.word("actor"), action=asked.word("action"), policy=asked.viewer.policy
     )  # fmt: skip

@@ -9,6 +9,8 @@ from sqlalchemy import Connection, Engine, func, or_, select
 from app.db import audit as chain
 from app.db.alarms import read_alarms
 from app.db.engine import expected_to_answer, reading
+from app.db.keys import SqlKeys
+from app.db.people import SqlPeople
 from app.db.pointer import good_versions, read_pointer
 from app.db.sight import data, labels, needs, releases
 from app.db.sight.keys import read_number
@@ -28,8 +30,10 @@ from app.db.tables import (
     versions,
 )
 from app.db.tables import releases as release_rows
+from app.domain.access import ApiKey
 from app.domain.alarms import Alarm
 from app.domain.gates import GateResult
+from app.domain.people import Person
 from app.domain.releases import Approval, AuditEntry, Pointer, Release
 from app.domain.sight import (
     PAGE,
@@ -107,6 +111,18 @@ class SqlSight:
         """Names of versions by digest."""
         with self._reading() as connection:
             return releases.read_names(connection, policy, digests)
+
+    # --- access
+
+    def people(self) -> list[Person]:
+        """Everybody, those who were disabled too."""
+        with expected_to_answer():
+            return SqlPeople(self._engine).all()
+
+    def keys(self) -> list[ApiKey]:
+        """Newest first."""
+        with expected_to_answer():
+            return SqlKeys(self._engine).history()[::-1]
 
     # --- releases
 

@@ -14,12 +14,13 @@ from sqlalchemy import Engine, delete, insert
 from starlette.testclient import TestClient
 
 from app.db.engine import open_engine, writing
+from app.db.people import SqlPeople
 from app.db.rollups import hour_of
 from app.db.tables import label_rollups, releases
 from app.domain.ids import utc_now
-from app.domain.people import Visitor
+from app.domain.people import Role, Visitor
 from pipelines.commands.audit import audit as audit_command
-from tests.fakes.console import OPERATOR, browser
+from tests.fakes.console import ADMIN, OPERATOR, VIEWER, browser
 from tests.fakes.releases import POLICY, release_room
 from tests.integration.console.deployment import HOSTILE, deploy
 
@@ -219,6 +220,19 @@ def test_evidence_is_shown_as_it_was_for_ever(quick: Engine) -> None:
     moving = re.compile(r'<time.*?</time>|"csrf".*?>', re.S)
     assert moving.sub("", after.text) == moving.sub("", before.text)
     assert client.get("/console/releases/release-2@0123").status_code == 404
+
+
+def test_who_has_access_is_shown_to_who_may_see_it_and_to_nobody_else(quick: Engine) -> None:
+    deploy(quick)
+    SqlPeople(quick).add("zoe", roles=[Role.OPERATOR], by="user:root")
+    text = shown(browser(quick, visitor=ADMIN), "/access")
+    assert "zoe" in text
+    assert "renew anchor" in text
+    assert browser(quick).get("/console/access").status_code == 404
+    assert "/console/access" not in shown(browser(quick), "")
+    assert "zoe can as well" in shown(browser(quick), "")
+    assert browser(quick, visitor=VIEWER).get("/console/audit").status_code == 404
+    assert "you cannot approve; zoe can as well" in shown(browser(quick, visitor=VIEWER), "/releases/release-2")
 
 
 def test_an_empty_deployment_says_what_to_do_and_what_is_not_there_is_said(quick: Engine) -> None:
