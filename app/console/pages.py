@@ -96,7 +96,7 @@ class Pages:
     def _acting(self, made: APIRouter) -> None:
         @made.get("/act/{act}/{subject}")
         def confirm(request: Request, act: str, subject: str) -> Response:
-            return self._answer(request, "act.html", "Confirm", "", lambda asked: self._acts.confirm(asked, act, subject), of=subject)
+            return self._answer(request, "act.html", "Confirm", "act", lambda asked: self._acts.confirm(asked, act, subject), of=subject)
 
         @made.post("/act/{act}/{subject}")
         def do(request: Request, act: str, subject: str) -> Response:
@@ -112,7 +112,7 @@ class Pages:
                     f"{back}{'&' if '?' in back else '?'}{urlencode({'done': 'again' if again else act})}", 303, HEADERS
                 )
 
-            return self._answer(request, "act.html", "Confirm", "", content, of=subject, policy=form.get("policy"))
+            return self._answer(request, "act.html", "Confirm", "act", content, of=subject, policy=form.get("policy"))
 
         @made.get("/{path:path}")
         def elsewhere(request: Request, path: str) -> Response:
