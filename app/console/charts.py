@@ -93,9 +93,10 @@ def _scale(lines: Sequence[Line], threshold: float | None, *, zero: bool) -> _Sc
 
 def _frame(scale: _Scale) -> str:
     marks = [scale.low + (scale.high - scale.low) * share for share in (0.08, 0.5, 0.92)]
+    digits = min(6, max(0, 2 - math.floor(math.log10(scale.high - scale.low))))
     grid = "".join(
         f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{scale.y(v):.1f}" y2="{scale.y(v):.1f}"/>'
-        f'<text x="{LEFT - 4}" y="{scale.y(v) + 4:.1f}" text-anchor="end">{v:.2g}</text>'
+        f'<text x="{LEFT - 4}" y="{scale.y(v) + 4:.1f}" text-anchor="end">{v:.{digits}f}</text>'
         for v in marks
     )
     hours = scale.span_s / 3600

@@ -24,7 +24,7 @@ class Cell:
     value: Any = None
     """For the files; the text where there is none."""
     kind: str = ""
-    """`n` for numbers, `code`, `state` (a word with its colour and shape), or nothing."""
+    """`n` for numbers, `at` for moments, `code`, `state` (a word with its colour and shape), or nothing."""
     href: str | None = None
     note: str = ""
     """Small print below."""
@@ -43,7 +43,7 @@ def cell(value: object, *, kind: str = "", href: str | None = None, note: str = 
         case bool():
             return Cell(text="yes" if value else "no", value=value, kind=kind, href=href, note=note)
         case datetime():
-            return Cell(text=clock_time(value), value=value.isoformat(), kind=kind, href=href, note=note)
+            return Cell(text=clock_time(value), value=value.isoformat(), kind=kind or "at", href=href, note=note)
         case int():
             return Cell(text=f"{value:,}", value=value, kind=kind or "n", href=href, note=note)
         case float():

@@ -35,13 +35,13 @@ def gate_sheet(gates: list[GateRow]) -> Sheet:
 
 def _rows(gate: GateRow) -> Iterator[Row]:
     evidence = gate.evidence
+    yield ("in a sentence", cell(gate.action or gate.verdict), cell(""), gate.reason)
     if gate.gate == GateName.TRAINING_HEALTH:
         yield from _health(evidence)
     elif gate.gate in (GateName.OFFLINE, GateName.SEALED):
         yield from _suites(evidence)
     elif gate.gate in (GateName.CANARY, GateName.HOLDBACK):
         yield from _live(evidence)
-    yield ("in a sentence", cell(gate.action or gate.verdict), cell(""), gate.reason)
 
 
 def _health(evidence: Mapping[str, Any]) -> Iterator[Row]:
