@@ -8,7 +8,8 @@ GET  /console/stream                      says that something changed (`app.cons
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -23,7 +24,7 @@ from app.console.views import access, candidate, data, inbox, records, rewards, 
 from app.console.views.asked import Asked
 from app.domain.errors import BadInput, NotFound, RatchetError, Refused, Unavailable
 from app.domain.people import Action
-from app.domain.sight import Sight
+from app.domain.sight import Sight, Trace
 
 Content = Callable[..., dict[str, Any]]
 DONE = "Done. What is shown is how it is now."
@@ -33,11 +34,14 @@ AGAIN = "Done already: nothing was done twice. What is shown is how it is now."
 class Pages:
     """The pages over one deployment."""
 
-    def __init__(self, sight: Sight, *, desk: Desk, live: Live, visitor_of: VisitorOf) -> None:
+    def __init__(
+        self, sight: Sight, *, desk: Desk, live: Live, visitor_of: VisitorOf, left_of: Callable[[str], Sequence[Trace]] | None = None
+    ) -> None:  # fmt: skip
         self._sight = sight
         self._visitor_of = visitor_of
         self._renderer = Renderer()
         self._acts = ActPages(sight, desk)
+        self._left_of = left_of
         self.live = live
 
     def router(self) -> APIRouter:
@@ -50,6 +54,7 @@ class Pages:
         self._page(made, "/rewards", "rewards.html", "Rewards", rewards.rewards)
         self._page(made, "/labels/{inference_id}", "label.html", "Label", rewards.label, here="rewards")
         self._page(made, "/data", "data.html", "Data", data.data)
+        self._page(made, "/erasures/{actor}", "list.html", "Proof of an erasure", partial(data.proof, left_of=self._left_of), here="data")
         self._page(made, "/trust", "trust.html", "Trust", data.trust)
         self._page(made, "/access", "access.html", "Access", access.access)
         self._page(made, "/audit", "audit.html", "Audit", records.audit)
@@ -140,7 +145,11 @@ class Pages:
             if (kind := request.query_params.get("as")) is not None:
                 return _file(values.get("sheets", {}), request.query_params.get("sheet", ""), kind)
             said = request.query_params.get("done")
-            common = {"top": sight.pointer(chosen), "done": "" if said is None else AGAIN if said == "again" else DONE}
+            common = {
+                "top": sight.pointer(chosen),
+                "head": sight.head(),
+                "done": "" if said is None else AGAIN if said == "again" else DONE,
+            }
             status = 409 if values.get("moved") else 200
             return self._renderer.page(
                 request, template, title=values.get("title") or title, here=here, visitor=visitor, policy=chosen, policies=policies,

@@ -50,7 +50,7 @@ class Renderer:
         shown = [page for page in PAGES if (visitor.policy is None or page[0] not in ABOUT_ALL) and _opens(visitor, page[0])]
         common = {
             "title": title, "here": here, "visitor": visitor, "policy": policy, "policies": policies, "pages": shown, "now": utc_now(),
-            "link": _linker(request, policy), "done": "", "top": None,
+            "link": _linker(request, policy), "done": "", "top": None, "head": None,
         }  # fmt: skip
         text = self._pages.get_template(template).render({**common, **values})
         return HTMLResponse(text, status, headers=HEADERS)

@@ -303,6 +303,17 @@ class Run:
     metrics: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
+class Trace(Protocol):
+    """One place that was looked into for what is left of somebody."""
+
+    @property
+    def place(self) -> str: ...
+    @property
+    def found(self) -> int: ...
+    @property
+    def cure(self) -> str: ...
+
+
 class Sight(Protocol):
     """Read-only sight of a deployment, for pages."""
 
@@ -388,6 +399,10 @@ class Sight(Protocol):
     def audit(self, wanted: AuditFilter, *, after: str | None = None, limit: int = PAGE) -> Page[AuditEntry]: ...
     def audit_entries(self) -> Iterator[AuditEntry]:
         """The whole chain, in order."""
+        ...
+
+    def head(self) -> tuple[int, str]:
+        """(number, hash) of the newest entry: what a printed page names, so that it can be placed in the chain."""
         ...
 
     def verify(self) -> tuple[int, str, str | None]:

@@ -1,6 +1,7 @@
 """The console's pages over a database for tests: whoever is said to look, looks."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -18,6 +19,15 @@ ADMIN = Visitor(actor="user:root", actions=actions_of({Role.ADMIN}), policy=None
 OPEN = Visitor(actor="anonymous", actions=frozenset(Action), policy=None)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A place where nothing is."""
+
+    place: str
+    found: int = 0
+    cure: str = ""
+
+
 def pages_app(engine: Engine, desk: Any = None, *, visitor: Callable[[], Visitor] = lambda: OPERATOR) -> FastAPI:
     """The pages as an application; `visitor` says who looks, at each request. The doorkeeper, who checks forms, is not here."""
     sight, app = SqlSight(engine), FastAPI()
@@ -26,7 +36,10 @@ def pages_app(engine: Engine, desk: Any = None, *, visitor: Callable[[], Visitor
         request.state.form = dict(parse_qsl((await request.body()).decode(), keep_blank_values=True))
 
     guarded = APIRouter(dependencies=[Depends(read)])
-    guarded.include_router(Pages(sight, desk=desk, live=Live(sight), visitor_of=lambda _request: visitor()).router())
+    pages = Pages(
+        sight, desk=desk, live=Live(sight), visitor_of=lambda _request: visitor(), left_of=lambda actor: [Found(place=f"turns of {actor}")]
+    )
+    guarded.include_router(pages.router())
     app.include_router(static())
     app.include_router(guarded)
     return app

@@ -1,12 +1,14 @@
 """Data: how far the stream is, what makes no sense, what waits, who was forgotten; and trust: what batches left out for their raters."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from app.console.sheets import Sheet, cell
 from app.console.views.asked import Asked
 from app.domain.errors import NotFound
+from app.domain.people import Action
 from app.domain.rewards import Exclusion
-from app.domain.sight import CutRow, ErasureRow, LetterRow, Page, StreamRow
+from app.domain.sight import CutRow, ErasureRow, LetterRow, Page, StreamRow, Trace
 
 COUNTED = ("early", "late", "orphaned", "duplicate", "conflict", "retracted", "dead_lettered")
 
@@ -21,9 +23,23 @@ def data(asked: Asked) -> dict[str, Any]:
         "parked": sight.parked(), "counters": [(name, needs.counters.get(name, 0)) for name in COUNTED], "troubles": needs.troubles,
         "sheets": {
             "streams": _stream_sheet(sight.streams()), "letters": _letter_sheet(sight.letters(after=asked.word("after"))),
-            "erasures": _erasure_sheet(sight.erasures()),
+            "erasures": _erasure_sheet(asked, sight.erasures()),
         },
     }  # fmt: skip
+
+
+def proof(asked: Asked, actor: str, *, left_of: Callable[[str], Sequence[Trace]] | None) -> dict[str, Any]:
+    """What is left of somebody who was forgotten, in every place there is: it reads everything, so whoever may erase may ask."""
+    if asked.viewer.policy is not None or not asked.viewer.may(Action.ERASE) or left_of is None:
+        raise NotFound("the proof of an erasure is for admins of every policy to ask for")
+    if all(row.actor != actor for row in asked.sight.erasures(newest=1_000)):
+        raise NotFound(f"nobody with the pseudonym {actor[:64]} was erased; /console/data lists who was")
+    traces = left_of(actor)
+    left = sum(trace.found for trace in traces)
+    rows = [(cell(trace.place), cell(trace.found), cell(trace.cure if trace.found else "")) for trace in traces]
+    title = f"{actor}: {'nothing is left' if not left else f'{left} traces are left'} in {len(traces)} places"
+    sheet = Sheet(name="proof", title="Every place that was looked into", columns=("place", "found", "what helps"), rows=rows)
+    return {"title": title, "sheets": {"proof": sheet}}
 
 
 def trust(asked: Asked) -> dict[str, Any]:
@@ -57,11 +73,12 @@ def _letter_sheet(page: Page[LetterRow]) -> Sheet:
     return Sheet(name="letters", title="Dead letters", columns=columns, rows=rows, after=page.after, empty="none: everything made sense")
 
 
-def _erasure_sheet(erasures: list[ErasureRow]) -> Sheet:
+def _erasure_sheet(asked: Asked, erasures: list[ErasureRow]) -> Sheet:
     counted = ("turns", "observations", "labels", "exposures", "inbox_payloads", "dead_letters", "segments")
     rows = [
         (
-            cell(row.actor, kind="code"), cell(row.requested_by), cell(row.erased_at),
+            cell(row.actor, kind="code", href=asked.link(f"/erasures/{row.actor}") if asked.viewer.may(Action.ERASE) else None),
+            cell(row.requested_by), cell(row.erased_at),
             *(cell(int(row.report.get(name, 0))) for name in counted),
             cell(", ".join(row.report.get("trained_versions", []))),
         )

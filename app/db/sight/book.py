@@ -304,6 +304,12 @@ class SqlSight:
         with self._reading() as connection:
             yield from chain.entries(connection)
 
+    def head(self) -> tuple[int, str]:
+        """(number, hash) of the newest entry."""
+        with self._reading() as connection:
+            row = connection.execute(select(audit_head.c.seq, audit_head.c.hash)).first()
+        return (0, "") if row is None else (row.seq, row.hash)
+
     def verify(self) -> tuple[int, str, str | None]:
         """Recompute the chain."""
         with self._reading() as connection:

@@ -51,7 +51,7 @@ def deploy(engine: Engine, *, name: str = "tiny-v2", word: str = "hello") -> Rel
 
 
 def _turn(connection: Connection, n: int, *, version: str, release_id: str, word: str) -> None:
-    at = utc_now() - timedelta(minutes=n)
+    at = utc_now() + timedelta(microseconds=n)  # within one hour, whatever time it is
     arm = "candidate" if version == "v2" else "champion"
     common: dict[str, Any] = {"policy": POLICY, "version": version, "segment": "task=edit", "actor": f"p{n}", "finished_at": at}
     connection.execute(

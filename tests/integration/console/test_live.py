@@ -69,6 +69,12 @@ def test_fifty_streams_are_told_of_a_change_by_one_poller() -> None:
     asyncio.run(scene())
 
 
+def test_a_stream_is_neither_kept_nor_held_up_on_its_way() -> None:
+    answer = live(Heart()).stream(request())
+    assert answer.media_type == "text/event-stream"
+    assert (answer.headers["x-accel-buffering"], answer.headers["cache-control"]) == ("no", "no-store")
+
+
 def test_what_changed_while_the_connection_was_lost_is_told_at_once() -> None:
     async def scene() -> None:
         heart = Heart()

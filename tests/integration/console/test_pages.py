@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from sqlalchemy import Engine, delete, insert
+from sqlalchemy import Engine, delete, insert, select
 from starlette.testclient import TestClient
 
-from app.db.engine import open_engine, writing
+from app.db.engine import open_engine, reading, writing
 from app.db.people import SqlPeople
 from app.db.rollups import hour_of
-from app.db.tables import label_rollups, releases
+from app.db.tables import audit_head, label_rollups, releases
 from app.domain.ids import utc_now
 from app.domain.people import Role, Visitor
 from pipelines.commands.audit import audit as audit_command
@@ -217,7 +217,7 @@ def test_evidence_is_shown_as_it_was_for_ever(quick: Engine) -> None:
     assert "as it was judged" in before.text
     room.desk.abort("release-2", actor="user:ada", reason="no longer wanted")
     after = client.get(f"/console/releases/release-2@{release.evidence_digest}")
-    moving = re.compile(r'<time.*?</time>|"csrf".*?>', re.S)
+    moving = re.compile(r'<time.*?</code>|"csrf".*?>', re.S)
     assert moving.sub("", after.text) == moving.sub("", before.text)
     assert client.get("/console/releases/release-2@0123").status_code == 404
 
@@ -233,6 +233,23 @@ def test_who_has_access_is_shown_to_who_may_see_it_and_to_nobody_else(quick: Eng
     assert "zoe can as well" in shown(browser(quick), "")
     assert browser(quick, visitor=VIEWER).get("/console/audit").status_code == 404
     assert "you cannot approve; zoe can as well" in shown(browser(quick, visitor=VIEWER), "/releases/release-2")
+
+
+def test_the_proof_of_an_erasure_is_for_admins_and_about_who_was_erased(quick: Engine) -> None:
+    deploy(quick)
+    admin = browser(quick, visitor=ADMIN)
+    assert "/console/erasures/gone" in shown(admin, "/data")
+    assert "gone: nothing is left in 1 places" in shown(admin, "/erasures/gone")
+    assert admin.get("/console/erasures/somebody").status_code == 404
+    assert browser(quick).get("/console/erasures/gone").status_code == 404
+
+
+def test_a_page_names_the_newest_audit_entry_for_who_prints_it(quick: Engine) -> None:
+    room = deploy(quick)
+    room.desk.reject("release-2", approver="user:ada", reason="no")
+    with reading(quick) as connection:
+        head = connection.execute(select(audit_head)).one()
+    assert f"audit entry {head.seq} <code>{head.hash[:12]}" in shown(browser(quick), "/releases/release-2")
 
 
 def test_an_empty_deployment_says_what_to_do_and_what_is_not_there_is_said(quick: Engine) -> None:
