@@ -50,6 +50,7 @@ class Pages:
         self._page(made, "", "inbox.html", "Inbox", inbox.inbox, here="")
         self._page(made, "/releases", "list.html", "Candidates", candidate.candidates)
         self._page(made, "/versions", "versions.html", "Versions", versions.versions)
+        self._page(made, "/history", "list.html", "What was live when", versions.history, here="versions")
         self._page(made, "/versions/{digest}", "version.html", "Version", versions.version)
         self._page(made, "/rewards", "rewards.html", "Rewards", rewards.rewards)
         self._page(made, "/labels/{inference_id}", "label.html", "Label", rewards.label, here="rewards")

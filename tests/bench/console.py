@@ -8,6 +8,7 @@ asks its database is counted there. Ends with one JSON line, and exit code 1 bey
 
 import argparse
 import asyncio
+import contextlib
 import gzip
 import json
 import multiprocessing
@@ -173,7 +174,7 @@ def pages(versions: int, labels: int) -> list[str]:
     far = _micros() - versions * 5 * 3600 * 1_000_000 // 2
     return [
         "", "/releases", f"/releases?after={far}.r", f"/releases/{ready}", f"/releases/{middle}", "/versions", f"/versions?after={far}.d",
-        f"/versions?a=d00001&b=d{versions - 2:05}", f"/versions/d{versions // 2:05}", "/rewards", f"/rewards?after={far}.i",
+        f"/versions?a=d00001&b=d{versions - 2:05}", f"/versions/d{versions // 2:05}", "/history", "/rewards", f"/rewards?after={far}.i",
         f"/labels/i{labels // 2:08}", "/data", "/trust", "/audit", "/audit?after=500", "/audit?actor=system:watch", f"/act/approve/{ready}",
         f"/act/roll_back/{live}",
     ]  # fmt: skip
@@ -253,15 +254,17 @@ def assets_kb() -> float:
     return round(sum(len(gzip.compress(path.read_bytes())) for path in files) / 1000, 1)
 
 
-def bench(*, labels: int, versions: int, entries: int, rounds: int) -> dict[str, Any]:
+def bench(*, labels: int, versions: int, entries: int, rounds: int, folder: Path | None = None) -> dict[str, Any]:
     """Fill, serve, look and watch."""
-    with tempfile.TemporaryDirectory(prefix="ratchet-console-") as name:
+    with contextlib.nullcontext(folder) if folder else tempfile.TemporaryDirectory(prefix="ratchet-console-") as name:
         port, asked = free_port(), multiprocessing.get_context("spawn").Value("q", 0)
         settings = settings_of(Path(name), port)
         begun = time.monotonic()
-        fill(settings, labels=labels, versions=versions, entries=entries)
+        if not (settings.data / "filled").is_file():
+            fill(settings, labels=labels, versions=versions, entries=entries)
+            (settings.data / "filled").touch()
         filled_s = time.monotonic() - begun
-        process = multiprocessing.get_context("spawn").Process(target=serve, args=(name, port, asked), daemon=True)
+        process = multiprocessing.get_context("spawn").Process(target=serve, args=(str(name), port, asked), daemon=True)
         process.start()
         url = f"http://127.0.0.1:{port}"
         try:
@@ -298,9 +301,13 @@ def main() -> int:
     """Print the line; 1 where a bound is broken."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="twenty thousand labels, 200 versions, 5,000 audit entries")
-    quick = parser.parse_args().quick
+    parser.add_argument("--folder", type=Path, help="keep the deployment there, and take the one that is there")
+    asked = parser.parse_args()
+    quick = asked.quick
     size = {"labels": 20_000, "versions": 200, "entries": 5_000} if quick else {"labels": 1_000_000, "versions": 1_000, "entries": 100_000}
-    found = bench(**size, rounds=5 if quick else 20)
+    if asked.folder:
+        asked.folder.mkdir(parents=True, exist_ok=True)
+    found = bench(**size, rounds=5 if quick else 20, folder=asked.folder)
     broken = [f"{name} is {found[name]}, the bound is {bound:g}" for name, bound in BOUNDS.items() if found[name] > bound]
     for sentence in broken:
         print(sentence, file=sys.stderr)

@@ -12,7 +12,8 @@ from app.console.views.tables import REWARD, SUCCESS, SURVIVAL, measure_cell, re
 from app.console.wording import age, clock_time, left, plural
 from app.domain.errors import NotFound
 from app.domain.releases import IN_FLIGHT, Approval, Release, ReleaseState
-from app.domain.sight import Course, Served, Sums
+from app.domain.sight import Course, Served
+from app.domain.sums import Sums
 from app.domain.views import GateRow
 
 S = ReleaseState

@@ -8,9 +8,11 @@ from app.console.views.asked import Asked
 from app.console.views.tables import measure_cell, role_of, version_cell, version_sheet
 from app.console.wording import short
 from app.domain.errors import NotFound
-from app.domain.sight import Barred, Moved, Sums, VersionInfo
+from app.domain.sight import Barred, Moved, Page, VersionInfo
+from app.domain.sums import Sums
 
-NEWEST_MOVES = 200
+NEWEST_MOVES = 20
+"""Beside the versions; the rest is on a page of its own."""
 
 
 def versions(asked: Asked) -> dict[str, Any]:
@@ -18,16 +20,26 @@ def versions(asked: Asked) -> dict[str, Any]:
     sight, policy = asked.sight, asked.policy
     page, pointer = sight.versions(policy, after=asked.word("after")), sight.pointer(policy)
     sums = sight.sums(policy, [version.digest for version in page.rows])
-    moves, barred = sight.history(policy, newest=NEWEST_MOVES), sight.quarantined(policy)
-    names = sight.names(policy, {d for move in moves for d in (move.digest, move.previous) if d} | {row.digest for row in barred})
+    moves, barred = sight.history(policy, limit=NEWEST_MOVES), sight.quarantined(policy)
+    names = sight.names(policy, _named(moves) | {row.digest for row in barred})
     return {
         "pointer": pointer, "tree": tree(page.rows), "role_of": role_of, "compared": _compared(asked, page.rows), "barred": barred,
         "choices": page.rows, "a": asked.word("a"), "b": asked.word("b"), "names": names,
         "sheets": {
-            "versions": version_sheet(asked, page, sums, pointer), "live": _move_sheet(asked, moves, names),
+            "versions": version_sheet(asked, page, sums, pointer), "live": _move_sheet(asked, Page(rows=tuple(moves.rows)), names),
             "quarantine": _barred_sheet(asked, barred, names), **_comparison(asked),
         },
     }  # fmt: skip
+
+
+def history(asked: Asked) -> dict[str, Any]:
+    """Values of the page with every move of the pointer."""
+    moves = asked.sight.history(asked.policy, after=asked.word("after"))
+    return {"sheets": {"live": _move_sheet(asked, moves, asked.sight.names(asked.policy, _named(moves)))}}
+
+
+def _named(moves: Page[Moved]) -> set[str]:
+    return {digest for move in moves.rows for digest in (move.digest, move.previous) if digest}
 
 
 def tree(rows: tuple[VersionInfo, ...]) -> list[tuple[VersionInfo, int]]:
@@ -89,16 +101,17 @@ def _comparison(asked: Asked) -> Mapping[str, Sheet]:
     return {"compared": Sheet(name="compared", title="Side by side", columns=columns, rows=rows, empty="neither has labels")}
 
 
-def _move_sheet(asked: Asked, moves: list[Moved], names: Mapping[str, str]) -> Sheet:
+def _move_sheet(asked: Asked, moves: Page[Moved], names: Mapping[str, str]) -> Sheet:
     rows = [
         (
             cell(move.generation), cell(move.occurred_at), cell(move.action), version_cell(asked, move.digest, names),
             cell(names.get(move.previous or "", short(move.previous))), cell(move.actor), cell(move.reason or ""),
         )
-        for move in moves
+        for move in moves.rows
     ]  # fmt: skip
     columns = ("generation", "from", "by", "live", "before it", "who", "why")
-    return Sheet(name="live", title="What was live when", columns=columns, rows=rows, empty="nothing was deployed yet")
+    empty = "nothing was deployed yet"
+    return Sheet(name="live", title="What was live when", columns=columns, rows=rows, after=moves.after, empty=empty)
 
 
 def _barred_sheet(asked: Asked, barred: list[Barred], names: Mapping[str, str]) -> Sheet:

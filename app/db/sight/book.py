@@ -54,9 +54,9 @@ from app.domain.sight import (
     Run,
     Served,
     StreamRow,
-    Sums,
     VersionInfo,
 )
+from app.domain.sums import Sums
 from app.domain.views import GateRow, StepRow
 
 
@@ -193,10 +193,10 @@ class SqlSight:
         with self._reading() as connection:
             return releases.read_version(connection, policy, digest)
 
-    def history(self, policy: str, *, newest: int = 100) -> list[Moved]:
+    def history(self, policy: str, *, after: str | None = None, limit: int = PAGE) -> Page[Moved]:
         """The pointer's moves, newest first."""
         with self._reading() as connection:
-            return releases.read_moves(connection, policy, newest)
+            return releases.read_moves(connection, policy, after=after, limit=limit)
 
     def quarantined(self, policy: str) -> list[Barred]:
         """Newest first."""

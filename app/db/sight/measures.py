@@ -9,7 +9,7 @@ from sqlalchemy import BigInteger, ColumnElement, Connection, cast, func, select
 from app.db.chunks import one_of
 from app.db.rollups import hour_of
 from app.db.tables import label_rollups
-from app.domain.sight import Sums
+from app.domain.sums import Sums
 
 R = label_rollups.c
 

@@ -7,10 +7,9 @@ from typing import Any
 from sqlalchemy import Connection, Row, and_, func, or_, select
 
 from app.db.chunks import one_of
-from app.db.pointer import read_history
 from app.db.releases import read_approvals, result_of
-from app.db.sight.keys import key_of, read_key
-from app.db.tables import exposures, gate_results, quarantine, release_history, releases, training_runs, turns, versions
+from app.db.sight.keys import key_of, read_key, read_number
+from app.db.tables import deployment_history, exposures, gate_results, quarantine, release_history, releases, training_runs, turns, versions
 from app.domain.gates import GateName, GateResult
 from app.domain.ids import utc_now
 from app.domain.releases import Approval, Release, ReleaseState
@@ -147,12 +146,15 @@ def read_names(connection: Connection, policy: str, digests: Collection[str]) ->
     return {row.digest: row.name for row in connection.execute(query)}
 
 
-def read_moves(connection: Connection, policy: str, newest: int) -> list[Moved]:
-    """The pointer's newest moves, newest first."""
-    return [
-        Moved(**{name: row._mapping[name] for name in Moved.__dataclass_fields__})
-        for row in read_history(connection, policy, newest=newest)
-    ]
+def read_moves(connection: Connection, policy: str, *, after: str | None, limit: int) -> Page[Moved]:
+    """The pointer's moves, newest first."""
+    h = deployment_history.c
+    query = select(*(h[name] for name in Moved.__dataclass_fields__)).where(h.policy == policy)
+    if after is not None:
+        query = query.where(h.generation < read_number(after))
+    rows = connection.execute(query.order_by(h.generation.desc()).limit(limit + 1)).all()
+    shown = tuple(Moved(**row._mapping) for row in rows[:limit])
+    return Page(rows=shown, after=str(shown[-1].generation) if len(rows) > limit else None)
 
 
 def read_barred(connection: Connection, policy: str) -> list[Barred]:

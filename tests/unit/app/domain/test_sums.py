@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from app.domain.sight import Sums
+from app.domain.sums import Sums
 
 
 def of(values: list[float]) -> Sums:
