@@ -238,7 +238,7 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
         wiring.sign_in(settings), forms=forms, read_form=read_form, keeper=keeper, secure=settings.address.startswith("https:")
     )
     pages = Pages(
-        adapters.sight, desk=room.desk, live=Live(adapters.sight, still_may=keeper.still_lets_in),
+        adapters.pages, desk=room.desk, live=Live(adapters.pages, still_may=keeper.still_lets_in),
         visitor_of=lambda request: request.state.visitor, left_of=lambda actor: wiring.traces(settings).find(actor),
     )  # fmt: skip
     guarded = APIRouter(dependencies=[Depends(keeper)])

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from app.db.releases import SqlReleaseLedger
     from app.db.rule_sets import SqlRules
     from app.db.runs import SqlRunStore
-    from app.db.sight import SqlSight
+    from app.db.sight import SqlPages
     from app.db.streams import SqlEffects
     from app.db.suite_scores import SqlScores
     from app.db.suite_sources import WellEnded
@@ -706,7 +706,7 @@ class HttpAdapters:
     people: "SqlPeople"
     episodes: "SqlEpisodes"
     reads: "SqlReads"
-    sight: "SqlSight"
+    pages: "SqlPages"
     claims: "Claims"
     ingestion_troubles: Callable[[], list[str]]
     """What keeps accepted events from being applied, a sentence each."""
@@ -736,7 +736,7 @@ def http_adapters(settings: Settings) -> HttpAdapters:
     from app.db.people import SqlPeople
     from app.db.pointer import SqlRoutes
     from app.db.reads import SqlReads
-    from app.db.sight import SqlSight
+    from app.db.sight import SqlPages
     from app.db.troubles import ingestion_troubles
 
     state, inbox = open_state(settings), open_inbox(settings)
@@ -749,7 +749,7 @@ def http_adapters(settings: Settings) -> HttpAdapters:
         people=SqlPeople(state),
         episodes=SqlEpisodes(state),
         reads=SqlReads(state, inbox),
-        sight=SqlSight(state),
+        pages=SqlPages(state),
         claims=LateClaims(settings),
         ingestion_troubles=lambda: ingestion_troubles(state, inbox),
     )

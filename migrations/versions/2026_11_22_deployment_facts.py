@@ -3,7 +3,7 @@
 Expands only.
 
 Revision: 0011_deployment_facts
-Follows: 0007_retention
+Follows: 0011_channels
 """
 
 import sqlalchemy as sa
@@ -12,7 +12,7 @@ from alembic import op
 import app.db.tables
 
 revision = "0011_deployment_facts"
-down_revision = "0007_retention"
+down_revision = "0011_channels"
 branch_labels = None
 depends_on = None
 

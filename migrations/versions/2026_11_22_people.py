@@ -4,7 +4,7 @@ Expands only: processes of the revision before go on beside it. Keys that there 
 nobody: they keep their scopes, and what takes a person they can no longer do.
 
 Revision: 0008_people
-Follows: 0011_channels
+Follows: 0011_deployment_facts
 """
 
 import sqlalchemy as sa
@@ -13,7 +13,7 @@ from alembic import op
 import app.db.tables
 
 revision = "0008_people"
-down_revision = "0011_channels"
+down_revision = "0011_deployment_facts"
 branch_labels = None
 depends_on = None
 

@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 from starlette.testclient import TestClient
 
 from app.console import Live, Pages, static
-from app.db.sight import SqlSight
+from app.db.sight import SqlPages
 from app.domain.people import Action, Role, Visitor, actions_of
 
 OPERATOR = Visitor(actor="user:ada", actions=actions_of({Role.OPERATOR}), policy=None, csrf="token")
@@ -30,7 +30,7 @@ class Found:
 
 def pages_app(engine: Engine, desk: Any = None, *, visitor: Callable[[], Visitor] = lambda: OPERATOR) -> FastAPI:
     """The pages as an application; `visitor` says who looks, at each request. The doorkeeper, who checks forms, is not here."""
-    sight, app = SqlSight(engine), FastAPI()
+    sight, app = SqlPages(engine), FastAPI()
 
     async def read(request: Request) -> None:
         request.state.form = dict(parse_qsl((await request.body()).decode(), keep_blank_values=True))

@@ -3,6 +3,6 @@
 Fed by the tables / feeds the pages, which never see SQL.
 """
 
-from app.db.sight.book import SqlSight
+from app.db.sight.book import SqlPages
 
-__all__ = ["SqlSight"]
+__all__ = ["SqlPages"]

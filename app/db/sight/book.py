@@ -60,7 +60,7 @@ from app.domain.sums import Sums
 from app.domain.views import GateRow, StepRow
 
 
-class SqlSight:
+class SqlPages:
     """Reads a deployment for pages."""
 
     def __init__(self, engine: Engine) -> None:
