@@ -229,14 +229,13 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
     )
     hooks = webhooks.WebhookRoom(webhooks=wiring.webhook_book(settings), allow_loopback=settings.host in LOOPBACK)
     keyring = keys.router(wiring.key_book(settings), policies=adapters.policies)
+    desk = wiring.sign_in(settings)
     crowd = people.router(
-        people.PeopleRoom(people=adapters.people, keys=adapters.keys, policies=adapters.policies, address=settings.address)
+        people.PeopleRoom(people=adapters.people, keys=adapters.keys, desk=desk, policies=adapters.policies, address=settings.address)
     )
     forms = FormTokens(wiring.session_secrets(settings))
     keeper = Doorkeeper(forms)
-    entrance = Entrance(
-        wiring.sign_in(settings), forms=forms, read_form=read_form, keeper=keeper, secure=settings.address.startswith("https:")
-    )
+    entrance = Entrance(desk, forms=forms, read_form=read_form, keeper=keeper, secure=settings.address.startswith("https:"))
     pages = Pages(
         adapters.pages, desk=room.desk, live=Live(adapters.pages, still_may=keeper.still_lets_in),
         visitor_of=lambda request: request.state.visitor, left_of=lambda actor: wiring.traces(settings).find(actor),

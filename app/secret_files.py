@@ -30,7 +30,7 @@ def secret_file(folder: Path, name: str) -> Path:
     """The file of that secret, with a fresh random one where there is none; whoever comes second uses what the first one made."""
     path = private_folder(folder) / name
     if not path.exists():
-        fresh = _written(folder, [secrets.token_hex(SECRET_BYTES)])
+        fresh = written(folder, [secrets.token_hex(SECRET_BYTES)])
         try:
             os.link(fresh, path)  # as a whole or not at all, and never over another process's
         except FileExistsError:
@@ -64,12 +64,12 @@ class SecretReader:
 def rotate(folder: Path, name: str) -> Path:
     """Put a fresh secret in front; the one before it is still honoured, older ones are not."""
     path = secret_file(folder, name)
-    _written(folder, [secrets.token_hex(SECRET_BYTES), *read_secrets(path)[: KEPT - 1]]).replace(path)
+    written(folder, [secrets.token_hex(SECRET_BYTES), *read_secrets(path)[: KEPT - 1]]).replace(path)
     return path
 
 
-def _written(folder: Path, lines: list[str]) -> Path:
-    """A new file of mode 0600, on the disk."""
+def written(folder: Path, lines: list[str]) -> Path:
+    """A new file of mode 0600, on the disk, under a name of its own."""
     descriptor, name = tempfile.mkstemp(dir=folder)
     with os.fdopen(descriptor, "w") as file:
         file.write("".join(f"{line}\n" for line in lines))

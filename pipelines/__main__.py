@@ -25,6 +25,17 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "cycle": ("pipelines.commands.cycle:cycle", "Run or inspect cycles by hand."),
     "db": ("pipelines.commands.db:db", "Create, upgrade or check the database schema."),
     "model": ("pipelines.commands.model:model", "Fetch or make the quickstart's models."),
+    "status": ("pipelines.commands.terminal.commands:status", "Say how the deployment is and what needs you."),
+    "top": ("pipelines.commands.terminal.commands:top", "Show the status live."),
+    "releases": ("pipelines.commands.terminal.commands:releases", "List releases, with the evidence that an approval names."),
+    "diff": ("pipelines.commands.terminal.commands:diff", "Compare two releases: terms and every gate's figures."),
+    "slots": ("pipelines.commands.terminal.commands:slots", "List the newest slots of the loop and what became of each."),
+    "tail": ("pipelines.commands.terminal.commands:tail", "Show what is done as it is done."),
+    "logs": ("pipelines.commands.terminal.commands:logs", "Show the logs that `ratchet up` keeps on this machine."),
+    "login": ("pipelines.commands.login:login", "Sign in and keep a token of your own for this terminal."),
+    "logout": ("pipelines.commands.login:logout", "End that token and forget it."),
+    "completion": ("pipelines.commands.terminal.completion:completion", "Print what makes a shell complete `ratchet`."),
+    "people": ("pipelines.commands.people:people", "Add, list, change and invite people."),
     "keys": ("pipelines.commands.keys:keys", "Create, list and revoke API keys."),
     "release": ("pipelines.commands.release:release", "List, explain, approve, abort and roll back releases."),
     "rules": ("pipelines.commands.rules:rules", "Validate, replay, diff and activate reward rule sets."),
@@ -76,13 +87,13 @@ def ratchet() -> None:
 
 
 def main() -> None:
-    """Run `ratchet`; what a person can act on ends in one sentence and exit code 2."""
+    """Run `ratchet`; what a person can act on ends in one sentence and exit code 2, or the one of its kind (`docs/terminal.md`)."""
     keep_to_owner()
     try:
         ratchet(prog_name="ratchet")
     except RatchetError as error:
         click.echo(f"ratchet: {error}", err=True)
-        sys.exit(2)
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

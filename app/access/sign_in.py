@@ -32,6 +32,7 @@ class PeopleBook(Protocol):
 
     def attempt(self, name: str, *, lock_after: Callable[[int], datetime | None]) -> Attempt | None: ...
     def failed(self, name: str) -> None: ...
+    def forgive(self, person: Person) -> None: ...
     def enter(self, person: Person, *, how: str, instead_of: str | None = None) -> str: ...
     def leave(self, secret: str) -> None: ...
     def invited(self, secret: str) -> Person: ...
@@ -48,11 +49,20 @@ class SignIn:
 
     def with_password(self, name: str, password: str, *, instead_of: str | None = None) -> str:
         """The secret of a new session; the one that this browser had ends. Raises `SignInRefused`."""
+        return self._book.enter(self._checked(name, password), how="password", instead_of=instead_of)
+
+    def person_with(self, name: str, password: str) -> Person:
+        """Whose name and password these are, for a terminal, which is given a token. Raises `SignInRefused`."""
+        person = self._checked(name, password)
+        self._book.forgive(person)
+        return person
+
+    def _checked(self, name: str, password: str) -> Person:
         attempt = self._book.attempt(name.strip().lower(), lock_after=self._lock_after)
         locked = attempt is not None and attempt.locked
         fits = self._passwords.fits(password, None if attempt is None or locked else attempt.password_hash)
         if attempt is not None and not locked and fits:
-            return self._book.enter(attempt.person, how="password", instead_of=instead_of)
+            return attempt.person
         if attempt is not None and not locked:
             self._book.failed(attempt.person.name)
         raise SignInRefused(WRONG)

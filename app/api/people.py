@@ -97,12 +97,28 @@ class TokenBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     expires_days: Annotated[float, msgspec.Meta(gt=0, le=TOKEN_LONGEST_DAYS)] = TOKEN_LASTS_DAYS
 
 
+class SignInBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Somebody at a terminal."""
+
+    name: Name
+    password: Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
+    token_name: Name = "terminal"
+    expires_days: Annotated[float, msgspec.Meta(gt=0, le=TOKEN_LONGEST_DAYS)] = TOKEN_LASTS_DAYS
+
+
+class SignInDesk(Protocol):
+    """Checks passwords."""
+
+    def person_with(self, name: str, password: str) -> Person: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class PeopleRoom:
     """What these endpoints need."""
 
     people: PeopleBook
     keys: TokenBook
+    desk: SignInDesk
     policies: Collection[str]
     address: str
     """Where links lead to."""
@@ -171,6 +187,13 @@ def _tokens(made: APIRouter, room: PeopleRoom) -> None:
         roles = sorted(caller.person.roles) if caller.person else []
         return json_response({"actor": caller.actor, "roles": roles, "policy": caller.policy, "may": sorted(visitor.actions)})
 
+    @made.post("/v1/sign-in", openapi_extra=openapi.body(SignInBody), status_code=201)
+    async def sign_in(request: Request) -> Response:
+        """A token for a terminal, against name and password; its text is shown this once."""
+        body = await read_body(request, SignInBody)
+        person = await asyncio.to_thread(room.desk.person_with, body.name, body.password)
+        return await _made(request, person, body.token_name, body.expires_days, person.policy)
+
     @made.get("/v1/tokens")
     async def tokens(caller: Viewer) -> Response:
         """One's own tokens, never their secrets."""
@@ -185,10 +208,12 @@ def _tokens(made: APIRouter, room: PeopleRoom) -> None:
         _known(room, body.policy)
         if caller.policy is not None and body.policy not in (None, caller.policy):
             raise HttpError(403, f"you are there for the policy {caller.policy!r} only", code="wrong_policy", param="policy")
-        ends = room.clock() + timedelta(days=body.expires_days)
-        policy = body.policy or caller.policy
+        return await _made(request, person, body.name, body.expires_days, body.policy or caller.policy)
+
+    async def _made(request: Request, person: Person, name: str, days: float, policy: str | None) -> Response:
+        ends = room.clock() + timedelta(days=days)
         key, text = await asyncio.to_thread(
-            lambda: room.keys.create(name=body.name, scopes=(), policy=policy, expires_at=ends, by=person.actor, of=person)
+            lambda: room.keys.create(name=name, scopes=(), policy=policy, expires_at=ends, by=person.actor, of=person)
         )
         access: Access = request.app.state.access
         await access.reread()

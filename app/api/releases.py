@@ -81,6 +81,7 @@ class Views(Protocol):
 
     def release(self, release_id: str) -> dict[str, Any]: ...
     def policies(self) -> list[str]: ...
+    def slots(self, *, policy: str | None, limit: int) -> list[dict[str, Any]]: ...
     def deployment(self, policy: str) -> dict[str, Any]: ...
     def audit(self, *, subject: str | None = None, policy: str | None = None, newest: int = 100) -> list[AuditEntry]: ...
     def verify(self, *, seen: tuple[int, str] | None = None) -> Any: ...  # noqa: ANN401 - plain data for the answer
@@ -118,6 +119,18 @@ def router(room: ReleaseRoom) -> APIRouter:
 
 
 def _reading(made: APIRouter, room: ReleaseRoom) -> None:
+    @made.get("/v1/policies")
+    async def policies(caller: Reader) -> Response:
+        """Policies with a deployment."""
+        found = await asyncio.to_thread(room.views.policies)
+        return _json({"data": [name for name in found if caller.policy in (None, name)]})
+
+    @made.get("/v1/slots")
+    async def slots(caller: Reader, policy: PolicyQuery = None, limit: Limit = 48) -> Response:
+        """The newest slots of the loop, newest first, and what became of each."""
+        wanted = visible_policy(policy, caller)
+        return _json({"data": await asyncio.to_thread(lambda: room.views.slots(policy=wanted, limit=limit))})
+
     @made.get("/v1/releases")
     async def releases(caller: Reader, policy: PolicyQuery = None, state: PolicyQuery = None, limit: Limit = 50) -> Response:
         """Releases, newest first."""

@@ -165,6 +165,11 @@ class SqlPeople:
             until = None if row.locked_until is None else row.locked_until.isoformat()
             self._note(connection, "person.sign_in_failed", name, by="system:access", failures=row.failures, locked_until=until)
 
+    def forgive(self, person: Person) -> None:
+        """A right password forgives the wrong ones before it."""
+        with writing(self._engine) as connection:
+            connection.execute(update(people).where(people.c.id == person.id).values(failures=0, locked_until=None))
+
     def enter(self, person: Person, *, how: str, instead_of: str | None = None) -> str:
         """The secret of a new browser session; the one before it in this browser ends. A right password forgives the wrong ones."""
         secret, now = secrets.token_urlsafe(32), self._clock()

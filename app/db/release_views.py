@@ -9,7 +9,7 @@ from app.db.audit import Verification, entries, verify
 from app.db.engine import reading
 from app.db.pointer import read_history, read_pointer
 from app.db.releases import read_approvals, read_frozen, read_release
-from app.db.tables import circuit_breakers, deployment_pointer, gate_results, quarantine, release_history
+from app.db.tables import circuit_breakers, cycles, deployment_pointer, gate_results, quarantine, release_history
 from app.domain.releases import AuditEntry, Release
 
 
@@ -41,6 +41,20 @@ class SqlReleaseViews:
         """Policies with a deployment."""
         with reading(self._engine) as connection:
             return list(connection.execute(select(deployment_pointer.c.policy).order_by(deployment_pointer.c.policy)).scalars())
+
+    def slots(self, *, policy: str | None, limit: int) -> list[dict[str, Any]]:
+        """The newest slots, newest first: what became of each, and how long it took."""
+        query = select(cycles).order_by(cycles.c.started_at.desc(), cycles.c.slot.desc()).limit(limit)
+        if policy is not None:
+            query = query.where(cycles.c.policy == policy)
+        shown = ("policy", "slot", "status", "step", "reason", "attempt", "batch_id", "run_id", "release_id", "started_at", "finished_at")
+        with reading(self._engine) as connection:
+            rows = connection.execute(query).all()
+        return [
+            {name: getattr(row, name) for name in shown}
+            | {"took_s": None if row.finished_at is None else (row.finished_at - row.started_at).total_seconds()}
+            for row in rows
+        ]
 
     def deployment(self, policy: str) -> dict[str, Any]:
         """What is live, what was, what is quarantined, whether promotions are frozen, and every alarm with its end."""

@@ -24,6 +24,9 @@ Anything else that escapes is a bug of ours and crashes loudly.
 class RatchetError(Exception):
     """Something a person can act on."""
 
+    exit_code = 2
+    """Of a command that ends with it."""
+
 
 class BadInput(RatchetError):
     """What the caller sent or configured is wrong."""

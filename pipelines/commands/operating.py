@@ -1,13 +1,15 @@
-"""How `ratchet release` acts: over HTTP, as whoever the key in RATCHET_KEY belongs to; in an emergency on the database itself.
+"""How the command line acts: over HTTP, as whoever the token belongs to; in an emergency on the database itself.
 
-Over HTTP the service says who acts, by the key. On the database nobody can: whoever may write there may write anything. So that
-way is spelled `--break-glass`, is written into the audit chain before anything is done, acts as the user of the operating system
-and nobody else, and never stands in for one of two people.
+Over HTTP the service says who acts, by the token (`RATCHET_TOKEN`, or the one that `ratchet login` kept; a program's key in `RATCHET_KEY`).
+Each act carries a request id of its own and what was seen: where the answer gets lost it is asked for again, and is then done already.
+On the database nobody can say who acts: whoever may write there may write anything. So that way is spelled `--break-glass`, is written
+into the audit chain before anything is done, acts as the user of the operating system, and never stands in for one of two people.
 """
 
 import os
 import pwd
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,19 +19,49 @@ import httpx
 
 from app import wiring
 from app.domain.errors import Refused, Unavailable
+from app.domain.ids import uuid7
 from app.domain.releases import Release
 from app.settings import Settings
+from pipelines.commands.terminal.kept import kept_token
 
 F = TypeVar("F", bound=Callable[..., Any])
 TIMEOUT_S = 30.0
+TRIES, PAUSE_S = 4, 0.25
+"""Of an act whose answer got lost; the pauses between double."""
 UUID_CHARS = 36
+LOST = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError, httpx.ReadTimeout)
+"""The request may have arrived."""
+OFTEN_LOST = (502, 503, 504)
+"""What a proxy says for a service that restarts."""
+
+
+class NotAllowed(Refused):
+    """Not signed in, or not with the role that it takes."""
+
+    exit_code = 3
+
+
+class MovedOn(Refused):
+    """What it was about has changed since it was looked at, or does not allow it."""
+
+    exit_code = 5
+
+
+class Silent(Unavailable):
+    """The service does not answer."""
+
+    exit_code = 4
 
 
 def acting(command: F) -> F:
     """The options that say how to act."""
-    url = click.option("--url", envvar="RATCHET_URL", help="The service; the configured one without it. Key: RATCHET_KEY.")
     glass = click.option("--break-glass", is_flag=True, help="Act on the database itself, as your operating system's user; audited.")
-    return url(glass(command))
+    return remote(glass(command))
+
+
+def remote(command: F) -> F:
+    """The option that says where the service is."""
+    return click.option("--url", envvar="RATCHET_URL", help="The service; the configured one without it.")(command)
 
 
 def os_user() -> str:
@@ -51,7 +83,7 @@ def require_one_person(release: Release) -> None:
     if (release.approvals_needed or 1) > 1:
         raise Refused(
             f"release {release.id} needs {release.approvals_needed} people, and the database cannot tell who is who: "
-            "each of them approves with a key of their own (RATCHET_KEY), without --break-glass"
+            "each of them approves with a token of their own (`ratchet login`), without --break-glass"
         )
 
 
@@ -60,38 +92,80 @@ class Remote:
     """The running service."""
 
     url: str
-    key: str | None
+    token: str | None
 
     @staticmethod
     def of(settings: Settings, url: str | None) -> "Remote":
-        """The one at `url`, or at the configured host and port."""
-        return Remote((url or f"http://{settings.host}:{settings.port}").rstrip("/"), os.environ.get("RATCHET_KEY"))
+        """The one at `url`, or at the configured address; as whoever RATCHET_TOKEN, RATCHET_KEY or `ratchet login` says, in this order."""
+        where = (url or f"http://{settings.host}:{settings.port}").rstrip("/")
+        return Remote(where, os.environ.get("RATCHET_TOKEN") or os.environ.get("RATCHET_KEY") or kept_token(where))
 
-    def find(self, text: str) -> str:
-        """The id of the release with this id, the beginning or the end of it, or this version's name. Raises `Refused`."""
+    def find(self, text: str) -> dict[str, Any]:
+        """The release with this id, the beginning or the end of it, or this version's name. Raises `Refused`."""
         if len(text) == UUID_CHARS:
-            return text
-        known = self._send("GET", "/v1/releases?limit=1000", None)["data"]
-        found = [r["id"] for r in known if r["id"].startswith(text) or r["id"].endswith(text) or r["version_name"] == text]
+            return self.get(f"/v1/releases/{text}")
+        known = self.get("/v1/releases?limit=1000")["data"]
+        found = [r for r in known if r["id"].startswith(text) or r["id"].endswith(text) or r["version_name"] == text]
         if len(found) != 1:
-            raise Refused(f"{len(found)} releases are called {text!r}: `ratchet release list` shows their ids")
-        return str(found[0])
+            raise Refused(f"{len(found)} releases are called {text!r}: `ratchet releases` shows their ids")
+        return found[0]
 
-    def post(self, path: str, body: dict[str, Any]) -> Any:  # noqa: ANN401 - the service's answer
-        """Do it. Raises `Refused` with the service's sentence, `Unavailable` where it does not answer."""
-        return self._send("POST", path, {name: value for name, value in body.items() if value is not None})
+    def generation(self, policy: str) -> int | None:
+        """Of the policy's pointer, as it is now."""
+        pointer = self.get(f"/v1/policies/{policy}/deployment")["pointer"]
+        return None if pointer is None else int(pointer["generation"])
 
-    def _send(self, method: str, path: str, body: dict[str, Any] | None) -> Any:  # noqa: ANN401 - the service's answer
-        who = {"authorization": f"Bearer {self.key}"} if self.key else {"x-ratchet-user": os_user().removeprefix("user:")}
+    def health(self) -> dict[str, str]:
+        """What the service says of itself, well or not. Raises `Unavailable` where it does not answer."""
         try:
-            answer = httpx.request(method, self.url + path, json=body, headers=who, timeout=TIMEOUT_S)
-        except httpx.TransportError as error:
-            raise Unavailable(
-                f"{self.url} does not answer ({error}): name the service with --url; where it is down and this cannot wait, --break-glass"
-            ) from error
-        if answer.status_code >= 400:
-            raise Refused(_sentence(answer))
+            return httpx.get(f"{self.url}/health", timeout=TIMEOUT_S).json()
+        except (httpx.TransportError, ValueError) as error:
+            raise Silent(f"{self.url} does not answer ({error or type(error).__name__}): name the service with --url") from error
+
+    def get(self, path: str) -> Any:  # noqa: ANN401 - the service's answer
+        """Read. Raises `Refused` with the service's sentence, `Unavailable` where it does not answer."""
+        return self._send("GET", path, None)
+
+    def send(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:  # noqa: ANN401 - the service's answer
+        """Do something that is not an act on a release."""
+        return self._send(method, path, body)
+
+    def act(self, path: str, body: dict[str, Any]) -> Any:  # noqa: ANN401 - the service's answer
+        """Do it, once however often the answer gets lost. Raises `Refused`, `Unavailable`."""
+        named = {name: value for name, value in body.items() if value is not None} | {"request_id": uuid7()}
+        return self._send("POST", path, named, tries=TRIES)
+
+    def _send(self, method: str, path: str, body: dict[str, Any] | None, *, tries: int = 1) -> Any:  # noqa: ANN401 - the service's answer
+        who = {"authorization": f"Bearer {self.token}"} if self.token else {"x-ratchet-user": os_user().removeprefix("user:")}
+        for attempt in range(1, tries + 1):
+            try:
+                answer = httpx.request(method, self.url + path, json=body, headers=who, timeout=TIMEOUT_S)
+            except httpx.TransportError as error:
+                if isinstance(error, LOST) and attempt < tries:
+                    time.sleep(PAUSE_S * 2**attempt)
+                    continue
+                raise Silent(
+                    f"{self.url} does not answer ({error or type(error).__name__}): name the service with --url; where it is down and this "
+                    "cannot wait, some commands take --break-glass"
+                ) from error
+            if answer.status_code in OFTEN_LOST and attempt < tries:
+                time.sleep(PAUSE_S * 2**attempt)
+                continue
+            return _told(answer)
+        raise AssertionError("the last try returned or raised")
+
+
+def _told(answer: httpx.Response) -> Any:  # noqa: ANN401 - the service's answer
+    if answer.status_code < 400:
         return answer.json()
+    said = _sentence(answer)
+    if answer.status_code in (401, 403):
+        raise NotAllowed(said)
+    if answer.status_code == 409:
+        raise MovedOn(said)
+    if answer.status_code >= 500:
+        raise Silent(said)
+    raise Refused(said)
 
 
 def _sentence(answer: httpx.Response) -> str:

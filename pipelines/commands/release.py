@@ -1,6 +1,7 @@
 """`ratchet release`: list, explain, approve, abort and roll back releases. Reading is from the database, acting over HTTP (`operating`)."""
 
 import json
+from typing import Any
 
 import click
 from rich.console import Console
@@ -14,6 +15,10 @@ from app.release.desk import ReleaseDesk
 from app.settings import Settings, from_environment, owner_of, read_toml
 from pipelines.commands.operating import Remote, acting, os_user, require_one_person
 from pipelines.commands.operating import break_glass as _break_glass
+
+TOGETHER = "the database cannot tell who is who: each votes with a token of their own (`ratchet login`)"
+ONE_VOTE = "one vote of two: a second person has to run the same command"
+GENERATION = click.option("--generation", type=click.IntRange(min=1), help="Of the pointer, as you looked at it; as it is now without it.")
 
 
 @click.group()
@@ -98,17 +103,24 @@ def plan(policy: str) -> None:
 
 @release.command()
 @click.argument("release_id")
-@click.option("--evidence", required=True, help="`evidence_digest` of what you looked at (`ratchet release show`).")
+@click.option("--evidence", help="`evidence_digest` of what you looked at (`ratchet release show`).")
+@GENERATION
 @click.option("--reason", help="Anything the next person should know.")
 @acting
-def approve(release_id: str, evidence: str, reason: str | None, url: str | None, break_glass: bool) -> None:
+def approve(release_id: str, evidence: str | None, generation: int | None, reason: str | None, url: str | None, break_glass: bool) -> None:
     """Say yes to a release that is READY, on exactly this evidence."""
     settings = from_environment()
     if not break_glass:
-        remote = Remote.of(settings, url)
-        _told(remote.post(f"/v1/releases/{remote.find(release_id)}/approve", {"evidence_digest": evidence, "reason": reason}))
+        service = Remote.of(settings, url)
+        seen = service.find(release_id)
+        if evidence is None:
+            raise _unnamed(seen["evidence_digest"], seen["state"])
+        basis = {"evidence_digest": evidence, "pointer_generation": generation or service.generation(seen["policy"]), "reason": reason}
+        _told(service.act(f"/v1/releases/{seen['id']}/approve", basis), basis)
         return
     found = _find(settings, release_id)
+    if evidence is None:
+        raise _unnamed(found.evidence_digest, found.state)
     require_one_person(found)
     who = _broken(settings, found, "approve", reason or "none given")
     _tell(_desk(settings).approve(found.id, approver=who, evidence=evidence, reason=f"break glass: {reason or 'no reason given'}"))
@@ -117,12 +129,13 @@ def approve(release_id: str, evidence: str, reason: str | None, url: str | None,
 @release.command()
 @click.argument("release_id")
 @click.option("--reason", required=True, help="What is wrong with it.")
+@GENERATION
 @acting
-def reject(release_id: str, reason: str, url: str | None, break_glass: bool) -> None:
+def reject(release_id: str, reason: str, generation: int | None, url: str | None, break_glass: bool) -> None:
     """Say no."""
     settings = from_environment()
     if not break_glass:
-        _post(settings, url, release_id, "reject", reason)
+        _post(settings, url, release_id, "reject", reason, generation)
         return
     found = _find(settings, release_id)
     _tell(_desk(settings).reject(found.id, approver=_broken(settings, found, "reject", reason), reason=reason))
@@ -131,12 +144,13 @@ def reject(release_id: str, reason: str, url: str | None, break_glass: bool) -> 
 @release.command()
 @click.argument("release_id")
 @click.option("--reason", required=True, help="Why.")
+@GENERATION
 @acting
-def abort(release_id: str, reason: str, url: str | None, break_glass: bool) -> None:
+def abort(release_id: str, reason: str, generation: int | None, url: str | None, break_glass: bool) -> None:
     """Stop a release that is not live yet."""
     settings = from_environment()
     if not break_glass:
-        _post(settings, url, release_id, "abort", reason)
+        _post(settings, url, release_id, "abort", reason, generation)
         return
     found = _find(settings, release_id)
     _tell(_desk(settings).abort(found.id, actor=_broken(settings, found, "abort", reason), reason=reason))
@@ -145,12 +159,13 @@ def abort(release_id: str, reason: str, url: str | None, break_glass: bool) -> N
 @release.command()
 @click.argument("release_id")
 @click.option("--reason", required=True, help="Why.")
+@GENERATION
 @acting
-def rollback(release_id: str, reason: str, url: str | None, break_glass: bool) -> None:
+def rollback(release_id: str, reason: str, generation: int | None, url: str | None, break_glass: bool) -> None:
     """Take a version back, whatever its state, and quarantine it."""
     settings = from_environment()
     if not break_glass:
-        _post(settings, url, release_id, "rollback", reason)
+        _post(settings, url, release_id, "rollback", reason, generation)
         return
     found = _find(settings, release_id)
     _tell(_desk(settings).roll_back(found.id, actor=_broken(settings, found, "rollback", reason), reason=reason))
@@ -165,7 +180,9 @@ def anchor(policy: str, reason: str, url: str | None, break_glass: bool) -> None
     settings = from_environment()
     wiring.require_policy(wiring.load_policies(settings), policy)
     if not break_glass:
-        renewed = Remote.of(settings, url).post(f"/v1/policies/{policy}/anchor", {"reason": reason})["anchor"]
+        service = Remote.of(settings, url)
+        basis = {"reason": reason, "pointer_generation": service.generation(policy)}
+        renewed = service.act(f"/v1/policies/{policy}/anchor", basis).get("anchor", "renewed already")
     else:
         who = _break_glass(settings, policy=policy, subject=policy, act="anchor", reason=reason)
         renewed = _desk(settings).renew_anchor(policy, actor=who, reason=reason).anchor
@@ -180,9 +197,9 @@ def unfreeze(policy: str, url: str | None, break_glass: bool) -> None:
     settings = from_environment()
     wiring.require_policy(wiring.load_policies(settings), policy)
     if break_glass:
-        raise Refused(f"two people free {policy}, and the database cannot tell who is who: each votes with a RATCHET_KEY of their own")
-    free = Remote.of(settings, url).post(f"/v1/policies/{policy}/unfreeze", {"reason": "unfreeze"})["free"]
-    click.echo("promotions are free" if free else "one vote of two: a second person has to run the same command")
+        raise Refused(f"two people free {policy}, and {TOGETHER}")
+    answer = Remote.of(settings, url).act(f"/v1/policies/{policy}/unfreeze", {"reason": "unfreeze"})
+    click.echo(answer.get("already") or ("promotions are free" if answer["free"] else ONE_VOTE))
 
 
 @release.command()
@@ -195,13 +212,14 @@ def lift(policy: str, digest: str, reason: str, url: str | None, break_glass: bo
     settings = from_environment()
     wiring.require_policy(wiring.load_policies(settings), policy)
     if break_glass:
-        raise Refused("two people lift a quarantine, and the database cannot tell who is who: each votes with a RATCHET_KEY of their own")
-    barred = [row["digest"] for row in wiring.release_views(settings).deployment(policy)["quarantine"]]
+        raise Refused(f"two people lift a quarantine, and {TOGETHER}")
+    service = Remote.of(settings, url)
+    barred = [row["digest"] for row in service.get(f"/v1/policies/{policy}/deployment")["quarantine"]]
     chosen = [known for known in barred if known.startswith(digest)]
     if len(chosen) != 1:
         raise NotFound(f"{len(chosen)} quarantined versions begin with {digest!r}: `ratchet release alarms {policy}` shows them")
-    lifted = Remote.of(settings, url).post(f"/v1/policies/{policy}/quarantine/{chosen[0]}/lift", {"reason": reason})["lifted"]
-    click.echo("it may serve again" if lifted else "one vote of two: a second person has to run the same command")
+    answer = service.act(f"/v1/policies/{policy}/quarantine/{chosen[0]}/lift", {"reason": reason})
+    click.echo(answer.get("already") or ("it may serve again" if answer["lifted"] else ONE_VOTE))
 
 
 @release.command()
@@ -240,9 +258,18 @@ def plant(policy: str, digest: str, reason: str, break_glass: bool) -> None:
     _tell(_desk(settings).plant(chosen[0], actor=who, reason=reason))
 
 
-def _post(settings: Settings, url: str | None, release_id: str, act: str, reason: str) -> None:
-    remote = Remote.of(settings, url)
-    _told(remote.post(f"/v1/releases/{remote.find(release_id)}/{act}", {"reason": reason}))
+def _unnamed(digest: str | None, state: str) -> Refused:
+    if digest is None:
+        return Refused(f"there is no evidence to approve yet: the release is {state}")
+    return Refused(f"name the evidence that you looked at: --evidence {digest} (`ratchet release show` shows it, and so does the console)")
+
+
+def _post(settings: Settings, url: str | None, release_id: str, act: str, reason: str, generation: int | None) -> None:
+    service = Remote.of(settings, url)
+    seen = service.find(release_id)
+    generation = generation or service.generation(seen["policy"])
+    basis = {"evidence_digest": seen["evidence_digest"], "pointer_generation": generation, "reason": reason}
+    _told(service.act(f"/v1/releases/{seen['id']}/{act}", basis), basis)
 
 
 def _broken(settings: Settings, found: Release, act: str, reason: str) -> str:
@@ -273,8 +300,11 @@ def _tell(found: Release) -> None:
     click.echo(f"{found.version_name} is {found.state}: {found.reason}")
 
 
-def _told(answer: dict[str, str]) -> None:
-    click.echo(f"{answer['version_name']} is {answer['state']}: {answer['reason']}")
+def _told(answer: dict[str, Any], basis: dict[str, Any]) -> None:
+    """What became of it, and what it rested on."""
+    already = f" ({answer['already']})" if "already" in answer else ""
+    seen = f"evidence {(basis['evidence_digest'] or 'none')[:12]}, pointer generation {basis['pointer_generation']}"
+    click.echo(f"{answer['version_name']} is {answer['state']}: {answer['reason']}{already} [{seen}]")
 
 
 def _console() -> Console:

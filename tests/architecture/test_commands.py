@@ -21,6 +21,10 @@ LOOKED_AT = {
         "release-abort release-alarms release-anchor release-approve release-lift release-plant release-reject release-rollback "
         "release-unfreeze"
     ),
+    "tests/integration/test_terminal.py": (
+        "status top releases diff slots tail logs login logout completion people-first people-list people-add people-change people-invite "
+        "people-roles"
+    ),
     "tests/integration/test_release_plan.py": "release-plan",
     "tests/integration/labelling/test_label_book.py": "rules-activate rules-diff rules-replay rules-show rules-validate labels-report",
     "tests/integration/labelling/test_judge_for_follow_ups.py": "labels-sample labels-agreement labels-distil",

@@ -2,10 +2,15 @@
 
 import os
 import pwd
+import re
+import socket
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 from click.testing import CliRunner, Result
 from fastapi import FastAPI
@@ -76,7 +81,7 @@ def terminal(sqlite_url: str, tmp_path: Path, url: str) -> "Terminal":
     return Terminal(
         {
             "RATCHET_DATABASE_URL": sqlite_url, "RATCHET_DATA": str(tmp_path), "RATCHET_CONFIG": str(tmp_path / "ratchet.toml"),
-            "RATCHET_URL": url, "LOGNAME": "somebody-else", "USER": "somebody-else", "COLUMNS": "300",
+            "RATCHET_URL": url, "LOGNAME": "somebody-else", "XDG_CONFIG_HOME": str(tmp_path), "USER": "somebody-else", "COLUMNS": "300",
         }
     )  # fmt: skip
 
@@ -88,7 +93,7 @@ class Terminal:
         self.environment = environment
 
     def __call__(self, *arguments: str, key: str | None = None) -> Result:
-        return CliRunner(env=self.environment | ({"RATCHET_KEY": key} if key else {})).invoke(ratchet, ["release", *arguments])
+        return CliRunner(env=self.environment | ({"RATCHET_TOKEN": key} if key else {})).invoke(ratchet, ["release", *arguments])
 
 
 def person(engine: Engine, name: str) -> str:
@@ -115,7 +120,8 @@ def test_one_person_cannot_be_two_at_a_terminal(terminal: Terminal, engine: Engi
 
 def test_a_yes_is_bound_to_the_evidence_that_was_named(terminal: Terminal, engine: Engine, room: ReleaseRoom) -> None:
     ada, release = person(engine, "ada"), room.ready("v2")
-    assert "Missing option '--evidence'" in terminal("approve", release.id, key=ada).output
+    for unnamed in (terminal("approve", release.id, key=ada), terminal("approve", release.id, "--break-glass")):
+        assert f"--evidence {release.evidence_digest}" in str(unnamed.exception)
     for way in ((), ("--break-glass",)):
         other = terminal("approve", release.id, "--evidence", "f" * 64, *way, key=ada)
         assert "look at it again, then approve" in str(other.exception)
@@ -171,6 +177,67 @@ def test_every_other_act_goes_both_ways(terminal: Terminal, engine: Engine, room
     assert "the anchor of" in terminal("anchor", POLICY, key=ada).output
     assert "the anchor of" in terminal("anchor", POLICY, "--break-glass").output
     assert "--break-glass" in str(terminal("plant", POLICY, "v1", "--reason", "x").exception)
+
+
+def test_an_act_says_what_it_rests_on_and_is_refused_where_that_moved_on(terminal: Terminal, engine: Engine, room: ReleaseRoom) -> None:
+    ada, promoted = person(engine, "ada"), room.champion("v2")
+    stale = terminal("rollback", promoted.id, "--reason", "rude", "--generation", "1", key=ada)
+    assert isinstance(stale.exception, RatchetError)
+    assert (stale.exception.exit_code, "promote of v2" in str(stale.exception)) == (5, True)
+    assert room.ledger.find(promoted.id).state is ReleaseState.CHAMPION
+    done = terminal("rollback", promoted.id, "--reason", "rude", "--generation", "2", key=ada)
+    assert "pointer generation 2" in done.output
+    assert str(promoted.evidence_digest)[:12] in done.output
+
+
+def test_a_lost_answer_is_asked_for_again_and_was_done_already(terminal: Terminal, engine: Engine, room: ReleaseRoom, url: str) -> None:
+    """Between the terminal and the service something cuts the line after the request, and before the answer."""
+    ada, release = person(engine, "ada"), room.ready("v2")
+    with cutting(url, when=b"/approve") as (address, cut):
+        done = terminal("approve", release.id, "--evidence", str(release.evidence_digest), "--url", address, key=ada)
+    assert (done.exit_code, cut) == (0, [1]), done.exception
+    assert "done already" in done.output
+    assert "is APPROVED" in done.output
+    said = [entry.action for entry in SqlReleaseViews(engine).audit(subject=release.id, newest=50)]
+    assert said.count("release.approval") == 1
+
+
+@contextmanager
+def cutting(url: str, *, when: bytes) -> Iterator[tuple[str, list[int]]]:
+    """A proxy that hands on one request a connection; the first that names this it lets be done, and answers with nothing."""
+    target, cut = httpx.URL(url), list[int]()
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def carry() -> None:
+        while True:
+            try:
+                near, _ = listener.accept()
+            except OSError:
+                return
+            with near, socket.create_connection((target.host, target.port or 80)) as far:
+                request = near.recv(65_536)
+                head, _, body = request.partition(b"\r\n\r\n")
+                length = re.search(rb"content-length: (\d+)", head.lower())
+                while length is not None and len(body) < int(length[1]):
+                    more = near.recv(65_536)
+                    request, body = request + more, body + more
+                far.sendall(re.sub(rb"(?i)connection: keep-alive", b"connection: close", request))
+                answer = b""
+                while part := far.recv(65_536):
+                    answer += part
+                if when in head and not cut:
+                    cut.append(1)
+                else:
+                    near.sendall(answer)
+
+    thread = threading.Thread(target=carry, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", cut
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(5)
 
 
 def test_a_service_that_is_down_says_how_to_go_on(terminal: Terminal, room: ReleaseRoom) -> None:

@@ -38,7 +38,9 @@ def app(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Appl
     where = from_environment({"RATCHET_DATA": str(data)})
     room = ReleaseRoom(desk=wiring.release_desk(where), releases=wiring.release_ledger(where), views=wiring.release_views(where))
     hooks = webhooks.WebhookRoom(webhooks=wiring.webhook_book(where), allow_loopback=True)
-    crowd = people.PeopleRoom(people=wiring.people_book(where), keys=wiring.key_book(where), policies=("composer",), address="http://x")
+    crowd = people.PeopleRoom(
+        people=wiring.people_book(where), keys=wiring.key_book(where), desk=wiring.sign_in(where), policies=("composer",), address="http://x"
+    )  # fmt: skip
     return create_app(collaborators(inbox=INBOX, routers=[router(room), webhooks.router(hooks), people.router(crowd)]))
 
 

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends
 from sqlalchemy import Engine
 from starlette.testclient import TestClient
 
+from app.access import SignIn
 from app.api import keys, people, releases, webhooks
 from app.api.access import Caller, requires
 from app.db.engine import open_engine
@@ -20,7 +21,7 @@ from app.domain.access import Scope
 from app.domain.people import MAY, OF_SCOPE, PERSONAL, Action, Role, actions_of
 from app.main import create_app
 from tests.fakes.gateway import collaborators, policy_config
-from tests.fakes.people import Town
+from tests.fakes.people import PASSWORD, Town, quick_passwords
 from tests.fakes.releases import POLICY, release_room
 from tests.fakes.sealed import SEAL
 
@@ -74,7 +75,8 @@ def service(engine: Engine, town: Town) -> TestClient:
             return caller.actor
 
     room, book, policies = release_room(engine), SqlKeys(engine, clock=town.clock), {POLICY: policy_config()}
-    crowd = people.PeopleRoom(people=town.people, keys=book, policies=policies, address="http://here", clock=town.clock)
+    desk = SignIn(town.people, passwords=quick_passwords(), clock=town.clock)
+    crowd = people.PeopleRoom(people=town.people, keys=book, desk=desk, policies=policies, address="http://here", clock=town.clock)
     routers = [
         doors, keys.router(book, policies=policies, clock=town.clock), people.router(crowd),
         releases.router(releases.ReleaseRoom(desk=room.desk, releases=room.ledger, views=SqlReleaseViews(engine))),
@@ -161,3 +163,13 @@ def test_people_are_added_changed_and_invited_over_http_and_make_tokens_of_their
     assert client.delete(f"/v1/tokens/{own.json()['prefix']}", headers=stranger).status_code == 404
     assert client.delete(f"/v1/tokens/{own.json()['prefix']}", headers=mine).json()["usable"] is False
     assert client.get("/v1/me", headers=mine).status_code == 401, "at the next request"
+
+
+def test_a_terminal_gets_a_token_for_a_password(town: Town) -> None:
+    town.person("typist", Role.VIEWER)
+    client = service(town.engine, town)
+    wrong = client.post("/v1/sign-in", json={"name": "typist", "password": "wrong"})
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (401, "sign_in_refused")
+    made = client.post("/v1/sign-in", json={"name": "typist", "password": PASSWORD})
+    assert made.status_code == 201
+    assert client.get("/v1/me", headers={"authorization": f"Bearer {made.json()['token']}"}).json()["actor"] == "user:typist"
