@@ -31,6 +31,10 @@ class Settings:
     inbox_url: str
     kafka_bootstrap: str | None
     """Unset: a supervised embedded broker on loopback. Set: a real cluster, with the idempotent, replicated profile."""
+    smtp: str | None
+    """RATCHET_SMTP, `smtp://user:password@host:587` (STARTTLS) or `smtps://…:465`: mail for receivers `mailto:…`."""
+    mail_from: str
+    """RATCHET_MAIL_FROM, such as `ratchet@example.com`."""
     kafka_password: str | None
     """Of the SASL user, or the secret of the OAuth client, that `[kafka]` names."""
     vllm_key: str | None
@@ -99,6 +103,8 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
         database_url=get("DATABASE_URL", f"sqlite:///{data}/ratchet.db"),
         inbox_url=get("INBOX_URL", environment.get("RATCHET_DATABASE_URL") or f"sqlite:///{data}/inbox.db"),
         kafka_bootstrap=get("KAFKA_BOOTSTRAP", "") or None,
+        smtp=get("SMTP", "") or None,
+        mail_from=get("MAIL_FROM", "ratchet@localhost"),
         kafka_password=get("KAFKA_PASSWORD", "") or None,
         vllm_key=get("VLLM_KEY", "") or None,
         segments=get("SEGMENTS", str(data / "segments")),

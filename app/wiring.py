@@ -889,9 +889,13 @@ def webhook_book(settings: Settings) -> "SqlWebhookBook":
 
 def courier(settings: Settings) -> "Courier":
     """Delivers release events to their receivers."""
+    from app.release.post import PostOffice
     from app.release.webhooks import Courier
 
-    return Courier(webhook_book(settings), clock=utc_now, allow_loopback=settings.host in LOOPBACK)
+    office = None if settings.smtp is None else PostOffice(url=settings.smtp, sender=settings.mail_from)
+    return Courier(
+        webhook_book(settings), clock=utc_now, allow_loopback=settings.host in LOOPBACK, post_office=office, address=settings.address
+    )  # fmt: skip
 
 
 def well_ended_turns(settings: Settings, policy: str, *, limit: int) -> "list[WellEnded]":

@@ -89,6 +89,7 @@ class Watch:
     _era: EraSubject | None = None
     _anchor: AnchorWatch | None = None
     _said: dict[str, str] = field(default_factory=dict[str, str])
+    _reminded: set[str] = field(default_factory=set[str])
 
     def tick(self) -> None:
         """One round, in the order of the picture. What goes wrong with one release never stops the look at the others."""
@@ -256,11 +257,22 @@ class Watch:
         desk, release = self.ports.desk, self.ports.desk.find(release.id)
         if release.state in (S.READY, S.APPROVED, S.PROMOTING) and self._is_late(release):
             desk.expire(release.id)
+        elif release.state is S.READY and self._half_is_over(release) and desk.remind(release.id):
+            log.info("reminded policy=%s release=%s", self.policy, release.id)
         elif release.state is S.APPROVED:
             release = desk.begin_promotion(release.id, seen=release)
         if release.state is S.PROMOTING and self._engine_holds(release):
             promoted = desk.promote(release.id)
             log.info("promoted policy=%s release=%s version=%s", self.policy, promoted.id, promoted.version_name)
+
+    def _half_is_over(self, release: Release) -> bool:
+        """Since it was READY or approved in part; the desk looks again, since its evidence was taken, and says it once."""
+        if release.approval_expires_at is None or f"{release.id} {release.evidence_digest}" in self._reminded:
+            return False
+        over = self.ports.clock() >= release.changed_at + (release.approval_expires_at - release.changed_at) / 2
+        if over:
+            self._reminded.add(f"{release.id} {release.evidence_digest}")
+        return over
 
     def _is_late(self, release: Release) -> bool:
         return release.approval_expires_at is not None and self.ports.clock() >= release.approval_expires_at

@@ -291,7 +291,9 @@ class SqlReleaseTransaction:
         event = OutboxEvent(topic=Topic.RELEASES, key=key, type=f"ratchet.{action}.v1", payload=body, event_id=uuid7())
         enqueue(self._connection, [event], now=self.now)
         assert event.event_id is not None
-        webhooks.schedule(self._connection, policy=self.policy, event=action, event_id=event.event_id, now=self.now)
+        webhooks.schedule(
+            self._connection, policy=self.policy, event=action, event_id=event.event_id, now=self.now, about=key, actor=actor, detail=detail
+        )  # fmt: skip
 
 
 def read_release(connection: Connection, release_id: str, *, lock: bool = False) -> Release:

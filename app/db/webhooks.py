@@ -1,8 +1,10 @@
 """Webhooks: who wants to hear of releases, and what was delivered to them."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, insert, select, update
@@ -11,7 +13,10 @@ from app.db.engine import reading, writing
 from app.db.tables import outbox, webhook_deliveries, webhooks
 from app.domain.errors import NotFound
 from app.domain.ids import uuid7
+from app.domain.news import CHANNELS, FLAPPING, REST, is_news
 from app.sealing import Seal
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +46,30 @@ class Delivery:
     created_at: datetime
 
 
-def schedule(connection: Connection, *, policy: str, event: str, event_id: str, now: datetime) -> None:
-    """Note, in the event's own transaction, everybody it has to be delivered to."""
-    for row in connection.execute(select(webhooks).where(webhooks.c.disabled_at.is_(None))):
-        wanted = not row.events or any(event.startswith(prefix) for prefix in row.events)
-        if wanted and row.policy in (None, policy):
+def schedule(
+    connection: Connection, *, policy: str, event: str, event_id: str, now: datetime, about: str = "", actor: str = "",
+    detail: Mapping[str, Any] = NOTHING,
+) -> None:  # fmt: skip
+    """Note, in the event's own transaction, everybody it has to be delivered to; channels get news alone, and no news twice.
+
+    `about` is the key that the event has in the outbox.
+    """
+    news = is_news(event, actor, detail)
+    for row in connection.execute(select(webhooks).where(webhooks.c.disabled_at.is_(None))).all():
+        wanted = row.policy in (None, policy) and (not row.events or any(event.startswith(prefix) for prefix in row.events))
+        if wanted and row.url.startswith(CHANNELS):
+            wanted = news and not (event in FLAPPING and _told(connection, row.id, event, about, detail.get("kind"), since=now - REST))
+        if wanted:
             values = {"webhook_id": row.id, "event_id": event_id, "attempts": 0, "next_attempt_at": now}
             connection.execute(insert(webhook_deliveries).values(values))
+
+
+def _told(connection: Connection, webhook_id: str, event: str, about: str, kind: str | None, *, since: datetime) -> bool:
+    """Whether a receiver was sent this about that already."""
+    same = (outbox.c.key == about) & (outbox.c.type == f"ratchet.{event}.v1") & (outbox.c.created_at > since)
+    joined = select(outbox.c.payload).join(webhook_deliveries, webhook_deliveries.c.event_id == outbox.c.event_id)
+    sent = connection.execute(joined.where(same, webhook_deliveries.c.webhook_id == webhook_id)).scalars()
+    return any(kind is None or json.loads(payload)["data"].get("kind") == kind for payload in sent)
 
 
 class SqlWebhookBook:

@@ -1,6 +1,6 @@
 """Acts on a policy rather than on one release: holdback, anchor, alarms, freezes, quarantines. Each is one transaction.
 
-the watch    hold_back · freeze · raise_incident · end_incident
+the watch    hold_back · freeze · raise_incident · end_incident · remind
 people       renew_anchor · unfreeze · lift
 """
 
@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Self
 
 from app.domain.alarms import Alarm, AlarmKind
-from app.domain.errors import Refused, StaleGeneration
-from app.domain.releases import Pointer
+from app.domain.errors import DoneAlready, Refused, StaleGeneration
+from app.domain.gates import GateName
+from app.domain.releases import Pointer, ReleaseState
 from app.release import alarms, promotion
 from app.release.basis import BasedLedger, Basis
 from app.release.ledger import ReleaseLedger
@@ -55,6 +56,29 @@ class PolicyDesk:
             after = replace(pointer, generation=pointer.generation + 1, holdback=share, holdback_digest=digest, changed_at=tx.now)
             tx.swap(after, expected=pointer.generation, action="holdback", actor=actor, reason=reason)
             return after
+
+    def remind(self, release_id: str) -> bool:
+        """At half of the time that people have for a release that is READY, say so once for its evidence; whether it was said."""
+        found = self._ledger.find(release_id)
+        with self._ledger.transaction(found.policy) as tx:
+            release = tx.release(release_id)
+            if release.state is not ReleaseState.READY or release.approval_expires_at is None:
+                return False
+            since = tx.results(release_id)[GateName.CANARY].decided_at
+            if tx.now < since + (release.approval_expires_at - since) / 2:
+                return False
+            try:
+                tx.once(f"half-time {release.id} {release.evidence_digest}", actor=WATCH, act="remind", subject=release.id)
+            except DoneAlready:
+                return False
+            count = f"{release.approvals_needed} approvals" if (release.approvals_needed or 1) > 1 else "one approval"
+            detail = {
+                "policy": release.policy, "digest": release.digest, "version_name": release.version_name,
+                "evidence_digest": release.evidence_digest, "expires_at": release.approval_expires_at.isoformat(),
+                "reason": f"it needs {count} until {release.approval_expires_at:%Y-%m-%d %H:%M} UTC, and expires then",
+            }  # fmt: skip
+            tx.note(actor=WATCH, action="release.waiting", subject=release.id, detail=detail)
+            return True
 
     def renew_anchor(self, policy: str, *, actor: str, reason: str = "renewed by a person") -> Pointer:
         """Make the champion the anchor; only a person may."""

@@ -6,8 +6,10 @@ holder of the secret sent it, not which person acted: that is in the payload and
 
 import base64
 import ipaddress
+import json
 import logging
 import secrets
+import smtplib
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -19,10 +21,13 @@ from urllib.parse import urlsplit
 import httpx
 from standardwebhooks.webhooks import Webhook as Signer
 
-from app.domain.errors import BadRequest, RatchetError
+from app.domain.errors import BadConfig, BadRequest, RatchetError
 from app.domain.gates import canonical_json
 from app.domain.ids import uuid7
+from app.domain.news import CHANNELS, MAIL, SLACK, TEAMS
 from app.domain.ports import Clock
+from app.release.news import address_of, mail_of, message_of, slack_body, teams_body
+from app.release.post import PostOffice
 
 log = logging.getLogger("ratchet.webhooks")
 WAITS = tuple(timedelta(seconds=s) for s in (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400))
@@ -92,6 +97,9 @@ def check_url(url: str, *, allow_loopback: bool, resolve: Resolve = addresses_of
 
     Returns one of the addresses that were looked at: the delivery goes there and asks no resolver again, which could say something else.
     """
+    if url.startswith(MAIL):
+        return address_of(url)
+    url = url.removeprefix(SLACK).removeprefix(TEAMS)
     parts = urlsplit(url)
     if parts.scheme not in ("https", "http") or not parts.hostname or parts.username or parts.password:
         raise BadRequest(f"{url!r} is no webhook address: give https://host/path without user and password", param="url")
@@ -143,13 +151,15 @@ class Courier:
 
     def __init__(
         self, book: WebhookBook, *, clock: Clock, client: httpx.Client | None = None, allow_loopback: bool = False,
-        resolve: Resolve = addresses_of,
+        resolve: Resolve = addresses_of, post_office: PostOffice | None = None, address: str = "",
     ) -> None:  # fmt: skip
         self._book = book
         self._clock = clock
         self._client = client or httpx.Client(timeout=TIMEOUT_S)
         self._allow_loopback = allow_loopback
         self._resolve = resolve
+        self._post_office = post_office
+        self._address = address
 
     def deliver_due(self) -> int:
         """Attempt everything whose time has come; returns how many arrived."""
@@ -158,7 +168,8 @@ class Courier:
     def send_test(self, receiver: Receiver) -> tuple[str, bool]:
         """Send `webhook.test` once, signed like any event and recorded nowhere; returns the answer, and whether it was taken."""
         now = self._clock()
-        event = {"type": "webhook.test", "timestamp": now.isoformat(), "data": {"webhook": receiver.id}}
+        data = {"webhook": receiver.id, "policy": "no policy", "subject": receiver.id, "actor": "ratchet", "reason": "a test"}
+        event = {"type": "webhook.test", "timestamp": now.isoformat(), "data": data}
         return self._post(_TestEvent(webhook=receiver, event_id=uuid7(), payload=canonical_json(event)))
 
     def run(self, stop: threading.Event, *, interval_s: float = 1.0) -> None:
@@ -188,17 +199,32 @@ class Courier:
         if not delivery.webhook.secrets:
             return "its secret was sealed with another key than this deployment's: restore the key, or `ratchet webhooks rotate` it", False
         try:
+            if delivery.webhook.url.startswith(MAIL):
+                return self._mail(delivery), True
             address = check_url(delivery.webhook.url, allow_loopback=self._allow_loopback, resolve=self._resolve)
             answer = self._send(delivery, address)
-        except (httpx.HTTPError, BadRequest) as error:
+        except (httpx.HTTPError, smtplib.SMTPException, OSError, BadRequest, BadConfig) as error:
             return f"{type(error).__name__}: {error}"[:500], False
         return str(answer.status_code), answer.is_success
 
+    def _mail(self, delivery: Waiting) -> str:
+        """Hand it to the post office, as the mail that bears the event's id."""
+        if self._post_office is None:
+            raise BadConfig("RATCHET_SMTP is not set: mail cannot be sent")
+        told = message_of(json.loads(delivery.payload), address=self._address)
+        to = address_of(delivery.webhook.url)
+        self._post_office.send(mail_of(told, to=to, sender=self._post_office.sender, event_id=delivery.event_id))
+        return "handed over"
+
     def _send(self, delivery: Waiting, address: str) -> httpx.Response:
         """To the address that was checked, under the name that was given, whose certificate it has to show; a redirect is an answer."""
-        named = httpx.URL(delivery.webhook.url)
+        named, body = httpx.URL(delivery.webhook.url.removeprefix(SLACK).removeprefix(TEAMS)), delivery.payload
         headers = headers_of(delivery, at=self._clock()) | {"host": named.netloc.decode()}
+        if delivery.webhook.url.startswith(CHANNELS):
+            told = message_of(json.loads(delivery.payload), address=self._address)
+            body = canonical_json(slack_body(told) if delivery.webhook.url.startswith(SLACK) else teams_body(told))
+            headers = {name: value for name, value in headers.items() if name in ("content-type", "host")}
         return self._client.post(
-            named.copy_with(host=address), content=delivery.payload, headers=headers, extensions={"sni_hostname": named.host},
+            named.copy_with(host=address), content=body, headers=headers, extensions={"sni_hostname": named.host},
             follow_redirects=False,
         )  # fmt: skip
