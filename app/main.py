@@ -235,7 +235,8 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
     )
     forms = FormTokens(wiring.session_secrets(settings))
     keeper = Doorkeeper(forms)
-    entrance = Entrance(desk, forms=forms, read_form=read_form, keeper=keeper, secure=settings.address.startswith("https:"))
+    secure = settings.address.startswith("https:")
+    entrance = Entrance(desk, provider=wiring.oidc(settings), forms=forms, read_form=read_form, keeper=keeper, secure=secure)
     pages = Pages(
         adapters.pages, desk=room.desk, live=Live(adapters.pages, still_may=keeper.still_lets_in),
         visitor_of=lambda request: request.state.visitor, left_of=lambda actor: wiring.traces(settings).find(actor),

@@ -56,6 +56,8 @@ class Settings:
     public_url: str | None
     """RATCHET_PUBLIC_URL, where browsers reach the service, such as `https://ratchet.example.com`: links in messages begin with it, and
     cookies of an https one never travel in clear. Unset: `http://RATCHET_HOST:RATCHET_PORT`."""
+    oidc: tuple[str, str, str] | None
+    """RATCHET_OIDC_ISSUER, RATCHET_OIDC_CLIENT_ID, RATCHET_OIDC_CLIENT_SECRET: the provider where people sign in; all three or none."""
     actor_salt: str | None
     """Secret under which people's ids are hashed; changing it makes everybody a stranger. Unset: one made for this data folder."""
     session_secrets: tuple[str, ...]
@@ -116,6 +118,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
         hosts=frozenset(name.strip().lower() for name in get("HOSTS", "").split(",") if name.strip()),
         origins=frozenset(_origin(text.strip()) for text in get("ORIGINS", "").split(",") if text.strip()),
         public_url=_public(get("PUBLIC_URL", "")),
+        oidc=_oidc(get("OIDC_ISSUER", ""), get("OIDC_CLIENT_ID", ""), get("OIDC_CLIENT_SECRET", "")),
         actor_salt=get("ACTOR_SALT", "") or None,
         session_secrets=tuple(secret for secret in get("SESSION_SECRETS", "").split(",") if secret),
         webhook_keys=tuple(key for key in get("WEBHOOK_KEYS", "").split(",") if key),
@@ -152,6 +155,14 @@ def _public(text: str) -> str | None:
     if not re.fullmatch(r"https?://[^/\s?#@]+(/)?", text):
         raise BadConfig(f"RATCHET_PUBLIC_URL is {text!r}: write where browsers reach the service, such as https://ratchet.example.com")
     return text.rstrip("/")
+
+
+def _oidc(issuer: str, client_id: str, client_secret: str) -> tuple[str, str, str] | None:
+    """All three or none. Raises `BadConfig`."""
+    given = (issuer, client_id, client_secret)
+    if any(given) and not all(given):
+        raise BadConfig("RATCHET_OIDC_ISSUER, RATCHET_OIDC_CLIENT_ID and RATCHET_OIDC_CLIENT_SECRET go together: set all three, or none")
+    return given if issuer else None
 
 
 def _origin(text: str) -> str:

@@ -27,6 +27,7 @@ from app.settings import LOOPBACK, Settings, policies, read_toml
 
 if TYPE_CHECKING:
     from app.access import SignIn
+    from app.access.oidc import Oidc
     from app.db.audit import Verification
     from app.db.backlog import SqlBacklog
     from app.db.batches import SqlBatchStore
@@ -785,6 +786,19 @@ def sign_in(settings: Settings) -> "SignIn":
     from app.access import Passwords, SignIn
 
     return SignIn(people_book(settings), passwords=Passwords(), clock=utc_now)
+
+
+def oidc(settings: Settings) -> "Oidc | None":
+    """The provider where people sign in, where there is one."""
+    if settings.oidc is None:
+        return None
+    from app.access.oidc import Oidc, Registration, require_https
+
+    issuer, client_id, client_secret = settings.oidc
+    registration = Registration(
+        issuer=require_https(issuer), client_id=client_id, client_secret=client_secret, redirect_uri=f"{settings.address}/console/oidc"
+    )  # fmt: skip
+    return Oidc(registration, people_book(settings), secrets=session_secrets(settings))
 
 
 def open_weights(settings: Settings) -> "LocalWeights | RemoteWeights":

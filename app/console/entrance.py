@@ -4,7 +4,7 @@ Every page here works before anybody is signed in, so each form carries a token 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 from urllib.parse import quote
@@ -16,9 +16,10 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from app.access import FORM_COOKIE, SESSION_COOKIE, FormTokens, local_path
 from app.console.rendering import HEADERS
-from app.domain.errors import BadRequest, RatchetError
+from app.domain.errors import BadRequest, RatchetError, Unavailable
 from app.domain.people import SESSION_LASTS, Person, SignInRefused
 
+OIDC_COOKIE, OIDC_PATH = "ratchet_oidc", "/console/oidc"
 HERE = Path(__file__).parent
 STALE = "this form is not from this browser, or too old: here is a fresh one"
 Form = dict[str, str]
@@ -34,11 +35,24 @@ class SignInDesk(Protocol):
     def leave(self, session: str) -> None: ...
 
 
+class Provider(Protocol):
+    """Where people have accounts."""
+
+    @property
+    def name(self) -> str: ...
+    def begin(self, next_: str) -> tuple[str, str]: ...
+    def finish(self, kept: str | None, answer: Mapping[str, str], *, instead_of: str | None = None) -> tuple[str, str]: ...
+
+
 class Entrance:
     """The pages of signing in. `secure`: whether browsers reach the service by https alone."""
 
-    def __init__(self, desk: SignInDesk, *, forms: FormTokens, read_form: ReadForm, keeper: Callable[..., Any], secure: bool) -> None:
+    def __init__(
+        self, desk: SignInDesk, *, forms: FormTokens, read_form: ReadForm, keeper: Callable[..., Any], secure: bool,
+        provider: Provider | None = None,
+    ) -> None:  # fmt: skip
         self._desk = desk
+        self._provider = provider
         self._forms = forms
         self._read_form = read_form
         self._keeper = keeper
@@ -79,6 +93,20 @@ class Entrance:
                 return self._login(request, next_=next_, held=held, why=str(error), name=form.get("name", ""), status=401)
             return self._entered(session, next_=next_, held=held)
 
+        @made.post("/logout")
+        async def sign_out(request: Request, _visitor: Annotated[object, Depends(self._keeper)]) -> Response:
+            if (session := request.cookies.get(SESSION_COOKIE)) is not None:
+                await asyncio.to_thread(self._desk.leave, session)
+            answer = RedirectResponse("/console/login", 303, headers=HEADERS)
+            answer.delete_cookie(SESSION_COOKIE, httponly=True, samesite="lax", secure=self._secure)
+            return answer
+
+        self._links(made)
+        if self._provider is not None:
+            self._oidc(made, self._provider)
+        return made
+
+    def _links(self, made: APIRouter) -> None:
         @made.get("/welcome")
         async def welcome(request: Request, link: str = "") -> Response:
             return await self._welcome(request, link)
@@ -98,15 +126,25 @@ class Entrance:
                 return await self._welcome(request, link, why=str(error), status=400)
             return self._entered(session, next_=local_path(None))
 
-        @made.post("/logout")
-        async def sign_out(request: Request, _visitor: Annotated[object, Depends(self._keeper)]) -> Response:
-            if (session := request.cookies.get(SESSION_COOKIE)) is not None:
-                await asyncio.to_thread(self._desk.leave, session)
-            answer = RedirectResponse("/console/login", 303, headers=HEADERS)
-            answer.delete_cookie(SESSION_COOKIE, httponly=True, samesite="lax", secure=self._secure)
+    def _oidc(self, made: APIRouter, provider: Provider) -> None:
+        @made.get("/oidc/start")
+        async def start(request: Request) -> Response:
+            url, kept = await asyncio.to_thread(provider.begin, local_path(request.query_params.get("next")))
+            answer = RedirectResponse(url, 303, headers=HEADERS)
+            answer.set_cookie(OIDC_COOKIE, kept, max_age=600, httponly=True, samesite="lax", secure=self._secure, path=OIDC_PATH)
             return answer
 
-        return made
+        @made.get("/oidc")
+        async def back(request: Request) -> Response:
+            kept, before = request.cookies.get(OIDC_COOKIE), request.cookies.get(SESSION_COOKIE)
+            said = dict(request.query_params)
+            try:
+                session, next_ = await asyncio.to_thread(lambda: provider.finish(kept, said, instead_of=before))
+            except (SignInRefused, Unavailable) as error:
+                return self._login(request, next_=None, why=str(error), status=401)
+            answer = self._entered(session, next_=local_path(next_))
+            answer.delete_cookie(OIDC_COOKIE, httponly=True, samesite="lax", secure=self._secure, path=OIDC_PATH)
+            return answer
 
     def _is_ours(self, request: Request, form: Form) -> bool:
         cookie = request.cookies.get(FORM_COOKIE)
@@ -128,7 +166,8 @@ class Entrance:
     def _page(self, request: Request, template: str, status: int, **values: object) -> Response:
         """A page with a form, whose token fits the cookie that comes with it."""
         cookie = request.cookies.get(FORM_COOKIE) or self._forms.fresh_cookie()
-        text = self._pages.get_template(template).render(csrf=self._forms.of(f"form {cookie}"), **values)
+        provider = None if self._provider is None else self._provider.name
+        text = self._pages.get_template(template).render(provider=provider, csrf=self._forms.of(f"form {cookie}"), **values)
         answer = HTMLResponse(text, status, headers=HEADERS)
         answer.set_cookie(FORM_COOKIE, cookie, httponly=True, samesite="lax", secure=self._secure)
         return answer

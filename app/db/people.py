@@ -67,14 +67,18 @@ class SqlPeople:
         """Somebody new, who cannot get in yet. Raises `BadRequest`, `Refused`."""
         _require_roles(name, roles)
         row = {
-            "id": uuid7(), "name": checked_name(name), "email": email, "os_user": os_user, "policy": policy, "made_by": by,
+            "id": uuid7(), "name": checked_name(name), "email": None if email is None else email.lower(), "os_user": os_user,
+            "policy": policy, "made_by": by,
             "roles": sorted(role.value for role in roles), "created_at": self._clock(),
         }  # fmt: skip
         try:
             with writing(self._engine) as connection:
                 connection.execute(insert(people).values(row))
                 self._note(connection, "person.added", name, by=by, roles=row["roles"], policy=policy)
-                return _person(_named(connection, name))
+                person = _person(_named(connection, name))
+                if email is not None:
+                    self._credential(connection, person, "email", by=by)
+                return person
         except IntegrityError as error:
             raise Refused(f"there is somebody called {name}, or with this address, already: `ratchet people list` shows them") from error
 
@@ -83,6 +87,7 @@ class SqlPeople:
         email: Any = UNCHANGED, os_user: Any = UNCHANGED, disabled: bool | None = None,  # noqa: ANN401 - None is a value
     ) -> Person:  # fmt: skip
         """Other roles, another policy or address; disabled, every session and token ends. Raises `NotFound`, `Refused`."""
+        email = email.lower() if isinstance(email, str) else email
         values = {k: v for k, v in {"policy": policy, "email": email, "os_user": os_user}.items() if v is not UNCHANGED}
         if roles is not None:
             _require_roles(name, roles)
@@ -95,6 +100,8 @@ class SqlPeople:
                 connection.execute(update(people).where(people.c.id == before.id).values(values))
                 told = {what: value for what, value in values.items() if what != "disabled_at"}
                 self._note(connection, "person.changed", name, by=by, **told, **({} if disabled is None else {"disabled": disabled}))
+            if values.get("email") is not None:
+                self._credential(connection, before, "email", by=by)
             if disabled:
                 self._shut_out(connection, before.id)
             _require_an_admin(connection, before)
@@ -195,6 +202,18 @@ class SqlPeople:
             with writing(self._engine) as connection:
                 connection.execute(update(browser_sessions).where(mine).values(seen_at=now))
         return _person(row)
+
+    def of_account(self, subject: str, email: str | None) -> Person | None:
+        """Whose account at a provider this is; the first time whose verified address: from then on the account counts alone."""
+        active = people.c.disabled_at.is_(None)
+        with expected_to_answer(), writing(self._engine) as connection:
+            row = connection.execute(select(people).where(people.c.subject == subject)).one_or_none()
+            if row is None and email is not None:
+                row = connection.execute(select(people).where(people.c.email == email, people.c.subject.is_(None), active)).one_or_none()
+                if row is not None:
+                    connection.execute(update(people).where(people.c.id == row.id).values(subject=subject))
+                    self._note(connection, "person.account_bound", row.name, by=f"user:{row.name}", subject=subject)
+        return None if row is None or row.disabled_at is not None else _person(row)
 
     def leave(self, secret: str) -> None:
         """End a browser session."""

