@@ -212,7 +212,7 @@ class SqlPeople:
                 row = connection.execute(select(people).where(people.c.email == email, people.c.subject.is_(None), active)).one_or_none()
                 if row is not None:
                     connection.execute(update(people).where(people.c.id == row.id).values(subject=subject))
-                    self._note(connection, "person.account_bound", row.name, by=f"user:{row.name}", subject=subject)
+                    self._note(connection, "person.account_bound", row.name, by=f"user:{row.name}", account=subject)
         return None if row is None or row.disabled_at is not None else _person(row)
 
     def leave(self, secret: str) -> None:
