@@ -39,7 +39,8 @@ import Provider from 'oidc-provider';
 const [port, redirect] = process.argv.slice(2);
 const provider = new Provider(`http://127.0.0.1:${port}`, {
   clients: [{
-    client_id: 'ratchet', client_secret: 'a secret of 32 characters or more', redirect_uris: [redirect], grant_types: ['authorization_code'],
+    client_id: 'ratchet', client_secret: 'a secret of 32 characters or more', redirect_uris: [redirect],
+    grant_types: ['authorization_code'],
   }],
   claims: { openid: ['sub'], email: ['email', 'email_verified'] },
   cookies: { keys: ['a key of the test'] },
