@@ -14,8 +14,6 @@ def completion(shell: str) -> None:
     In ~/.bashrc: eval "$(ratchet completion bash)"; in ~/.zshrc the same with zsh; for fish:
     ratchet completion fish > ~/.config/fish/completions/ratchet.fish
     """
-    from pipelines.__main__ import ratchet
-
-    kind = get_completion_class(shell)
+    kind, root = get_completion_class(shell), click.get_current_context().find_root().command
     assert kind is not None, "click knows these three"
-    click.echo(kind(ratchet, {}, "ratchet", "_RATCHET_COMPLETE").source())
+    click.echo(kind(root, {}, "ratchet", "_RATCHET_COMPLETE").source())
