@@ -21,7 +21,7 @@ def login(name: str | None, days: float, token: bool, url: str | None) -> None:
     """Sign in to the service and keep a token for it, readable by you alone."""
     service = Remote.of(from_environment(), url)
     if token:
-        text = click.get_text_stream("stdin").readline().strip()
+        text = input().strip()
     else:
         name = name or click.prompt("name")
         password = click.prompt("password", hide_input=True)

@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlencode
 
 import click
@@ -192,10 +192,11 @@ def _status(service: Remote, policy: str | None) -> dict[str, Any]:
         for held in engine["policies"]
         if held["lag"] and held["lag"]["champions"] and held["policy"] in names
     }
-    needs, rows = [], []
+    needs: list[str] = []
+    rows: list[dict[str, Any]] = []
     for name in names:
         deployment = service.get(f"/v1/policies/{name}/deployment")
-        pointer = deployment["pointer"] or {}
+        pointer: dict[str, Any] = deployment["pointer"] or {}
         needs += [f"{name}: {need}" for need in needs_of(name, deployment, newest)]
         rows.append(
             {
@@ -247,7 +248,7 @@ def _flat(release: dict[str, Any]) -> dict[str, Any]:
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - JSON
     if isinstance(value, dict):
-        for key, below in value.items():
+        for key, below in cast("dict[str, Any]", value).items():
             yield from _leaves(f"{name}.{key}", below)
     else:
         yield name, value

@@ -38,7 +38,7 @@ def left(until: str | None, *, now: datetime | None = None) -> str:
 
 def needs_of(policy: str, deployment: dict[str, Any], releases: Sequence[dict[str, Any]]) -> list[str]:
     """What of a policy needs somebody, a sentence each."""
-    needs = []
+    needs: list[str] = []
     for release in releases:
         if release["policy"] == policy and release["state"] == "READY":
             count, ends = release["approvals_needed"] or 1, left(release["approval_expires_at"])

@@ -26,7 +26,7 @@ class Provider:
     """Answers as a provider does; `spoil` changes the claims, `sign` makes the token."""
 
     def __init__(self) -> None:
-        self.keys = [KEY]
+        self.keys: list[Any] = [KEY]
         self.asked: list[httpx.Request] = []
         self.challenge = self.nonce = ""
         self.spoil: Callable[[dict[str, Any]], None] = lambda claims: None
