@@ -78,7 +78,8 @@ if TYPE_CHECKING:
     from app.messaging.consumer import KafkaSource
     from app.messaging.direct import DirectInbox
     from app.messaging.producer import KafkaSink
-    from app.policy.store import LocalWeights, RemoteWeights
+    from app.policy.remote import RemoteWeights
+    from app.policy.store import LocalWeights
     from app.registry.mlflow_registry import MlflowRegistry
     from app.release.desk import ReleaseDesk
     from app.release.webhooks import Courier
@@ -803,7 +804,7 @@ def oidc(settings: Settings) -> "Oidc | None":
 
 def open_weights(settings: Settings) -> "LocalWeights | RemoteWeights":
     """The WeightStore port: a local folder, or a URL with a cache under the data folder."""
-    from app.policy.store import open_store
+    from app.policy.remote import open_store
 
     return open_store(settings.weights, cache=settings.data / "weights-cache")
 

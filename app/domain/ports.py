@@ -3,7 +3,7 @@
 Grouped by who asks. Every port has one suite in `tests/ports`, run over its fake and its real adapter.
 """
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -243,6 +243,19 @@ class TrajectoryStore(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How a version is made from one that is held."""
+
+    base: str
+    deltas: tuple[bytes, ...] = ()
+    """One after the other; see `app.policy.delta`."""
+    snapshot: Path | None = None
+    """Instead: the version itself, to be compared with the base."""
+    probe: bytes | None = None
+    """What the version says of the fixed text, where its trainer wrote it down; see `app.policy.fixed_probe`."""
+
+
 class WeightStore(Protocol):
     """Snapshots by digest. A snapshot is a folder: model.safetensors (bf16), config.json, tokenizer files, READY written last."""
 
@@ -255,6 +268,14 @@ class WeightStore(Protocol):
         ...
 
     def exists(self, digest: str) -> bool: ...
+
+
+class EngineWeights(WeightStore, Protocol):
+    """The same, as engines use it."""
+
+    def way(self, digest: str, held: Collection[str]) -> Way | None:
+        """How to make the version from one of those that are held; None where it descends from none, or a keyframe lies between."""
+        ...
 
 
 # --- the loop ---------------------------------------------------------------------------------------------------------------------

@@ -60,12 +60,17 @@ def expected(folder: Path) -> Expected:
     """As the trainer wrote it into the snapshot; computed here where it did not (the base of a line), which loads the model once."""
     file = folder / PROBE
     if file.is_file():
-        found = json.loads(file.read_text())
-        return Expected(tokens=tuple(found["tokens"]), logprobs=tuple(found["logprobs"]))
+        return written(file.read_bytes())
     tokens = probe_tokens(folder)
     with torch.inference_mode():
         logprobs = token_logprobs(load_policy(folder).model, tokens[:1], tokens[1:])
     return Expected(tokens=tokens, logprobs=tuple(logprobs.tolist()))
+
+
+def written(content: bytes) -> Expected:
+    """What `write_expected` wrote."""
+    found = json.loads(content)
+    return Expected(tokens=tuple(found["tokens"]), logprobs=tuple(found["logprobs"]))
 
 
 def write_expected(folder: Path, probe: Expected) -> None:

@@ -22,10 +22,15 @@ class KeyValues:
         self._write: tuple[slice, Tensor | slice] = (slice(0, 0), slice(0, 0))
         self._width = 0
 
-    def plan_decode(self, positions_n: Tensor, width: int) -> None:
-        """The next forward pass adds one token to each of the first n rows, at these positions; `width` is the longest row after it."""
-        self._reserve(len(positions_n), width)
-        self._write, self._width = (slice(0, len(positions_n)), positions_n), width
+    def plan_decode(self, positions_nQ: Tensor, width: int) -> None:
+        """The next forward pass adds Q tokens to each of the first n rows, at these positions; `width` is the longest row after it."""
+        self._reserve(len(positions_nQ), width)
+        self._write, self._width = (slice(0, len(positions_nQ)), positions_nQ), width
+
+    def widen(self, width: int) -> None:
+        """Let attention read so many tokens: what stands behind a row's length is masked."""
+        self._reserve(self._write[0].stop, width)
+        self._width = width
 
     def plan_prefill(self, row: int, start: int, stop: int) -> None:
         """The next forward pass fills positions start … stop-1 of one row."""
@@ -40,9 +45,9 @@ class KeyValues:
             keys[rows, :, positions] = key_states
             values[rows, :, positions] = value_states
         else:
-            index = torch.arange(len(positions), device=keys.device)
-            keys[index, :, positions] = key_states[:, :, 0]
-            values[index, :, positions] = value_states[:, :, 0]
+            index = torch.arange(len(positions), device=keys.device)[:, None]
+            keys[index, :, positions] = key_states.transpose(1, 2)
+            values[index, :, positions] = value_states.transpose(1, 2)
         return keys[rows, :, : self._width], values[rows, :, : self._width]
 
     def copy(self, source: int, target: int, length: int) -> None:

@@ -7,6 +7,7 @@ Layers that read the same input (query, key and value; gate and up) are one prod
 narrow ones costs as much as the multiplication.
 """
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,18 +22,36 @@ SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class PackedLinear(nn.Module):
-    """A linear layer that only multiplies: no gradient, no state dict."""
+    """A linear layer that only multiplies: no gradient, no state dict. A deep copy shares the weights until either is packed anew."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
+        self.bias = linear.bias
+        self.pack(linear.weight)
+
+    def pack(self, weight: Tensor) -> None:
+        """Multiply by these weights [out, in] from now on."""
         ops: Any = torch.ops.mkldnn
-        self._packed: Tensor = ops._reorder_linear_weight(linear.weight.detach(), PACK_FOR_ROWS)
-        self._bias = linear.bias
+        self.rows, self.columns = weight.shape
+        self._packed: Tensor = ops._reorder_linear_weight(weight.detach(), PACK_FOR_ROWS)
         self._multiply = ops._linear_pointwise
+
+    def plain(self) -> Tensor:
+        """The weights [out, in] that it multiplies by, laid out as usual."""
+        return self._packed.to_dense()
 
     def forward(self, inputs: Tensor) -> Tensor:
         """inputs · weightᵀ + bias, in bfloat16."""
-        return self._multiply(inputs, self._packed, self._bias, "none", [], "")
+        return self._multiply(inputs, self._packed, self.bias, "none", [], "")
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "PackedLinear":
+        new = PackedLinear.__new__(PackedLinear)
+        nn.Module.__init__(new)
+        new.bias, new.rows, new.columns = self.bias, self.rows, self.columns
+        new._packed, new._multiply = self._packed, self._multiply
+        new.train(self.training)
+        memo[id(self)] = new
+        return new
 
 
 class SharedProduct:
@@ -43,19 +62,26 @@ class SharedProduct:
         joined.weight = nn.Parameter(torch.cat([linear.weight.detach() for linear in linears]), requires_grad=False)
         if linears[0].bias is not None:
             joined.bias = nn.Parameter(torch.cat([linear.bias.detach() for linear in linears]), requires_grad=False)
-        self._product = PackedLinear(joined)
-        self._sizes = [linear.out_features for linear in linears]
+        self.product = PackedLinear(joined)
+        self.sizes = [linear.out_features for linear in linears]
         self._inputs: Tensor | None = None
         self._outputs: tuple[Tensor, ...] = ()
 
     def part(self, index: int, inputs: Tensor) -> Tensor:
         """The output of layer `index`; the first layer asked for an input multiplies for all, the last one lets go of it."""
         if inputs is not self._inputs:
-            self._inputs, self._outputs = inputs, self._product(inputs).split(self._sizes, dim=-1)
+            self._inputs, self._outputs = inputs, self.product(inputs).split(self.sizes, dim=-1)
         output = self._outputs[index]
-        if index == len(self._sizes) - 1:
+        if index == len(self.sizes) - 1:
             self._inputs, self._outputs = None, ()
         return output
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "SharedProduct":
+        new = SharedProduct.__new__(SharedProduct)
+        memo[id(self)] = new
+        new.product, new.sizes = copy.deepcopy(self.product, memo), self.sizes
+        new._inputs, new._outputs = None, ()
+        return new
 
 
 class PackedPart(nn.Module):
@@ -63,11 +89,11 @@ class PackedPart(nn.Module):
 
     def __init__(self, shared: SharedProduct, index: int) -> None:
         super().__init__()
-        self._shared, self._index = shared, index
+        self.shared, self.index = shared, index
 
     def forward(self, inputs: Tensor) -> Tensor:
         """inputs · weightᵀ + bias, in bfloat16."""
-        return self._shared.part(self._index, inputs)
+        return self.shared.part(self.index, inputs)
 
 
 def can_pack(dtype: torch.dtype) -> bool:

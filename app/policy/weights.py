@@ -17,8 +17,12 @@ from torch import Tensor
 
 from app.domain.errors import BadInput
 
-SAFETENSORS_DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.int64: "I64"}
-"""The names the safetensors format gives to the dtypes a snapshot may hold."""
+SAFETENSORS_DTYPES = {
+    torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.int64: "I64", torch.int32: "I32", torch.int8: "I8",
+    torch.uint8: "U8", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.float8_e8m0fnu: "F8_E8M0",
+}  # fmt: skip
+"""The names the safetensors format gives to dtypes. Block-scaled weights are two tensors: MXFP8 its F8_E4M3 elements and F8_E8M0 exponents,
+NVFP4 its U8 pairs of four-bit elements and F8_E4M3 scales."""
 
 HASH_CHUNK_BYTES = 16 << 20
 HEADER_BYTES = 100 << 20

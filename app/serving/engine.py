@@ -80,7 +80,8 @@ def create_engine(worker: Worker, residency: Residency, *, instruments: Instrume
         ready = [digest for digest in residency.states() if worker.holds(digest)]
         return _json({
             "status": "draining" if worker.draining else "ok", "ready": ready, "load": worker.load, "sampled_tokens": worker.sampled_tokens,
-            "last_swap": residency.last_swap,
+            "last_swap": residency.last_swap, "acceptance": worker.acceptance,
+            "batch_invariant": None if residency.invariance is None else residency.invariance.holds,
         })  # fmt: skip
 
     @app.get("/metrics")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from app.domain.turns import SamplingParams
-from app.policy.fixed_probe import divergence
+from app.policy.fixed_probe import divergence, strange, written
 from app.policy.forward import token_logprobs
 from app.policy.model import Policy
 from app.policy.sampling import Generation, sample
@@ -42,3 +42,11 @@ def probe(policy: Policy, *, draw: Sampler = sample) -> str | None:
         f"its log-probabilities are not those of what it samples (KL {kl:.3g} nats per token, largest gap {largest:.3g}): its turns are "
         "not trained on; compare dtype, kernels and libraries with an engine where they are"
     )
+
+
+def answers_strangely(policy: Policy, expected: bytes) -> str | None:
+    """None where the version says of the fixed text what its trainer wrote down; else how far off it is."""
+    wanted = written(expected)
+    with torch.inference_mode():
+        measured = token_logprobs(policy.model, wanted.tokens[:1], wanted.tokens[1:])
+    return strange(measured.tolist(), wanted)

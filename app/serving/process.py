@@ -5,6 +5,7 @@ import errno
 import gc
 import logging
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import torch
 import uvicorn
 
 from app.domain.errors import BadConfig, RatchetError
-from app.domain.ports import EngineLedger, WeightStore
+from app.domain.ports import EngineLedger, EngineWeights
 from app.machine import usable_cores
 from app.serving.engine import create_engine
 from app.serving.memory import return_freed_memory
@@ -23,6 +24,8 @@ from app.serving.worker import Limits, Worker
 from app.telemetry.instruments import Instruments
 
 log = logging.getLogger(__name__)
+SWITCH_S = 0.001
+"""How long a thread keeps the interpreter while another one waits: a step takes it hundreds of times, beside a version being made too."""
 
 
 class OwnLedger(EngineLedger, Protocol):
@@ -33,7 +36,7 @@ class OwnLedger(EngineLedger, Protocol):
 
 def serve_engine(
     ledger: OwnLedger,
-    weights: WeightStore,
+    weights: EngineWeights,
     *,
     host: str,
     port: int,
@@ -46,6 +49,7 @@ def serve_engine(
 ) -> None:
     """Serve until `stop` is set, then finish what was begun, for `drain_s` at most. Raises `BadConfig` when the port is taken."""
     return_freed_memory()
+    sys.setswitchinterval(SWITCH_S)
     torch.set_num_threads(threads or usable_cores())
     listener = _listen(host, port)
     worker = Worker(Limits(rows=rows))

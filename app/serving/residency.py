@@ -1,26 +1,41 @@
-"""Keeps resident what is wanted: loads new versions beside the serving thread, drops what nobody wants, reports both to the ledger.
+"""Keeps resident what is wanted: makes new versions beside the serving thread, drops what nobody wants, reports both to the ledger.
 
-every second: wanted (ledger) ─▶ load what is missing, one at a time ─▶ verified, probed ─▶ worker.add ─▶ report ready
+every second: wanted (ledger) ─▶ make what is missing, one at a time ─▶ verified, probed ─▶ worker.add ─▶ report ready
                               └▶ unwanted for `linger_s` ─▶ worker.drop (drains) ─▶ report dropped
+
+A version that descends from one that is resident is made from that (`app.policy.patching`): what changed is unpacked, changed and packed
+again, and what will be multiplied is unpacked once more for its digest; then the fixed probe is asked. Where any of that fails, and where
+nothing it descends from is here, it is loaded whole. Answers under way keep their version; while `COPIES` are resident and one of them
+only finishes its answers, nothing new is made.
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from app.domain.errors import RatchetError
+from app.domain.errors import BadInput, RatchetError
 from app.domain.ids import utc_now
-from app.domain.ports import EngineLedger, EngineState, WeightStore
+from app.domain.ports import EngineLedger, EngineState, EngineWeights
+from app.policy.invariance import TEXTS, Invariance, invariance
 from app.policy.model import Policy, load_policy
-from app.serving.probe import probe
+from app.policy.patching import follow
+from app.serving.probe import answers_strangely, probe
 from app.serving.worker import Worker
 
 log = logging.getLogger(__name__)
 
+FAULTS = (RatchetError, OSError, RuntimeError, ValueError, KeyError)
+
 RETRY_S = 10.0
 """A version that failed to load is tried again after this long."""
+COPIES = 3
+"""Versions in memory from which on a new one waits for one that is leaving."""
+NICER = 5
+"""How much more the making of a version yields than sampling does."""
 REPORT_EVERY_S = 3.0
 """How often an unchanged state is repeated, so that the ledger knows the engine lives."""
 
@@ -32,7 +47,7 @@ class Residency:
         self,
         worker: Worker,
         ledger: EngineLedger,
-        weights: WeightStore,
+        weights: EngineWeights,
         *,
         load: Callable[..., Policy] = load_policy,
         check: Callable[[Policy], str | None] = probe,
@@ -62,6 +77,8 @@ class Residency:
         self._reported: dict[tuple[str, str], tuple[EngineState, float]] = {}
         self.last_swap: dict[str, Any] | None = None
         """The newest version that was taken up: which, when, and what it cost."""
+        self.invariance: Invariance | None = None
+        """Whether this machine computes the same bits whatever else is in the batch; asked of the first version."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine-residency", daemon=True)
 
@@ -79,6 +96,9 @@ class Residency:
         return dict(self._states)
 
     def _run(self) -> None:
+        with suppress(OSError):  # of this thread alone; whatever threads it starts inherit it
+            thread = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICER)
         while not self._stop.is_set():
             try:
                 self.turn()
@@ -96,7 +116,7 @@ class Residency:
         for digest in sorted({digest for _, digest in wanted}):
             if self._stop.is_set():
                 return
-            if self._missing(digest, now):
+            if self._missing(digest, now) and not (self._worker.is_dropping and self._worker.copies >= COPIES):
                 self._bring(digest)
         for digest, (state, _) in list(self._states.items()):
             if state in (EngineState.READY, EngineState.FAILED) and now - self._wanted_at[digest] >= self._linger_s:
@@ -115,9 +135,8 @@ class Residency:
         self._settle(digest, EngineState.LOADING, None)
         started = time.monotonic()
         try:
-            policy = self._load(self._weights.path(digest), digest=digest)
-            fault = self._check(policy)
-        except (RatchetError, OSError, RuntimeError, ValueError, KeyError) as error:
+            policy, fault, way = self._patched(digest) or self._loaded(digest)
+        except FAULTS as error:
             self._failed_at[digest] = time.monotonic()
             log.error("version failed to load digest=%s error=%s", digest, error)
             self._settle(digest, EngineState.FAILED, str(error))
@@ -126,10 +145,37 @@ class Residency:
         if fault is not None:
             log.error("version not logged for training digest=%s: %s", digest, fault)
         took_s = time.monotonic() - started
-        log.info("version ready digest=%s load_s=%.1f", digest, took_s)
-        self.last_swap = {"digest": digest, "at": utc_now().isoformat(), "took_s": round(took_s, 3), "pause_ms": round(1e3 * pause_s, 3)}
+        log.info("version ready digest=%s way=%s took_s=%.1f", digest, way, took_s)
+        self.last_swap = {
+            "digest": digest, "at": utc_now().isoformat(), "way": way, "took_s": round(took_s, 3), "pause_ms": round(1e3 * pause_s, 3),
+        }  # fmt: skip
         self._brought(took_s)
         self._settle(digest, EngineState.READY, fault)
+
+    def _loaded(self, digest: str) -> tuple[Policy, str | None, str]:
+        """The version from its snapshot, what is wrong with its log-probabilities, and how it came."""
+        policy = self._load(self._weights.path(digest), digest=digest)
+        if self.invariance is None:
+            self.invariance = found = invariance(policy, texts=TEXTS[:3], tokens=4)
+            said = "is" if found.holds else "is not"
+            log.info("sampling %s bit-invariant here differing=%d compared=%d", said, found.differing_bits, found.compared)
+        return policy, self._check(policy), "load"
+
+    def _patched(self, digest: str) -> tuple[Policy, str | None, str] | None:
+        """The same from a resident version it descends from; None where there is none, or that went wrong."""
+        try:
+            way = self._weights.way(digest, self._worker.digests)
+            if way is None:
+                return None
+            policy = follow(self._worker.policy(way.base), way, digest=digest)
+            if way.probe is None:
+                return policy, self._check(policy), "patch"
+            if (fault := answers_strangely(policy, way.probe)) is not None:
+                raise BadInput(fault)
+        except FAULTS as error:
+            log.warning("version not patched, it is loaded whole digest=%s error=%s", digest, error)
+            return None
+        return policy, None, "patch"
 
     def _settle(self, digest: str, state: EngineState, detail: str | None) -> None:
         self._states[digest] = (state, detail)

@@ -146,6 +146,27 @@ class Worker:
         """Whether requests for this version are taken."""
         return digest in self._decoders and digest not in self._leaving
 
+    @property
+    def acceptance(self) -> float | None:
+        """Of the tokens that were fed ahead for the versions in memory, the share that were drawn; None where none were."""
+        drafted = sum(decoder.drafted for decoder in self._decoders.values())
+        return sum(decoder.accepted for decoder in self._decoders.values()) / drafted if drafted else None
+
+    @property
+    def digests(self) -> frozenset[str]:
+        """The versions for which requests are taken."""
+        return frozenset(digest for digest in self._decoders if digest not in self._leaving)
+
+    @property
+    def copies(self) -> int:
+        """Versions in memory, those that are leaving included."""
+        return len(self._decoders)
+
+    @property
+    def is_dropping(self) -> bool:
+        """Whether a version is leaving that still has answers to finish."""
+        return bool(self._leaving)
+
     def policy(self, digest: str) -> Policy:
         """A resident version. Raises `NotFound`."""
         decoder = self._decoders.get(digest)

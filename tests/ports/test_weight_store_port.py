@@ -12,8 +12,10 @@ from safetensors.torch import load_file
 
 from app.domain.errors import BadConfig, BadInput, NotFound
 from app.domain.ports import WeightStore
+from app.policy.remote import RemoteWeights, open_store
+from app.policy.remote_files import RemoteFiles
 from app.policy.snapshot import snapshot_digest, verify_snapshot, write_snapshot
-from app.policy.store import LocalWeights, RemoteWeights, open_store
+from app.policy.store import LocalWeights
 
 
 @pytest.fixture(params=["local", "remote"])
@@ -108,18 +110,62 @@ def lineage(tiny_model: Path, tmp_path: Path, length: int) -> list[Path]:
     return folders
 
 
-def test_trained_versions_travel_as_deltas_with_keyframes_between(tiny_model: Path, tmp_path: Path) -> None:
+def test_trained_versions_travel_as_deltas_and_keyframes_follow(tiny_model: Path, tmp_path: Path) -> None:
     import fsspec
 
     url = f"memory://bucket-{uuid4().hex}/weights"
     folders = lineage(tiny_model, tmp_path, 5)
     writer = RemoteWeights(url, cache=tmp_path / "one", keyframe_every=3)
-    digests = [writer.publish(folder) for folder in folders]
+    digests: list[str] = []
+    for folder in folders:
+        digests.append(writer.publish(folder))
+        writer.settle()
     files = fsspec.filesystem("memory").find(url.removeprefix("memory:/"))
-    assert [any(f"{digest}/model.delta" in file for file in files) for digest in digests] == [False, True, True, False, True, True]
+    assert [any(f"{digest}/model.delta" in file for file in files) for digest in digests] == [False, True, True, True, True, True]
+    assert [any(f"{digest}/KEYFRAME" in file for file in files) for digest in digests] == [False, False, False, True, False, False]
     reader = RemoteWeights(url, cache=tmp_path / "two")
     assert verify_snapshot(reader.path(digests[5])) == digests[5]
-    assert not (reader.path(digests[5]) / "model.delta").exists()
+    assert {file.name for file in reader.path(digests[5]).iterdir()} == {file.name for file in folders[5].iterdir()}
+    assert not reader._cache.exists(digests[2]), "the keyframe was the nearest"
+    assert writer.built_on(digests[3]) == set()
+
+
+def test_a_broken_delta_is_gone_round_where_a_keyframe_is(tiny_model: Path, tmp_path: Path) -> None:
+    import fsspec
+
+    url = f"memory://bucket-{uuid4().hex}/weights"
+    writer = RemoteWeights(url, cache=tmp_path / "one", keyframe_every=1)
+    digests = [writer.publish(folder) for folder in lineage(tiny_model, tmp_path, 2)]
+    writer.settle()
+    memory, root = fsspec.filesystem("memory"), url.removeprefix("memory:/")
+    reader = RemoteWeights(url, cache=tmp_path / "two")
+    reader.path(digests[0])
+    memory.pipe_file(f"{root}/{digests[1]}/model.delta", b"RATCHETD2")
+    assert verify_snapshot(reader.path(digests[1])) == digests[1]
+    memory.pipe_file(f"{root}/{digests[2]}/model.safetensors", b"x")
+    assert verify_snapshot(reader.path(digests[2])) == digests[2]
+
+
+def test_the_same_weights_from_another_parent_are_published_whole(tiny_model: Path, tmp_path: Path) -> None:
+    """Otherwise one publisher's delta could stand beside the other's parent."""
+    url = f"memory://bucket-{uuid4().hex}/weights"
+    _, one, two = lineage(tiny_model, tmp_path, 2)
+    writer = RemoteWeights(url, cache=tmp_path / "one")
+    writer.publish(tiny_model)
+    writer.publish(one)
+    writer._files.claim(snapshot_digest(two), "PARENT", snapshot_digest(tiny_model).encode() + b"\n")
+    digest = writer.publish(two)
+    assert verify_snapshot(RemoteWeights(url, cache=tmp_path / "two").path(digest)) == digest
+    assert "model.delta" not in writer._files.names(digest)
+
+
+def test_a_name_is_written_once(tmp_path: Path) -> None:
+    for url, promises in ((f"memory://bucket-{uuid4().hex}/w", True), (f"local://{tmp_path}/w", True)):
+        files = RemoteFiles(url)
+        assert files.writes_once is promises
+        assert files.claim("d", "READY", b"1") == b"1"
+        assert files.claim("d", "READY", b"2") == b"1"
+        assert files.names("d") == ["READY"]
 
 
 def test_a_delta_that_was_damaged_on_the_way_is_never_served(tiny_model: Path, tmp_path: Path) -> None:

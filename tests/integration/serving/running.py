@@ -11,7 +11,7 @@ from typing import Any
 
 import uvicorn
 
-from app.domain.ports import EngineState, WeightStore
+from app.domain.ports import EngineState, EngineWeights
 from app.domain.serving import GenerateRequest, GenerationChunk
 from app.domain.turns import SamplingParams
 from app.serving.client import HttpEngines
@@ -32,7 +32,7 @@ class RunningEngine:
 
 
 @contextmanager
-def engine(weights: WeightStore, *digests: str, limits: Limits = Limits(rows=8), **options: Any) -> Iterator[RunningEngine]:  # noqa: B008 - immutable
+def engine(weights: EngineWeights, *digests: str, limits: Limits = Limits(rows=8), **options: Any) -> Iterator[RunningEngine]:  # noqa: B008 - immutable
     """Serve until the block ends; the digests are resident when it begins."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))

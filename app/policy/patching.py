@@ -1,0 +1,242 @@
+"""A version made from one that serves, without loading it: what changed is unpacked, changed and packed again, the rest is shared.
+
+    packed (base) ─▶ plain ─▶ changed ─▶ packed (copy of the structure) ─▶ unpacked once more: the digest of what will really be multiplied
+
+The base goes on sampling meanwhile and is never touched; whatever fails leaves it as it is. One tensor is plain at a time.
+"""
+
+import copy
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol, cast
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from app.domain.errors import BadInput, Refused
+from app.domain.ports import Way
+from app.policy.delta import Patch
+from app.policy.model import Policy
+from app.policy.packed_linear import PackedLinear, PackedPart
+from app.policy.snapshot import WEIGHTS
+from app.policy.weights import digest_of
+
+
+class Changing(Protocol):
+    """What leads from one version to another."""
+
+    @property
+    def names(self) -> Collection[str]:
+        """Tensors that may change."""
+        ...
+
+    def patched(self, names: Iterable[str], base: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Those of these tensors that do change, new."""
+        ...
+
+
+class Snapshot:
+    """A version's file as what leads to it, from whichever version of the line."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / WEIGHTS
+        with safe_open(self._file, framework="pt") as file:
+            self._names = frozenset(file.keys())
+
+    @property
+    def names(self) -> Collection[str]:
+        """All of them."""
+        return self._names
+
+    def patched(self, names: Iterable[str], base: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Those whose bytes differ."""
+        with safe_open(self._file, framework="pt") as file:
+            found = {name: file.get_tensor(name) for name in names if name in self._names}
+        return {name: tensor for name, tensor in found.items() if not _same_bits(tensor, base[name])}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where tensors of the snapshot live in a model: one parameter, or one packed product of several layers."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    read: Callable[[], Sequence[Tensor]]
+    """The plain tensors, in the model's dtype."""
+    write: Callable[[Sequence[Tensor]], None]
+    tied: bool = False
+    """A second, packed copy of a tensor that also lies elsewhere: changes with it, and is stored and hashed once."""
+
+    def plain(self) -> dict[str, Tensor]:
+        """The tensors as a snapshot holds them."""
+        return {name: _stored(tensor) for name, tensor in zip(self.names, self.read(), strict=True)}
+
+
+class LiveWeights(Mapping[str, Tensor]):
+    """The weights that a model multiplies by, unpacked when they are asked for; `digest_of` reads them like a snapshot's."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self._where = {name: place for place in places if not place.tied for name in place.names}
+        self._plain: dict[int, dict[str, Tensor]] = {}
+        """The last two places: names of one layer alternate between its two products."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        place = self._where[name]
+        if id(place) not in self._plain:
+            if len(self._plain) == 2:
+                self._plain.pop(next(iter(self._plain)))
+            self._plain[id(place)] = place.plain()
+        return self._plain[id(place)][name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._where)
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+
+def patched(base: Policy, steps: Sequence[Changing], *, digest: str) -> Policy:
+    """The version `digest`, made from `base` by these steps.
+
+    Raises `BadInput` when what came of it is not that version, `Refused` for a model whose parts are not all known here: load it whole.
+    """
+    model = _structure(base.model)
+    places = places_of(model)
+    known = {name for place in places for name in place.names}
+    for step in steps:
+        if not set(step.names) <= known:
+            raise Refused(f"{sorted(set(step.names) - known)[:3]} are not where this engine knows them: load the version whole")
+    for place in places:
+        _change(place, steps)
+    if (found := digest_of(LiveWeights(places))) != digest:
+        raise BadInput(f"patching gave the weights {found[:12]}, not {digest[:12]}: load the version whole")
+    _require_tied(places, digest)
+    return replace(base, digest=digest, model=model)
+
+
+def follow(base: Policy, way: Way, *, digest: str) -> Policy:
+    """The version `digest` from the one that `way` begins at. Raises as `patched` does, and `StaleDelta`."""
+    if way.snapshot is not None:
+        return patched(base, [Snapshot(way.snapshot)], digest=digest)
+    outline = _outline(base.model)
+    steps, at = list[Patch](), base.digest
+    for delta in way.deltas:
+        steps.append(Patch(delta, outline, base_digest=at))
+        at = steps[-1].head.digest
+    if any(step.head.gone or any(section.whole for section in step.head.sections) for step in steps):
+        raise Refused(f"the tensors of {digest[:12]} are others than those of {base.digest[:12]}: load the version whole")
+    return patched(base, steps, digest=digest)
+
+
+def _outline(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Names, shapes and kinds of a snapshot's tensors, without their content."""
+    return {
+        name: torch.empty(shape, dtype=torch.bfloat16, device="meta")
+        for place in places_of(model)
+        for name, shape in zip(place.names, place.shapes, strict=True)
+    }
+
+
+def places_of(model: PreTrainedModel) -> list[Place]:
+    """Every tensor of the model, by the name that snapshots give it. Raises `Refused` for a packed one without a name there."""
+    embedding = model.get_input_embeddings().weight
+    found: list[Place] = []
+    parts: dict[int, list[tuple[str, PackedPart]]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, PackedPart):
+            parts.setdefault(id(module.shared), []).append((name, module))
+        elif isinstance(module, PackedLinear):
+            is_head = module is model.get_output_embeddings() and bool(model.config.get_text_config().tie_word_embeddings)
+            found.append(_packed((name,), module, [module.rows], tied=_name_of(model, cast("Tensor", embedding)) if is_head else None))
+            found += _bias((name,), module, [module.rows])
+    for layers in parts.values():
+        layers.sort(key=lambda layer: layer[1].index)
+        names, shared = tuple(name for name, _ in layers), layers[0][1].shared
+        found.append(_packed(names, shared.product, shared.sizes))
+        found += _bias(names, shared.product, shared.sizes)
+    taken = {name for place in found if not place.tied for name in place.names}
+    return found + [_parameter(model, name) for name, _ in model.named_parameters() if name not in taken]
+
+
+def _packed(names: tuple[str, ...], linear: PackedLinear, sizes: Sequence[int], *, tied: str | None = None) -> Place:
+    return Place(
+        names=(tied,) if tied is not None else tuple(f"{name}.weight" for name in names),
+        shapes=tuple((size, linear.columns) for size in sizes),
+        read=lambda: linear.plain().split(list(sizes)),
+        write=lambda tensors: linear.pack(torch.cat(list(tensors)) if len(tensors) > 1 else tensors[0]),
+        tied=tied is not None,
+    )
+
+
+def _bias(names: tuple[str, ...], linear: PackedLinear, sizes: Sequence[int]) -> list[Place]:
+    if linear.bias is None:
+        return []
+    bias = linear.bias
+
+    def write(tensors: Sequence[Tensor]) -> None:
+        linear.bias = nn.Parameter(torch.cat(list(tensors)).to(bias.dtype), requires_grad=False)
+
+    shapes = tuple((size,) for size in sizes)
+    return [Place(names=tuple(f"{name}.bias" for name in names), shapes=shapes, read=lambda: bias.detach().split(list(sizes)), write=write)]
+
+
+def _parameter(model: PreTrainedModel, name: str) -> Place:
+    parent, _, attribute = name.rpartition(".")
+    held = cast("nn.Parameter", getattr(model.get_submodule(parent), attribute))
+    # a plain tied head holds the very same parameter
+    holders = [(module, own) for module in model.modules() for own, parameter in module._parameters.items() if parameter is held]
+
+    def write(tensors: Sequence[Tensor]) -> None:
+        new = nn.Parameter(tensors[0].to(held.dtype).clone(), requires_grad=False)
+        for module, own in holders:
+            setattr(module, own, new)
+
+    return Place(names=(name,), shapes=(tuple(held.shape),), read=lambda: [cast("Tensor", getattr(*holders[0])).detach()], write=write)
+
+
+def _change(place: Place, steps: Sequence[Changing]) -> None:
+    wanted = [step for step in steps if not set(step.names).isdisjoint(place.names)]
+    if not wanted:
+        return
+    plain = place.plain()
+    before = dict(plain)
+    for step in wanted:
+        plain |= step.patched(plain, plain)
+    if any(plain[name] is not tensor for name, tensor in before.items()):
+        place.write([plain[name] for name in place.names])
+
+
+def _require_tied(places: Sequence[Place], digest: str) -> None:
+    """The trap of a tied head: it is packed apart, so it may keep the old weights while every stored tensor is right."""
+    plain = {name: place for place in places if not place.tied for name in place.names}
+    for place in (place for place in places if place.tied):
+        for name, tensor in place.plain().items():
+            if not _same_bits(tensor, plain[name].plain()[name]):
+                raise BadInput(f"the head of {digest[:12]} is not its embedding, which it is tied to: load the version whole")
+
+
+def _structure(model: PreTrainedModel) -> PreTrainedModel:
+    """The same modules once more, sharing every tensor. Raises `Refused` where something hooks into them."""
+    if any(module._forward_hooks for module in model.modules()):
+        raise Refused("this model is being recorded from, and cannot be copied: load the version whole")
+    shared: dict[int, object] = {id(model.config): model.config}
+    for tensor in (*model.parameters(), *model.buffers()):
+        shared[id(tensor)] = tensor
+    return copy.deepcopy(model, shared)
+
+
+def _name_of(model: PreTrainedModel, wanted: Tensor) -> str:
+    return next(name for name, parameter in model.named_parameters() if parameter is wanted)
+
+
+def _stored(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one.contiguous().view(-1).view(torch.uint8), other.contiguous().view(-1).view(torch.uint8))

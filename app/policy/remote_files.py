@@ -1,0 +1,100 @@
+"""Files of versions on any storage that fsspec knows, and what a storage promises about writing a name once."""
+
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+from fsspec.core import url_to_fs
+
+from app.domain.errors import BadConfig
+
+PROBES = ".probe-"
+
+
+class RemoteFiles:
+    """`<root>/<digest>/<name>`."""
+
+    def __init__(self, url: str, *, wrap: Callable[[Any], Any] = lambda files: files) -> None:
+        """`wrap` may put something between us and the storage: benches break it. Raises `BadConfig` for a protocol nobody speaks here."""
+        try:
+            found, self.root = url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            protocol = url.split("://")[0]
+            package = "s3fs" if protocol == "s3" else f"fsspec's package for {protocol}"
+            raise BadConfig(f"RATCHET_WEIGHTS is {url!r} and this installation cannot speak {protocol}: pip install {package}") from error
+        self.fs = wrap(found)
+        self.url = url
+        self._once: bool | None = None
+
+    def exists(self, digest: str, name: str) -> bool:
+        """Whether it is there now."""
+        # what another process added must be seen: fsspec caches listings
+        self.fs.invalidate_cache()
+        return bool(digest) and bool(self.fs.exists(self._at(digest, name)))
+
+    def names(self, digest: str) -> list[str]:
+        """The files of a version."""
+        self.fs.invalidate_cache()
+        return [str(place).rsplit("/", 1)[-1] for place in self.fs.ls(f"{self.root}/{digest}", detail=False)]
+
+    def read(self, digest: str, name: str) -> bytes:
+        """A small file's content."""
+        return cast("bytes", self.fs.cat_file(self._at(digest, name)))
+
+    def part(self, digest: str, name: str, start: int, stop: int) -> bytes:
+        """Some bytes of a file."""
+        return cast("bytes", self.fs.cat_file(self._at(digest, name), start=start, end=stop))
+
+    def fetch(self, digest: str, name: str, target: Path) -> None:
+        """Download."""
+        self.fs.get_file(self._at(digest, name), str(target))
+
+    def put(self, digest: str, source: Path) -> None:
+        """Upload under the file's own name; what was there is replaced."""
+        self.fs.makedirs(f"{self.root}/{digest}", exist_ok=True)
+        self.fs.put_file(str(source), self._at(digest, source.name))
+
+    def claim(self, digest: str, name: str, content: bytes) -> bytes:
+        """Write a name once: returns what stands there, which is another's where that came first.
+
+        One request where the storage keeps a promise like `If-None-Match: *`; else a look before the write, between which somebody else
+        may write: then the last one stands, and readers find out by the digests.
+        """
+        self.fs.makedirs(f"{self.root}/{digest}", exist_ok=True)
+        if not self.writes_once and self.exists(digest, name):
+            return self.read(digest, name)
+        try:
+            self.fs.pipe_file(self._at(digest, name), content, **({"mode": "create"} if self.writes_once else {}))
+        except FileExistsError:
+            return self.read(digest, name)
+        return content
+
+    @property
+    def writes_once(self) -> bool:
+        """Whether this storage refuses to create what is there already; tried out once."""
+        if self._once is None:
+            probe = f"{self.root}/{PROBES}{uuid.uuid4().hex}"
+            self.fs.makedirs(self.root, exist_ok=True)
+            try:
+                self.fs.pipe_file(probe, b"1", mode="create")
+                self.fs.pipe_file(probe, b"2", mode="create")
+            except FileExistsError:
+                self._once = True
+            except (TypeError, ValueError, NotImplementedError):  # an fsspec that does not know the word
+                self._once = False
+            else:
+                self._once = False
+            if self.fs.exists(probe):
+                self.fs.rm_file(probe)
+        return self._once
+
+    def remove(self, digest: str, name: str) -> None:
+        """Take a file away; harmless when it is gone."""
+        try:
+            self.fs.rm_file(self._at(digest, name))
+        except FileNotFoundError:
+            return
+
+    def _at(self, digest: str, name: str) -> str:
+        return f"{self.root}/{digest}/{name}"

@@ -1,0 +1,118 @@
+"""A version made from the one that serves is that version, bit for bit, and whatever goes wrong leaves the base as it is."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType] - its PathLike has no parameter
+
+from app.domain.errors import BadInput
+from app.domain.ports import Way
+from app.domain.turns import SamplingParams
+from app.policy.delta import StaleDelta, encode_delta
+from app.policy.model import Policy, load_policy
+from app.policy.packed_linear import PackedLinear
+from app.policy.patching import LiveWeights, follow, places_of
+from app.policy.sampling import sample
+from app.policy.snapshot import WEIGHTS, snapshot_digest, write_snapshot
+from app.policy.weights import digest_of
+
+EMBEDDING = "model.embed_tokens.weight"
+DTYPES = (torch.bfloat16, torch.float32)
+
+
+@pytest.fixture(params=["own head", "tied head"])
+def folder(request: pytest.FixtureRequest, tiny_model: Path, tied_model: Path) -> Path:
+    return tiny_model if request.param == "own head" else tied_model
+
+
+def changed(folder: Path, out: Path, *names: str) -> Path:
+    """A version whose tensors of these names (all of them without any) moved."""
+    tensors = load_file(folder / WEIGHTS)
+    for name in names or tensors:
+        tensors[name] = tensors[name].clone()
+        tensors[name].view(-1)[::7] *= 1.25
+    write_snapshot(out, tensors, like=folder)
+    return out
+
+
+def way(old: Path, new: Path, kind: str) -> Way:
+    if kind == "snapshot":
+        return Way(base=snapshot_digest(old), snapshot=new)
+    return Way(base=snapshot_digest(old), deltas=(encode_delta(load_file(old / WEIGHTS), load_file(new / WEIGHTS)),))
+
+
+def logits(policy: Policy) -> torch.Tensor:
+    with torch.no_grad():
+        return policy.model(torch.arange(5, 40)[None]).logits
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_live_weights_have_the_digest_of_the_snapshot(folder: Path, dtype: torch.dtype) -> None:
+    policy = load_policy(folder, dtype=dtype)
+    assert digest_of(LiveWeights(places_of(policy.model))) == policy.digest
+
+
+@pytest.mark.parametrize("kind", ["snapshot", "delta"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("names", [(), (EMBEDDING,), ("model.norm.weight", "model.layers.0.self_attn.k_proj.weight")])
+def test_a_patched_version_is_what_a_fresh_load_gives(
+    folder: Path, tmp_path: Path, kind: str, dtype: torch.dtype, names: tuple[str, ...]
+) -> None:
+    """The embedding alone as well: where the head is tied to it, a head packed apart must follow."""
+    new = changed(folder, tmp_path / "new", *names)
+    base, fresh = load_policy(folder, dtype=dtype), load_policy(new, dtype=dtype)
+    before = logits(base)
+    made = follow(base, way(folder, new, kind), digest=fresh.digest)
+    assert made.digest == fresh.digest
+    assert torch.equal(logits(made), logits(fresh))
+    assert not torch.equal(logits(made), before)
+    assert torch.equal(logits(base), before), "the base serves on"
+
+
+def test_several_deltas_are_followed_one_after_the_other(tiny_model: Path, tmp_path: Path) -> None:
+    one = changed(tiny_model, tmp_path / "one", EMBEDDING)
+    two = changed(one, tmp_path / "two")
+    deltas = way(tiny_model, one, "delta").deltas + way(one, two, "delta").deltas
+    base = load_policy(tiny_model)
+    made = follow(base, Way(base=base.digest, deltas=deltas), digest=snapshot_digest(two))
+    assert torch.equal(logits(made), logits(load_policy(two)))
+    with pytest.raises(StaleDelta):
+        follow(base, Way(base=base.digest, deltas=deltas[::-1]), digest=snapshot_digest(two))
+
+
+def test_another_digest_than_promised_is_never_served(tiny_model: Path, tmp_path: Path) -> None:
+    new = changed(tiny_model, tmp_path / "new")
+    with pytest.raises(BadInput, match="load the version whole"):
+        follow(load_policy(tiny_model), way(tiny_model, new, "snapshot"), digest="0" * 64)
+
+
+def test_a_tied_head_that_kept_the_old_weights_is_found(tied_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What vLLM's processor engine does: every stored tensor is right, and the head multiplies by the old ones."""
+    base = load_policy(tied_model, dtype=torch.bfloat16)
+    if not isinstance(base.model.get_output_embeddings(), PackedLinear):
+        pytest.skip("nothing is packed on this processor")
+    new, pack = changed(tied_model, tmp_path / "new", EMBEDDING), PackedLinear.pack
+    vocabulary = base.model.config.vocab_size
+    monkeypatch.setattr(PackedLinear, "pack", lambda self, weight: None if len(weight) == vocabulary else pack(self, weight))
+    with pytest.raises(BadInput, match="tied"):
+        follow(base, way(tied_model, new, "delta"), digest=snapshot_digest(new))
+
+
+def test_what_did_not_change_is_shared(tiny_model: Path, tmp_path: Path) -> None:
+    new = changed(tiny_model, tmp_path / "new", "model.norm.weight")
+    base = load_policy(tiny_model)
+    made = follow(base, way(tiny_model, new, "delta"), digest=snapshot_digest(new))
+    assert made.model.get_input_embeddings().weight is base.model.get_input_embeddings().weight
+    assert made.model.base_model.norm.weight is not base.model.base_model.norm.weight
+
+
+def test_the_base_can_be_sampled_from_while_and_after(tiny_model: Path, tmp_path: Path) -> None:
+    new = changed(tiny_model, tmp_path / "new")
+    base = load_policy(tiny_model)
+    prompts = [base.chat.encode("def f(x):")]
+    params = SamplingParams(max_tokens=6, seed=3)
+    before = sample(base, prompts, params)[0]
+    made = follow(base, way(tiny_model, new, "delta"), digest=snapshot_digest(new))
+    assert sample(base, prompts, params)[0].logprobs == before.logprobs
+    assert sample(made, prompts, params)[0].logprobs == sample(load_policy(new), prompts, params)[0].logprobs
