@@ -81,7 +81,7 @@ class RemoteFiles:
                 self.fs.pipe_file(probe, b"2", mode="create")
             except FileExistsError:
                 self._once = True
-            except (TypeError, ValueError, NotImplementedError):  # an fsspec that does not know the word
+            except (TypeError, ValueError):  # an fsspec that does not know the word
                 self._once = False
             else:
                 self._once = False
