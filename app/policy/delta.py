@@ -108,13 +108,14 @@ def encode_delta(
     mode: Mode = Mode.ULP,
     digests: tuple[str, str] | None = None,
     threads: int = 2,
+    section_bytes: int = SECTION_BYTES,
 ) -> bytes:
     """What turns `base` into `new`, bound to the digests of both (`digests` saves hashing them where they are known). Comparison is
     bitwise: -0, infinities and NaN payloads survive. Tensors may be mapped from files: a section of them is looked at at a time."""
     before, after = digests or (digest_of(base), digest_of(new))
     kept = [name for name in sorted(new) if name in base and _alike(base[name], new[name])]
     with ThreadPoolExecutor(threads) as pool:
-        coded = list(pool.map(lambda names: _encode_section(base, new, names, mode), _grouped(kept, new)))
+        coded = list(pool.map(lambda names: _encode_section(base, new, names, mode), _grouped(kept, new, section_bytes)))
         coded += pool.map(lambda name: _encode_whole(new, name), sorted(set(new) - set(kept)))
     whole, most = sum(new[name].nbytes for name in set(new) - set(kept)), most_whole(sum(tensor.nbytes for tensor in base.values()))
     if whole > most:
@@ -318,12 +319,12 @@ def _compress(data: bytes) -> bytes:
     return zstandard.ZstdCompressor(level=LEVEL).compress(data)
 
 
-def _grouped(names: list[str], tensors: Mapping[str, Tensor]) -> list[list[str]]:
-    """Neighbours by name, about `SECTION_BYTES` together."""
+def _grouped(names: list[str], tensors: Mapping[str, Tensor], most: int) -> list[list[str]]:
+    """Neighbours by name, about `most` bytes together."""
     groups: list[list[str]] = []
-    filled = SECTION_BYTES
+    filled = most
     for name in names:
-        if filled >= SECTION_BYTES:
+        if filled >= most:
             groups.append([])
             filled = 0
         groups[-1].append(name)

@@ -45,7 +45,7 @@ class PackedLinear(nn.Module):
         return self._multiply(inputs, self._packed, self.bias, "none", [], "")
 
     def __deepcopy__(self, memo: dict[int, object]) -> "PackedLinear":
-        new = PackedLinear.__new__(PackedLinear)
+        new = type(self).__new__(type(self))
         nn.Module.__init__(new)
         new.bias, new.rows, new.columns = self.bias, self.rows, self.columns
         new._packed, new._multiply = self._packed, self._multiply

@@ -164,12 +164,11 @@ def test_a_block_scaled_weight_changes_together_with_its_scales() -> None:
     assert {tensor.name for section in read_head(delta).sections for tensor in section.tensors} == {"w", "w_scale"}
 
 
-def test_sections_are_coded_apart_and_applied_one_tensor_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.policy.delta.SECTION_BYTES", 100)
+def test_sections_are_coded_apart_and_applied_one_tensor_at_a_time() -> None:
     random = torch.Generator().manual_seed(6)
     base = {f"l{i}": torch.randn(40, generator=random).bfloat16() for i in range(9)}
     new = {name: tensor + (0.5 if index % 2 else 0.0) for index, (name, tensor) in enumerate(base.items())}
-    delta = encode_delta(base, new)
+    delta = encode_delta(base, new, section_bytes=100)
     assert len(read_head(delta).sections) > 2
     patch = Patch(delta, base, base_digest=digest_of(base))
     assert patch.names == {"l1", "l3", "l5", "l7"}
