@@ -16,7 +16,7 @@ endif
 BIN := .venv/bin
 SETUP = @$(if $(PYTHON),$(PYTHON),$(error Ratchet needs Python 3.11 and found none on the path: install it, or name it with make PYTHON=/path/to/python3.11)) infra/setup.py
 
-.PHONY: help setup venv model data demo up test test-real check clean lock release
+.PHONY: help setup venv model data demo up test test-real drill check clean lock release
 
 help: ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,10 @@ check: ## ruff, pyright, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+drill: ## lose a database and come back: point in time, erasures again, audit chain, weights and segments verified
+	$(SETUP) venv
+	@$(BIN)/python -m tests.bench.drill $(ARGS)
 
 bench-%: ## a benchmark of tests/bench: bench-cycle, bench-ingest, bench-gates, ...
 	$(SETUP) venv model data

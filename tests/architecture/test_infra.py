@@ -1,6 +1,7 @@
 """The production examples of infra/ name what exists: commands, settings, services, secrets."""
 
 import re
+import tomllib
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ def test_every_setting_is_read() -> None:
 
 
 def test_every_secret_has_its_line_in_the_example() -> None:
-    asked = set(re.findall(r"\$\{([A-Z_]+):\?\}", (INFRA / "compose.yaml").read_text()))
+    asked = {name for file in INFRA.glob("compose*.yaml") for name in re.findall(r"\$\{([A-Z_]+):\?\}", file.read_text())}
     offered = set(re.findall(r"^([A-Z_]+)=$", (INFRA / "env.example").read_text(), re.MULTILINE))
     assert asked == offered
 
@@ -64,6 +65,27 @@ def test_prometheus_shows_the_api_a_key() -> None:
     compose = yaml.safe_load((INFRA / "compose.yaml").read_text())
     mounted = {config["target"] for config in compose["services"]["prometheus"]["configs"]}
     assert asked["api:8400"]["credentials_file"] in mounted
+
+
+def test_the_standby_is_known_to_whoever_uses_the_database(services: dict[str, Any]) -> None:
+    overlay = yaml.safe_load((INFRA / "compose.standby.yaml").read_text())["services"]
+    leaning = {name for name in ours(services) if name != "model"}
+    assert {name for name, service in overlay.items() if "RATCHET_STANDBY" in service.get("environment", {})} == leaning
+    assert all("host=standby" in overlay[name]["environment"]["RATCHET_DATABASE_URL"] for name in leaning)
+    assert overlay["standby"]["image"] == services["postgres"]["image"]
+
+
+def test_what_the_image_copies_is_not_ignored() -> None:
+    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", (INFRA / "Dockerfile").read_text(), re.MULTILINE)
+    let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert {source for line in copied for source in line.split()} == let_in
+
+
+def test_the_images_extra_packages_are_hashed_and_those_that_the_project_names() -> None:
+    lock = (INFRA / "s3.lock").read_text().replace("\\\n", " ").splitlines()
+    assert all("--hash=sha256:" in line for line in lock)
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["s3"]
+    assert set(extra) <= {line.split()[0] for line in lock}
 
 
 def test_no_secret_is_on_a_command_line(services: dict[str, Any]) -> None:

@@ -29,7 +29,9 @@ def debian(program: str, package: str) -> str:
         command = ["apt-get", "install", "-y", "--no-install-recommends", *package.split()]
         if shutil.which("apt-get") is None or os.geteuid() != 0:
             missing(program, f"install {package}: this is no Debian, or not root")
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"})
+        quietly = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        subprocess.run(["apt-get", "update"], capture_output=True, check=False, env=quietly)  # a fresh image has no lists
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=quietly)
         found = shutil.which(program)
         if found is None:
             missing(program, f"{' '.join(command)}: {done.stderr.strip()[-400:]}")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.bench import cycle, learning
+from tests.bench import cycle, drill, learning
 from tests.learning.policy_iteration import is_allowed
 
 
@@ -57,3 +57,24 @@ def test_a_sweep_of_learning_that_misses_a_bound_says_which(found: dict[str, Any
 @pytest.mark.parametrize(("share", "ratio", "allowed"), [(0.9, 1.0, True), (0.29, 1.0, False), (0.9, 2.1, False), (0.9, 0.49, False)])
 def test_what_production_would_hold_is_told_by_its_default_guards(share: float, ratio: float, *, allowed: bool) -> None:
     assert is_allowed({"effective_share": share, "mean_ratio": ratio}) is allowed
+
+
+GOOD_DAY: dict[str, Any] = {
+    "rows": 2000, "expected_rows": 2000, "left_of_the_erased": 0, "segments_missing": 0, "forgot": [], "audit": "intact",
+    "pointer_is": True, "weights_verified": True, "mlflow_versions": 1, "token_above": True, "timeline": 2, "total_s": 20.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ({}, []),
+        ({"left_of_the_erased": 100}, ["left_of_the_erased is 100 and not 0"]),
+        ({"rows": 2900}, ["rows is 2900 and not 2000"]),
+        ({"audit": "entry 3 was edited"}, ["audit is 'entry 3 was edited' and not 'intact'"]),
+        ({"timeline": 1, "token_above": False}, ["token_above is False and not True", "timeline is 1 and not 2"]),
+        ({"total_s": 400.0}, ["total_s is 400.0, above 300"]),
+    ],
+)
+def test_a_drill_that_does_not_come_back_whole_says_what_is_missing(found: dict[str, Any], told: list[str]) -> None:
+    assert drill.missed(GOOD_DAY | found) == told
