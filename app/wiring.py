@@ -344,7 +344,7 @@ def upkeep(settings: Settings, *, owner: str) -> "SqlUpkeep":
     state = open_state(settings)
     return SqlUpkeep(
         state, open_inbox(settings), files=trajectories(settings), retention=retention(read_toml(settings.config)), owner=owner,
-        clock=DatabaseClock(state), database_clock=database_now,
+        clock=DatabaseClock(state), database_clock=database_now, own=utc_now,
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from app.db.upkeep import identities, old_segments, past
 from app.db.upkeep.compaction import MergingFiles, compact
 from app.db.upkeep.needs import needs
 from app.db.verdicts import judged
+from app.domain.errors import Unavailable
 from app.domain.ids import utc_now
 from app.domain.ports import Clock, Lease
 from app.domain.retention import Retention, days
@@ -30,6 +31,7 @@ from app.domain.retention import Retention, days
 LEASE = "upkeep"
 TERM = timedelta(minutes=2)
 """How long a keeper that was killed blocks the next one; it renews with every step."""
+SKEW = timedelta(hours=1)
 ROWS = 2_000
 """Rows of one step: milliseconds on a warm table, so that nobody waits."""
 SEGMENTS = 20
@@ -46,7 +48,7 @@ class SqlUpkeep:
 
     def __init__(
         self, state: Engine, inbox: Engine, *, files: Files, retention: Retention, owner: str, clock: Clock = utc_now,
-        database_clock: ConnectionClock | None = None, rows: int = ROWS,
+        database_clock: ConnectionClock | None = None, own: Clock | None = None, rows: int = ROWS,
     ) -> None:  # fmt: skip
         self._state = state
         self._inbox = inbox
@@ -55,6 +57,8 @@ class SqlUpkeep:
         self._owner = owner
         self._clock = clock
         self._database_clock = database_clock
+        self._own = own
+        """This machine's clock, where it is to agree with the database's: a year ahead, either would make everything old."""
         self._rows = rows
 
     @contextmanager
@@ -71,6 +75,7 @@ class SqlUpkeep:
 
     def retire(self, lease: Lease, *, stopping: Callable[[], bool] = lambda: False) -> dict[str, int]:
         """Drop everything that is old and that nothing needs; returns how much of each class. Raises `LeaseLost`, `Unavailable`."""
+        self._agree_on_time()
         gone: Counter[str] = Counter()
         with judged():
             for name, step in self._steps(lease):
@@ -110,6 +115,13 @@ class SqlUpkeep:
         with expected_to_answer(), reading(self._state) as connection:
             state = identities.oldest(connection) | past.oldest(connection) | old_segments.oldest(connection)
         return state | {"inbox": door["inbox"]}
+
+    def _agree_on_time(self) -> None:
+        if self._own is not None and abs(self._own() - self._clock()) > SKEW:
+            raise Unavailable(
+                f"this machine's clock ({self._own():%Y-%m-%d %H:%M}) and the database's ({self._clock():%Y-%m-%d %H:%M}) are more than "
+                f"{SKEW} apart: nothing is dropped by a clock that may be wrong; set both by NTP"
+            )
 
     # --- inside -----------------------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ from app.db.tables import (
     turns,
 )
 from app.db.upkeep.keeper import SqlUpkeep
-from app.domain.errors import BadConfig, LeaseLost
+from app.domain.errors import BadConfig, LeaseLost, Unavailable
 from app.domain.retention import Retention, retention
 from app.domain.streams import EffectBatch, JoinRules
 from app.domain.turns import TurnServed
@@ -337,6 +337,22 @@ def test_one_keeps_house_and_whoever_lost_the_office_stops(place: Place) -> None
             with pytest.raises(LeaseLost):
                 first.retire(lease)
     assert place.rows(turns.c.inference_id) == {"old"}
+
+
+def test_nothing_is_dropped_by_a_clock_that_another_one_contradicts(place: Place) -> None:
+    place.serve(turn("old"), day=10)
+    for wrong, told in ((timedelta(hours=2), "more than 1:00:00 apart"), (timedelta(minutes=30), None)):
+        keeper = SqlUpkeep(
+            place.engine, place.engine, files=place.files, retention=KEPT, owner="one", clock=lambda: NOW, own=lambda off=wrong: NOW - off
+        )  # fmt: skip
+        with keeper.office() as lease:
+            assert lease is not None
+            if told is None:
+                assert keeper.retire(lease)["turns"] == 1
+            else:
+                with pytest.raises(Unavailable, match=told):
+                    keeper.retire(lease)
+                assert place.rows(turns.c.inference_id) == {"old"}
 
 
 def test_an_officer_sees_how_old_the_oldest_of_each_class_is(place: Place) -> None:
