@@ -65,6 +65,11 @@ class Settings:
     webhook_keys: tuple[str, ...]
     """RATCHET_WEBHOOK_KEYS, the newest first, separated by commas: they seal the signing secrets of webhooks in the database.
     Unset: made for this data folder."""
+    sandbox_url: str | None
+    """Ray's sandbox server of a cluster, where rollouts are graded there."""
+    sandbox_token: str | None
+    sandbox_image: str
+    """Container image of its boxes: a Python and tar."""
     ingest: str
     """`inbox` (ack after the inbox commit) or `direct` (ack after a replicated broker's ack)."""
     log_level: str
@@ -122,6 +127,9 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
         actor_salt=get("ACTOR_SALT", "") or None,
         session_secrets=tuple(secret for secret in get("SESSION_SECRETS", "").split(",") if secret),
         webhook_keys=tuple(key for key in get("WEBHOOK_KEYS", "").split(",") if key),
+        sandbox_url=get("SANDBOX_URL", "") or None,
+        sandbox_token=get("SANDBOX_TOKEN", "") or None,
+        sandbox_image=get("SANDBOX_IMAGE", "python:3.11-slim"),
         ingest=ingest,
         log_level=get("LOG_LEVEL", "INFO"),
         standby_required=_standby(get("STANDBY", "")),

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from app.db.relay import SqlRelayOffice
     from app.db.release_views import SqlReleaseViews
     from app.db.releases import SqlReleaseLedger
+    from app.db.rollouts import SqlRollouts
     from app.db.rule_sets import SqlRules
     from app.db.runs import SqlRunStore
     from app.db.sight import SqlPages
@@ -689,6 +690,22 @@ def boxes(*, trusted: bool = False) -> "Boxes":
     from app.sandbox.processes import ProcessBoxes
 
     return ProcessBoxes() if trusted else BubblewrapBoxes()
+
+
+def cluster_boxes(settings: Settings) -> "Boxes":
+    """The Boxes port of a cluster: Ray's sandbox over REST. Raises `BadConfig` where no server is named."""
+    from app.sandbox.ray_rest import RayBoxes
+
+    if settings.sandbox_url is None:
+        raise BadConfig("rollouts.sandbox is `ray` and RATCHET_SANDBOX_URL is unset: name the server, or set it to `bubblewrap`")
+    return RayBoxes(settings.sandbox_url, settings.sandbox_image, token=settings.sandbox_token)
+
+
+def rollout_book(settings: Settings) -> "SqlRollouts":
+    """The RolloutBook port."""
+    from app.db.rollouts import SqlRollouts
+
+    return SqlRollouts(open_state(settings))
 
 
 def ray_token(settings: Settings) -> Path:

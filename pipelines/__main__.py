@@ -48,6 +48,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "import": ("pipelines.commands.importer:importer", "Import conversations as history through the public API."),
     "collect": ("pipelines.commands.collect:collect", "Watch a working tree and report how edits persist."),
     "suite": ("pipelines.commands.suite:suite", "Build, list and run offline evaluation suites."),
+    "env": ("pipelines.commands.env:env", "List, check, try and run tasks for agents at practice."),
     "lineage": ("pipelines.commands.lineage:lineage", "Say what a version was trained on, or which versions saw a person."),
     "webhooks": ("pipelines.commands.webhooks:webhooks", "Add, list, test, rotate and remove receivers of release events."),
     "audit": ("pipelines.commands.audit:audit", "Show and verify the audit chain."),

@@ -15,6 +15,7 @@ from pipelines.evaluation.config import GatesConfig
 from pipelines.evaluation.offline_config import OfflineConfig
 from pipelines.ingestion.config import IngestionConfig, RelayConfig
 from pipelines.labelling.config import LabellingConfig
+from pipelines.rollouts.config import RolloutsConfig
 from pipelines.training import TrainingConfig
 
 
@@ -46,6 +47,7 @@ class LoopConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     training: TrainingConfig = TrainingConfig()
     offline: OfflineConfig = OfflineConfig()
     gates: GatesConfig = GatesConfig()
+    rollouts: RolloutsConfig = RolloutsConfig()
 
 
 def loop_config(toml: Mapping[str, Any]) -> LoopConfig:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
+from app.api.pressure import Waits
 from app.domain.readings import Sight
 from app.telemetry.instruments import Instruments
 
@@ -24,6 +25,7 @@ class Metrics:
         self.refused = own.counter("ratchet_api_refused_total")
         self.in_flight_bytes = own.gauge("ratchet_api_in_flight_bytes")
         self.redacted = own.counter("ratchet_api_redacted_total")
+        self.waits = Waits()
         self.skew_s = own.gauge("ratchet_clock_skew_seconds")
         if sight is not None:
             own.sight(sight)

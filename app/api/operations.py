@@ -24,6 +24,7 @@ CHECK_S = 2.0
 Limit = Annotated[int, Query(ge=1, le=1000)]
 PolicyName = Annotated[str | None, Query(max_length=200)]
 Reader = Annotated[Caller, Depends(requires(Action.LOOK))]
+Asking = Annotated[Caller, Depends(requires(Scope.INGEST))]
 
 
 def probes(*, checks: Mapping[str, Check], metrics: Metrics, notes: Mapping[str, Check] | None = None) -> APIRouter:
@@ -51,6 +52,11 @@ def probes(*, checks: Mapping[str, Check], metrics: Metrics, notes: Mapping[str,
         """Prometheus' text format; a key for one policy reads the series of that policy."""
         text = await asyncio.to_thread(metrics.text, caller.policy)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @router.get("/v1/pressure", responses={401: {}, 403: {}})
+    async def pressure(caller: Asking, policy: PolicyName = None) -> Response:
+        """How long people wait for a first token at this replica just now: practice makes room by it."""
+        return _json(metrics.waits.read(caller.policy or policy))
 
     @router.get("/info", tags=["dialects"])
     async def info() -> Response:

@@ -46,6 +46,7 @@ from app.db.tables import (
 from app.db.voices import read_voices
 from app.domain.batches import BatchItem, BatchManifest, LabelGroup, LabelledTurn, LabelsMade, Voice
 from app.domain.cycles import CycleStatus
+from app.domain.events import is_rollout
 from app.domain.gates import Verdict
 from app.domain.ids import utc_now
 from app.domain.releases import ReleaseState
@@ -205,7 +206,7 @@ def read_manifest(connection: Connection, row: Row[tuple[object, ...]]) -> Batch
     ]
     found = union_all(*of_batch).subquery()
     statement = (
-        select(found, turns.c.version, turns.c.payload_segment)
+        select(found, turns.c.version, turns.c.payload_segment, turns.c.source, turns.c.tags)
         .join(turns, turns.c.inference_id == found.c.inference_id, isouter=True)
         .order_by(found.c.inference_id)
     )
@@ -214,6 +215,7 @@ def read_manifest(connection: Connection, row: Row[tuple[object, ...]]) -> Batch
             inference_id=item.inference_id, episode_id=item.episode_id, reward=item.reward, label_revision=item.label_revision,
             segment=item.segment, actor=item.actor, version=item.version or "", payload_segment=item.payload_segment or "",
             channels=item.channels,
+            group=_group(item.source, item.tags),
         )
         for item in connection.execute(statement)
     )  # fmt: skip
@@ -258,6 +260,11 @@ def _spoke(terms: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, float], ...]:
     return tuple((term["name"], term["value"]) for term in terms if term["value"] is not None and not _is_process(term))
 
 
+def _group(source: str | None, tags: Mapping[str, str] | None) -> str:
+    """Of a rollout's turn; a tag of that name on anybody else's means nothing."""
+    return (tags or {}).get("group", "") if source is not None and is_rollout(source) else ""
+
+
 def _labelled_turn(row: Row[tuple[object, ...]]) -> LabelledTurn:
     turn = row._mapping
     return LabelledTurn(
@@ -269,4 +276,5 @@ def _labelled_turn(row: Row[tuple[object, ...]]) -> LabelledTurn:
         completion_tokens=turn[turns.c.completion_tokens], finished_at=turn[turns.c.finished_at], labelled_at=turn[labels.c.labelled_at],
         episode_open=bool(turn["episode_open"]), process=_process(turn[labels.c.terms]), has_outcome=bool(_spoke(turn[labels.c.terms])),
         tries=turn["tries"], completion=turn[turns.c.completion], spoke=_spoke(turn[labels.c.terms]),
+        rollout=is_rollout(turn[turns.c.source]), group=_group(turn[turns.c.source], turn[turns.c.tags]),
     )  # fmt: skip

@@ -900,3 +900,34 @@ deployment_facts = Table(
     Column("at", UtcMicros, nullable=False),
 )
 """What a deployment knows about itself: its id, its newest backup, its newest drill."""
+
+# --- rollouts ---------------------------------------------------------------------------------------------------------------
+
+rollouts = Table(
+    "rollouts",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("policy", Name, nullable=False),
+    Column("taskset", Name, nullable=False),
+    Column("task", Name, nullable=False),
+    Column("task_hash", Id, nullable=False),
+    Column("group_id", Id, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("harness_hash", Id, nullable=False),
+    Column("episode_id", Id),
+    Column("owner", Name),
+    Column("token", Integer, nullable=False),
+    Column("leased_until", UtcMicros),
+    Column("planned_at", UtcMicros, nullable=False),
+    Column("closed_at", UtcMicros),
+    Column("outcome", String(24)),
+    Column("reward", Float),
+    Column("duration_s", Float),
+    Column("turns", Integer),
+    Column("flags", JSON),
+    UniqueConstraint("episode_id"),
+    UniqueConstraint("group_id", "attempt"),
+    Index("ix_rollouts_taskset", "policy", "taskset", "planned_at"),
+    _partial("ix_rollouts_open", "policy", "planned_at", where="outcome IS NULL"),
+)
+"""`token` fences: whoever took a row later has a higher one, and writes under an older one change nothing."""

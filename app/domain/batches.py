@@ -27,6 +27,8 @@ class BatchItem:
     """Parquet segment with the turn's tokens."""
     channels: str = ""
     """Which terms decided the outcome (`follow_up,rating`), empty where none did: what is usual differs between them."""
+    group: str = ""
+    """Of a rollout: the tries at one task that it is compared with; known to the turn's row, as is the version."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +96,10 @@ class LabelledTurn:
     completion: str = ""
     tries: int = 0
     """In how many batches it was that came to nothing by a fault and gave their labels back."""
+    rollout: bool = False
+    """Practice."""
+    group: str = ""
+    """Of practice: the tries at one task that are compared with each other."""
 
 
 class LabelGroup(NamedTuple):

@@ -12,6 +12,7 @@
 | `latency`          | seconds as a number ≥ 0, or `Latency`                                                                     |
 | `comment`          | text                                                                                                      |
 | `demonstration`    | text: what the user turned the answer into                                                                |
+| `environment_fault`| text: which part of ours failed a rollout; its turns are not learned from                                 |
 
 Further names are declared per policy (`[policies.NAME.signals.SIGNAL]`): boolean, float (on a scale from `low` to `high`) or text. What
 they say is paid for by the term `signal:SIGNAL` of a rule set.
@@ -46,6 +47,7 @@ class ObservationName(StrEnum):
     LATENCY = "latency"
     COMMENT = "comment"
     DEMONSTRATION = "demonstration"
+    ENVIRONMENT_FAULT = "environment_fault"
 
 
 class MeasuredPersistence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,7 +103,7 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     time_to_first_token_s: Seconds | None = None
 
 
-_TEXT = frozenset({ObservationName.FOLLOW_UP, ObservationName.COMMENT, ObservationName.DEMONSTRATION})
+_TEXT = frozenset({ObservationName.FOLLOW_UP, ObservationName.COMMENT, ObservationName.DEMONSTRATION, ObservationName.ENVIRONMENT_FAULT})
 _FLAG = frozenset({ObservationName.REGENERATE, ObservationName.UNDO})
 BUILT_IN = frozenset(name.value for name in ObservationName)
 

@@ -24,6 +24,7 @@ from app.domain.errors import BadInput, Overloaded
 from app.sandbox.control_groups import born, owner_lives
 
 NAME = "work"
+MOST_BASES = 64
 POOL = range(128, 256)
 """Which of a process's 256 users have workspaces; the first half is for boxes without one, which take turns."""
 
@@ -78,6 +79,8 @@ class Workspaces:
     root: Path = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _making: threading.Lock = field(default_factory=threading.Lock)
+    _bases: dict[Path, int] = field(default_factory=dict[Path, int])
+    """Copies and whose they are, the one that was used last at the end."""
     _taken: set[int] = field(default_factory=set[int])
     _numbers: "count[int]" = field(default_factory=count)
 
@@ -124,7 +127,8 @@ class Workspaces:
         if user is None:
             return folder
         stated = folder.stat()
-        base = self.root / f"base-{stated.st_dev:x}-{stated.st_ino:x}-{user}"
+        known_by = f"{stated.st_dev:x}-{stated.st_ino:x}-{stated.st_ctime_ns:x}"  # a number alone is given to the next folder again
+        base = self.root / f"base-{known_by}-{user}"
         with self._making:
             if not base.exists():
                 fresh = base.with_suffix(".new")
@@ -132,7 +136,18 @@ class Workspaces:
                 shutil.copytree(folder, fresh, symlinks=True)
                 _give(fresh, user)
                 fresh.rename(base)
+            self._bases.pop(base, None)
+            self._bases[base] = user
+            self._forget(but=user)
         return base
+
+    def _forget(self, *, but: int) -> None:
+        """Remove the copies that were not used for longest, of users who have no box now."""
+        with self._lock:
+            idle = {user for user in self._bases.values() if user != but and user % 256 not in self._taken}
+        for base in [base for base, user in self._bases.items() if user in idle][: max(0, len(self._bases) - MOST_BASES)]:
+            del self._bases[base]
+            _remove(base)
 
     def sweep(self) -> int:
         """Remove what dead processes left; returns how many workspaces that were."""

@@ -31,6 +31,11 @@ class BatchingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_tries: int = 3
     """In how many batches a label may be that are held or fail, and give their labels back, before it is left out as `held_again`: a turn
     whose logged probabilities are wrong would hold every batch to come."""
+    rollout_share: float = 0.0
+    """How much of a batch may be practice (`ratchet env run`). 0: none, and its turns are labelled as left out; 1: all of it, where there
+    is nothing else. In between production comes first: without it there is no practice in the batch either."""
+    rollout_staleness: int = 1
+    """The same as `staleness`, for rollouts: they can be had again, and a long one may have begun a version earlier."""
     episode_reward: Literal["final", "mean", "own"] = "final"
     """Whose outcome every turn of a chain is paid: the last one of the chain, the mean of them, or each its own. What a turn itself did
     (its process terms: tool calls, a question, how it ended, length, latency) it keeps in every case."""
@@ -44,5 +49,7 @@ class BatchingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise BadConfig("batching.max_turns_per_rater is at least 1, newcomer_weight above 0 and at most 1, newcomer_days at least 0")
         if self.max_tries < 1:
             raise BadConfig(f"batching.max_tries is {self.max_tries}: give at least 1, which gives nothing back")
+        if not 0.0 <= self.rollout_share <= 1.0 or self.rollout_staleness < 0:
+            raise BadConfig("batching.rollout_share is from 0 to 1, and batching.rollout_staleness at least 0")
         if self.max_turns_per_actor < 1 or self.staleness < 0:
             raise BadConfig("batching.max_turns_per_actor must be at least 1 and batching.staleness at least 0")

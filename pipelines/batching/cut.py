@@ -20,6 +20,7 @@ from app.domain.ports import BatchStore, CutSession
 from app.domain.rewards import Exclusion
 from app.domain.versions import HoldReason
 from pipelines.batching.config import BatchingConfig
+from pipelines.batching.mixing import mixed
 from pipelines.batching.raters import quarantined, voices_of, weighted
 
 log = logging.getLogger(__name__)
@@ -145,10 +146,12 @@ def _reason(turn: LabelledTurn, versions: Sequence[str], known: frozenset[str], 
         (turn.erased, Exclusion.ERASED),
         (not turn.train_consent, Exclusion.NO_CONSENT),
         (turn.imported, Exclusion.IMPORTED),
+        (turn.rollout and config.rollout_share == 0, Exclusion.ROLLOUT),
         (stated is not None and stated is not Exclusion.NO_SIGNAL, stated),
         (not turn.has_logprobs, Exclusion.NO_LOGPROBS),
         (turn.completion_tokens == 0, Exclusion.EMPTY_COMPLETION),
         (turn.version not in versions, Exclusion.STALE_VERSION if turn.version in known else Exclusion.UNKNOWN_VERSION),
+        (turn.rollout and turn.version not in versions[: config.rollout_staleness + 1], Exclusion.STALE_VERSION),
         (turn.payload_segment is None, Exclusion.PAYLOAD_MISSING),
         (turn.held_out, Exclusion.HELD_OUT),
         (turn.tries >= config.max_tries, Exclusion.HELD_AGAIN),
@@ -186,14 +189,18 @@ def choose(
         if turn.actor is not None:
             per_actor[turn.actor] += 1
         capped.append(turn)
+    inside, waiting = mixed(capped, share=config.rollout_share, most=config.max_turns, slot=slot)
+    verdicts.update((turn.inference_id, Exclusion.NOT_SAMPLED) for turn in waiting)
+    practised = [turn for turn in inside if turn.rollout]
     segments: defaultdict[str, list[LabelledTurn]] = defaultdict(list)
-    for turn in capped:
-        segments[turn.segment].append(turn)
-    quotas = seats({segment: len(turns) for segment, turns in segments.items()}, config.max_turns)
+    for turn in inside:
+        if not turn.rollout:
+            segments[turn.segment].append(turn)
+    quotas = seats({segment: len(turns) for segment, turns in segments.items()}, config.max_turns - len(practised))
     for segment, turns in segments.items():
         for turn in turns[quotas[segment] :]:
             verdicts[turn.inference_id] = Exclusion.NOT_SAMPLED
-    return [turn for segment, turns in segments.items() for turn in turns[: quotas[segment]]]
+    return [turn for segment, turns in segments.items() for turn in turns[: quotas[segment]]] + practised
 
 
 def seats(sizes: dict[str, int], total: int) -> dict[str, int]:
@@ -276,6 +283,7 @@ def _manifest(
             inference_id=turn.inference_id, episode_id=turn.episode_id, reward=turn.reward, label_revision=turn.label_revision,
             segment=turn.segment, actor=turn.actor, version=turn.version, payload_segment=turn.payload_segment or "",
             channels=decided_by[turn.inference_id],
+            group=turn.group,
         )
         for turn in sorted(chosen, key=lambda turn: turn.inference_id)
     )  # fmt: skip

@@ -210,12 +210,15 @@ def weighted(
 ) -> list[LabelledTurn]:
     """The chosen turns, the outcomes that nobody but newcomers or nameless raters decided drawn towards the mean of all.
 
-    `deciding`: by episode, the turn whose outcome its chain is paid. Where everybody is new, nobody is.
+    `deciding`: by episode, the turn whose outcome its chain is paid. Where everybody is new, nobody is. Practice is judged by
+    tests, not by raters.
     """
+    practised = [turn for turn in chosen if turn.rollout]
+    chosen = [turn for turn in chosen if not turn.rollout]
     weights = {t.inference_id: _weight(voices_of(deciding.get(t.episode_id, t), heard), newcomer) for t in chosen}
     most = max(weights.values(), default=1.0)
     mean = sum(turn.reward - turn.process for turn in chosen) / max(1, len(chosen))
-    return [_drawn(turn, mean, weights[turn.inference_id] / most) for turn in chosen]
+    return [_drawn(turn, mean, weights[turn.inference_id] / most) for turn in chosen] + practised
 
 
 def _weight(voices: Sequence[Voice], newcomer: float) -> float:

@@ -168,11 +168,19 @@ def label() -> None:
 
     settings, stop = begin("label")
     policies = wiring.load_policies(settings)
-    config = loop_config(read_toml(settings.config)).labelling
+    whole = loop_config(read_toml(settings.config))
+    config, practice = whole.labelling, whole.batching.rollout_share > 0
     book, backlog, clock = wiring.label_book(settings), wiring.backlog(settings), wiring.clock(settings)
     rules = wiring.rule_book(settings, starting_toml(config.rule_set, config=settings.config))
     read = open_reader(config)
     gc.freeze()  # the garbage collector need not look at the imported code again: a sixth of the labeller's time
+    for name, policy in policies.items():
+        active = parse_rule_set(rules.active(name), read=read, signals=policy.signals, allowed=config.allowed_terms)
+        if practice and not any(term.name in ("practice", "task_success") for term, _ in active.terms):
+            raise BadConfig(
+                f"batching.rollout_share is above 0 and the rule set {active.config.name!r} of {name} pays nothing for practice: "
+                "add the term `practice` to it (`ratchet rules activate`)"
+            )
     log.info("label ready policies=%s", ",".join(policies))
     own = shown(settings, "label", clock)
     counted, stopping, own.ready = own.counter("ratchet_label_labelled_total"), own.rounds(stop.is_set), True
@@ -181,8 +189,9 @@ def label() -> None:
         for name, policy in policies.items():
             rule_set = parse_rule_set(rules.active(name), read=read, signals=policy.signals, allowed=config.allowed_terms)
             done = label_due(
-                book, policy=name, config=policy, rule_set=rule_set, now=clock(), limit=config.batch_turns, complete_until=complete_until
-            )
+                book, policy=name, config=policy, rule_set=rule_set, now=clock(), limit=config.batch_turns, complete_until=complete_until,
+                learn_from_rollouts=practice,
+            )  # fmt: skip
             counted.labels(name).inc(done)
             labelled += done
         if labelled:

@@ -24,6 +24,7 @@ from app.domain.assignment import unit_interval
 from app.domain.events import is_imported, is_rollout
 from app.domain.policies import PolicyConfig
 from app.domain.rewards import Credit, DueTurn, Exclusion, Label, Term, TermScore, TurnFacts
+from app.domain.signals import ObservationName
 from app.domain.turns import MIXED_VERSIONS, UNSCORABLE, FinishReason
 from pipelines.labelling.rule_set import RuleSet
 from pipelines.labelling.terms import COSTS
@@ -52,6 +53,7 @@ def label_due(
     now: datetime,
     limit: int,
     complete_until: datetime | None = None,
+    learn_from_rollouts: bool = False,
 ) -> int:
     """Label one batch of due turns; returns how many.
 
@@ -60,21 +62,23 @@ def label_due(
     """
     due = book.due(policy, now=min(now, complete_until or now), limit=limit)
     if due:
-        book.write([label(turn, config=config, rule_set=rule_set, now=now) for turn in due], now=now)
+        made = [label(turn, config=config, rule_set=rule_set, now=now, learn_from_rollouts=learn_from_rollouts) for turn in due]
+        book.write(made, now=now)
     return len(due)
 
 
-def label(turn: DueTurn, *, config: PolicyConfig, rule_set: RuleSet, now: datetime) -> Label:
-    """The label of one turn; pure, so that a replay gives the same."""
+def label(turn: DueTurn, *, config: PolicyConfig, rule_set: RuleSet, now: datetime, learn_from_rollouts: bool = False) -> Label:
+    """The label of one turn; pure, so that a replay gives the same. Without `learn_from_rollouts` practice is labelled and left out."""
     facts = turn.facts
     scores = tuple(_scored(term, turn, weight) for term, weight in rule_set.terms)
     spoke = [score for score in scores if score.value is not None]
     is_signal = any(score.name not in COSTS for score in spoke)
     reward = sum(score.weight * (score.value or 0.0) for score in spoke) + (0.0 if is_signal else rule_set.config.default_reward)
     held_out = is_held_out(facts, config)
+    exclusion = _of_practice(turn, learned=learn_from_rollouts) or _exclusion(facts, is_signal=is_signal, rule_set=rule_set)
     return Label(
         inference_id=facts.inference_id, policy=facts.policy, version=facts.version, reward=reward, terms=scores, rule_set=rule_set.digest,
-        revision=turn.revision + 1, exclusion=_exclusion(facts, is_signal=is_signal, rule_set=rule_set), labelled_at=now,
+        revision=turn.revision + 1, exclusion=exclusion, labelled_at=now,
         segment=facts.segment, actor=facts.actor, held_out=held_out,
     )  # fmt: skip
 
@@ -86,15 +90,25 @@ def _scored(term: Term, turn: DueTurn, weight: float) -> TermScore:
 
 
 def is_held_out(facts: TurnFacts, config: PolicyConfig) -> bool:
-    """Drawn once per person (per episode where nobody is named), so that nobody is half in and half out."""
+    """Drawn once per person (per episode where nobody is named), so that nobody is half in and half out; practice is nobody's."""
+    if is_rollout(facts.source):
+        return False
     return unit_interval("held-out", facts.policy, facts.actor or facts.episode_id) < config.held_out_share
+
+
+def _of_practice(turn: DueTurn, *, learned: bool) -> Exclusion | None:
+    """Why a rollout's turn is not learned from; nothing that people say makes a turn of theirs a fault."""
+    if not is_rollout(turn.facts.source) or turn.facts.erased:
+        return None
+    if any(said.name == ObservationName.ENVIRONMENT_FAULT for said in turn.observations):
+        return Exclusion.ENVIRONMENT_FAULT
+    return None if learned else Exclusion.ROLLOUT
 
 
 def _exclusion(facts: TurnFacts, *, is_signal: bool, rule_set: RuleSet) -> Exclusion | None:
     reasons: list[tuple[Exclusion, bool]] = [
         (Exclusion.ERASED, facts.erased),
         (Exclusion.IMPORTED, is_imported(facts.source)),
-        (Exclusion.ROLLOUT, is_rollout(facts.source)),
         (Exclusion.NO_CONSENT, not facts.train_consent),
         (Exclusion.ENGINE_FAULT, facts.finish_reason is FinishReason.ERROR),
         (Exclusion.EMPTY_COMPLETION, facts.completion_tokens == 0),

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from app.domain.events import Observation
+from app.domain.events import Observation, is_rollout
 from app.domain.policies import SignalConfig
 from app.domain.rewards import Aggregation, Credit, Term, TermScore, TurnFacts
 from app.domain.signals import Latency, MeasuredPersistence, ObservationName, RawEdit
@@ -264,9 +264,21 @@ class TaskSuccess:
         return TermScore(name=self.name, value=float(mine[-1].value), weight=weight, evidence=tuple(o.id for o in mine))
 
 
+class Practice:
+    """[0, 1]: whether a rollout's task got done; abstains about what people asked for, where that is a gold metric of the gates."""
+
+    name = "practice"
+
+    def score(self, turn: TurnFacts, observations: Sequence[Observation], *, weight: float) -> TermScore:
+        """The grade."""
+        if not is_rollout(turn.source):
+            return TermScore(name=self.name, value=None, weight=weight, abstained="no_rollout")
+        return msgspec.structs.replace(TaskSuccess().score(turn, observations, weight=weight), name=self.name)
+
+
 BUILT_IN: dict[str, Callable[..., Term]] = {
     term.name: term
-    for term in (EditPersistence, FollowUp, Rating, Undo, ToolCalls, Clarification, Finish, Length, LatencyCost, TaskSuccess)
+    for term in (EditPersistence, FollowUp, Rating, Undo, ToolCalls, Clarification, Finish, Length, LatencyCost, TaskSuccess, Practice)
 }
 COSTS = frozenset({Length.name, LatencyCost.name})
 """Terms that always speak about every turn: they price an answer, but are not a signal that somebody reacted to it."""

@@ -57,7 +57,9 @@ class Sample:
         """What the baseline may look at."""
         prompt = hashlib.sha256(str(self.opening or self.payload.prompt_tokens).encode()).hexdigest()
         item = self.item
-        return RewardedTurn(unit=item.episode_id, reward=item.reward, segment=item.segment, prompt=prompt, channels=item.channels)
+        return RewardedTurn(
+            unit=item.episode_id, reward=item.reward, segment=item.segment, prompt=prompt, channels=item.channels, group=item.group
+        )
 
 
 def read_samples(

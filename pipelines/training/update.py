@@ -20,6 +20,7 @@ from pipelines.training.config import TrainingConfig
 from pipelines.training.estimators import Estimator
 from pipelines.training.estimators.batch_mean import BatchMean
 from pipelines.training.estimators.group_mean import GroupMean
+from pipelines.training.estimators.grouped import Grouped
 from pipelines.training.estimators.segment_tracker import SegmentTracker
 from pipelines.training.guards import Estimate, RatioReport, estimate, ratio_report
 from pipelines.training.hindsight.lessons import Lessons, read_lessons, score_lessons
@@ -137,6 +138,10 @@ class Update:
         self.progress.corrections = self.metrics["corrections"] = self.hindsight.metrics(left_out, authors)
 
     def _estimator(self) -> Estimator:
+        configured = self._configured_estimator()
+        return Grouped(configured) if any(item.group for item in self.batch.items) else configured
+
+    def _configured_estimator(self) -> Estimator:
         if self.config.estimator == "group_mean":
             return GroupMean()
         if self.config.estimator == "batch_mean":

@@ -38,6 +38,7 @@ LOOKED_AT = {
     "tests/integration/test_webhook_commands.py": (
         "webhooks-add webhooks-deliveries webhooks-list webhooks-remove webhooks-rotate webhooks-test"
     ),
+    "tests/integration/rollouts/test_env_commands.py": "env-list env-check env-try env-run",
     "tests/integration/test_pretrained_cycle.py": "pretrain",
     "tests/integration/test_doctor.py": "doctor backup-note",
 }

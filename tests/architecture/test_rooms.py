@@ -25,7 +25,7 @@ ROOMS = [
             "console",
         )
     ),
-    *(f"pipelines/{room}" for room in ("ingestion", "labelling", "batching", "training", "evaluation", "simulation")),
+    *(f"pipelines/{room}" for room in ("ingestion", "labelling", "batching", "training", "evaluation", "simulation", "rollouts")),
 ]
 
 FILES = [

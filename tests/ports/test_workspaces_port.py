@@ -84,6 +84,18 @@ def test_each_box_begins_anew(boxes: Boxes, folder: Path) -> None:
     assert not second.alive()
 
 
+def test_a_folder_in_the_place_of_another_is_another(boxes: Boxes, folder: Path) -> None:
+    for text in ("one", "two", "three"):
+        again = folder.with_name("again")
+        again.mkdir()
+        (again / "f").write_text(text)
+        box = boxes.open(BoxSpec(limits=LIMITS, workspace=again))
+        assert sh(box, "cat f") == text
+        box.stop()
+        (again / "f").unlink()
+        again.rmdir()
+
+
 @pytest.mark.parametrize("path", ["../x", "/etc/x", "a/../../x", "", "."])
 def test_a_path_out_of_the_workspace_is_refused(box: Box, path: str) -> None:
     with pytest.raises(BadInput, match="no path within a workspace"):

@@ -134,9 +134,12 @@ class Gateway:
     async def serve(self, opened: Opened, recording: Recording) -> AsyncGenerator[GenerationChunk, None]:
         """The chunks of the answer; the last one comes after the turn's commit. Raises `RatchetError` when the engine fails."""
         last: GenerationChunk | None = None
+        if not is_rollout(opened.request.source):
+            self.metrics.waits.begin(opened.request.inference_id, opened.request.policy)
         try:
             async for chunk in self._sample(opened, recording):
                 recording.take(chunk)
+                self.metrics.waits.end(opened.request.inference_id)
                 if recording.finish_reason is None:
                     yield chunk
                 else:
@@ -154,6 +157,7 @@ class Gateway:
             recording.finish(FinishReason.ERROR, f"{type(error).__name__}: {error}")
             raise
         finally:
+            self.metrics.waits.end(opened.request.inference_id)
             recording.finish(FinishReason.ABORTED)
             await self.shielded(self._commit(opened, recording))
         _raise_for(recording)

@@ -20,6 +20,8 @@ class RewardedTurn:
     """Equal for turns whose episodes began with the same prompt: tries at one task."""
     channels: str = ""
     """Who decided the reward: an edit, a thumb, a next message, several of them, or nobody."""
+    group: str = ""
+    """Of a rollout: the id that the tries at one task have in common, from the first turn to the last."""
 
 
 class Estimator(Protocol):

@@ -2,7 +2,8 @@
 
 Dr. GRPO as the Composer 2 report uses it (arXiv 2603.24477, 4.1): no division by the standard deviation, no length normalisation.
 Because i's episode is in its own mean, the expected gradient is (n−1)/n of the exact one in a group of n; a group of one has advantage
-zero. From its second turn on every episode has a prompt of its own, so the group is known by the first; an episode counts once, by the mean
+zero. A rollout says which group it is of; without one, the group is known by the episode's first prompt, because from the second turn on
+every episode has a prompt of its own. An episode counts once, by the mean
 of its turns, however long it became.
 """
 
@@ -21,10 +22,14 @@ class GroupMean:
         """One baseline per turn."""
         rewards: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for turn in turns:
-            rewards[turn.prompt][turn.unit].append(turn.reward)
-        means = {prompt: fmean(fmean(paid) for paid in episodes.values()) for prompt, episodes in rewards.items()}
-        return [means[turn.prompt] for turn in turns]
+            rewards[_group(turn)][turn.unit].append(turn.reward)
+        means = {group: fmean(fmean(paid) for paid in episodes.values()) for group, episodes in rewards.items()}
+        return [means[_group(turn)] for turn in turns]
 
     def remember(self, turns: Sequence[RewardedTurn], *, drift: float) -> dict[str, Any]:
         """Nothing outlives the batch."""
         return {}
+
+
+def _group(turn: RewardedTurn) -> str:
+    return f"rollouts {turn.group}" if turn.group else turn.prompt

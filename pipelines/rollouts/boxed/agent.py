@@ -1,0 +1,220 @@
+"""A small coding agent: the harness that comes with us, and the product's too. The standard library and one file, so that it runs anywhere.
+
+    OPENAI_BASE_URL=… OPENAI_API_KEY=… OPENAI_MODEL=… python agent.py TASK.json
+
+TASK.json: {"instruction": text, "answer_file": path or null, "most_turns": n, "max_tokens": n, "test_command": argv or null}. It works
+in the folder that it is started in. It asks for completions until an answer calls no tool, does what the calls say, and gives up after
+most_turns. Exit code 0: it came to an end; 3: the turns were used up; 4: the service refused; 5: the last answer had nothing in it.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+MOST_RESULT_CHARS = 8000
+SHELL_S = 60.0
+SYSTEM = "You are a careful programmer. You work in the current folder with the tools you are given."
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "read",
+            "description": "Read lines of a file.",
+            "parameters": {
+                "type": "object",
+                "properties": {"path": {"type": "string"}, "first": {"type": "integer"}, "last": {"type": "integer"}},
+                "required": ["path"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    {
+        "type": "function",
+        "function": {
+            "name": "edit",
+            "description": "Replace a text that is in a file exactly once by another; with an empty `old`, write the whole file.",
+            "parameters": {
+                "type": "object",
+                "properties": {"path": {"type": "string"}, "old": {"type": "string"}, "new": {"type": "string"}},
+                "required": ["path", "old", "new"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    {
+        "type": "function",
+        "function": {
+            "name": "search",
+            "description": "Find the lines of all files that match a regular expression.",
+            "parameters": {
+                "type": "object",
+                "properties": {"pattern": {"type": "string"}},
+                "required": ["pattern"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    {
+        "type": "function",
+        "function": {
+            "name": "shell",
+            "description": "Run a command of the shell.",
+            "parameters": {
+                "type": "object",
+                "properties": {"command": {"type": "string"}},
+                "required": ["command"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    {
+        "type": "function",
+        "function": {
+            "name": "test",
+            "description": "Run the tests that are to be seen.",
+            "parameters": {"type": "object", "properties": {}, "additionalProperties": False},
+        },
+    },
+]
+
+
+def main(path):
+    """Work on the task."""
+    with open(path) as file:
+        task = json.load(file)
+    messages = [{"role": "user", "content": task["instruction"]}]
+    if task["answer_file"] is None:
+        messages.insert(0, {"role": "system", "content": SYSTEM})
+    for _ in range(task["most_turns"]):
+        message = ask(messages, task)
+        if message is None:
+            return 4
+        calls = message.get("tool_calls") or []
+        if task["answer_file"] is not None:
+            return answer(message.get("content") or "", task["answer_file"])
+        if not calls:
+            return 0
+        messages.append({"role": "assistant", "content": message.get("content") or "", "tool_calls": calls})
+        for call in calls:
+            said = use(call["function"]["name"], call["function"]["arguments"], task)
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": said[:MOST_RESULT_CHARS]})
+    return 3
+
+
+def ask(messages, task):
+    """One completion; None where the service refuses."""
+    body = {"model": os.environ["OPENAI_MODEL"], "messages": messages, "max_tokens": task["max_tokens"], "temperature": 1.0}
+    if task["answer_file"] is None:
+        body["tools"] = TOOLS
+    request = urllib.request.Request(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+        data=json.dumps(body).encode(),
+        headers={"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=3600) as answered:
+            return json.loads(answered.read())["choices"][0]["message"]
+    except urllib.error.HTTPError as error:
+        print(error.read().decode(errors="replace")[:500], file=sys.stderr)
+        return None
+
+
+def answer(text, path):
+    """Write the code of an answer."""
+    code = code_of(text)
+    with open(path, "w") as file:
+        file.write(code)
+    return 0 if code.strip() else 5
+
+
+def code_of(text):
+    """Its first block, or all of it where it has none."""
+    found = re.search(r"```[a-zA-Z]*\n(.*?)(?:```|\Z)", text, re.DOTALL)
+    return found.group(1) if found else text
+
+
+def use(name, arguments, task):
+    """What a tool says; what goes wrong is said too, as the model is the one to mend it."""
+    known = {"read": read, "edit": edit, "search": search, "shell": shell, "test": test}
+    try:
+        given = json.loads(arguments or "{}")
+        if name not in known:
+            return f"error: there is no tool {name!r}"
+        return known[name](given, task)
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        return f"error: {type(error).__name__}: {error}"
+
+
+def read(given, task):
+    """Lines with their numbers."""
+    with open(inside(given["path"]), errors="replace") as file:
+        lines = file.read().splitlines()
+    first = max(1, int(given.get("first", 1)))
+    last = min(len(lines), int(given.get("last", first + 199)))
+    return "\n".join(f"{n}\t{lines[n - 1]}" for n in range(first, last + 1))
+
+
+def edit(given, task):
+    """Write."""
+    path = inside(given["path"])
+    if not given["old"]:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        with open(path, "w") as file:
+            file.write(given["new"])
+        return "written"
+    with open(path) as file:
+        text = file.read()
+    found = text.count(given["old"])
+    if found != 1:
+        return f"error: `old` is there {found} times and has to be there once"
+    with open(path, "w") as file:
+        file.write(text.replace(given["old"], given["new"]))
+    return "replaced"
+
+
+def search(given, task):
+    """Path, number and text of lines, in order."""
+    wanted, found = re.compile(given["pattern"]), []
+    for folder, folders, names in os.walk("."):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            path = os.path.relpath(os.path.join(folder, name))
+            with open(path, errors="replace") as file:
+                found += [f"{path}:{n}: {line.rstrip()}" for n, line in enumerate(file, 1) if wanted.search(line)]
+    return "\n".join(found[:100]) or "nothing"
+
+
+def shell(given, task):
+    """Exit code and what was said."""
+    return command(["/bin/sh", "-c", given["command"]])
+
+
+def test(given, task):
+    """The tests that are to be seen."""
+    return command(task["test_command"]) if task.get("test_command") else "there are no tests to be seen"
+
+
+def command(argv):
+    """A program in the folder, without the key."""
+    left = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
+    try:
+        done = subprocess.run(argv, capture_output=True, timeout=SHELL_S, env=left, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        return f"error: still running after {SHELL_S:g} s"
+    return f"exit code {done.returncode}\n" + (done.stdout + done.stderr).decode(errors="replace")[-MOST_RESULT_CHARS:]
+
+
+def inside(path):
+    """A path of this folder."""
+    if os.path.isabs(path) or ".." in path.split("/"):
+        raise ValueError("a path of this folder, please")
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

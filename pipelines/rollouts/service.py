@@ -1,0 +1,71 @@
+"""The gateway as practice meets it, over HTTP like any client: a session for an episode, and what came of it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import httpx
+
+from app.domain.errors import NotFound, Refused, Unavailable
+from app.domain.rollouts import Closed, Rollout
+from pipelines.rollouts.permits import Pressure
+
+
+@dataclass(frozen=True)
+class Session:
+    """An episode and the key that samples it."""
+
+    episode: str
+    key: str
+
+
+@dataclass
+class Service:
+    """One gateway."""
+
+    connect: Callable[[Mapping[str, str]], httpx.Client]
+    """A client to its address with these headers."""
+    policy: str
+    key: str | None = None
+    """One that may ingest; None for an open service."""
+
+    def begin(self, rollout: Rollout) -> Session:
+        """A session of practice. Raises `Unavailable`, `Refused`."""
+        said = self._post("/rl/start_session", {"task_id": f"{rollout.taskset}/{rollout.task}"[:200], "rollout": rollout.taskset})
+        return Session(episode=said["session_id"], key=said["api_key"])
+
+    def sampling(self, session: Session) -> httpx.Client:
+        """A client that may do what the session's key may."""
+        return self.connect({"authorization": f"Bearer {session.key}"})
+
+    def pressure(self) -> Pressure | None:
+        """What people at the engines feel now, as far as this replica of the gateway knows; None where it does not say."""
+        try:
+            with self._client() as client:
+                answered = client.get("/v1/pressure", params={"policy": self.policy}, timeout=1.0)
+            if answered.status_code != 200:
+                return None
+            said = answered.json()
+            return Pressure(first_token_p95_s=said["first_token_p95_s"], waiting=said["waiting"])
+        except (httpx.HTTPError, ValueError, KeyError):
+            return None
+
+    def _client(self) -> httpx.Client:
+        return self.connect({} if self.key is None else {"authorization": f"Bearer {self.key}"})
+
+    def report(self, rollout: Rollout, episode: str, closed: Closed) -> None:
+        """What came of it; said again it changes nothing, so whoever resumes may say it once more."""
+        name, value = ("task_success", closed.reward) if closed.outcome.is_of_the_model else ("environment_fault", closed.outcome.value)
+        self._post("/feedback", {"id": f"rollout:{rollout.id}", "metric_name": name, "value": value, "episode_id": episode})
+
+    def _post(self, path: str, body: dict[str, object]) -> dict[str, str]:
+        try:
+            with self._client() as client:
+                answered = client.post(path, json=body, timeout=30.0)
+        except httpx.HTTPError as error:
+            raise Unavailable(f"the gateway does not answer ({error}): check that it runs, and its address") from error
+        if answered.status_code == 400 and answered.json().get("error", {}).get("code") == "conflict":
+            return {}  # another verdict was given before: the first one stands
+        if answered.status_code >= 400:
+            kind = Unavailable if answered.status_code in (429, 503) else NotFound if answered.status_code == 404 else Refused
+            raise kind(f"the gateway refused {path} with {answered.status_code}: {answered.text[:300]}")
+        return answered.json()

@@ -1,0 +1,71 @@
+"""The book of rollouts on both databases: who holds which, and that it is closed once."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from sqlalchemy.exc import IntegrityError
+
+from app.db.engine import open_engine
+from app.db.rollouts import SqlRollouts
+from app.domain.errors import LeaseLost
+from app.domain.ids import uuid7
+from app.domain.rollouts import Closed, Outcome, Rollout
+
+TTL = timedelta(seconds=30)
+DONE = Closed(outcome=Outcome.SOLVED, reward=1.0, duration_s=2.5, turns=3, flags=("reward",))
+
+
+@pytest.fixture
+def book(database_url: str) -> Iterator[SqlRollouts]:
+    engine = open_engine(database_url)
+    yield SqlRollouts(engine)
+    engine.dispose()
+
+
+def rollouts(count: int) -> list[Rollout]:
+    group = uuid7()
+    return [
+        Rollout(id=uuid7(), policy="p", taskset="t", task="k", task_hash="h", group=group, attempt=n, harness_hash="x")
+        for n in range(count)
+    ]
+
+
+def test_the_oldest_are_taken_first_and_by_one_alone(book: SqlRollouts) -> None:
+    planned = rollouts(6)
+    book.plan(planned)
+    assert [r.id for r in book.take("p", owner="a", ttl=TTL, at_most=2)] == [r.id for r in planned[:2]]
+    with ThreadPoolExecutor(4) as pool:
+        taken = [r.id for found in pool.map(lambda n: book.take("p", owner=f"{n}", ttl=TTL, at_most=2), range(4)) for r in found]
+    assert sorted(taken) == sorted(r.id for r in planned[2:])
+    assert book.take("p", owner="b", ttl=TTL, at_most=9) == []
+    assert book.take("other", owner="b", ttl=TTL, at_most=9) == []
+
+
+def test_a_lease_that_ended_is_taken_and_whoever_had_it_writes_nothing(book: SqlRollouts) -> None:
+    book.plan(rollouts(1))
+    first = book.take("p", owner="a", ttl=timedelta(0), at_most=1)[0]
+    second = book.take("p", owner="b", ttl=TTL, at_most=1)[0]
+    assert (first.id, second.token) == (second.id, first.token + 1)
+    for act in (lambda: book.begin(first, "e1"), lambda: book.renew(first, ttl=TTL), lambda: book.close(first, DONE)):
+        with pytest.raises(LeaseLost, match="held by another dispatcher"):
+            act()
+    book.begin(second, "e2")
+    book.renew(second, ttl=TTL)
+    book.close(second, DONE)
+    with pytest.raises(LeaseLost):
+        book.close(second, DONE)
+    assert [(r.episode, r.outcome, r.reward) for r in book.history("p", "t")] == [("e2", Outcome.SOLVED, 1.0)]
+    assert book.durations_s("p", "t") == [2.5]
+    assert book.take("p", owner="c", ttl=timedelta(0), at_most=1) == []
+
+
+def test_no_two_rollouts_have_an_episode_and_no_two_of_a_group_an_attempt(book: SqlRollouts) -> None:
+    book.plan(rollouts(2))
+    one, two = book.take("p", owner="a", ttl=TTL, at_most=2)
+    book.begin(one, "e")
+    with pytest.raises(IntegrityError):
+        book.begin(two, "e")
+    with pytest.raises(IntegrityError):
+        book.plan([Rollout(id=uuid7(), policy="p", taskset="t", task="k", task_hash="h", group=one.group, attempt=1, harness_hash="x")])
