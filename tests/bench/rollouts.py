@@ -18,7 +18,8 @@ from pathlib import Path
 
 from app.domain.boxes import BoxSpec, Limits
 from app.sandbox import control_groups
-from app.sandbox.bubblewrap import BubblewrapBoxes
+from app.sandbox.bubblewrap import USERS_FROM, BubblewrapBoxes
+from app.sandbox.runtime import shared_folder
 from pipelines.rollouts.grading import Grader, Verdict
 from pipelines.rollouts.tasksets.feature_deletion import FeatureDeletion
 from pipelines.rollouts.tasksets.small_functions import SmallFunctions
@@ -93,12 +94,27 @@ def grades(*, quick: bool) -> dict[str, float]:
 
 
 def left_over() -> int:
-    """Processes, mounts and groups of boxes that nobody has any more."""
+    """Processes, mounts, groups and folders of dispatchers that are gone, after the next one's sweep."""
+    BubblewrapBoxes().sweep()
     groups = control_groups.find()
     folders = [folder for parent in (groups.parents if groups else ()) for folder in parent.glob(f"{control_groups.NAME}-*")]
+    folders += list(shared_folder().glob("work-*"))
     orphans = {folder.name for folder in folders if not control_groups.owner_lives(folder.name)}
     mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if "ratchet-boxes" in line]
-    return len(orphans) + len(mounts) + BubblewrapBoxes().sweep()
+    return len(orphans) + len(mounts) + sum(not Path(f"/proc/{owner}").exists() for owner in owners_of_boxes())
+
+
+def owners_of_boxes() -> list[int]:
+    """The process that made it, for each process of a box: its user says so."""
+    found: list[int] = []
+    for folder in Path("/proc").iterdir():
+        try:
+            user = folder.stat().st_uid if folder.name.isdigit() else 0
+        except OSError:
+            continue
+        if user >= USERS_FROM:
+            found.append((user - USERS_FROM) // 256)
+    return found
 
 
 def main() -> int:
