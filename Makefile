@@ -70,9 +70,9 @@ model: ## SmolLM2-135M-Instruct, converted, and the tiny random model
 data: ## the real conversations that tests and benchmarks read
 	$(SETUP) venv data
 
-# The local part of a version (+cpu) goes, and so does what a GPU build of torch brings along: installing torch brings it again.
+# A list and no `pip freeze`, which writes paths of this machine for what was installed from a file. The local part of a version (+cpu) goes, and so does what a GPU build of torch brings along: installing torch brings it again.
 lock: venv ## write requirements.lock, with hashes, from what is installed in .venv (after changing pyproject.toml)
-	$(BIN)/python -m pip freeze --all --exclude pip --exclude-editable | sed -E 's/[+][a-z0-9.]+$$//; /^(nvidia-|cuda-|triton==)/d' > .cache/pins.txt
+	$(BIN)/python -m pip list --format=freeze --exclude pip --exclude-editable | sed -E 's/[+][a-z0-9.]+$$//; /^(nvidia-|cuda-|triton==)/d' > .cache/pins.txt
 	$(BIN)/python -m venv .cache/lock && .cache/lock/bin/python -m pip install --quiet uv==0.13.9
 	grep -v '^torch==' .cache/pins.txt | .cache/lock/bin/uv pip compile --quiet --no-deps --no-header --no-annotate --generate-hashes --python-version 3.11 - > .cache/requirements.lock
 	grep '^torch==' .cache/pins.txt >> .cache/requirements.lock

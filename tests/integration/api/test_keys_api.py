@@ -50,6 +50,21 @@ def test_a_key_is_made_shown_once_listed_used_and_revoked(engine: Engine) -> Non
     assert said == [("service:ops", "key.created"), ("service:ops", "key.revoked")]
 
 
+def test_a_key_is_rotated_with_an_overlap_in_which_both_are_good(engine: Engine) -> None:
+    _, book = service(engine)
+    _, admin = book.create(name="ops", scopes=[Scope.ADMIN])
+    client, _ = service(engine)
+    old, new = (client.post("/v1/keys", json={"name": "editor", "scopes": ["read"]}, headers=bearer(admin)).json() for _ in range(2))
+
+    def statuses() -> list[int]:
+        client, _ = service(engine)  # which reads the keys as they are
+        return [client.get("/v1/runs", headers=bearer(made["key"])).status_code for made in (old, new)]
+
+    assert statuses() == [200, 200]
+    client.delete(f"/v1/keys/{old['prefix']}", headers=bearer(admin))
+    assert statuses() == [401, 200]
+
+
 def test_a_key_of_one_policy_makes_sees_and_ends_keys_of_that_policy_alone(engine: Engine) -> None:
     _, book = service(engine)
     _, tab = book.create(name="tab ops", scopes=[Scope.ADMIN], policy="tab")
