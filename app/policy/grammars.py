@@ -32,6 +32,8 @@ KEPT = 64
 """Grammars kept ready; one of a large schema takes a few MB and up to a second to make."""
 LIMITS = llguidance.LLParserLimits(initial_lexer_fuel=500_000, step_lexer_fuel=60_000, step_max_items=20_000, max_grammar_size=100_000)
 """About 10 ms to begin and 5 ms a token at the most, where the defaults allow 20 and 15: everybody's next token waits for it."""
+MOST_STATES = 1000
+"""Of all divisors of a schema, multiplied."""
 _AS_TRAINED_ON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
@@ -88,6 +90,7 @@ class Grammars:
             if key in self._ready:
                 self._ready.move_to_end(key)
                 return self._ready[key]
+        _refuse_states([schema for schema in (form.answer, form.call) if schema is not None])
         matcher = llguidance.LLMatcher(self.tokenizer, self._grammar(form), log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise BadRequest(f"the answer cannot be kept to this form: {_reason(matcher.get_error())}", param="response_format")
@@ -115,6 +118,26 @@ class Grammars:
         """A mark as a grammar says it: by name where it is a token that stands for no text."""
         tokens = self._source()[0].encode(text)
         return text if len(tokens) == 1 and self.tokenizer.is_special_token(tokens[0]) else _quoted(text)
+
+
+def _refuse_states(schemas: Sequence[Any]) -> None:
+    """Divisors are the one keyword whose grammar takes a state for each remainder, and of several each combination: 999,983 took a minute
+    to make, and no limit of llguidance's holds it. Raises `BadRequest`."""
+    states, waiting = 1.0, list(schemas)
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, dict):
+            divisor = found.get("multipleOf", 1)
+            if isinstance(divisor, int | float):
+                states *= max(divisor, 1.0) if float(divisor).is_integer() else MOST_STATES + 1
+            waiting += list(found.values())
+        elif isinstance(found, list):
+            waiting += found
+    if states > MOST_STATES:
+        raise BadRequest(
+            f"the schema's `multipleOf` come to more than {MOST_STATES} remainders, or are no integers: check the answer yourself",
+            param="response_format",
+        )
 
 
 def _quoted(text: str) -> str:

@@ -43,6 +43,7 @@ def create_engine(worker: Worker, residency: Residency, *, instruments: Instrume
     app = FastAPI(title="Ratchet engine", docs_url=None, redoc_url=None, openapi_url=None)
     # one thread: prompts in the order in which they came, and no more of them at a time than leaves the loop and the sampling their share
     tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizing")
+    preparing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="preparing")
 
     @app.exception_handler(RatchetError)
     async def refuse(_request: Request, error: Exception) -> Response:
@@ -52,6 +53,8 @@ def create_engine(worker: Worker, residency: Residency, *, instruments: Instrume
     async def generate(request: Request) -> Response:
         asked = await _read(request, GenerateRequest)
         worker.refuse_when_full(asked)
+        if asked.shape is not None or asked.likely is not None:
+            await asyncio.get_running_loop().run_in_executor(preparing, worker.prepare, asked)
         job = worker.submit(asked, await asyncio.get_running_loop().run_in_executor(tokenizing, worker.prompt, asked))
         # the first update decides the status: a refusal found on the worker's side must not come as a broken stream
         first = await job.updates.get()

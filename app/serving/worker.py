@@ -189,11 +189,16 @@ class Worker:
     def prompt(self, request: GenerateRequest) -> list[int]:
         """The request's prompt as it will be fed: long work, for another thread than the event loop's. Raises `NotFound`, `BadRequest`."""
         policy = self.policy(request.digest)
-        if request.shape is not None and request.shape.form is not None:
-            policy.grammars.prepare(request.shape.form)
-        if request.likely is not None:
-            policy.grammars.piece(0)  # reads the tokenizer
         return policy.chat.prompt(request.messages, tools=request.tools, most=policy.context)
+
+    def prepare(self, request: GenerateRequest) -> None:
+        """Make what its tokens are drawn or told with: seconds, the first time; on yet another thread, because nothing bounds how long a
+        form takes. Raises `NotFound`, `BadRequest`."""
+        grammars = self.policy(request.digest).grammars
+        if request.shape is not None and request.shape.form is not None:
+            grammars.prepare(request.shape.form)
+        if request.likely is not None:
+            grammars.piece(0)  # reads the tokenizer
 
     def submit(self, request: GenerateRequest, prompt: list[int]) -> Job:
         """Take a request with its prompt (call from the event loop). Raises `NotFound` (not held), `Overloaded` (full)."""

@@ -148,7 +148,12 @@ def test_the_likeliest_tokens_are_those_of_the_sampled_distribution(policy: Poli
 
 @pytest.mark.parametrize(
     ("shape", "param"),
-    [(Shape(logit_bias={VOCABULARY: 1.0}), "logit_bias"), (Shape(form=Form(answer={"type": "object", "not": {}})), "response_format")],
+    [
+        (Shape(logit_bias={VOCABULARY: 1.0}), "logit_bias"),
+        (Shape(form=Form(answer={"type": "object", "not": {}})), "response_format"),
+        (Shape(form=Form(answer={"allOf": [{"multipleOf": 37}, {"multipleOf": 41}]})), "response_format"),
+        (Shape(form=Form(call={"properties": {"n": {"type": "number", "multipleOf": 0.001}}})), "response_format"),
+    ],
 )
 def test_what_the_model_cannot_keep_to_is_refused_with_the_reason(policy: Policy, shape: Shape, param: str) -> None:
     with pytest.raises(BadRequest) as refused:
