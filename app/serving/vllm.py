@@ -239,7 +239,7 @@ async def _chunks(response: httpx.Response, place: Place, prompt: list[int], ask
             for choice in event.get("choices", []):
                 reason = choice.get("finish_reason") or reason
                 spans = choice.get("weight_versions") or spans
-                if chunk := _chunk(choice, logged=place.doubt is None, likely=asked.likely):
+                if chunk := chunk_of(choice, logged=place.doubt is None, likely=asked.likely):
                     yield chunk
     except (httpx.HTTPError, msgspec.DecodeError) as error:
         yield _last(FinishReason.ERROR, prompt, message=f"vLLM went away while answering ({type(error).__name__})")
@@ -254,7 +254,7 @@ async def _chunks(response: httpx.Response, place: Place, prompt: list[int], ask
         yield _last(FINISH.get(reason, FinishReason.STOP), prompt, mixed=mixed, unscorable=masked)
 
 
-def _chunk(choice: Mapping[str, Any], *, logged: bool, likely: int | None = None) -> GenerationChunk | None:
+def chunk_of(choice: Mapping[str, Any], *, logged: bool, likely: int | None = None) -> GenerationChunk | None:
     """One streamed choice; None when it carries nothing. Where counts differ, both are passed on: the gateway then marks the turn as
     one without log-probabilities rather than guess which belong together."""
     tokens = [int(token) for token in choice.get("token_ids") or []]

@@ -11,10 +11,10 @@ from starlette.testclient import TestClient
 
 from app.domain.errors import BadRequest, Overloaded, Unavailable
 from app.domain.events import EventType
-from app.domain.serving import GenerateRequest, GenerationChunk, ScoreRequest
-from app.domain.turns import MIXED_VERSIONS, FinishReason, SamplingParams, TurnServed
+from app.domain.serving import GenerateRequest, GenerationChunk, Likely, ScoreRequest
+from app.domain.turns import MIXED_VERSIONS, FinishReason, Form, SamplingParams, Shape, TurnServed
 from app.main import create_app
-from app.serving.vllm import VllmEngines
+from app.serving.vllm import VllmEngines, chunk_of
 from tests.fakes.gateway import CHAMPION, collaborators, events_of
 from tests.fakes.inbox import MemoryInbox
 from tests.fakes.vllm import FakeVllm
@@ -47,6 +47,27 @@ def complete(server: FakeVllm, asked: GenerateRequest, **how: Any) -> list[Gener
         return [chunk async for chunk in engines.generate(asked)]
 
     return with_engines(server, scenario, **how)
+
+
+def test_what_bends_the_draw_goes_to_vllm_and_its_own_masks_are_said_to_be_unscorable() -> None:
+    server = FakeVllm(DIGEST)
+    bent = Shape(presence_penalty=0.5, frequency_penalty=-1.0, logit_bias={7: 3.0})
+    assert complete(server, request(shape=bent, likely=2))[-1].unscorable is None
+    told = server.bodies[-1]["sampling_params"]
+    assert (told["presence_penalty"], told["frequency_penalty"], told["logit_bias"], told["logprobs"]) == (0.5, -1.0, {"7": 3.0}, 3)
+    kept = complete(server, request(shape=Shape(form=Form(answer={"type": "object"}))))[-1]
+    assert server.bodies[-1]["sampling_params"]["structured_outputs"] == {"json": {"type": "object"}}
+    assert "cannot be worked out again" in str(kept.unscorable)
+    with pytest.raises(BadRequest, match="cannot be made to call a tool"):
+        complete(server, request(shape=Shape(form=Form(call={"type": "object"}))))
+
+
+def test_the_likeliest_tokens_come_by_their_texts() -> None:
+    alternatives = [{"token": " b", "logprob": -2.0, "bytes": [32, 98]}, {"token": "a", "logprob": -0.5, "bytes": [97]}]
+    item = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": alternatives}
+    chunk = chunk_of({"text": "a", "token_ids": [11], "logprobs": {"content": [item]}}, logged=True, likely=2)
+    assert chunk is not None
+    assert chunk.likely == [[Likely(11, -0.5, b"a"), Likely(None, -0.5, b"a"), Likely(None, -2.0, b" b")]]
 
 
 def test_tokens_logprobs_prompt_and_reason_arrive_as_sampled() -> None:

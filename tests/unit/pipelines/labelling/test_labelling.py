@@ -144,6 +144,7 @@ def test_every_turn_ends_with_exactly_one_label_and_the_counts_add_up(
         ({"completion_tokens": 0}, Exclusion.EMPTY_COMPLETION),
         ({"has_logprobs": False}, Exclusion.NO_LOGPROBS),
         ({"has_logprobs": False, "tags": {"mixed_versions": "sampled by more than one version"}}, Exclusion.MIXED_VERSIONS),
+        ({"tags": {"unscorable": "drawn under masks of another make"}}, Exclusion.NO_RATIO),
         ({}, Exclusion.NO_SIGNAL),
         ({"tool_calls": BROKEN_CALL}, None),
         ({"finish_reason": FinishReason.TIMEOUT}, None),
