@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.bench import cycle, drill, learning
+from tests.bench import corrections, cycle, drill, learning, products
 from tests.learning.policy_iteration import is_allowed
 
 
@@ -78,3 +78,22 @@ GOOD_DAY: dict[str, Any] = {
 )
 def test_a_drill_that_does_not_come_back_whole_says_what_is_missing(found: dict[str, Any], told: list[str]) -> None:
     assert drill.missed(GOOD_DAY | found) == told
+
+
+def test_the_best_objective_needs_the_fewest_labels_and_of_equals_ends_highest() -> None:
+    found = {"a": {"labels": 320, "last": 0.5}, "b": {"labels": 340, "last": 0.6}, "c": {"labels": 500, "last": 0.9}}
+    assert corrections.best_of(found) == "b"  # within a batch of the fewest
+
+
+@pytest.mark.parametrize(
+    ("ours", "told"),
+    [
+        ({"liked_last": 0.5, "interval": [0.4, 0.6]}, 0),
+        ({"liked_last": 0.18, "interval": [0.12, 0.24]}, 2),
+        ({"liked_last": 0.3, "interval": [0.05, 0.55]}, 1),
+        ({"liked_last": 0.3, "interval": [0.25, 0.35]}, 1),
+    ],
+)  # fmt: skip
+def test_a_product_that_does_not_learn_or_learns_less_than_plain_reinforce_is_told(ours: dict[str, Any], told: int) -> None:
+    plain = {"liked_first": 0.1, "liked_last": 0.45, "interval": [0.4, 0.5]}
+    assert len(products.missed({"shop": {"ours": {"liked_first": 0.1} | ours, "reinforce": plain}})) == told

@@ -30,7 +30,7 @@ from tests.fakes.learning import FakeProgress, LocalTrainers, fake_ports, make_b
 from tests.fakes.updating import CONFIG, run
 from tests.unit.pipelines.training.test_update_rule import assert_unbiased, log_table, per_completion_gradients, policy
 
-DISTIL = HindsightConfig(objective="self_distillation")
+DISTIL = HindsightConfig(objective="self_distillation", weight=0.1)
 
 
 # --- the loss -----------------------------------------------------------------------------------------------------------------
