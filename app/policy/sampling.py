@@ -21,9 +21,10 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from app.domain.errors import BadRequest
 from app.domain.serving import Likely
@@ -65,6 +66,10 @@ class Decoder:
         self._filling: Generation | None = None
         self._rows: list[Generation] = []
         """Decoding; row i of the cache is sequence i. The one being prefilled is the row after the last."""
+
+    @property
+    def _head(self) -> nn.Module:
+        return cast("nn.Module", self.policy.model.get_output_embeddings())
 
     @property
     def busy(self) -> bool:
@@ -154,7 +159,7 @@ class Decoder:
             )
         hidden_TD = self._read([*prompt, *completion[:-1]])[len(prompt) - 1 :]
         self._recorder.take()  # the routes of this pass belong to no answer
-        logits_TV = product(self.policy.model.get_output_embeddings(), hidden_TD).float()
+        logits_TV = product(self._head, hidden_TD).float()
         logprobs_TV = nucleus_logprobs(logits_TV, temperature=temperature, top_p=top_p)
         return logprobs_TV.gather(1, torch.tensor(completion, device=logits_TV.device)[:, None])[:, 0].tolist()
 
@@ -257,7 +262,7 @@ class Decoder:
 
     def _sample(self, rows: list[Generation], drafts: list[list[int]], hidden_ND: Tensor, experts: list[Tensor | None]) -> None:
         """Draw the token of every position, and take each row's as far as they are what was fed."""
-        plain_NV = product(self.policy.model.get_output_embeddings(), hidden_ND).float()
+        plain_NV = product(self._head, hidden_ND).float()
         owners = [index for index, draft in enumerate(drafts) for _ in range(1 + len(draft))]
         logits_NV, stuck = processed(plain_NV, [rows[owner].processor for owner in owners])
         uniforms = [number for row, draft in zip(rows, drafts, strict=True) for number in row.upcoming(1 + len(draft))]

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -174,7 +174,7 @@ def lookup(policy: Policy, *, few: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, asked in (("edits", suite), ("chat", talk)):
         if name == "edits":
-            policy.model.set_output_embeddings(Forced(head))
+            policy.model.set_output_embeddings(Forced(cast("torch.nn.Module", head)))
         ratios, walls, share = list[float](), list[float](), 0.0
         for _ in range(1 if few else 3):
             plain, _ = one_by_one(policy, asked, draft_rows=0, tokens=48)

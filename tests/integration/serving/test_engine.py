@@ -4,7 +4,7 @@ import asyncio
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import msgspec
@@ -267,7 +267,7 @@ def test_a_step_that_breaks_costs_its_batch_and_not_the_engine(weights: LocalWei
         return broken[0]
 
     async def scenario(url: str) -> None:
-        fail = broken[0].model.get_output_embeddings().register_forward_pre_hook(_raise)
+        fail = cast("torch.nn.Module", broken[0].model.get_output_embeddings()).register_forward_pre_hook(_raise)
         with pytest.raises(Unavailable, match=r"before its first token.*out of memory"):  # another replica would have been asked
             await ask(request(first), url)
         fail.remove()

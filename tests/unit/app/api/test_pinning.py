@@ -62,7 +62,8 @@ def test_a_policy_has_no_more_answers_under_way_than_it_may() -> None:
     third = slots.take("composer", most=2)
     with pytest.raises(Overloaded):
         slots.take("composer", most=2)
-    second(), third()
+    second()
+    third()
 
 
 @pytest.mark.parametrize("fault", [None, Unavailable("no engine"), RuntimeError("a bug")])
