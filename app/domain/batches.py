@@ -160,7 +160,7 @@ def payload_of(turn: TurnServed) -> TurnPayload:
         logprobs=None if turn.logprobs is None else tuple(turn.logprobs),
         routed_experts=None if experts is None else tuple(tuple(tuple(layer) for layer in token) for token in experts),
         kept_log_mass=None if turn.kept_log_mass is None else tuple(turn.kept_log_mass),
-        temperature=turn.sampling.temperature, top_p=turn.sampling.top_p, shape=turn.shape, finished_at=turn.finished_at,
+        temperature=turn.sampling.temperature, top_p=turn.sampling.top_p, shape=turn.shape or None, finished_at=turn.finished_at,
         messages=tuple(turn.messages), completion=turn.completion,
     )  # fmt: skip
 
@@ -168,8 +168,8 @@ def payload_of(turn: TurnServed) -> TurnPayload:
 def without_payload(turn: TurnServed, claim: PayloadClaim | msgspec.UnsetType) -> TurnServed:
     """The turn with a reference in the place of what lies in the trajectory store."""
     return msgspec.structs.replace(
-        turn, messages=[], prompt_tokens=[], completion_tokens=[], logprobs=None, routed_experts=None, kept_log_mass=None, shape=None,
-        payload=claim,
+        turn, messages=[], prompt_tokens=[], completion_tokens=[], logprobs=None, routed_experts=None, kept_log_mass=None,
+        shape=msgspec.UNSET, payload=claim,
     )  # fmt: skip
 
 

@@ -139,7 +139,8 @@ class TurnServed(msgspec.Struct, frozen=True, kw_only=True):
     kept_log_mass: list[float] | None = None
     """[T] log of the probability mass that top-p kept; None for top_p = 1, or where the engine does not say (then never trained on)."""
     sampling: SamplingParams
-    shape: Shape | None = None
+    shape: Shape | msgspec.UnsetType = msgspec.UNSET
+    """How the draw was bent, where a client asked for it; else it is not written, because consumers of the first version refuse it."""
     finish_reason: FinishReason
     tool_calls: list[ToolCall] = []
     usage: Usage

@@ -12,6 +12,8 @@ from typing import Any
 
 import anyio.from_thread
 import httpx
+
+import tests.ray_manners  # noqa: F401  # isort: skip - before Ray
 from ray.experimental.sandbox.http.app import create_app
 from ray.experimental.sandbox.http.schemas import SandboxAPISettings
 

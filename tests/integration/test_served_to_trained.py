@@ -192,7 +192,7 @@ def test_shaped_answers_keep_to_their_form_and_are_trained_on_under_it(engine: E
             (call,) = choice["message"]["tool_calls"]
             assert (call["function"]["name"], call["verdict"], choice["finish_reason"]) == ("greet", "valid", "tool_calls")
     turns = [msgspec.json.decode(event.data, type=TurnServed) for event in events_of(inbox, EventType.TURN)]
-    assert all(turn.shape is not None for turn in turns)
+    assert all(turn.shape for turn in turns)
     labelled(engine, turns, segments, {turn.episode_id: number % 3 / 2 for number, turn in enumerate(turns)})
     batch = cut(engine, turns)
     run = trained(batch, tiny_model, segments, tmp_path / "under-it")

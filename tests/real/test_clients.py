@@ -150,7 +150,7 @@ def test_langchain_gets_structured_output_both_ways(service: Service, python: Pa
     for method in ("json_schema", "function_calling"):
         assert did[method]["parsed"]["word"] in ("hi", "hello")
         shape = turns[did[method]["id"]].shape
-        assert shape is not None
+        assert shape
         assert shape.form is not None
     assert did["required"]["calls"] == ["Greeting"]
     assert set(did["logprobs"]["alternatives"]) == {2}
@@ -160,7 +160,7 @@ def test_openai_agents_make_their_default_calls(service: Service, python: Path) 
     did = ran([str(python), str(PROGRAMS / "with_agents.py")], service)
     turns = service.turns()
     assert turns[did["run"]["id"]].completion == did["run"]["text"]
-    assert turns[did["typed"]["id"]].shape is not None
+    assert turns[did["typed"]["id"]].shape
     assert isinstance(did["typed"]["sunny"], bool)
     assert did["tool"]["called"] >= 1
     assert len(turns) == 2 + did["tool"]["answers"]
@@ -172,7 +172,7 @@ def test_the_ai_sdk_generates_streams_and_keeps_to_types(service: Service, node:
     for what in ("generate", "stream", "chat"):
         assert turns[did[what]["id"]].completion == did[what]["text"]
     assert did["object"]["object"]["word"] in ("hi", "hello")
-    assert turns[did["object"]["id"]].shape is not None
+    assert turns[did["object"]["id"]].shape
     assert did["required"]["calls"] == ["greet"]
 
 

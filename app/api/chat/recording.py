@@ -109,7 +109,7 @@ class Recording:
             routed_experts=self.routed_experts,
             kept_log_mass=self.kept_log_mass,
             sampling=self.request.sampling,
-            shape=self.request.shape,
+            shape=self.request.shape or msgspec.UNSET,
             finish_reason=self.finish_reason,
             tool_calls=list(self.parsed.calls) if self.parsed else [],
             usage=self.usage,
@@ -135,7 +135,7 @@ def redact(turn: TurnServed, redactor: Redactor) -> TurnServed:
         return turn
     return msgspec.structs.replace(
         turn, messages=messages, completion=completion, tool_calls=calls, prompt_tokens=[], completion_tokens=[], logprobs=None,
-        routed_experts=None, kept_log_mass=None, shape=None, tags={**turn.tags, "redacted": "true"},
+        routed_experts=None, kept_log_mass=None, shape=msgspec.UNSET, tags={**turn.tags, "redacted": "true"},
     )  # fmt: skip
 
 
@@ -145,7 +145,7 @@ def unkept(turn: TurnServed) -> TurnServed:
     fault = {name: text for name, text in turn.tags.items() if name == "fault"}
     return msgspec.structs.replace(
         turn, messages=[], completion="", prompt_tokens=[], completion_tokens=[], logprobs=None, routed_experts=None, kept_log_mass=None,
-        shape=None, tool_calls=calls, tags=fault | {"stored": "false"},
+        shape=msgspec.UNSET, tool_calls=calls, tags=fault | {"stored": "false"},
     )  # fmt: skip
 
 

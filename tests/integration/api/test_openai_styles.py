@@ -164,7 +164,7 @@ def test_what_cannot_be_drawn_is_a_400_that_names_it(client: OpenAI, inbox: Memo
     assert inbox.events == {}
     harmless: Any = {"n": 1, "top_logprobs": 0, "presence_penalty": 0.0, "logit_bias": {}, "tool_choice": "auto"}
     assert client.chat.completions.create(model="composer", messages=[{"role": "user", "content": "x"}], **harmless).id
-    assert turn(inbox).shape is None
+    assert not turn(inbox).shape
 
 
 def test_every_answer_of_one_request_is_a_turn_that_is_rated_by_itself(

@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 from app.domain.errors import Unavailable
 from app.domain.training import AdamParams, Datum, LossSpec
 from app.domain.versions import RunStatus
-from app.secret_files import secret_file
 from pipelines.training import TrainingConfig, TrainingPorts, train
 from pipelines.training.config import GuardLimits
 from pipelines.training.ray_actors import RayTrainer, RayTrainers
 from pipelines.training.trainer import LocalTrainer, TrainerSetup
+from tests import ray_manners
 from tests.doors import reachable_from_outside
 from tests.fakes.learning import FakeProgress, fake_ports, make_batch, put_version, random_prompts, sample_turns, small_snapshot
 
@@ -32,11 +32,10 @@ STEP = AdamParams(learning_rate=1e-3, beta1=0.0, max_grad_norm=0.0)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def token_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def token_file() -> Iterator[Path]:
     """Of one cluster for all tests here; whatever was started ends here."""
-    os.environ.pop("RAY_ADDRESS", None)
-    yield secret_file(tmp_path_factory.mktemp("secrets"), "ray_token")
-    import ray  # only now: Ray takes its manners from the environment when it is imported
+    yield ray_manners.TOKEN
+    import ray  # only now: after its manners
 
     ray.shutdown()
 
