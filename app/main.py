@@ -18,26 +18,27 @@ from fastapi import APIRouter, Depends
 
 from app import wiring
 from app.access import FormTokens
-from app.api import engines, feedback, keys, observations, people, releases, webhooks
-from app.api.access import Access, PeopleBook
+from app.api import engines, keys, people, releases, webhooks
 from app.api.application import Application, TurnAway, build
-from app.api.barrier import Barrier, reached_as
 from app.api.chat.conversations import Conversations
 from app.api.chat.gateway import Gateway
 from app.api.chat.route import ChatRoute
-from app.api.connections import Connection, Server
 from app.api.dialects import areal, langfuse, mlflow, otel, phoenix
 from app.api.dialects.counter import Counter
-from app.api.door import Door
-from app.api.doorkeeper import Doorkeeper, read_form
-from app.api.drafts import Desk
-from app.api.events import EventsRoute
-from app.api.feedback_tokens import FeedbackTokens
-from app.api.intake import Intake, Limits
+from app.api.entry.access import Access, PeopleBook
+from app.api.entry.barrier import Barrier, reached_as
+from app.api.entry.connections import Connection, Server
+from app.api.entry.doorkeeper import Doorkeeper, read_form
+from app.api.entry.feedback_tokens import FeedbackTokens
+from app.api.entry.sessions import Sessions
 from app.api.metrics import Metrics
 from app.api.operations import Check, probes, views
-from app.api.redaction import Redactor
-from app.api.sessions import Sessions
+from app.api.telemetry import feedback, observations
+from app.api.telemetry.door import Door
+from app.api.telemetry.drafts import Desk
+from app.api.telemetry.events import EventsRoute
+from app.api.telemetry.intake import Intake, Limits
+from app.api.telemetry.redaction import Redactor
 from app.api.workshop import SWITCH_S, Workshop
 from app.console.entrance import Entrance
 from app.console.live import Live

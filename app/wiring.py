@@ -18,9 +18,9 @@ from sqlalchemy import Engine
 from app.domain.errors import BadConfig, Unavailable, UnknownPolicy
 from app.domain.ids import utc_now
 from app.domain.policies import PolicyConfig
+from app.domain.release.terms import Terms
 from app.domain.retention import retention
-from app.domain.streams import JoinRules
-from app.domain.terms import Terms
+from app.domain.telemetry.streams import JoinRules
 from app.sealing import Seal
 from app.secret_files import SecretReader, read_secrets, rotate, secret_file
 from app.settings import LOOPBACK, Settings, policies, read_toml
@@ -28,59 +28,59 @@ from app.settings import LOOPBACK, Settings, policies, read_toml
 if TYPE_CHECKING:
     from app.access import SignIn
     from app.access.oidc import Oidc
-    from app.db.audit import Verification
-    from app.db.backlog import SqlBacklog
-    from app.db.batches import SqlBatchStore
-    from app.db.claims import SqlClaimSweep
+    from app.db.access.erasures import SqlEraser
+    from app.db.access.keys import SqlKeys
+    from app.db.access.people import SqlPeople
+    from app.db.access.traces import SqlTraces
     from app.db.clock import DatabaseClock
     from app.db.console import SqlOperations
-    from app.db.cycles import SqlCycles
-    from app.db.dead_letters import SqlDeadLetters
-    from app.db.engines import SqlEngineLedger
-    from app.db.episodes import SqlEpisodes
-    from app.db.erasures import SqlEraser
-    from app.db.evidence import SqlEvidenceBook
-    from app.db.inbox import SqlInbox
-    from app.db.keys import SqlKeys
-    from app.db.labels import SqlLabels
-    from app.db.needed_weights import SqlNeededWeights
+    from app.db.ingestion.backlog import SqlBacklog
+    from app.db.ingestion.claims import SqlClaimSweep
+    from app.db.ingestion.dead_letters import SqlDeadLetters
+    from app.db.ingestion.episodes import SqlEpisodes
+    from app.db.ingestion.inbox import SqlInbox
+    from app.db.ingestion.relay import SqlRelayOffice
+    from app.db.ingestion.streams import SqlEffects
+    from app.db.learning.batches import SqlBatchStore
+    from app.db.learning.cycles import SqlCycles
+    from app.db.learning.labels import SqlLabels
+    from app.db.learning.rollouts import SqlRollouts
+    from app.db.learning.rule_sets import SqlRules
+    from app.db.learning.runs import SqlRunStore
+    from app.db.learning.suite_scores import SqlScores
+    from app.db.learning.suite_sources import WellEnded
     from app.db.operations.examination import SqlDeploymentState
     from app.db.operations.sight import SqlSight
-    from app.db.people import SqlPeople
-    from app.db.pointer import SqlRoutes
     from app.db.progress import SqlProgressLog
     from app.db.reads import SqlReads
     from app.db.recovery.checks import Finding, SqlRecovery
-    from app.db.relay import SqlRelayOffice
-    from app.db.release_views import SqlReleaseViews
-    from app.db.releases import SqlReleaseLedger
-    from app.db.rollouts import SqlRollouts
-    from app.db.rule_sets import SqlRules
-    from app.db.runs import SqlRunStore
+    from app.db.release.audit import Verification
+    from app.db.release.engines import SqlEngineLedger
+    from app.db.release.evidence import SqlEvidenceBook
+    from app.db.release.needed_weights import SqlNeededWeights
+    from app.db.release.pointer import SqlRoutes
+    from app.db.release.release_views import SqlReleaseViews
+    from app.db.release.releases import SqlReleaseLedger
+    from app.db.release.versions import SqlVersions
+    from app.db.release.webhooks import SqlWebhookBook
     from app.db.sight import SqlPages
-    from app.db.streams import SqlEffects
-    from app.db.suite_scores import SqlScores
-    from app.db.suite_sources import WellEnded
-    from app.db.traces import SqlTraces
     from app.db.troubles import SqlTroubles
     from app.db.upkeep.keeper import SqlUpkeep
-    from app.db.versions import SqlVersions
-    from app.db.webhooks import SqlWebhookBook
-    from app.domain.batches import RewardedTurn, TurnPayload
-    from app.domain.boxes import Boxes
-    from app.domain.corrections import Reaction
-    from app.domain.decisions import Decision
-    from app.domain.label_reports import LabelReport
+    from app.domain.learning.batches import RewardedTurn, TurnPayload
+    from app.domain.learning.boxes import Boxes
+    from app.domain.learning.corrections import Reaction
+    from app.domain.learning.decisions import Decision
+    from app.domain.learning.label_reports import LabelReport
+    from app.domain.learning.rewards import DueTurn
     from app.domain.ports import Claims
-    from app.domain.rewards import DueTurn
-    from app.domain.turns import PayloadClaim
-    from app.domain.versions import PastRun
+    from app.domain.release.versions import PastRun
+    from app.domain.telemetry.turns import PayloadClaim
     from app.messaging.cluster import Cluster
     from app.messaging.consumer import KafkaSource
     from app.messaging.direct import DirectInbox
     from app.messaging.producer import KafkaSink
-    from app.policy.remote import RemoteWeights
-    from app.policy.store import LocalWeights
+    from app.policy.storage.remote import RemoteWeights
+    from app.policy.storage.store import LocalWeights
     from app.registry.mlflow_registry import MlflowRegistry
     from app.release.desk import ReleaseDesk
     from app.release.webhooks import Courier
@@ -114,7 +114,7 @@ def upgrade_schema(settings: Settings) -> None:
 
 def seal_webhooks(settings: Settings) -> None:
     """Seal the signing secrets that an older process stored in clear."""
-    from app.db.webhooks import SqlWebhookBook
+    from app.db.release.webhooks import SqlWebhookBook
 
     state = open_state(settings)
     try:
@@ -126,7 +126,7 @@ def seal_webhooks(settings: Settings) -> None:
 def recount_labels(settings: Settings, *, only_if_empty: bool = False) -> int:
     """Add the labels up anew for the pages; how many rows that made."""
     from app.db.engine import MIGRATING, open_engine, writing
-    from app.db.rollups import rebuild
+    from app.db.learning.rollups import rebuild
 
     state = open_engine(settings.database_url, session=MIGRATING)
     try:
@@ -191,14 +191,14 @@ def places(settings: Settings) -> dict[str, str]:
 
 def claim_place(location: str, identity: str, *, setting: str) -> None:
     """Take the place for this deployment. Raises `BadConfig` where it is another one's."""
-    from app.policy.claiming import claim
+    from app.policy.storage.claiming import claim
 
     claim(location, identity, setting=setting)
 
 
 def place_faults(location: str, *, setting: str) -> list[str]:
     """What a place for files does not keep of what storage has to keep for us."""
-    from app.policy.claiming import faults
+    from app.policy.storage.claiming import faults
 
     return faults(location, setting=setting)
 
@@ -260,7 +260,7 @@ def instruments(settings: Settings, process: str) -> "Instruments":
 
 def inbox_writer(settings: Settings) -> "SqlInbox":
     """The Inbox port with its writer thread; `close()` it on the way out."""
-    from app.db.inbox import SqlInbox
+    from app.db.ingestion.inbox import SqlInbox
 
     return SqlInbox(open_inbox(settings))
 
@@ -289,7 +289,7 @@ def become_broker(settings: Settings, *, port: int | None = None) -> None:
 
 def event_sink(settings: Settings) -> "KafkaSink":
     """The EventSink port: the one producer of the relay."""
-    from app.db.epochs import SqlEpochs
+    from app.db.ingestion.epochs import SqlEpochs
     from app.messaging.producer import KafkaSink
 
     return KafkaSink(cluster(settings), SqlEpochs(open_state(settings)))
@@ -297,10 +297,10 @@ def event_sink(settings: Settings) -> "KafkaSink":
 
 def event_source(settings: Settings, *, group: str, max_records: int) -> "KafkaSource":
     """The EventSource port: one member of the consumer group."""
-    from app.db.epochs import SqlEpochs
-    from app.db.members import SqlMembership
-    from app.db.relay import has_backlog
-    from app.db.streams import SqlPositions
+    from app.db.ingestion.epochs import SqlEpochs
+    from app.db.ingestion.members import SqlMembership
+    from app.db.ingestion.relay import has_backlog
+    from app.db.ingestion.streams import SqlPositions
     from app.messaging.consumer import KafkaSource
 
     state, inbox, where = open_state(settings), open_inbox(settings), cluster(settings)
@@ -313,7 +313,7 @@ def event_source(settings: Settings, *, group: str, max_records: int) -> "KafkaS
 def relay_office(settings: Settings, *, group: str) -> "SqlRelayOffice":
     """The RelayOffice port."""
     from app.db.clock import database_now
-    from app.db.relay import SqlRelayOffice
+    from app.db.ingestion.relay import SqlRelayOffice
 
     return SqlRelayOffice(open_inbox(settings), open_state(settings), group=group, clock=database_now)
 
@@ -351,7 +351,7 @@ def upkeep(settings: Settings, *, owner: str) -> "SqlUpkeep":
 
 def effect_store(settings: Settings, *, rules: JoinRules) -> "SqlEffects":
     """The EffectStore port: rows in the state database, tokens in segments."""
-    from app.db.streams import SqlEffects
+    from app.db.ingestion.streams import SqlEffects
 
     segments = trajectories(settings)
     return SqlEffects(
@@ -362,7 +362,7 @@ def effect_store(settings: Settings, *, rules: JoinRules) -> "SqlEffects":
 
 def claim_sweep(settings: Settings) -> "SqlClaimSweep":
     """Drops payloads of large turns whose event was never committed. Without an inbox nobody knows what is on its way: a week is waited."""
-    from app.db.claims import SqlClaimSweep
+    from app.db.ingestion.claims import SqlClaimSweep
 
     segments = trajectories(settings)
     age = timedelta(hours=1) if settings.ingest == "inbox" else timedelta(days=7)
@@ -378,14 +378,14 @@ def troubles(settings: Settings, *, name: str) -> "SqlTroubles":
 
 def dead_letters(settings: Settings) -> "SqlDeadLetters":
     """The dead letters of this deployment."""
-    from app.db.dead_letters import SqlDeadLetters
+    from app.db.ingestion.dead_letters import SqlDeadLetters
 
     return SqlDeadLetters(open_state(settings))
 
 
 def eraser(settings: Settings) -> "SqlEraser":
     """Forgets people everywhere in this deployment."""
-    from app.db.erasures import SqlEraser
+    from app.db.access.erasures import SqlEraser
 
     store = trajectories(settings)
     return SqlEraser(open_state(settings), open_inbox(settings), erase_from_segment=store.erase, note=store.note_erasure)
@@ -413,8 +413,8 @@ def recovery_findings(settings: Settings, *, kafka: bool) -> "list[Finding]":
 
 def erase_again(settings: Settings) -> tuple[int, int]:
     """Forget whom the database forgot to have forgotten, and words of erased people in files that came back; how many people, and files."""
-    from app.domain.events import Erasure
     from app.domain.ids import uuid7
+    from app.domain.telemetry.events import Erasure
 
     store, found = trajectories(settings), recovery(settings)
     lost = found.lost_erasures(store.noted_erasures())
@@ -428,7 +428,7 @@ def erase_again(settings: Settings) -> tuple[int, int]:
 
 def traces(settings: Settings) -> "SqlTraces":
     """Looks for what is left of erased people, everywhere in this deployment."""
-    from app.db.traces import SqlTraces
+    from app.db.access.traces import SqlTraces
     from app.messaging.search import records_with
 
     where = cluster(settings)
@@ -440,7 +440,7 @@ def traces(settings: Settings) -> "SqlTraces":
 
 def sweep_segments(settings: Settings) -> int:
     """Remove segment files that no row knows and nobody wrote to for an hour; returns how many."""
-    from app.db.segment_rows import unknown_among
+    from app.db.ingestion.segment_rows import unknown_among
 
     store = trajectories(settings)
     names = [name for name in store.names() if (at := store.unchanged_since(name)) is not None and utc_now() - at > timedelta(hours=1)]
@@ -452,14 +452,14 @@ def sweep_segments(settings: Settings) -> int:
 
 def decisions(settings: Settings, *, policy: str | None, since: datetime | None, until: datetime | None) -> "Iterator[Decision]":
     """Labelled turns with their assignment and reward, oldest first."""
-    from app.db.decisions import read_decisions
+    from app.db.learning.decisions import read_decisions
 
     return read_decisions(open_state(settings), policy=policy, since=since, until=until)
 
 
 def export_parquet(settings: Settings, folder: Path, *, policy: str | None, since: datetime | None, until: datetime | None) -> int:
     """Write labelled turns with their tokens as a Parquet data set; returns how many."""
-    from app.db.decisions import read_exported
+    from app.db.learning.decisions import read_exported
     from app.trajectories.exporting import write_export
 
     store = trajectories(settings)
@@ -483,7 +483,7 @@ def require_policy(declared: dict[str, PolicyConfig], name: str) -> PolicyConfig
 
 def label_book(settings: Settings) -> "SqlLabels":
     """Due turns and their labels."""
-    from app.db.labels import SqlLabels
+    from app.db.learning.labels import SqlLabels
 
     return SqlLabels(open_state(settings))
 
@@ -491,7 +491,7 @@ def label_book(settings: Settings) -> "SqlLabels":
 def reactions(settings: Settings, inference_ids: Sequence[str], *, before: datetime) -> "list[Reaction]":
     """What people did with these turns; who was not heard of `before` is a newcomer."""
     from app.db.engine import reading
-    from app.db.reactions import read_reactions
+    from app.db.learning.reactions import read_reactions
 
     with reading(open_state(settings)) as connection:
         return read_reactions(connection, inference_ids, before=before)
@@ -499,14 +499,14 @@ def reactions(settings: Settings, inference_ids: Sequence[str], *, before: datet
 
 def backlog(settings: Settings) -> "SqlBacklog":
     """How far everything accepted is applied."""
-    from app.db.backlog import SqlBacklog
+    from app.db.ingestion.backlog import SqlBacklog
 
     return SqlBacklog(open_inbox(settings), open_state(settings))
 
 
 def rule_book(settings: Settings, default: str) -> "SqlRules":
     """The rule set in force per policy; `default` is the TOML where none was ever activated."""
-    from app.db.rule_sets import SqlRules
+    from app.db.learning.rule_sets import SqlRules
 
     return SqlRules(open_state(settings), default)
 
@@ -514,7 +514,7 @@ def rule_book(settings: Settings, default: str) -> "SqlRules":
 def label_report(settings: Settings, policy: str) -> "LabelReport":
     """How the turns of a policy are labelled at present."""
     from app.db.engine import reading
-    from app.db.label_report import label_report as read_report
+    from app.db.learning.label_report import label_report as read_report
 
     with reading(open_state(settings)) as connection:
         return read_report(connection, policy)
@@ -524,7 +524,7 @@ def label_report(settings: Settings, policy: str) -> "LabelReport":
 def labelled_turns(settings: Settings, policy: str, *, limit: int) -> "Iterator[Iterator[tuple[DueTurn, float]]]":
     """The newest labelled turns of a policy with the reward they have, as one consistent read."""
     from app.db.engine import reading
-    from app.db.label_report import labelled_turns as read_labelled
+    from app.db.learning.label_report import labelled_turns as read_labelled
 
     with reading(open_state(settings)) as connection:
         yield read_labelled(connection, policy, limit=limit)
@@ -532,14 +532,14 @@ def labelled_turns(settings: Settings, policy: str, *, limit: int) -> "Iterator[
 
 def version_book(settings: Settings) -> "SqlVersions":
     """Versions by digest, with their lineage."""
-    from app.db.versions import SqlVersions
+    from app.db.release.versions import SqlVersions
 
     return SqlVersions(open_state(settings))
 
 
 def cycle_book(settings: Settings) -> "SqlCycles":
     """Who runs a slot, and how far it got."""
-    from app.db.cycles import SqlCycles
+    from app.db.learning.cycles import SqlCycles
 
     return SqlCycles(open_state(settings))
 
@@ -553,14 +553,14 @@ def read_texts(file: Path) -> Iterator[tuple[str, str, str]]:
 
 def batch_store(settings: Settings) -> "SqlBatchStore":
     """Where batches are cut."""
-    from app.db.batches import SqlBatchStore
+    from app.db.learning.batches import SqlBatchStore
 
     return SqlBatchStore(open_state(settings))
 
 
 def run_store(settings: Settings) -> "SqlRunStore":
     """Training runs and baseline trackers."""
-    from app.db.runs import SqlRunStore
+    from app.db.learning.runs import SqlRunStore
 
     return SqlRunStore(open_state(settings))
 
@@ -574,7 +574,7 @@ def progress_log(settings: Settings) -> "SqlProgressLog":
 
 def score_book(settings: Settings) -> "SqlScores":
     """Scores of versions on offline suites."""
-    from app.db.suite_scores import SqlScores
+    from app.db.learning.suite_scores import SqlScores
 
     return SqlScores(open_state(settings))
 
@@ -589,7 +589,7 @@ def registry(settings: Settings) -> "MlflowRegistry":
 def lineage_of(settings: Settings, name: str) -> list[dict[str, Any]]:
     """What a version and its ancestors were trained on, newest first."""
     from app.db.engine import reading
-    from app.db.lineage import chain_of, version_of_name
+    from app.db.learning.lineage import chain_of, version_of_name
 
     with reading(open_state(settings)) as connection:
         return chain_of(connection, version_of_name(connection, name))
@@ -598,7 +598,7 @@ def lineage_of(settings: Settings, name: str) -> list[dict[str, Any]]:
 def versions_that_saw(settings: Settings, actor: str) -> dict[str, list[str]]:
     """Which versions served a person, were trained on their turns, or descend from one that was."""
     from app.db.engine import reading
-    from app.db.lineage import versions_that_saw
+    from app.db.learning.lineage import versions_that_saw
     from app.domain.ids import hash_actor
 
     with reading(open_state(settings)) as connection:
@@ -703,7 +703,7 @@ def cluster_boxes(settings: Settings) -> "Boxes":
 
 def rollout_book(settings: Settings) -> "SqlRollouts":
     """The RolloutBook port."""
-    from app.db.rollouts import SqlRollouts
+    from app.db.learning.rollouts import SqlRollouts
 
     return SqlRollouts(open_state(settings))
 
@@ -750,11 +750,11 @@ def door(settings: Settings) -> "SqlInbox | DirectInbox":
 
 def http_adapters(settings: Settings) -> HttpAdapters:
     """Everything live behind the HTTP service."""
-    from app.db.episodes import SqlEpisodes
-    from app.db.keys import SqlKeys
-    from app.db.people import SqlPeople
-    from app.db.pointer import SqlRoutes
+    from app.db.access.keys import SqlKeys
+    from app.db.access.people import SqlPeople
+    from app.db.ingestion.episodes import SqlEpisodes
     from app.db.reads import SqlReads
+    from app.db.release.pointer import SqlRoutes
     from app.db.sight import SqlPages
     from app.db.troubles import ingestion_troubles
 
@@ -787,14 +787,14 @@ class LateClaims:
 
 def key_book(settings: Settings) -> "SqlKeys":
     """The stored API keys."""
-    from app.db.keys import SqlKeys
+    from app.db.access.keys import SqlKeys
 
     return SqlKeys(open_state(settings))
 
 
 def people_book(settings: Settings) -> "SqlPeople":
     """The people of this deployment."""
-    from app.db.people import SqlPeople
+    from app.db.access.people import SqlPeople
 
     return SqlPeople(open_state(settings))
 
@@ -821,7 +821,7 @@ def oidc(settings: Settings) -> "Oidc | None":
 
 def open_weights(settings: Settings) -> "LocalWeights | RemoteWeights":
     """The WeightStore port: a local folder, or a URL with a cache under the data folder."""
-    from app.policy.remote import open_store
+    from app.policy.storage.remote import open_store
 
     return open_store(settings.weights, cache=settings.data / "weights-cache")
 
@@ -829,7 +829,7 @@ def open_weights(settings: Settings) -> "LocalWeights | RemoteWeights":
 def needed_weights(settings: Settings, *, newest: int = 10) -> "SqlNeededWeights":
     """Which versions' weights something still needs."""
     from app.db.clock import DatabaseClock
-    from app.db.needed_weights import SqlNeededWeights
+    from app.db.release.needed_weights import SqlNeededWeights
 
     state = open_state(settings)
     return SqlNeededWeights(state, newest=newest, clock=DatabaseClock(state))
@@ -852,7 +852,7 @@ def open_engines(settings: Settings) -> "HttpEngines | VllmEngines":
 def engine_ledger(settings: Settings, *, engine_id: str = "", address: str = "") -> "SqlEngineLedger":
     """What engines have to hold and do hold; an engine says who it is, readers do not."""
     from app.db.clock import DatabaseClock
-    from app.db.engines import SqlEngineLedger
+    from app.db.release.engines import SqlEngineLedger
 
     state = open_state(settings)
     return SqlEngineLedger(state, engine_id=engine_id, address=address, clock=DatabaseClock(state))
@@ -861,7 +861,7 @@ def engine_ledger(settings: Settings, *, engine_id: str = "", address: str = "")
 def release_ledger(settings: Settings) -> "SqlReleaseLedger":
     """The ReleaseLedger port."""
     from app.db.clock import DatabaseClock
-    from app.db.releases import SqlReleaseLedger
+    from app.db.release.releases import SqlReleaseLedger
 
     state = open_state(settings)
     return SqlReleaseLedger(state, clock=DatabaseClock(state))
@@ -877,8 +877,8 @@ def release_desk(settings: Settings, *, terms: Terms | None = None) -> "ReleaseD
 def trainable_labels(settings: Settings) -> Callable[[str], int]:
     """How many labels of a policy's champion a batch could take now."""
     from app.db.engine import reading
-    from app.db.labels import count_trainable
-    from app.db.pointer import read_pointer
+    from app.db.learning.labels import count_trainable
+    from app.db.release.pointer import read_pointer
 
     engine = open_state(settings)
 
@@ -892,21 +892,21 @@ def trainable_labels(settings: Settings) -> Callable[[str], int]:
 
 def evidence_book(settings: Settings) -> "SqlEvidenceBook":
     """The EvidenceBook port of the watch."""
-    from app.db.evidence import SqlEvidenceBook
+    from app.db.release.evidence import SqlEvidenceBook
 
     return SqlEvidenceBook(open_state(settings))
 
 
 def release_views(settings: Settings) -> "SqlReleaseViews":
     """What people read about releases, and the audit chain."""
-    from app.db.release_views import SqlReleaseViews
+    from app.db.release.release_views import SqlReleaseViews
 
     return SqlReleaseViews(open_state(settings))
 
 
 def verify_exported(file: Path, *, seen: tuple[int, str] | None) -> "Verification":
     """What recomputing an exported audit chain finds."""
-    from app.db.audit import verify_lines
+    from app.db.release.audit import verify_lines
 
     with file.open(encoding="utf-8") as lines:
         return verify_lines(lines, seen=seen)
@@ -914,7 +914,7 @@ def verify_exported(file: Path, *, seen: tuple[int, str] | None) -> "Verificatio
 
 def webhook_book(settings: Settings) -> "SqlWebhookBook":
     """Receivers of release events, and deliveries."""
-    from app.db.webhooks import SqlWebhookBook
+    from app.db.release.webhooks import SqlWebhookBook
 
     return SqlWebhookBook(open_state(settings), webhook_seal(settings))
 
@@ -933,7 +933,7 @@ def courier(settings: Settings) -> "Courier":
 def well_ended_turns(settings: Settings, policy: str, *, limit: int) -> "list[WellEnded]":
     """Turns of held-out people that ended well, newest first."""
     from app.db.engine import reading
-    from app.db.suite_sources import well_ended_turns
+    from app.db.learning.suite_sources import well_ended_turns
 
     with reading(open_state(settings)) as connection:
         return well_ended_turns(connection, policy, limit=limit)
@@ -942,7 +942,7 @@ def well_ended_turns(settings: Settings, policy: str, *, limit: int) -> "list[We
 def rewarded_turns(settings: Settings) -> "Callable[[str, str, int], list[RewardedTurn]]":
     """The newest turns of a policy's version that no update may learn from, with their rewards."""
     from app.db.engine import reading
-    from app.db.rewarded_turns import rewarded_turns
+    from app.db.learning.rewarded_turns import rewarded_turns
 
     engine = open_state(settings)
 
@@ -956,7 +956,7 @@ def rewarded_turns(settings: Settings) -> "Callable[[str, str, int], list[Reward
 def learned_answers(settings: Settings, policy: str, *, batch: str | None = None, newest: int = 5000) -> list[str]:
     """Texts that versions of a policy were trained on: the answers of one batch, or of the newest batches."""
     from app.db.engine import reading
-    from app.db.learned_turns import learned_turns
+    from app.db.learning.learned_turns import learned_turns
 
     with reading(open_state(settings)) as connection:
         found = learned_turns(connection, policy, batch=batch, newest=newest)
@@ -966,7 +966,7 @@ def learned_answers(settings: Settings, policy: str, *, batch: str | None = None
 def run_history(settings: Settings) -> "Callable[[str, str], list[PastRun]]":
     """The runs behind a champion's line, oldest first."""
     from app.db.engine import reading
-    from app.db.run_history import run_history
+    from app.db.learning.run_history import run_history
 
     engine = open_state(settings)
 
@@ -980,7 +980,7 @@ def run_history(settings: Settings) -> "Callable[[str, str], list[PastRun]]":
 def digest_of_version(settings: Settings, name: str) -> str:
     """The digest of the version with this name, or whose digest begins with it."""
     from app.db.engine import reading
-    from app.db.lineage import version_of_name
+    from app.db.learning.lineage import version_of_name
 
     with reading(open_state(settings)) as connection:
         return version_of_name(connection, name).digest

@@ -110,7 +110,7 @@ def torch_apart() -> tuple[str, list[str]]:
 def set_up_model() -> None:
     """Downloads SmolLM2-135M-Instruct and converts it, and makes the tiny random model; each ends with READY."""
     if not (MODEL / "READY").is_file():
-        command = [str(PYTHON), "-m", "app.policy.fetch", "--out", str(MODEL)]
+        command = [str(PYTHON), "-m", "app.policy.storage.fetch", "--out", str(MODEL)]
         run("fetching the model SmolLM2-135M-Instruct (about 140 MB)", command)
     if not (TINY / "READY").is_file():
         run("making the tiny random model", [str(PYTHON), "-m", "pipelines", "model", "tiny", "--out", str(TINY)])

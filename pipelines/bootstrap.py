@@ -12,8 +12,8 @@ from typing import Protocol
 from app.domain.errors import BadConfig, Unavailable
 from app.domain.policies import PolicyConfig
 from app.domain.ports import Clock, VersionBook, WeightStore
-from app.domain.releases import Pointer
-from app.domain.versions import Version, VersionKind, version_name
+from app.domain.release.releases import Pointer
+from app.domain.release.versions import Version, VersionKind, version_name
 
 log = logging.getLogger(__name__)
 

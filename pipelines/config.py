@@ -12,7 +12,7 @@ from app.domain.errors import BadConfig
 from app.domain.retention import Retention
 from pipelines.batching import BatchingConfig
 from pipelines.evaluation.config import GatesConfig
-from pipelines.evaluation.offline_config import OfflineConfig
+from pipelines.evaluation.suites.offline_config import OfflineConfig
 from pipelines.ingestion.config import IngestionConfig, RelayConfig
 from pipelines.labelling.config import LabellingConfig
 from pipelines.rollouts.config import RolloutsConfig

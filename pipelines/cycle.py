@@ -27,14 +27,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from app.domain.batches import BatchManifest
-from app.domain.cycles import Cycle, CycleStatus
 from app.domain.errors import Held, LeaseLost, RatchetError, Unavailable
-from app.domain.gates import GateName, GateResult, Verdict
+from app.domain.learning.batches import BatchManifest
+from app.domain.learning.cycles import Cycle, CycleStatus
 from app.domain.policies import PolicyConfig
 from app.domain.ports import BatchStore, Clock, CycleBook, ProgressLog, VersionBook, VersionRegistry, WeightStore
-from app.domain.releases import Pointer, Release, ReleaseState
-from app.domain.versions import RunStatus, TrainingRun, Version, VersionKind, version_name
+from app.domain.release.gates import GateName, GateResult, Verdict
+from app.domain.release.releases import Pointer, Release, ReleaseState
+from app.domain.release.versions import RunStatus, TrainingRun, Version, VersionKind, version_name
 from pipelines.batching import cut_batch
 from pipelines.config import LoopConfig
 from pipelines.projection import model_card

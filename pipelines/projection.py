@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from app.domain.errors import RatchetError
-from app.domain.gates import content_hash
 from app.domain.ports import RunStore, VersionBook, VersionRegistry, WeightStore
-from app.domain.releases import Pointer, Release, ReleaseState
-from app.domain.versions import TrainingRun, Version
+from app.domain.release.gates import content_hash
+from app.domain.release.releases import Pointer, Release, ReleaseState
+from app.domain.release.versions import TrainingRun, Version
 
 log = logging.getLogger("ratchet.projection")
 EVERY_S = 60.0

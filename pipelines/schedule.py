@@ -26,8 +26,8 @@ from typing import Any
 
 from apscheduler.schedulers.background import BackgroundScheduler  # pyright: ignore[reportMissingTypeStubs]
 
-from app.domain.cycles import Cycle, slot_of
 from app.domain.errors import LeaseLost
+from app.domain.learning.cycles import Cycle, slot_of
 from app.domain.ports import Clock, CycleBook
 from pipelines.config import ScheduleConfig
 

@@ -35,22 +35,22 @@ from typing import Any, Protocol
 
 import msgspec
 
-from app.domain.alarms import AlarmKind
 from app.domain.errors import Quarantined, RatchetError, Refused, StaleGeneration
-from app.domain.gates import CanaryAction, GateName, GateResult
 from app.domain.ports import Clock, ProgressLog
-from app.domain.releases import Pointer, Release, ReleaseState
+from app.domain.release.alarms import AlarmKind
+from app.domain.release.gates import CanaryAction, GateName, GateResult
+from app.domain.release.releases import Pointer, Release, ReleaseState
 from app.release.desk import ReleaseDesk
-from pipelines.evaluation.champion import decide_champion
 from pipelines.evaluation.config import GatesConfig
-from pipelines.evaluation.decide import Decision, decide
-from pipelines.evaluation.evidence import Evidence, packed
-from pipelines.evaluation.guards import AnchorWatch
-from pipelines.evaluation.live_aa import live_aa, told
-from pipelines.evaluation.planning import plan_canary
-from pipelines.evaluation.required import intervals
+from pipelines.evaluation.counting.evidence import Evidence, packed
+from pipelines.evaluation.counting.subjects import ENGINE_ALIVE, CanarySubject, EraSubject, EvidenceBook, frozen_config
+from pipelines.evaluation.live.champion import decide_champion
+from pipelines.evaluation.live.decide import Decision, decide
+from pipelines.evaluation.live.guards import AnchorWatch
+from pipelines.evaluation.live.live_aa import live_aa, told
+from pipelines.evaluation.live.planning import plan_canary
+from pipelines.evaluation.live.required import intervals
 from pipelines.evaluation.statistics import power
-from pipelines.evaluation.subjects import ENGINE_ALIVE, CanarySubject, EraSubject, EvidenceBook, frozen_config
 
 log = logging.getLogger("ratchet.watch")
 S = ReleaseState

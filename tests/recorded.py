@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from app.domain.events import CloudEvent, envelope
-from app.domain.turns import Assignment, Consent, FinishReason, SamplingParams, ToolCall, ToolVerdict, Usage
+from app.domain.telemetry.events import CloudEvent, envelope
+from app.domain.telemetry.turns import Assignment, Consent, FinishReason, SamplingParams, ToolCall, ToolVerdict, Usage
 from tests.fakes.served import at, erasure, event_of, exposure, observation, retraction, turn
 
 FOLDER = Path(__file__).parent / "data" / "events"

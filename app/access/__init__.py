@@ -1,6 +1,6 @@
 """How people get in: passwords, links that are good once, browser sessions, the tokens of forms.
 
-Fed by the pages and endpoints of signing in / feeds whoever asks who is there. What is stored, `app.db.people` stores.
+Fed by the pages and endpoints of signing in / feeds whoever asks who is there. What is stored, `app.db.access.people` stores.
 """
 
 from app.access.forms import FORM_COOKIE, SESSION_COOKIE, FormTokens, local_path

@@ -13,8 +13,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api import openapi
-from app.api.access import SPENDING, Access, Spending
-from app.api.barrier import Barrier
 from app.api.chat.completions import CompletionBody
 from app.api.chat.completions import read as read_completion
 from app.api.chat.inference import InferenceBody
@@ -24,9 +22,11 @@ from app.api.chat.responses import ResponsesBody
 from app.api.chat.responses import read as read_response
 from app.api.chat.route import ChatRoute
 from app.api.dialects.cloudevents import Envelope
-from app.api.drafts import Draft
+from app.api.entry.access import SPENDING, Access, Spending
+from app.api.entry.barrier import Barrier
 from app.api.errors import HttpError, Problem, error_body, problem
-from app.api.events import Answers, EventsRoute
+from app.api.telemetry.drafts import Draft
+from app.api.telemetry.events import Answers, EventsRoute
 from app.domain.errors import RatchetError
 from app.domain.ids import uuid7
 from app.domain.people import NotSignedIn

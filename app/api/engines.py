@@ -9,11 +9,11 @@ import msgspec
 from fastapi import APIRouter, Depends, Query
 from starlette.responses import Response
 
-from app.api.access import Caller, requires
+from app.api.entry.access import Caller, requires
 from app.domain.access import Scope
 from app.domain.errors import UnknownPolicy
 from app.domain.ports import GatewayEngines, Reads
-from app.domain.serving import EngineSight
+from app.domain.telemetry.serving import EngineSight
 
 
 def router(*, reads: Reads, engines: GatewayEngines) -> APIRouter:

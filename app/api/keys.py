@@ -16,11 +16,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api import openapi
-from app.api.access import ANONYMOUS, Access, Caller, requires
 from app.api.dialects.counter import json_response
-from app.api.drafts import decode
+from app.api.entry.access import ANONYMOUS, Access, Caller, requires
 from app.api.errors import HttpError
-from app.api.intake import read_json
+from app.api.telemetry.drafts import decode
+from app.api.telemetry.intake import read_json
 from app.domain.access import ApiKey, Scope
 from app.domain.errors import BadRequest, NotFound
 from app.domain.ids import utc_now

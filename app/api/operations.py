@@ -8,15 +8,15 @@ import msgspec
 from fastapi import APIRouter, Depends, Query
 from starlette.responses import Response
 
-from app.api.access import Caller, requires
 from app.api.dialects import langsmith
+from app.api.entry.access import Caller, requires
 from app.api.metrics import Metrics
 from app.domain.access import Scope
 from app.domain.errors import RatchetError, UnknownPolicy
-from app.domain.licences import licences, obligations_of
 from app.domain.people import Action
 from app.domain.policies import PolicyConfig
 from app.domain.ports import Clock, Reads, Routes
+from app.domain.release.licences import licences, obligations_of
 
 Check = Callable[[], Awaitable[None]]
 """Raises a `RatchetError` where the dependency is not well."""

@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api import openapi
-from app.api.access import Access, Caller, requires
 from app.api.dialects.counter import json_response
+from app.api.entry.access import Access, Caller, requires
 from app.api.errors import HttpError
 from app.api.releases import Name, read_body
 from app.domain.access import ApiKey, Scope

@@ -19,12 +19,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api import openapi
-from app.api.access import ANONYMOUS, Caller, requires
+from app.api.entry.access import ANONYMOUS, Caller, requires
 from app.api.errors import HttpError
-from app.api.intake import read_json
+from app.api.telemetry.intake import read_json
 from app.domain.errors import BadRequest, DoneAlready, NotFound, Refused
 from app.domain.people import Action
-from app.domain.releases import AuditEntry, Pointer, Release, ReleaseState
+from app.domain.release.releases import AuditEntry, Pointer, Release, ReleaseState
 from app.release.basis import Basis
 
 NOBODY = "user:anonymous"

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api import openapi
-from app.api.access import Caller, requires
 from app.api.dialects.counter import json_response
+from app.api.entry.access import Caller, requires
 from app.api.releases import Limit, Name, Text, read_body, visible_policy
 from app.domain.errors import NotFound
 from app.domain.ids import utc_now
@@ -33,11 +33,11 @@ class WebhookBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class Webhooks(Protocol):
     """Receivers."""
 
-    def add(self, *, policy: str | None, url: str, secret: str, events: Any, now: Any) -> Any: ...  # noqa: ANN401 - `app.db.webhooks`
+    def add(self, *, policy: str | None, url: str, secret: str, events: Any, now: Any) -> Any: ...  # noqa: ANN401 - `app.db.release.webhooks`
     def all(self) -> list[Any]: ...
-    def find(self, webhook_id: str) -> Any: ...  # noqa: ANN401 - `app.db.webhooks.Webhook`
-    def set_secrets(self, webhook_id: str, secrets: list[str]) -> Any: ...  # noqa: ANN401 - `app.db.webhooks.Webhook`
-    def disable(self, webhook_id: str, *, now: Any) -> Any: ...  # noqa: ANN401 - `app.db.webhooks.Webhook`
+    def find(self, webhook_id: str) -> Any: ...  # noqa: ANN401 - `app.db.release.webhooks.Webhook`
+    def set_secrets(self, webhook_id: str, secrets: list[str]) -> Any: ...  # noqa: ANN401 - `app.db.release.webhooks.Webhook`
+    def disable(self, webhook_id: str, *, now: Any) -> Any: ...  # noqa: ANN401 - `app.db.release.webhooks.Webhook`
     def deliveries(self, webhook_id: str, *, limit: int = 100) -> list[dict[str, Any]]: ...
 
 
@@ -66,7 +66,7 @@ def router(room: WebhookRoom) -> APIRouter:
         body, secret = await read_body(request, WebhookBody), new_secret()
         policy = visible_policy(body.policy, caller)
 
-        def add() -> Any:  # noqa: ANN401 - `app.db.webhooks.Webhook`
+        def add() -> Any:  # noqa: ANN401 - `app.db.release.webhooks.Webhook`
             check_url(body.url, allow_loopback=room.allow_loopback)
             return room.webhooks.add(policy=policy, url=body.url, secret=secret, events=body.events, now=utc_now())
 
@@ -77,7 +77,7 @@ def router(room: WebhookRoom) -> APIRouter:
         """A new secret; the one before it keeps signing until the next rotation."""
         secret = new_secret()
 
-        def renew() -> Any:  # noqa: ANN401 - `app.db.webhooks.Webhook`
+        def renew() -> Any:  # noqa: ANN401 - `app.db.release.webhooks.Webhook`
             hook = _hook(room, webhook_id, caller)
             return room.webhooks.set_secrets(webhook_id, [secret, *hook.secrets[:1]])
 
@@ -87,7 +87,7 @@ def router(room: WebhookRoom) -> APIRouter:
     async def disable(caller: Messenger, webhook_id: str) -> Response:
         """Stop deliveries to a receiver."""
 
-        def stop() -> Any:  # noqa: ANN401 - `app.db.webhooks.Webhook`
+        def stop() -> Any:  # noqa: ANN401 - `app.db.release.webhooks.Webhook`
             _hook(room, webhook_id, caller)
             return room.webhooks.disable(webhook_id, now=utc_now())
 
@@ -106,7 +106,7 @@ def router(room: WebhookRoom) -> APIRouter:
     return made
 
 
-def _hook(room: WebhookRoom, webhook_id: str, caller: Caller) -> Any:  # noqa: ANN401 - `app.db.webhooks.Webhook`
+def _hook(room: WebhookRoom, webhook_id: str, caller: Caller) -> Any:  # noqa: ANN401 - `app.db.release.webhooks.Webhook`
     """A receiver that the caller's key sees. Raises `NotFound`."""
     hook = room.webhooks.find(webhook_id)
     if caller.policy not in (None, hook.policy):
@@ -114,5 +114,5 @@ def _hook(room: WebhookRoom, webhook_id: str, caller: Caller) -> Any:  # noqa: A
     return hook
 
 
-def _receiver(hook: Any) -> dict[str, Any]:  # noqa: ANN401 - `app.db.webhooks.Webhook`
+def _receiver(hook: Any) -> dict[str, Any]:  # noqa: ANN401 - `app.db.release.webhooks.Webhook`
     return {name: value for name, value in vars(hook).items() if name != "secrets"}

@@ -14,7 +14,7 @@ from app.console.wording import left, plural, short
 from app.domain.errors import BadRequest, DoneAlready, NotFound, Refused
 from app.domain.ids import uuid7
 from app.domain.people import MAY, Action
-from app.domain.releases import Pointer, Release, ReleaseState
+from app.domain.release.releases import Pointer, Release, ReleaseState
 from app.release.basis import Basis
 
 LONGEST = 1_900

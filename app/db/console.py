@@ -7,11 +7,11 @@ from typing import Any
 
 from sqlalchemy import Engine, Row, func, select
 
-from app.db.alarms import read_alarms
 from app.db.engine import reading
-from app.db.label_use import used_share_now
-from app.db.observations import of_the_turn_s_policy, was_served
-from app.db.pointer import read_pointer
+from app.db.ingestion.observations import of_the_turn_s_policy, was_served
+from app.db.learning.label_use import used_share_now
+from app.db.release.alarms import read_alarms
+from app.db.release.pointer import read_pointer
 from app.db.tables import (
     cycles,
     deployment_pointer,
@@ -26,10 +26,10 @@ from app.db.tables import (
     turns,
     versions,
 )
-from app.domain.alarms import Alarm
-from app.domain.cycles import Cycle, CycleStatus
-from app.domain.releases import Pointer, Release, ReleaseState
-from app.domain.signals import ObservationName
+from app.domain.learning.cycles import Cycle, CycleStatus
+from app.domain.release.alarms import Alarm
+from app.domain.release.releases import Pointer, Release, ReleaseState
+from app.domain.telemetry.signals import ObservationName
 from app.domain.views import Exposed, GateRow, LabelRow, ProgressRow, StepRow, VersionRow, measure
 
 RELEASE_COLUMNS = [column for column in releases.c if column.name not in ("initiator", "config")]

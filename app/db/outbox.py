@@ -16,7 +16,7 @@ class OutboxEvent:
     """One event for the relay."""
 
     topic: str
-    """A base name of `app.domain.events.Topic`."""
+    """A base name of `app.domain.telemetry.events.Topic`."""
     type: str
     key: str
     payload: bytes

@@ -12,14 +12,14 @@ from sqlalchemy import ColumnElement, Connection, Engine, Row, Table, case, func
 
 from app.db.counters import read_counts
 from app.db.engine import expected_to_answer, reading
-from app.db.engine_reads import read_engines
-from app.db.relay import inbox_metrics
-from app.db.streams import stream_lag
+from app.db.ingestion.relay import inbox_metrics
+from app.db.ingestion.streams import stream_lag
+from app.db.ingestion.turn_counts import read_turn_counts
+from app.db.release.engine_reads import read_engines
 from app.db.tables import applied_events, dead_letters, inbox, labels, observations, training_runs, turns, versions
-from app.db.turn_counts import read_turn_counts
-from app.domain.events import RETRACTED, EventType, Heard, Observation
 from app.domain.ids import utc_now
 from app.domain.ports import Clock
+from app.domain.telemetry.events import RETRACTED, EventType, Heard, Observation
 
 
 class SqlReads:

@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import Dialect
 
-from app.domain.releases import ReleaseState
+from app.domain.release.releases import ReleaseState
 
 metadata = MetaData(
     naming_convention={
@@ -387,8 +387,8 @@ labels = Table(
     ),
     _partial("ix_labels_actor", "actor", where="actor IS NOT NULL"),
 )
-"""`lot` is a hash of the episode, see `app.db.labels.lot_of`: batches are drawn along it. `batch_id` tells where the label was used;
-`success` is what the gold signal `task_success` said when the label was made, for `label_rollups`."""
+"""`lot` is a hash of the episode, see `app.db.learning.labels.lot_of`: batches are drawn along it. `batch_id` tells where the label was
+used; `success` is what the gold signal `task_success` said when the label was made, for `label_rollups`."""
 
 label_rollups = Table(
     "label_rollups",
@@ -405,7 +405,8 @@ label_rollups = Table(
     PrimaryKeyConstraint("policy", "version", "hour", "segment", "measure"),
     Index("ix_label_rollups_hour", "policy", "hour"),
 )
-"""Current labels added up (`app.db.rollups`), sums in millionths: what pages show costs what a page has, not what the labels have."""
+"""Current labels added up (`app.db.learning.rollups`), sums in millionths: what pages show costs what a page has, not
+what the labels have."""
 
 erasures = Table(
     "erasures",

@@ -94,7 +94,7 @@ class OwnFault(RatchetError):
 
 
 class Held(RatchetError):
-    """A training run refuses to update; `reason` is a value of `app.domain.versions.HoldReason`."""
+    """A training run refuses to update; `reason` is a value of `app.domain.release.versions.HoldReason`."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from app.domain.access import ApiKey
-from app.domain.assignment import Arm
-from app.domain.batches import BatchManifest, LabelledTurn, LabelsMade, TurnPayload, Voice
-from app.domain.cycles import Cycle, CycleStatus
-from app.domain.events import CloudEvent, Heard, Observation
-from app.domain.releases import Route
-from app.domain.serving import EngineSight, GenerateRequest, GenerationChunk, ScoreRequest
-from app.domain.training import AdamParams, Datum, ForwardBackward, LossSpec, StepOutcome
-from app.domain.turns import PayloadClaim
-from app.domain.versions import TrainingRun, Version
+from app.domain.learning.batches import BatchManifest, LabelledTurn, LabelsMade, TurnPayload, Voice
+from app.domain.learning.cycles import Cycle, CycleStatus
+from app.domain.learning.training import AdamParams, Datum, ForwardBackward, LossSpec, StepOutcome
+from app.domain.release.assignment import Arm
+from app.domain.release.releases import Route
+from app.domain.release.versions import TrainingRun, Version
+from app.domain.telemetry.events import CloudEvent, Heard, Observation
+from app.domain.telemetry.serving import EngineSight, GenerateRequest, GenerationChunk, ScoreRequest
+from app.domain.telemetry.turns import PayloadClaim
 
 
 class Clock(Protocol):
@@ -216,7 +216,7 @@ class Reads(Protocol):
     def versions(self, policy: str | None, limit: int) -> list[dict[str, Any]]: ...
 
     def engines(self, policy: str | None) -> list[dict[str, Any]]:
-        """What each engine reported of each version; see `app.db.engine_reads`."""
+        """What each engine reported of each version; see `app.db.release.engine_reads`."""
         ...
 
     def labels_report(self, policy: str) -> dict[str, Any]:
@@ -249,11 +249,11 @@ class Way:
 
     base: str
     deltas: tuple[bytes, ...] = ()
-    """One after the other; see `app.policy.delta`."""
+    """One after the other; see `app.policy.storage.delta`."""
     snapshot: Path | None = None
     """Instead: the version itself, to be compared with the base."""
     probe: bytes | None = None
-    """What the version says of the fixed text, where its trainer wrote it down; see `app.policy.fixed_probe`."""
+    """What the version says of the fixed text, where its trainer wrote it down; see `app.policy.scoring.fixed_probe`."""
 
 
 class WeightStore(Protocol):
@@ -290,7 +290,7 @@ class ProgressLog(Protocol):
 
 
 class CycleBook(Protocol):
-    """Who runs a slot, and how far it got; see `app.db.cycles`."""
+    """Who runs a slot, and how far it got; see `app.db.learning.cycles`."""
 
     def elect(self, policy: str, slot: int, *, owner: str, now: datetime, lease: timedelta) -> Cycle | None: ...
     def take_over(self, policy: str, *, owner: str, now: datetime, lease: timedelta) -> Cycle | None: ...

@@ -9,12 +9,12 @@ from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar
 
 from app.domain.access import ApiKey
-from app.domain.alarms import Alarm
-from app.domain.cycles import Cycle
-from app.domain.gates import GateResult
+from app.domain.learning.cycles import Cycle
 from app.domain.people import Person
-from app.domain.releases import Approval, AuditEntry, Pointer, Release
-from app.domain.sums import Sums
+from app.domain.release.alarms import Alarm
+from app.domain.release.gates import GateResult
+from app.domain.release.releases import Approval, AuditEntry, Pointer, Release
+from app.domain.release.sums import Sums
 from app.domain.views import GateRow, ProgressRow, StepRow
 
 T = TypeVar("T")

@@ -7,9 +7,9 @@ from datetime import datetime
 from statistics import NormalDist
 from typing import Any, Protocol
 
-from app.domain.alarms import Alarm
-from app.domain.cycles import Cycle
-from app.domain.releases import Pointer, Release
+from app.domain.learning.cycles import Cycle
+from app.domain.release.alarms import Alarm
+from app.domain.release.releases import Pointer, Release
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from app.domain.errors import Unavailable
-from app.domain.streams import PARTITIONS
+from app.domain.telemetry.streams import PARTITIONS
 from app.messaging.options import KafkaConfig
 
 

@@ -6,9 +6,9 @@
 from datetime import datetime, timedelta
 from typing import Any
 
-from app.domain.events import EPOCH, CloudEvent, envelope
-from app.domain.moments import EARLIEST, LATEST
-from app.domain.streams import Delivery
+from app.domain.telemetry.events import EPOCH, CloudEvent, envelope
+from app.domain.telemetry.moments import EARLIEST, LATEST
+from app.domain.telemetry.streams import Delivery
 
 MAX_NAME = 200
 """Length of the names in the tables."""

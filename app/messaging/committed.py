@@ -6,7 +6,7 @@ from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
 from app.domain.errors import Unavailable
-from app.domain.streams import TopicPartition
+from app.domain.telemetry.streams import TopicPartition
 from app.messaging.cluster import Cluster
 from app.messaging.connecting import connect
 from app.messaging.security import security_settings

@@ -6,7 +6,7 @@ an alarm; it is then read from its beginning, and deduplication passes over what
 Embedded broker only: a live consumer may jump over acknowledged records when two producers shared a partition, so a gap in the
 offsets is read again from where it began (`facts/ingestion.md`, section 2.5). On a real cluster gaps are legal.
 
-Members share the partitions through the database (see `app.db.members`); the broker's group protocol is not used, its offset
+Members share the partitions through the database (see `app.db.ingestion.members`); the broker's group protocol is not used, its offset
 store is, so that its usual tools show the lag.
 """
 
@@ -20,9 +20,9 @@ from kafka.errors import KafkaConfigurationError, KafkaError, OffsetOutOfRangeEr
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from app.domain.errors import Unavailable
-from app.domain.events import Topic
-from app.domain.streams import Delivery, EpochBook, Positions
-from app.domain.streams import TopicPartition as Place
+from app.domain.telemetry.events import Topic
+from app.domain.telemetry.streams import Delivery, EpochBook, Positions
+from app.domain.telemetry.streams import TopicPartition as Place
 from app.messaging.cluster import Cluster
 from app.messaging.codec import decode
 from app.messaging.connecting import connect

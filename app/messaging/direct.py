@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from app.domain.errors import BadRequest, Overloaded, Unavailable
-from app.domain.events import CloudEvent, Topic
 from app.domain.ids import utc_now
 from app.domain.ports import Clock, Receipt
-from app.domain.streams import EventSink, OutgoingEvent, Sent, Unsendable
+from app.domain.telemetry.events import CloudEvent, Topic
+from app.domain.telemetry.streams import EventSink, OutgoingEvent, Sent, Unsendable
 
 MAX_IN_FLIGHT_BYTES = 32 * 1024 * 1024
 EVENT_OVERHEAD_BYTES = 300

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import msgspec
 
 from app.domain.errors import BadConfig
-from app.domain.events import Topic
-from app.domain.streams import PARTITIONS
+from app.domain.telemetry.events import Topic
+from app.domain.telemetry.streams import PARTITIONS
 
 
 class KafkaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

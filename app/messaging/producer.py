@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 from kafka.errors import KafkaError
 
 from app.domain.errors import BadConfig, Unavailable
-from app.domain.events import Topic
 from app.domain.ids import utc_now
 from app.domain.ports import Clock
-from app.domain.streams import PARTITIONS, Ack, EpochBook, OutgoingEvent, Sent
+from app.domain.telemetry.events import Topic
+from app.domain.telemetry.streams import PARTITIONS, Ack, EpochBook, OutgoingEvent, Sent
 from app.messaging.cluster import Cluster
 from app.messaging.topics import TopicAdmin, administering
 from app.messaging.transmitters import BatchTransmitter, IdempotentTransmitter, Transmitter

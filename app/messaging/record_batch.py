@@ -14,8 +14,8 @@ from datetime import datetime
 from kafka.codec import zstd_encode
 from kafka.record.util import calc_crc32c
 
-from app.domain.events import CloudEvent
-from app.domain.streams import PARTITIONS
+from app.domain.telemetry.events import CloudEvent
+from app.domain.telemetry.streams import PARTITIONS
 from app.messaging.codec import encode_headers
 
 HEADER = struct.Struct(">qiibIhiqqqhii")

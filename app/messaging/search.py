@@ -10,7 +10,7 @@ from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
 from app.domain.errors import Unavailable
-from app.domain.events import Topic
+from app.domain.telemetry.events import Topic
 from app.messaging.cluster import Cluster
 from app.messaging.connecting import connect
 from app.messaging.profiles import consumer_settings

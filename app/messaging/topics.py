@@ -12,8 +12,8 @@ from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 from kafka.errors import KafkaConfigurationError, KafkaError, TopicAlreadyExistsError
 
 from app.domain.errors import BadConfig, Unavailable
-from app.domain.events import Topic
-from app.domain.streams import PARTITIONS
+from app.domain.telemetry.events import Topic
+from app.domain.telemetry.streams import PARTITIONS
 from app.messaging.cluster import Cluster
 from app.messaging.connecting import connect
 from app.messaging.options import KafkaConfig, mismatches, topic_settings

@@ -17,7 +17,7 @@ from kafka import KafkaProducer
 from kafka.errors import InvalidRecordError, KafkaError, MessageSizeTooLargeError, RecordListTooLargeError
 from kafka.protocol.producer import ProduceRequest
 
-from app.domain.streams import Ack, OutgoingEvent, Sent, Unsendable
+from app.domain.telemetry.streams import Ack, OutgoingEvent, Sent, Unsendable
 from app.messaging.cluster import Cluster
 from app.messaging.codec import encode_headers
 from app.messaging.connecting import connect

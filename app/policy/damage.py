@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType] - its PathLike has no parameter
 
-from app.policy.snapshot import WEIGHTS, write_snapshot
+from app.policy.storage.snapshot import WEIGHTS, write_snapshot
 
 LAST_NORM = "model.norm.weight"
 

@@ -58,7 +58,7 @@ def draw(logprobs_NV: Tensor, uniform_N: Tensor) -> Tensor:
     """One token per row by inversion: the first whose cumulative probability exceeds the row's uniform number in [0, 1).
 
     Inversion takes one number per token, so a request with a seed spends the same numbers whatever else is in the batch. Whether its logits
-    are the same there to the last bit is the machine's and the model's: `app.policy.invariance` asks.
+    are the same there to the last bit is the machine's and the model's: `app.policy.decoding.invariance` asks.
 
     Blocks of the vocabulary are summed first (single precision, 64 numbers at a time: off by 1e-7 of a block's own mass). Their running
     sum, and the one inside the block that was hit, are double precision: one over the whole vocabulary costs five times that.

@@ -10,12 +10,12 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from app.domain.errors import BadInput
-from app.policy.attention import IMPLEMENTATION, register_attention
 from app.policy.chat import Chat
-from app.policy.grammars import Grammars
-from app.policy.packed_linear import can_pack, pack_linears
-from app.policy.snapshot import WEIGHTS, require_snapshot, verify_snapshot
-from app.policy.weights import compute_dtype
+from app.policy.decoding.attention import IMPLEMENTATION, register_attention
+from app.policy.decoding.grammars import Grammars
+from app.policy.decoding.packed_linear import can_pack, pack_linears
+from app.policy.storage.snapshot import WEIGHTS, require_snapshot, verify_snapshot
+from app.policy.storage.weights import compute_dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,9 @@ class Policy:
 def load_policy(folder: Path, *, dtype: torch.dtype | None = None, digest: str | None = None) -> Policy:
     """Load a snapshot, verified against its own `READY` and, where given, against `digest`.
 
-    Linear layers are packed for the processor where that is possible (`app.policy.packed_linear`): such a model samples and scores, it
-    cannot be trained or saved (use `load_model`). Raises `NotFound` (no snapshot) and `BadInput` (damaged, or other weights).
+    Linear layers are packed for the processor where that is possible (`app.policy.decoding.packed_linear`): such a
+    model samples and scores, it cannot be trained or saved (use `load_model`). Raises `NotFound` (no snapshot) and
+    `BadInput` (damaged, or other weights).
     """
     found = verify_snapshot(require_snapshot(folder))
     if digest is not None and digest != found:

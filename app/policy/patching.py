@@ -18,11 +18,11 @@ from transformers import PreTrainedModel
 
 from app.domain.errors import BadInput, Refused
 from app.domain.ports import Way
-from app.policy.delta import Patch
+from app.policy.decoding.packed_linear import PackedLinear, PackedPart
 from app.policy.model import Policy
-from app.policy.packed_linear import PackedLinear, PackedPart
-from app.policy.snapshot import WEIGHTS
-from app.policy.weights import digest_of
+from app.policy.storage.delta import Patch
+from app.policy.storage.snapshot import WEIGHTS
+from app.policy.storage.weights import digest_of
 
 
 class Changing(Protocol):

@@ -22,7 +22,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
-from app.policy.snapshot import finish_snapshot, replacing
+from app.policy.storage.snapshot import finish_snapshot, replacing
 from app.policy.tiny_lines import Kind, words
 
 VOCABULARY = 512

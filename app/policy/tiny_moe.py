@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, DeepseekV3Config, PreTrainedConfig, Qwen3MoeConfig
 
 from app.policy.experts import routers
-from app.policy.snapshot import finish_snapshot, replacing
+from app.policy.storage.snapshot import finish_snapshot, replacing
 from app.policy.tiny import CONTEXT, END, PAD, START, VOCABULARY, write_tiny_tokenizer
 
 EXPERTS = 8

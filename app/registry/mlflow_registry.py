@@ -19,7 +19,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from app.domain.errors import Unavailable
-from app.domain.versions import TrainingRun, Version
+from app.domain.release.versions import TrainingRun, Version
 
 ALIASES = ("champion", "canary", "candidate", "previous", "anchor")
 IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}

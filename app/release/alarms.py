@@ -1,12 +1,12 @@
 """Alarms and what they stop: freezing and freeing promotions, incidents, and quarantines that two people lift.
 
 An alarm is raised once for what was found: when it ended, the same finding about the same release does not raise it again. The detectors
-begin again after it (`pipelines.evaluation.guards`).
+begin again after it (`pipelines.evaluation.live.guards`).
 """
 
-from app.domain.alarms import FREEZING, AlarmKind
 from app.domain.errors import NotFound, Refused
-from app.domain.releases import ReleaseState
+from app.domain.release.alarms import FREEZING, AlarmKind
+from app.domain.release.releases import ReleaseState
 from app.release.ledger import ReleaseTransaction
 from app.release.people import require_person, require_strangers
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from app.domain.alarms import Alarm
 from app.domain.errors import StaleGeneration
-from app.domain.gates import GateName, GateResult
-from app.domain.releases import Pointer, Release
+from app.domain.release.alarms import Alarm
+from app.domain.release.gates import GateName, GateResult
+from app.domain.release.releases import Pointer, Release
 from app.release.ledger import ReleaseLedger, ReleaseTransaction
 
 MOST_MOVES = 5

@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from app.domain.alarms import AlarmKind
 from app.domain.errors import Quarantined, Refused, StaleGeneration
-from app.domain.gates import GateName, GateResult, Verdict
 from app.domain.ids import utc_now, uuid7
-from app.domain.releases import IN_FLIGHT, Approval, Pointer, Release, ReleaseState
-from app.domain.terms import Terms
-from app.domain.versions import Version
+from app.domain.release.alarms import AlarmKind
+from app.domain.release.gates import GateName, GateResult, Verdict
+from app.domain.release.releases import IN_FLIGHT, Approval, Pointer, Release, ReleaseState
+from app.domain.release.terms import Terms
+from app.domain.release.versions import Version
 from app.release import promotion
 from app.release.alarms import freeze, require_calm
 from app.release.ledger import ReleaseLedger, ReleaseTransaction

@@ -1,13 +1,13 @@
-"""What the desk needs from the database: one transaction per act, serialised per policy. `app.db.releases` implements it."""
+"""What the desk needs from the database: one transaction per act, serialised per policy. `app.db.release.releases` implements it."""
 
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
-from app.domain.alarms import Alarm, AlarmKind
-from app.domain.gates import GateName, GateResult
-from app.domain.releases import Approval, Pointer, Release, ReleaseState
+from app.domain.release.alarms import Alarm, AlarmKind
+from app.domain.release.gates import GateName, GateResult
+from app.domain.release.releases import Approval, Pointer, Release, ReleaseState
 
 
 class ReleaseTransaction(Protocol):

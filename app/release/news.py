@@ -1,4 +1,4 @@
-"""News in the words of a chat or a mail: which events are news, `app.domain.news` says."""
+"""News in the words of a chat or a mail: which events are news, `app.domain.release.news` says."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from app.domain.errors import BadRequest
-from app.domain.news import MAIL
+from app.domain.release.news import MAIL
 
 LONGEST_TEXT = 2000
 """Characters of a sentence that somebody wrote; chats cut long messages anyway, in places of their own choice."""

@@ -8,10 +8,10 @@ within a day may be behind it.
 from collections.abc import Collection, Sequence
 
 from app.domain.errors import Refused
-from app.domain.gates import GateName, GateResult, content_hash
 from app.domain.people import BOT_MARKS
-from app.domain.releases import Approval, Release
-from app.domain.terms import Terms
+from app.domain.release.gates import GateName, GateResult, content_hash
+from app.domain.release.releases import Approval, Release
+from app.domain.release.terms import Terms
 from app.release.ledger import ReleaseTransaction
 
 

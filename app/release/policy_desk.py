@@ -8,10 +8,10 @@ from copy import copy
 from dataclasses import replace
 from typing import Self
 
-from app.domain.alarms import Alarm, AlarmKind
 from app.domain.errors import DoneAlready, Refused, StaleGeneration
-from app.domain.gates import GateName
-from app.domain.releases import Pointer, ReleaseState
+from app.domain.release.alarms import Alarm, AlarmKind
+from app.domain.release.gates import GateName
+from app.domain.release.releases import Pointer, ReleaseState
 from app.release import alarms, promotion
 from app.release.basis import BasedLedger, Basis
 from app.release.ledger import ReleaseLedger

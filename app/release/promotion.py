@@ -11,11 +11,11 @@ from datetime import timedelta
 
 import msgspec
 
-from app.domain.alarms import AlarmKind
 from app.domain.errors import Quarantined, Refused
-from app.domain.gates import GateName, Verdict
-from app.domain.releases import IN_FLIGHT, Pointer, Release, ReleaseState
-from app.domain.terms import Terms
+from app.domain.release.alarms import AlarmKind
+from app.domain.release.gates import GateName, Verdict
+from app.domain.release.releases import IN_FLIGHT, Pointer, Release, ReleaseState
+from app.domain.release.terms import Terms
 from app.release.alarms import freeze, require_free
 from app.release.ledger import ReleaseTransaction
 from app.release.people import approvers, evidence_digest, is_person, require_person

@@ -22,10 +22,10 @@ import httpx
 from standardwebhooks.webhooks import Webhook as Signer
 
 from app.domain.errors import BadConfig, BadRequest, RatchetError
-from app.domain.gates import canonical_json
 from app.domain.ids import uuid7
-from app.domain.news import CHANNELS, MAIL, SLACK, TEAMS
 from app.domain.ports import Clock
+from app.domain.release.gates import canonical_json
+from app.domain.release.news import CHANNELS, MAIL, SLACK, TEAMS
 from app.release.news import address_of, mail_of, message_of, slack_body, teams_body
 from app.release.post import PostOffice
 

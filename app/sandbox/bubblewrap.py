@@ -22,8 +22,8 @@ from itertools import count
 from pathlib import Path
 from typing import NoReturn
 
-from app.domain.boxes import WORKSPACE, Box, BoxSpec, Ended, Executed, Limits, Patch, Talk, TalkEnded
 from app.domain.errors import BadInput, Refused, Unavailable
+from app.domain.learning.boxes import WORKSPACE, Box, BoxSpec, Ended, Executed, Limits, Patch, Talk, TalkEnded
 from app.sandbox import control_groups
 from app.sandbox.child import GRACE_S, Child
 from app.sandbox.control_groups import ControlGroups, Group

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from app.domain.boxes import Ended, Executed, TalkEnded
+from app.domain.learning.boxes import Ended, Executed, TalkEnded
 
 CHUNK_BYTES = 1 << 16
 GRACE_S = 5.0

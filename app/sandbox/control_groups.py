@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from app.domain.boxes import Limits
+from app.domain.learning.boxes import Limits
 
 MOUNTED = Path("/sys/fs/cgroup")
 NAME = "ratchet-box"

@@ -6,8 +6,8 @@ They are set by a program of its own, after the box was made: set before, the nu
 import shutil
 from collections.abc import Sequence
 
-from app.domain.boxes import Limits
 from app.domain.errors import Refused
+from app.domain.learning.boxes import Limits
 
 OPEN_FILES = 64
 

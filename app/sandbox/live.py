@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from app.domain.boxes import BoxSpec, Ended, Executed, Patch, Talk, TalkEnded, checked_path
 from app.domain.errors import BadInput, Refused
+from app.domain.learning.boxes import BoxSpec, Ended, Executed, Patch, Talk, TalkEnded, checked_path
 from app.sandbox.limits import limited
 from app.sandbox.workspaces import Workspace
 

@@ -15,8 +15,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.domain.boxes import Box, BoxSpec, Ended, Executed, Patch, Talk, checked_path
 from app.domain.errors import BadInput, Refused
+from app.domain.learning.boxes import Box, BoxSpec, Ended, Executed, Patch, Talk, checked_path
 from app.sandbox.child import Child
 from app.sandbox.limits import limited
 from app.sandbox.workspaces import changes_between

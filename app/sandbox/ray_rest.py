@@ -20,8 +20,8 @@ from typing import Any
 
 import httpx
 
-from app.domain.boxes import MOST_PATCH_BYTES, WORKSPACE, Box, BoxSpec, Ended, Executed, Patch, Talk, checked_path
 from app.domain.errors import BadInput, NotFound, Refused, Unavailable
+from app.domain.learning.boxes import MOST_PATCH_BYTES, WORKSPACE, Box, BoxSpec, Ended, Executed, Patch, Talk, checked_path
 from app.sandbox.control_groups import born, owner_lives
 from app.sandbox.limits import plain_limits
 from app.sandbox.workspaces import changes_of, read_folder

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from app.domain.boxes import MOST_PATCH_BYTES, Patch, checked_patch
 from app.domain.errors import BadInput, Overloaded
+from app.domain.learning.boxes import MOST_PATCH_BYTES, Patch, checked_patch
 from app.sandbox.control_groups import born, owner_lives
 
 NAME = "work"

@@ -14,8 +14,8 @@ import httpx
 import msgspec
 
 from app.domain.errors import BadRequest, Overloaded, RatchetError, Unavailable
-from app.domain.serving import EngineSight, GenerateRequest, GenerationChunk, ScoreRequest
-from app.domain.turns import FinishReason
+from app.domain.telemetry.serving import EngineSight, GenerateRequest, GenerationChunk, ScoreRequest
+from app.domain.telemetry.turns import FinishReason
 from app.serving.refusals import DRAINING, HEALTH_TIMEOUT_S, require_one_healthy, worst
 from app.serving.replicas import Replicas
 

@@ -26,7 +26,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 
 from app.domain.errors import BadRequest, NotFound, Overloaded, RatchetError
-from app.domain.serving import GenerateRequest, GenerationChunk, ScoreRequest
+from app.domain.telemetry.serving import GenerateRequest, GenerationChunk, ScoreRequest
 from app.serving.measures import measured
 from app.serving.refusals import DRAINING
 from app.serving.residency import Residency

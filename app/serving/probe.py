@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from app.domain.turns import SamplingParams
-from app.policy.fixed_probe import divergence, strange, written
-from app.policy.forward import token_logprobs
+from app.domain.telemetry.turns import SamplingParams
+from app.policy.decoding.sampling import Generation, sample
 from app.policy.model import Policy
-from app.policy.sampling import Generation, sample
+from app.policy.scoring.fixed_probe import divergence, strange, written
+from app.policy.scoring.forward import token_logprobs
 
 PROMPTS = ("What is", "def first(items):\n    ", "Write a short answer: why", "1, 2, 3,")
 TOKENS = 16

@@ -20,7 +20,7 @@ from typing import Any
 from app.domain.errors import BadInput, RatchetError
 from app.domain.ids import utc_now
 from app.domain.ports import EngineLedger, EngineState, EngineWeights
-from app.policy.invariance import TEXTS, Invariance, invariance
+from app.policy.decoding.invariance import TEXTS, Invariance, invariance
 from app.policy.model import Policy, load_policy
 from app.policy.patching import follow
 from app.serving.probe import answers_strangely, probe

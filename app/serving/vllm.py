@@ -12,7 +12,7 @@ no tool calls, which loses token ids (vllm-project/vllm#27482). Served and teste
 
 A version is held by a server whose base has its digest (by label, else by name) or that has an adapter of that name. A turn whose tokens
 were not all sampled by the version that was asked for says so, and is not trained on. vLLM does not say what top-p kept: the update
-works it out (`pipelines.training.nucleus`). Not covered: routed experts (their wire format says nothing of the last token).
+works it out (`pipelines.training.numerics.nucleus`). Not covered: routed experts (their wire format says nothing of the last token).
 """
 
 import asyncio
@@ -25,8 +25,8 @@ import httpx
 import msgspec
 
 from app.domain.errors import BadRequest, RatchetError, Unavailable
-from app.domain.serving import EngineSight, GenerateRequest, GenerationChunk, Likely, ScoreRequest
-from app.domain.turns import FinishReason
+from app.domain.telemetry.serving import EngineSight, GenerateRequest, GenerationChunk, Likely, ScoreRequest
+from app.domain.telemetry.turns import FinishReason
 from app.serving.refusals import HEALTH_TIMEOUT_S, require_one_healthy, worst
 from app.serving.vllm_wire import Held, ask_held, gone, other_weights, refusal, sampling_body, sight_of
 

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 
 from app.domain.errors import RatchetError, Refused
-from app.domain.turns import SamplingParams
+from app.domain.telemetry.turns import SamplingParams
 from app.serving.vllm import scored_tokens
 from app.serving.vllm_wire import Held, gone, held_of, refusal, sampling_body
 

@@ -7,8 +7,8 @@
 A server that fails serves on; its turns are marked and never trained on.
 """
 
-from app.domain.turns import SamplingParams
-from app.policy.fixed_probe import divergence
+from app.domain.telemetry.turns import SamplingParams
+from app.policy.scoring.fixed_probe import divergence
 from app.serving.probe import MAX_GAP, MAX_KL, PROMPTS, TOKENS
 from app.serving.vllm_control import VllmControl
 

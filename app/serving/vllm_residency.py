@@ -27,8 +27,8 @@ from safetensors import safe_open
 
 from app.domain.errors import BadInput, RatchetError, Refused
 from app.domain.ports import EngineLedger, EngineState, WeightStore
-from app.policy.fixed_probe import Expected, expected, not_arrived, strange
-from app.policy.snapshot import ADAPTER, ADAPTER_CONFIG, WEIGHTS, verify_snapshot
+from app.policy.scoring.fixed_probe import Expected, expected, not_arrived, strange
+from app.policy.storage.snapshot import ADAPTER, ADAPTER_CONFIG, WEIGHTS, verify_snapshot
 from app.serving.vllm_control import Pause, VllmControl
 from app.serving.vllm_probe import doubt
 from app.serving.vllm_wire import UNVERSIONED, Held

@@ -9,8 +9,8 @@ import httpx
 import msgspec
 
 from app.domain.errors import BadRequest, NotFound, Overloaded, RatchetError, Unavailable
-from app.domain.serving import EngineSight
-from app.domain.turns import Form, SamplingParams, Shape
+from app.domain.telemetry.serving import EngineSight
+from app.domain.telemetry.turns import Form, SamplingParams, Shape
 
 UNVERSIONED = "default"
 """What a vLLM server calls its weights until somebody replaced them."""

@@ -23,11 +23,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.domain.errors import BadRequest, NotFound, Overloaded, RatchetError, Unavailable
-from app.domain.serving import GenerateRequest, GenerationChunk, ScoreRequest
-from app.domain.turns import FinishReason
+from app.domain.telemetry.serving import GenerateRequest, GenerationChunk, ScoreRequest
+from app.domain.telemetry.turns import FinishReason
+from app.policy.decoding.sampling import Decoder, Generation
+from app.policy.decoding.shaping import Shaper
 from app.policy.model import Policy
-from app.policy.sampling import Decoder, Generation
-from app.policy.shaping import Shaper
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from app.domain.batches import TurnPayload
-from app.domain.decisions import ExportedTurn
 from app.domain.errors import BadInput
+from app.domain.learning.batches import TurnPayload
+from app.domain.learning.decisions import ExportedTurn
 from app.durable import sync
 from app.trajectories.segments import SCHEMA, row_of
 

@@ -25,9 +25,9 @@ import pyarrow.parquet as pq
 from pyarrow.compute import equal, field, invert, is_in  # type: ignore[attr-defined] - made at import
 from pyarrow.dataset import dataset
 
-from app.domain.batches import TurnPayload
 from app.domain.errors import BadConfig, BadInput, Unavailable
-from app.domain.turns import PayloadClaim, Shape
+from app.domain.learning.batches import TurnPayload
+from app.domain.telemetry.turns import PayloadClaim, Shape
 from app.durable import sync
 
 SCHEMA = pa.schema(

@@ -90,7 +90,7 @@ def _create(name: str, table: str, columns: list[str], where: str, sqlite: str |
 
 
 def _draw_lots() -> None:
-    """As `app.db.labels.lot_of` draws them; only labels that a batch may still take need one."""
+    """As `app.db.learning.labels.lot_of` draws them; only labels that a batch may still take need one."""
     connection = op.get_bind()
     if connection.dialect.name == "postgresql":
         op.execute(

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from app.domain.batches import BatchItem, BatchManifest, LabelGroup, LabelledTurn, Voice, batch_id, group_of
 from app.domain.errors import Held
+from app.domain.learning.batches import BatchItem, BatchManifest, LabelGroup, LabelledTurn, Voice, batch_id, group_of
+from app.domain.learning.rewards import Exclusion
 from app.domain.ports import BatchStore, CutSession
-from app.domain.rewards import Exclusion
-from app.domain.versions import HoldReason
+from app.domain.release.versions import HoldReason
 from pipelines.batching.config import BatchingConfig
 from pipelines.batching.mixing import mixed
 from pipelines.batching.raters import quarantined, voices_of, weighted

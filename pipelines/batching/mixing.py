@@ -8,7 +8,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
 
-from app.domain.batches import LabelledTurn
+from app.domain.learning.batches import LabelledTurn
 
 
 def mixed(turns: Sequence[LabelledTurn], *, share: float, most: int, slot: int) -> tuple[list[LabelledTurn], list[LabelledTurn]]:

@@ -31,7 +31,7 @@ from statistics import fmean, median
 
 import numpy as np
 
-from app.domain.batches import LabelledTurn, Voice
+from app.domain.learning.batches import LabelledTurn, Voice
 
 ALPHA = 0.01
 """Chance per cut and question, at most, that honest raters are suspected; what it costs is that a few labels wait."""

@@ -18,7 +18,7 @@ from pipelines.commands.demonstration.planning import TARGET_S, Plan, Speed, fit
 from pipelines.commands.demonstration.profiles import PROFILES, ROOT, Profile, require_memory, seconds, write_config
 from pipelines.commands.demonstration.screen import Screen
 from pipelines.commands.demonstration.story import LATER, Ended, Story
-from pipelines.commands.deployment import Deployment, check, plan, prepare_apart, with_engine_threads
+from pipelines.commands.running.deployment import Deployment, check, plan, prepare_apart, with_engine_threads
 from pipelines.config import loop_config
 from pipelines.supervisor import Supervisor, owning
 

@@ -14,7 +14,7 @@ from app.settings import from_environment
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from app.domain.decisions import Decision
+    from app.domain.learning.decisions import Decision
 
 ARMS = {"champion": 1, "candidate": 2, "previous": 2}
 """Action numbers: what most people get, and what is compared with it."""

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from app import wiring
-from app.domain.label_reports import LabelReport
+from app.domain.learning.label_reports import LabelReport
 from app.settings import from_environment, read_toml
 from pipelines.config import loop_config
 from pipelines.labelling.follow_up.agreement import (

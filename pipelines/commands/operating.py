@@ -20,7 +20,7 @@ import httpx
 from app import wiring
 from app.domain.errors import Refused, Unavailable
 from app.domain.ids import uuid7
-from app.domain.releases import Release
+from app.domain.release.releases import Release
 from app.settings import Settings
 from pipelines.commands.terminal.kept import kept_token
 

@@ -14,7 +14,7 @@ from app import wiring
 from app.domain.errors import BadInput
 from app.domain.ids import utc_now, uuid7
 from app.domain.policies import PolicyConfig
-from app.domain.versions import RunStatus, TrainingRun, Version, VersionKind, version_name
+from app.domain.release.versions import RunStatus, TrainingRun, Version, VersionKind, version_name
 from app.settings import Settings, from_environment
 from pipelines.training.pretraining import Document, PretrainingConfig, Tokenizer, read_folder, tokenise
 from pipelines.training.pretraining import pretrain as train_on

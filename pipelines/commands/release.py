@@ -10,7 +10,7 @@ from rich.table import Table
 from app import wiring
 from app.domain.errors import NotFound, Refused
 from app.domain.ids import utc_now
-from app.domain.releases import Release
+from app.domain.release.releases import Release
 from app.release.desk import ReleaseDesk
 from app.settings import Settings, from_environment, owner_of, read_toml
 from pipelines.commands.operating import Remote, acting, os_user, require_one_person
@@ -51,7 +51,7 @@ def show(release_id: str) -> None:
 @click.argument("release_id")
 def explain(release_id: str) -> None:
     """Decide every live decision again from its stored evidence; exit code 1 where anything comes out otherwise."""
-    from pipelines.evaluation.explain import explain as explain_all
+    from pipelines.evaluation.live.explain import explain as explain_all
 
     settings = from_environment()
     found = _find(settings, release_id)
@@ -73,7 +73,7 @@ def explain(release_id: str) -> None:
 def plan(policy: str) -> None:
     """Show what canaries of POLICY would find with its own traffic of the last days, by their length."""
     from pipelines.config import loop_config
-    from pipelines.evaluation.planning import traffic_of, uninformed, windows_of
+    from pipelines.evaluation.live.planning import traffic_of, uninformed, windows_of
 
     settings = from_environment()
     wiring.require_policy(wiring.load_policies(settings), policy)

@@ -10,11 +10,11 @@ from rich.table import Table
 from app import wiring
 from app.domain.errors import Refused
 from app.settings import from_environment, read_toml
-from pipelines.commands.loop_ports import examination, offline_gate
+from pipelines.commands.running.loop_ports import examination, offline_gate
 from pipelines.config import loop_config
-from pipelines.evaluation.contamination import contaminated
-from pipelines.evaluation.product_suite import SourceTurn, cut_product_suite
-from pipelines.evaluation.suites import load_suite
+from pipelines.evaluation.suites.contamination import contaminated
+from pipelines.evaluation.suites.product_suite import SourceTurn, cut_product_suite
+from pipelines.evaluation.suites.suites import load_suite
 
 
 @click.group()

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 
 from app.domain.errors import BadConfig
-from app.domain.gates import content_hash
-from app.domain.terms import Terms
+from app.domain.release.gates import content_hash
+from app.domain.release.terms import Terms
 from pipelines.evaluation.default_metrics import default_metrics
 from pipelines.evaluation.metrics import CLASS_WEIGHTS, NAMED_SOURCES, PLAIN_SOURCES, Good, MetricClass, MetricConfig, Missing
 

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from app.domain.gates import GateName, GateResult, Verdict, content_hash
-from app.domain.rewards import Exclusion
-from app.domain.versions import PastRun, RunStatus, TrainingRun
+from app.domain.learning.rewards import Exclusion
+from app.domain.release.gates import GateName, GateResult, Verdict, content_hash
+from app.domain.release.versions import PastRun, RunStatus, TrainingRun
 from pipelines.evaluation.config import GatesConfig, HealthConfig, MetricClass
 from pipelines.evaluation.statistics import monitors
 from pipelines.evaluation.statistics.monitors import Finding, Level

@@ -4,10 +4,10 @@ from datetime import datetime
 
 import msgspec
 
-from app.domain.gates import GateName, GateResult, Verdict, content_hash
-from app.domain.licences import licences, obligations_of
 from app.domain.policies import DeploymentFacts
-from app.domain.versions import Version
+from app.domain.release.gates import GateName, GateResult, Verdict, content_hash
+from app.domain.release.licences import licences, obligations_of
+from app.domain.release.versions import Version
 
 
 def judge_licence(version: Version, facts: DeploymentFacts, *, now: datetime) -> GateResult:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from app.domain.gates import GateName, GateResult, Verdict, content_hash
+from app.domain.release.gates import GateName, GateResult, Verdict, content_hash
 from pipelines.evaluation.config import GatesConfig
 from pipelines.evaluation.statistics.off_policy import LoggedResponses, OffPolicyEstimate, OffPolicyHint, OffPolicyStatus, estimate
 

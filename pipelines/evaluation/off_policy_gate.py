@@ -13,11 +13,11 @@ from itertools import takewhile
 
 import numpy as np
 
-from app.domain.batches import RewardedTurn, TurnPayload
 from app.domain.errors import RatchetError
-from app.domain.gates import GateResult
+from app.domain.learning.batches import RewardedTurn, TurnPayload
 from app.domain.ports import Clock, Engines, TrajectoryStore
-from app.domain.serving import ScoreRequest
+from app.domain.release.gates import GateResult
+from app.domain.telemetry.serving import ScoreRequest
 from pipelines.evaluation.config import GatesConfig
 from pipelines.evaluation.off_policy import LoggedTurns, Logprobs, engine_gap, judge_off_policy, unsupported
 from pipelines.evaluation.statistics.off_policy import ENGINE_GAP_LIMIT

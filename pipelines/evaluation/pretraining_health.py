@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from app.domain.gates import GateName, GateResult, Verdict, content_hash
-from app.domain.versions import RunStatus, TrainingRun
+from app.domain.release.gates import GateName, GateResult, Verdict, content_hash
+from app.domain.release.versions import RunStatus, TrainingRun
 from pipelines.evaluation.config import GatesConfig
 
 

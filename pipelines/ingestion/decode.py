@@ -12,10 +12,10 @@ from datetime import datetime
 
 import msgspec
 
-from app.domain.events import CloudEvent, Erasure, EventType, Exposure, Observation, Retraction, payload_hash
-from app.domain.moments import LATEST, check_moments
-from app.domain.streams import AppliedEvent, DeadLetter, Delivery, Effect
-from app.domain.turns import TurnServed
+from app.domain.telemetry.events import CloudEvent, Erasure, EventType, Exposure, Observation, Retraction, payload_hash
+from app.domain.telemetry.moments import LATEST, check_moments
+from app.domain.telemetry.streams import AppliedEvent, DeadLetter, Delivery, Effect
+from app.domain.telemetry.turns import TurnServed
 
 Decoder = Callable[[bytes], Effect]
 

@@ -17,7 +17,7 @@ from functools import cached_property
 from app.domain.errors import OwnFault, Unavailable
 from app.domain.ids import utc_now
 from app.domain.ports import Clock
-from app.domain.streams import Delivery, EffectBatch, EffectStore, EventSource, TopicPartition
+from app.domain.telemetry.streams import Delivery, EffectBatch, EffectStore, EventSource, TopicPartition
 from pipelines.ingestion.config import IngestionConfig
 from pipelines.ingestion.decode import DECODERS, Decoder, sort_out
 from pipelines.ingestion.isolate import Isolator, log_burial

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from app.domain.streams import Ack, OutgoingEvent, Sent, TopicPartition, Unsendable
+from app.domain.telemetry.streams import Ack, OutgoingEvent, Sent, TopicPartition, Unsendable
 
 
 @dataclass(kw_only=True)

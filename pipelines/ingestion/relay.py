@@ -16,10 +16,10 @@ from datetime import datetime, timedelta
 from functools import cached_property
 
 from app.domain.errors import LeaseLost, Unavailable
-from app.domain.events import Topic, envelope
 from app.domain.ids import utc_now, uuid7
 from app.domain.ports import Clock
-from app.domain.streams import (
+from app.domain.telemetry.events import Topic, envelope
+from app.domain.telemetry.streams import (
     Ack,
     DeadLetter,
     Delivery,

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
-from app.domain.rewards import Aggregation
+from app.domain.learning.rewards import Aggregation
 
 
 def aggregate(values: Sequence[float], how: Aggregation) -> float:

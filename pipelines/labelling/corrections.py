@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from app.domain.corrections import Correction, CorrectionKind, Reaction
-from app.domain.events import Observation
-from app.domain.rewards import DueTurn
-from app.domain.signals import ObservationName, RawEdit
+from app.domain.learning.corrections import Correction, CorrectionKind, Reaction
+from app.domain.learning.rewards import DueTurn
+from app.domain.telemetry.events import Observation
+from app.domain.telemetry.signals import ObservationName, RawEdit
 from pipelines.labelling.follow_up.term import FollowUp
 from pipelines.labelling.persistence import similarity
 from pipelines.labelling.regions import region_now

@@ -20,12 +20,12 @@ from typing import Protocol
 
 import msgspec
 
-from app.domain.assignment import unit_interval
-from app.domain.events import is_imported, is_rollout
+from app.domain.learning.rewards import Credit, DueTurn, Exclusion, Label, Term, TermScore, TurnFacts
 from app.domain.policies import PolicyConfig
-from app.domain.rewards import Credit, DueTurn, Exclusion, Label, Term, TermScore, TurnFacts
-from app.domain.signals import ObservationName
-from app.domain.turns import MIXED_VERSIONS, UNSCORABLE, FinishReason
+from app.domain.release.assignment import unit_interval
+from app.domain.telemetry.events import is_imported, is_rollout
+from app.domain.telemetry.signals import ObservationName
+from app.domain.telemetry.turns import MIXED_VERSIONS, UNSCORABLE, FinishReason
 from pipelines.labelling.rule_set import RuleSet
 from pipelines.labelling.terms import COSTS
 

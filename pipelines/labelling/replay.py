@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
+from app.domain.learning.rewards import DueTurn
 from app.domain.policies import PolicyConfig
-from app.domain.rewards import DueTurn
 from pipelines.labelling.labeller import label, spoken
 from pipelines.labelling.rule_set import RuleSet
 

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from app.domain.errors import BadConfig
-from app.domain.gates import content_hash
-from app.domain.rewards import Aggregation, Term
+from app.domain.learning.rewards import Aggregation, Term
+from app.domain.release.gates import content_hash
 from pipelines.labelling.follow_up.term import FollowUp, Reader
 from pipelines.labelling.terms import BUILT_IN, SIGNAL, DeclaredSignal, Rating, Signals
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from app.domain.events import Observation, is_rollout
+from app.domain.learning.rewards import Aggregation, Credit, Term, TermScore, TurnFacts
 from app.domain.policies import SignalConfig
-from app.domain.rewards import Aggregation, Credit, Term, TermScore, TurnFacts
-from app.domain.signals import Latency, MeasuredPersistence, ObservationName, RawEdit
-from app.domain.turns import FinishReason, ToolVerdict
+from app.domain.telemetry.events import Observation, is_rollout
+from app.domain.telemetry.signals import Latency, MeasuredPersistence, ObservationName, RawEdit
+from app.domain.telemetry.turns import FinishReason, ToolVerdict
 from pipelines.labelling.aggregate import aggregate
 from pipelines.labelling.follow_up.term import FollowUp
 from pipelines.labelling.persistence import Look, no_revert, similarity, survival

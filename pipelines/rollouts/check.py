@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 import msgspec
 
-from app.domain.boxes import GATEWAY, Boxes, BoxSpec, Ended
 from app.domain.errors import BadInput
+from app.domain.learning.boxes import GATEWAY, Boxes, BoxSpec, Ended
 from pipelines.rollouts.episode import AGENT, MOST_SAID_BYTES
 from pipelines.rollouts.grading import Grader, Verdict, open_to_all
 from pipelines.rollouts.interception import Always, Answering, Bounds, Exchange, Handler, Interception, Socket

@@ -27,7 +27,7 @@ import numpy as np
 
 from app.domain.errors import LeaseLost, Refused
 from app.domain.ids import uuid7
-from app.domain.rollouts import Closed, Outcome, Rollout, RolloutBook
+from app.domain.learning.rollouts import Closed, Outcome, Rollout, RolloutBook
 from pipelines.rollouts.bandit import Learnability
 from pipelines.rollouts.config import RolloutsConfig
 from pipelines.rollouts.episode import Workplace, forget

@@ -17,9 +17,9 @@ from typing import Protocol
 
 import httpx
 
-from app.domain.boxes import GATEWAY, Box, Boxes, BoxSpec, Ended, Executed, Limits
 from app.domain.errors import BadInput, LeaseLost, RatchetError
-from app.domain.rollouts import Closed, Outcome, Rollout
+from app.domain.learning.boxes import GATEWAY, Box, Boxes, BoxSpec, Ended, Executed, Limits
+from app.domain.learning.rollouts import Closed, Outcome, Rollout
 from pipelines.rollouts.audit import audited
 from pipelines.rollouts.grading import Grader, Verdict, open_to_all, text_of
 from pipelines.rollouts.interception import Always, Bounds, Exchange, Interception, Journal, Permit, Socket

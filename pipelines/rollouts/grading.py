@@ -19,8 +19,8 @@ from pathlib import Path
 
 import msgspec
 
-from app.domain.boxes import Boxes, BoxSpec, Ended, Limits, Patch
 from app.domain.errors import RatchetError
+from app.domain.learning.boxes import Boxes, BoxSpec, Ended, Limits, Patch
 from pipelines.rollouts.tasks import TaskData
 
 RUNNER = Path(__file__).with_name("boxed") / "runner.py"

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import httpx
 import msgspec
 
-from app.domain.rollouts import Outcome
+from app.domain.learning.rollouts import Outcome
 
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 RETRY_S = 0.5

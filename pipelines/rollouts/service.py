@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import httpx
 
 from app.domain.errors import NotFound, Refused, Unavailable
-from app.domain.rollouts import Closed, Rollout
+from app.domain.learning.rollouts import Closed, Rollout
 from pipelines.rollouts.permits import Pressure
 
 

@@ -13,8 +13,8 @@ from typing import Protocol
 
 import msgspec
 
-from app.domain.boxes import MOST_PATCH_BYTES, checked_path
 from app.domain.errors import BadInput
+from app.domain.learning.boxes import MOST_PATCH_BYTES, checked_path
 
 MOST_INSTRUCTION_CHARS = 20_000
 

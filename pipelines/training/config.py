@@ -88,7 +88,7 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     kl_beta: float = 0.005
     """Reward units per nat of divergence from the anchor, near it; 0 switches the penalty off."""
     kl_beta_max: float = 0.07
-    """What the penalty rises to at one and a half of `kl_target`, see `pipelines.training.advantage.penalty`."""
+    """What the penalty rises to at one and a half of `kl_target`, see `pipelines.training.numerics.advantage.penalty`."""
     kl_target: float = 0.45
     """Divergence from the anchor around which the line of versions settles, as a share of `guards.max_kl_anchor`."""
     turns_per_step: int = 32
@@ -110,7 +110,7 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the matrix products. `auto` asks this processor which is faster. Master weights and optimizer are always fp32."""
     activations: Literal["none", "selective", "full"] = "none"
-    """What the forward pass keeps for the backward pass; less memory costs more time, see `pipelines.training.activations`."""
+    """What the forward pass keeps for the backward pass; less memory costs more time, see `pipelines.training.numerics.activations`."""
     share_prefixes: bool = True
     """Compute what turns have in common once (exact; off for mixture-of-experts models with router replay)."""
     lora: LoraConfig | None = None

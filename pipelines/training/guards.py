@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.domain.errors import Held
-from app.domain.versions import HoldReason
+from app.domain.release.versions import HoldReason
 from pipelines.training.config import GuardLimits
 
 BACK = 0.95

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.domain.errors import Held
-from app.domain.versions import HoldReason
+from app.domain.release.versions import HoldReason
 from pipelines.training import guards
 from pipelines.training.config import GuardLimits, TrainingConfig
 from pipelines.training.guards import Estimate, estimate

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from app.domain.batches import BatchManifest
+from app.domain.learning.batches import BatchManifest
 from pipelines.training.guards import RatioReport
 from pipelines.training.samples import Sample
 

@@ -7,9 +7,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from app.domain.batches import BatchManifest
-from app.domain.corrections import Correction
 from app.domain.ids import utc_now
+from app.domain.learning.batches import BatchManifest
+from app.domain.learning.corrections import Correction
 from app.domain.ports import ProgressLog, RunStore, Trainer, TrajectoryStore, WeightStore
 from pipelines.training.trainer import TrainerSetup
 

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 
 from app.domain.errors import BadInput, Held
+from app.domain.learning.training import AdamParams, Datum, LossName, LossSpec
 from app.domain.ports import ProgressLog, Trainer
-from app.domain.training import AdamParams, Datum, LossName, LossSpec
-from app.domain.versions import HoldReason
+from app.domain.release.versions import HoldReason
 from pipelines.training import guards
 
 TEXT_SUFFIXES = frozenset(

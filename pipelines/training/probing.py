@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from app.domain.learning.training import Datum
 from app.domain.ports import Trainer
-from app.domain.training import Datum
-from app.policy.fixed_probe import Expected, probe_tokens, write_expected
+from app.policy.scoring.fixed_probe import Expected, probe_tokens, write_expected
 
 
 def write_probe(trainer: Trainer, folder: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from app.domain.errors import Unavailable
-from app.domain.training import AdamParams, Datum, ForwardBackward, LossSpec, StepOutcome
+from app.domain.learning.training import AdamParams, Datum, ForwardBackward, LossSpec, StepOutcome
 from app.machine import usable_cores
 from pipelines.training.ray_cluster import join_cluster
 from pipelines.training.trainer import TrainerSetup

@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from app.domain.batches import BatchManifest
 from app.domain.errors import Held, RatchetError
-from app.domain.versions import HoldReason, RunStatus, TrainingRun, Version
+from app.domain.learning.batches import BatchManifest
+from app.domain.release.versions import HoldReason, RunStatus, TrainingRun, Version
 from pipelines.training.checkpoint import newest_checkpoint
 from pipelines.training.config import TrainingConfig
 from pipelines.training.ports import TrainingPorts

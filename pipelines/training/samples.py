@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from app.domain.batches import BatchItem, BatchManifest, TurnPayload
+from app.domain.learning.batches import BatchItem, BatchManifest, TurnPayload
+from app.domain.learning.rewards import Exclusion
 from app.domain.ports import TrajectoryStore
-from app.domain.rewards import Exclusion
-from app.domain.turns import Form
+from app.domain.telemetry.turns import Form
 from app.policy.distribution import GREEDY_BELOW
 from app.policy.model import load_grammars
 from pipelines.training.estimators import RewardedTurn
@@ -28,7 +28,7 @@ class Limits:
     vocabulary: int
     max_tokens: int
     allow: Callable[[Form, Sequence[int]], bool] = lambda form, tokens: False
-    """Whether tokens could have been drawn under a form (`app.policy.grammars`)."""
+    """Whether tokens could have been drawn under a form (`app.policy.decoding.grammars`)."""
 
 
 def limits_of(folder: Path, *, max_tokens: int) -> Limits:
@@ -66,7 +66,7 @@ def read_samples(
     batch: BatchManifest, trajectories: TrajectoryStore, limits: Limits, *, has_weights: Callable[[str], bool] = lambda digest: False
 ) -> tuple[list[Sample], dict[str, int]]:
     """The readable turns in the manifest's order, and the count per reason of the others. What top-p kept can be worked out for turns of
-    versions whose weights are there (`pipelines.training.nucleus`)."""
+    versions whose weights are there (`pipelines.training.numerics.nucleus`)."""
     there = cache(has_weights)
     payloads = trajectories.read((item.payload_segment, item.inference_id) for item in batch.items if item.payload_segment)
     samples: list[Sample] = []

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from app.domain.ports import Trainer
-from app.domain.versions import Version
+from app.domain.release.versions import Version
 from pipelines.training.checkpoint import damage, seal
 
 log = logging.getLogger(__name__)

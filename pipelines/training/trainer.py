@@ -5,8 +5,8 @@ rewards, so that a Ray worker imports nothing of them.
 
     masters (fp32, all that was ever learned) ──round──▶ the model's weights ──forward, backward──▶ gradients ──Adam──▶ masters
 
-The model computes with the bfloat16 values that will be served, from the first step on (`pipelines.training.rounding`): what is trained is
-what is published.
+The model computes with the bfloat16 values that will be served, from the first step on (`pipelines.training.numerics.rounding`):
+what is trained is what is published.
 """
 
 # torch and safetensors leave parts of their types open.
@@ -23,22 +23,22 @@ from typing import Any, cast
 import torch
 from safetensors import safe_open
 
-from app.domain.training import AdamParams, Datum, ForwardBackward, LossSpec, StepOutcome
+from app.domain.learning.training import AdamParams, Datum, ForwardBackward, LossSpec, StepOutcome
+from app.policy.decoding.shaping import Bends, BendTensors
 from app.policy.model import Unloaded, load_grammars, load_model
-from app.policy.packing import ScoredSequence, pack
-from app.policy.scorer import Scorer, Scores
-from app.policy.shaping import Bends, BendTensors
-from app.policy.snapshot import WEIGHTS, write_snapshot
-from pipelines.training.activations import Activations, keep_activations
-from pipelines.training.adam import AdamState, adam_step
-from pipelines.training.adapters import DOWN, UP, Adapters
+from app.policy.scoring.packing import ScoredSequence, pack
+from app.policy.scoring.scorer import Scorer, Scores
+from app.policy.storage.snapshot import WEIGHTS, write_snapshot
 from pipelines.training.config import LoraConfig, RouterReplayConfig
-from pipelines.training.loss import Teacher, token_loss
-from pipelines.training.precision import resolve_dtype
-from pipelines.training.rounding import round_into
-from pipelines.training.router_replay import RouterReplay
-from pipelines.training.sharding import Shards
-from pipelines.training.tensor_file import TensorFile
+from pipelines.training.numerics.activations import Activations, keep_activations
+from pipelines.training.numerics.adam import AdamState, adam_step
+from pipelines.training.numerics.adapters import DOWN, UP, Adapters
+from pipelines.training.numerics.loss import Teacher, token_loss
+from pipelines.training.numerics.precision import resolve_dtype
+from pipelines.training.numerics.rounding import round_into
+from pipelines.training.numerics.router_replay import RouterReplay
+from pipelines.training.numerics.sharding import Shards
+from pipelines.training.numerics.tensor_file import TensorFile
 
 MASTER = "weights.safetensors"
 OPTIMIZER = "optimizer.safetensors"

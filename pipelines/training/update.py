@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from app.domain.batches import BatchManifest
 from app.domain.errors import Held
+from app.domain.learning.batches import BatchManifest
+from app.domain.learning.training import AdamParams, Datum, ForwardBackward, LossSpec
 from app.domain.ports import Trainer
-from app.domain.training import AdamParams, Datum, ForwardBackward, LossSpec
-from app.domain.versions import HoldReason, Version
+from app.domain.release.versions import HoldReason, Version
 from app.policy.chat import Chat
 from pipelines.training import guards
-from pipelines.training.advantage import above_expectation, advantages, penalty, to_go
 from pipelines.training.checkpoint import Restored, newest_checkpoint, write_checkpoint
 from pipelines.training.config import TrainingConfig
 from pipelines.training.estimators import Estimator
@@ -34,7 +33,8 @@ from pipelines.training.measurement import (
     terms_from_sampler,
     turn_metrics,
 )
-from pipelines.training.nucleus import with_masses, work_out_masses
+from pipelines.training.numerics.advantage import above_expectation, advantages, penalty, to_go
+from pipelines.training.numerics.nucleus import with_masses, work_out_masses
 from pipelines.training.plan import Step, cut_micro_batches, plan_steps
 from pipelines.training.ports import TrainingPorts
 from pipelines.training.probing import write_probe

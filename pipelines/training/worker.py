@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from app.domain.training import AdamParams, Datum, ForwardBackward, LossSpec, StepOutcome
+from app.domain.learning.training import AdamParams, Datum, ForwardBackward, LossSpec, StepOutcome
 from app.machine import usable_cores
-from pipelines.training.precision import resolve_name
+from pipelines.training.numerics.precision import resolve_name
+from pipelines.training.numerics.sharding import Shards
 from pipelines.training.ray_cluster import LOOPBACK
-from pipelines.training.sharding import Shards
 from pipelines.training.trainer import LocalTrainer, TrainerSetup
 
 

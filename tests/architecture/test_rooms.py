@@ -47,6 +47,7 @@ FORBIDDEN = {
 }
 
 LONGEST_FILE = 400
+LARGEST_ROOM = 20
 LONGER_FOR_A_REASON = {
     "app/db/tables.py": "the schema, table after table",
     "app/domain/ports.py": "a list: one Protocol for each thing that is plugged in",
@@ -93,3 +94,13 @@ def test_every_module_begins_with_a_docstring() -> None:
         if path.read_text().strip() and ast.get_docstring(ast.parse(path.read_text())) is None
     ]
     assert not silent
+
+
+@pytest.mark.parametrize("top", ["app", "pipelines"])
+def test_a_room_has_sub_rooms_before_it_passes_twenty_files(top: str) -> None:
+    full = {
+        str(folder.relative_to(ROOT)): files
+        for folder in (ROOT / top).rglob("*/")
+        if (files := sum(path.name != "__init__.py" for path in folder.glob("*.py"))) > LARGEST_ROOM
+    }
+    assert not full

@@ -29,9 +29,9 @@ from sqlalchemy.engine import Engine
 
 from app import wiring
 from app.console import rendering
-from app.db import audit
 from app.db.engine import open_engine, writing
-from app.db.rollups import rebuild
+from app.db.learning.rollups import rebuild
+from app.db.release import audit
 from app.db.tables import EPOCH
 from app.domain.ids import utc_now
 from app.settings import Settings, from_environment

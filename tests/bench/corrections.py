@@ -31,7 +31,7 @@ from typing import Any
 import msgspec
 import torch
 
-from app.domain.corrections import Correction, CorrectionKind
+from app.domain.learning.corrections import Correction, CorrectionKind
 from pipelines.training import TrainingConfig
 from pipelines.training.hindsight.config import HindsightConfig
 from tests.learning.lines import CONFIG, Lesson, Line, interval

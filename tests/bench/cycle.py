@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from app import wiring
-from app.domain.cycles import Cycle, CycleStatus
 from app.domain.ids import utc_now
-from app.domain.releases import ReleaseState
+from app.domain.learning.cycles import Cycle, CycleStatus
+from app.domain.release.releases import ReleaseState
 from pipelines.commands.demonstration.operator import Operator
 from pipelines.commands.demonstration.profiles import PROFILES, write_config
 from pipelines.commands.demonstration.sight import look
-from pipelines.commands.deployment import Deployment, check, plan, prepare_apart
+from pipelines.commands.running.deployment import Deployment, check, plan, prepare_apart
 from pipelines.supervisor import Program, Supervisor, owning
 
 POLICY = "composer"

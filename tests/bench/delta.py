@@ -27,11 +27,11 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType] - its PathLike has no parameter
 from torch import Tensor
 
-from app.policy.delta import Patch, encode_delta, read_head
-from app.policy.delta_streams import bits_of
 from app.policy.model import load_model
-from app.policy.snapshot import WEIGHTS
-from app.policy.weights import digest_of
+from app.policy.storage.delta import Patch, encode_delta, read_head
+from app.policy.storage.delta_streams import bits_of
+from app.policy.storage.snapshot import WEIGHTS
+from app.policy.storage.weights import digest_of
 
 MODEL = Path(".cache/models/smollm2-135m-instruct")
 State = dict[str, Tensor]

@@ -28,11 +28,11 @@ from app.db import leases
 from app.db.engine import open_engine, reading, writing
 from app.db.operations.server import timeline
 from app.db.tables import turns
-from app.domain.events import Erasure
 from app.domain.ids import utc_now, uuid7
-from app.domain.streams import EffectBatch, JoinRules
-from app.domain.versions import Version, VersionKind
-from app.policy.snapshot import verify_snapshot
+from app.domain.release.versions import Version, VersionKind
+from app.domain.telemetry.events import Erasure
+from app.domain.telemetry.streams import EffectBatch, JoinRules
+from app.policy.storage.snapshot import verify_snapshot
 from app.policy.tiny import write_tiny
 from app.settings import Settings, from_environment
 from pipelines.__main__ import ratchet

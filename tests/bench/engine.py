@@ -27,17 +27,23 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from app.domain.turns import SamplingParams
-from app.policy.invariance import invariance
+from app.domain.telemetry.turns import SamplingParams
+from app.policy.decoding.invariance import invariance
+from app.policy.decoding.sampling import DRAFT_ROWS, Decoder
 from app.policy.model import Policy, load_model, load_policy
-from app.policy.sampling import DRAFT_ROWS, Decoder
 
 MODEL = Path(".cache/models/smollm2-135m-instruct")
 VLLM = Path(".cache/vllm-venv/bin/python")
 BATCHES = (1, 8, 32)
 BOUNDS = {1: 1.8, 8: 1.6, 32: 1.6}
 PROMPT, NEW = 64, 32
-SOURCES = ("app/policy/distribution.py", "app/policy/prune.py", "app/policy/chat.py", "app/serving/refusals.py", "app/domain/assignment.py")
+SOURCES = (
+    "app/policy/distribution.py",
+    "app/policy/storage/prune.py",
+    "app/policy/chat.py",
+    "app/serving/refusals.py",
+    "app/domain/release/assignment.py",
+)
 CHATS = (
     "Write a letter to a friend about the sea.", "Why is the sky blue? Explain it to a child.", "Give me three ideas for dinner.",
     "What makes a good teacher?", "Tell me a short story about a fox.", "How do I learn to play the piano?",

@@ -22,11 +22,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from app.domain.batches import BatchItem, BatchManifest, TurnPayload
-from app.domain.turns import SamplingParams
-from app.domain.versions import Version
+from app.domain.learning.batches import BatchItem, BatchManifest, TurnPayload
+from app.domain.release.versions import Version
+from app.domain.telemetry.turns import SamplingParams
+from app.policy.decoding.sampling import sample
 from app.policy.model import load_policy
-from app.policy.sampling import sample
 from app.sandbox.bubblewrap import BubblewrapBoxes
 from pipelines.rollouts.boxed.agent import code_of
 from pipelines.rollouts.grading import Grader, Verdict

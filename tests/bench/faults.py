@@ -33,14 +33,14 @@ from app.db.engine import open_engine
 from app.db.migrate import upgrade
 from app.domain.ids import utc_now
 from app.trajectories.segments import ParquetSegments
-from tests.bench.faulty_checks import applied_p99_s, differences, duplicated, fault_free_labels, label_lines, lost, settled
-from tests.bench.faulty_locks import Lock
-from tests.bench.faulty_story import make_story, utc
-from tests.bench.faulty_trials import run_trials
-from tests.bench.faulty_wire import Wire
-from tests.bench.faulty_world import World, environment, tell
+from tests.bench.faulty.checks import applied_p99_s, differences, duplicated, fault_free_labels, label_lines, lost, settled
+from tests.bench.faulty.locks import Lock
+from tests.bench.faulty.story import make_story, utc
+from tests.bench.faulty.trials import run_trials
+from tests.bench.faulty.unsafe_door import post, unsafe_door
+from tests.bench.faulty.wire import Wire
+from tests.bench.faulty.world import World, environment, tell
 from tests.bench.planted_bugs import Found, caught, hunt
-from tests.bench.unsafe_door import post, unsafe_door
 from tests.broker import free_port, running_broker
 from tests.killable_postgres import KillablePostgres
 

@@ -21,8 +21,8 @@ from multiprocessing import get_context
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from tests.bench import gates_data, gates_harm, gates_live, gates_people, gates_release, gates_turns
-from tests.bench.sections import Section
+from tests.bench.common.sections import Section
+from tests.bench.gate_cells import data, harm, live, people, release, turns
 
 QUICK = 0.05
 PARTS = 4
@@ -52,32 +52,32 @@ KEYS = (
 )
 HACK = "hack_units: "
 SECTIONS: tuple[Callable[[float, int], Section], ...] = (
-    *(partial(gates_harm.grid, half=k, halves=PARTS) for k in range(PARTS)),
-    gates_harm.controllers,
-    gates_harm.ramp,
-    gates_harm.repeated_users,
-    gates_people.heavy_users,
-    gates_people.usual_values,
-    gates_people.carry_over,
-    gates_people.holdbacks,
-    gates_people.small_baselines,
-    gates_turns.all_turns,
-    gates_turns.identical_people,
-    gates_turns.who_is_hurt,
-    gates_live.returning_people,
-    gates_live.absolute_limits,
-    gates_live.incidents,
-    gates_live.replicas,
-    gates_harm.delays_and_family,
-    gates_harm.delays,
-    gates_harm.rare_errors,
-    gates_release.promotions,
-    gates_release.ratchet,
-    gates_data.sample_ratios,
-    gates_release.after_promotion,
-    gates_data.off_policy_estimates,
-    gates_data.hacks,
-    gates_data.live_hacks,
+    *(partial(harm.grid, half=k, halves=PARTS) for k in range(PARTS)),
+    harm.controllers,
+    harm.ramp,
+    harm.repeated_users,
+    people.heavy_users,
+    people.usual_values,
+    people.carry_over,
+    people.holdbacks,
+    people.small_baselines,
+    turns.all_turns,
+    turns.identical_people,
+    turns.who_is_hurt,
+    live.returning_people,
+    live.absolute_limits,
+    live.incidents,
+    live.replicas,
+    harm.delays_and_family,
+    harm.delays,
+    harm.rare_errors,
+    release.promotions,
+    release.ratchet,
+    data.sample_ratios,
+    release.after_promotion,
+    data.off_policy_estimates,
+    data.hacks,
+    data.live_hacks,
 )
 
 

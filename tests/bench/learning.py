@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 import torch
 
-from app.domain.batches import TurnPayload
+from app.domain.learning.batches import TurnPayload
 from pipelines.batching.config import BatchingConfig
 from pipelines.training import TrainingConfig
 from pipelines.training.config import CorrectionConfig

@@ -25,8 +25,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from app.domain.gates import Verdict
-from app.domain.versions import PastRun, Version
+from app.domain.release.gates import Verdict
+from app.domain.release.versions import PastRun, Version
 from pipelines.evaluation.config import GatesConfig
 from pipelines.evaluation.health import judge_health
 from pipelines.training import TrainingConfig, TrainingPorts, train

@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 
 from app import wiring
-from app.domain.cycles import CycleStatus
+from app.domain.learning.cycles import CycleStatus
 from pipelines.commands.demonstration.operator import Operator
 from pipelines.commands.demonstration.profiles import PROFILES, write_config
-from pipelines.commands.deployment import Deployment, check, plan, prepare_apart
+from pipelines.commands.running.deployment import Deployment, check, plan, prepare_apart
 from pipelines.supervisor import Program, Supervisor, owning
 
 POLICY = "composer"

@@ -64,7 +64,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="ship on timeout",
-        file="pipelines/evaluation/decide.py",
+        file="pipelines/evaluation/live/decide.py",
         old='            return act.INCONCLUSIVE, "deadline",',
         new='            return act.READY, "deadline",',
         tests=(f"{TESTS}/test_deadline.py",),

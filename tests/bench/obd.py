@@ -24,9 +24,9 @@ import numpy as np
 from pipelines.evaluation.statistics import off_policy
 from pipelines.evaluation.statistics.off_policy import LoggedResponses, OffPolicyStatus
 from pipelines.evaluation.statistics.units import FloatArray, IntArray
-from tests.bench import baselines
-from tests.bench.canaries import NEVER, Canaries, hybrid_harm_stops
-from tests.bench.sections import Section, delay, error_of, repetitions_of, stopped
+from tests.bench.common.sections import Section, delay, error_of, repetitions_of, stopped
+from tests.bench.gate_cells import baselines
+from tests.bench.gate_cells.canaries import NEVER, Canaries, hybrid_harm_stops
 
 WHEEL = "obp==0.4.1"
 WHEELS = Path(".cache/wheels")

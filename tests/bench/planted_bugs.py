@@ -35,7 +35,7 @@ class Bug:
 
     name: str
     accident: str
-    """Of `tests.bench.faulty_line`."""
+    """Of `tests.bench.faulty.line`."""
     edits: tuple[Edit, ...]
 
 
@@ -46,7 +46,7 @@ BUGS = (
         accident="the_commit_fails",
         edits=(
             Edit(
-                file="app/db/inbox.py",
+                file="app/db/ingestion/inbox.py",
                 old="        try:\n            receipts = self._write([row for rows, _, _ in group for row in rows])\n",
                 new="        self._answer(group, [Receipt.ACCEPTED for rows, _, _ in group for _ in rows], None)\n"
                 "        group = [(rows, 0, lambda _: None) for rows, _, _ in group]\n"
@@ -57,14 +57,14 @@ BUGS = (
     Bug(  # langfuse/langfuse#16017
         name="2 dedupe row in a separate transaction",
         accident="the_consumer_dies",
-        edits=(Edit(file="app/db/streams.py", old=DEDUPLICATED, new=DEDUPLICATED + NEW_TRANSACTION),),
+        edits=(Edit(file="app/db/ingestion/streams.py", old=DEDUPLICATED, new=DEDUPLICATED + NEW_TRANSACTION),),
     ),
     Bug(
         name="3 offset before the effect",
         accident="the_consumer_dies",
         edits=(
             Edit(
-                file="app/db/streams.py",
+                file="app/db/ingestion/streams.py",
                 old=DEDUPLICATED,
                 new="        save_offsets(connection, batch, now=now)\n" + NEW_TRANSACTION + DEDUPLICATED,
             ),
@@ -97,7 +97,7 @@ BUGS = (
         accident="feedback_comes_first",
         edits=(
             Edit(
-                file="app/db/observations.py",
+                file="app/db/ingestion/observations.py",
                 old="        status = status_of(observation.source, observation.occurred_at, event.received_at, known, rules)\n",
                 new="        if not known:\n            continue\n"
                 "        status = status_of(observation.source, observation.occurred_at, event.received_at, known, rules)\n",
@@ -109,15 +109,15 @@ BUGS = (
         accident="everything_is_restarted",
         edits=(
             Edit(
-                file="app/db/turns.py",
+                file="app/db/ingestion/turns.py",
                 old="    return {row.inference_id for row in connection.execute(statement, rows)}\n",
                 new='    ARMED.update(row["inference_id"] for row in rows)\n'
                 "    return {row.inference_id for row in connection.execute(statement, rows)}\n\n\nARMED: set[str] = set()\n",
             ),
             Edit(
-                file="app/db/labels.py",
+                file="app/db/learning/labels.py",
                 old="        waited = mine.where(turns.c.labelled_at.is_(None), ",
-                new="        from app.db.turns import ARMED\n\n"
+                new="        from app.db.ingestion.turns import ARMED\n\n"
                 "        waited = mine.where(turns.c.labelled_at.is_(None), turns.c.inference_id.in_(sorted(ARMED)), ",
             ),
         ),
@@ -127,7 +127,7 @@ BUGS = (
         accident="an_outcome_comes_too_late",
         edits=(
             Edit(
-                file="app/db/observations.py",
+                file="app/db/ingestion/observations.py",
                 old=" <= last.label_due_at + rules.lateness(last.policy) else LATE\n",
                 new=" <= last.label_due_at + rules.lateness(last.policy) else JOINED\n",
             ),
@@ -158,9 +158,9 @@ def main(template: str) -> int:
     with tempfile.TemporaryDirectory(prefix="ratchet-bugs-") as folder:
         copy = Copy(Path(folder))
         copy.fill(ROOT)
-        wanted = copy.call("tests.bench.faulty_line", "rewards", [template], limit_s=LIMIT_S)
+        wanted = copy.call("tests.bench.faulty.line", "rewards", [template], limit_s=LIMIT_S)
         sound = {
-            name: copy.call("tests.bench.faulty_line", "meet", [name, template, wanted], limit_s=LIMIT_S)
+            name: copy.call("tests.bench.faulty.line", "meet", [name, template, wanted], limit_s=LIMIT_S)
             for name in sorted({bug.accident for bug in BUGS})
         }
         found = {bug.name: (sound[bug.accident], _with(copy, bug, template, wanted)) for bug in BUGS}
@@ -173,7 +173,7 @@ def _with(copy: Copy, bug: Bug, template: str, wanted: dict[str, float]) -> dict
     try:
         for edit in bug.edits:
             plant(copy.root / edit.file, edit, bug.name)
-        counts: dict[str, int] = copy.call("tests.bench.faulty_line", "meet", [bug.accident, template, wanted], limit_s=LIMIT_S)
+        counts: dict[str, int] = copy.call("tests.bench.faulty.line", "meet", [bug.accident, template, wanted], limit_s=LIMIT_S)
         return counts
     finally:
         for file, text in originals.items():

@@ -29,8 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from app.domain.batches import LabelledTurn
 from app.domain.errors import Held
+from app.domain.learning.batches import LabelledTurn
 from pipelines.batching import BatchingConfig, cut_batch
 from pipelines.evaluation.statistics import paired
 from tests.fakes.batching import MemoryBatchStore

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from app.domain.boxes import BoxSpec, Limits
+from app.domain.learning.boxes import BoxSpec, Limits
 from app.sandbox import control_groups
 from app.sandbox.bubblewrap import USERS_FROM, BubblewrapBoxes
 from app.sandbox.runtime import shared_folder

@@ -19,8 +19,8 @@ import httpx
 
 from app.db.engine import open_engine
 from app.db.migrate import upgrade
-from app.domain.rollouts import Outcome
-from app.domain.serving import GenerateRequest, GenerationChunk
+from app.domain.learning.rollouts import Outcome
+from app.domain.telemetry.serving import GenerateRequest, GenerationChunk
 from pipelines.rollouts.permits import Permits
 from pipelines.rollouts.service import Service
 from pipelines.rollouts.tasks import TaskData

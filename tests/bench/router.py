@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from app.domain.training import Datum, LossSpec
-from app.domain.turns import SamplingParams
+from app.domain.learning.training import Datum, LossSpec
+from app.domain.telemetry.turns import SamplingParams
+from app.policy.decoding.sampling import sample
 from app.policy.experts import routers
 from app.policy.model import load_policy
-from app.policy.sampling import sample
 from app.policy.tiny_moe import Architecture, write_tiny_moe
 from pipelines.training.config import RouterReplayConfig
 from pipelines.training.guards import ratio_report

@@ -19,14 +19,14 @@ from pathlib import Path
 from sqlalchemy import Engine, select
 from sqlalchemy import func as sql
 
+from app.db.access.erasures import SqlEraser
 from app.db.engine import open_engine, reading
-from app.db.erasures import SqlEraser
+from app.db.ingestion.streams import SqlEffects
 from app.db.migrate import upgrade
-from app.db.streams import SqlEffects
 from app.db.tables import turns
 from app.db.upkeep.compaction import compact
-from app.domain.streams import EffectBatch, JoinRules
-from app.domain.turns import TurnServed
+from app.domain.telemetry.streams import EffectBatch, JoinRules
+from app.domain.telemetry.turns import TurnServed
 from app.trajectories.segments import ParquetSegments
 from tests.fakes.served import START, applied, at, erasure, turn
 

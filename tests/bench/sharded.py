@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from app.domain.training import AdamParams, Datum, LossSpec
+from app.domain.learning.training import AdamParams, Datum, LossSpec
 from app.policy.model import load_model
-from pipelines.training.sharding import Shards
+from pipelines.training.numerics.sharding import Shards
 from pipelines.training.trainer import LocalTrainer, TrainerSetup
 from tests.fakes.learning import small_snapshot
 

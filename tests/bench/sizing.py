@@ -18,8 +18,8 @@ from sqlalchemy import text
 from app import wiring
 from app.db.engine import open_engine, reading
 from app.domain.ids import utc_now, uuid7
-from app.domain.streams import EffectBatch, JoinRules
-from app.domain.turns import Usage
+from app.domain.telemetry.streams import EffectBatch, JoinRules
+from app.domain.telemetry.turns import Usage
 from app.settings import from_environment
 from tests.fakes.served import applied, observation, turn
 from tests.postgres import running_postgres

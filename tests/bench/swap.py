@@ -45,16 +45,16 @@ from torch import Tensor
 
 from app.domain.errors import RatchetError
 from app.domain.ports import EngineState, Way
-from app.domain.serving import GenerateRequest, GenerationChunk
-from app.domain.turns import FinishReason, SamplingParams
-from app.policy.delta import encode_delta
-from app.policy.fixed_probe import probe_tokens
-from app.policy.forward import token_logprobs
+from app.domain.telemetry.serving import GenerateRequest, GenerationChunk
+from app.domain.telemetry.turns import FinishReason, SamplingParams
 from app.policy.model import Policy, load_policy
 from app.policy.patching import LiveWeights, follow, places_of
-from app.policy.remote import DELTA, RemoteWeights
-from app.policy.snapshot import PARENT, PROBE, READY, WEIGHTS
-from app.policy.weights import digest_of
+from app.policy.scoring.fixed_probe import probe_tokens
+from app.policy.scoring.forward import token_logprobs
+from app.policy.storage.delta import encode_delta
+from app.policy.storage.remote import DELTA, RemoteWeights
+from app.policy.storage.snapshot import PARENT, PROBE, READY, WEIGHTS
+from app.policy.storage.weights import digest_of
 from app.serving.client import HttpEngines
 from app.serving.process import serve_engine
 

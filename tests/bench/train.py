@@ -79,7 +79,7 @@ def ours(data: Path, out: Path, *, dtype: str, threads: int, steps: int) -> None
 
     import torch
 
-    from app.domain.training import AdamParams, Datum, LossSpec
+    from app.domain.learning.training import AdamParams, Datum, LossSpec
     from pipelines.training.config import TrainingConfig
     from pipelines.training.plan import common_length
     from pipelines.training.trainer import LocalTrainer, TrainerSetup

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from app.domain.training import AdamParams, Datum, LossSpec
-from app.policy.snapshot import finish_snapshot
+from app.domain.learning.training import AdamParams, Datum, LossSpec
+from app.policy.storage.snapshot import finish_snapshot
 from pipelines.training.trainer import LocalTrainer, TrainerSetup
 
 SHAPES = {"0.5b": (1280, 3584, 24, 20, 4), "1.5b": (2048, 5632, 28, 16, 8)}

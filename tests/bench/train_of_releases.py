@@ -28,10 +28,10 @@ import numpy as np
 
 from pipelines.evaluation.statistics import power
 from pipelines.evaluation.statistics.units import BoolArray
-from tests.bench import baselines
-from tests.bench.canaries import NEVER, Canaries, drawn, hybrid_harm_stops
-from tests.bench.gates_release import RATE, VARIANCE, non_inferiority_stops
-from tests.bench.sections import Section
+from tests.bench.common.sections import Section
+from tests.bench.gate_cells import baselines
+from tests.bench.gate_cells.canaries import NEVER, Canaries, drawn, hybrid_harm_stops
+from tests.bench.gate_cells.release import RATE, VARIANCE, non_inferiority_stops
 
 SIZES = (2_000, 20_000, 200_000, 2_000_000)
 TURNS_A_DAY, COMES_EVERY = 5.0, 3.0

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import torch
 
-from app.domain.batches import TurnPayload
+from app.domain.learning.batches import TurnPayload
 from app.policy.chat import Chat
 from pipelines.simulation.people import person
 from pipelines.simulation.product import Editor

@@ -34,10 +34,10 @@ from typing import Any
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType] - its PathLike has no parameter
 
 from app.domain.errors import RatchetError
-from app.policy.delta import apply_delta
-from app.policy.remote import DELTA, KEYFRAME, RemoteWeights
-from app.policy.snapshot import PARENT, READY, WEIGHTS, snapshot_digest, verify_snapshot, write_snapshot
-from app.policy.weights import digest_of
+from app.policy.storage.delta import apply_delta
+from app.policy.storage.remote import DELTA, KEYFRAME, RemoteWeights
+from app.policy.storage.snapshot import PARENT, READY, WEIGHTS, snapshot_digest, verify_snapshot, write_snapshot
+from app.policy.storage.weights import digest_of
 
 TINY = Path(".cache/models/tiny")
 CHANGING = frozenset({"put_file", "pipe_file", "rm_file", "get_file", "cat_file", "ls"})

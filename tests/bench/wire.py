@@ -14,8 +14,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 import msgspec
 import pydantic
 
-from app.domain.events import Observation
-from app.domain.turns import FinishReason, SamplingParams, TurnServed, Usage
+from app.domain.telemetry.events import Observation
+from app.domain.telemetry.turns import FinishReason, SamplingParams, TurnServed, Usage
 
 ROUNDS = 15
 REPEATS = 400

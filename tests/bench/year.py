@@ -21,18 +21,18 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Engine, func, select, text, update
 
-from app.db.batches import SqlBatchStore
+from app.db.access.erasures import SqlEraser
 from app.db.engine import open_engine, reading, writing
-from app.db.erasures import SqlEraser
-from app.db.labels import SqlLabels
+from app.db.ingestion.relay import SqlRelayOffice
+from app.db.ingestion.streams import SqlEffects
+from app.db.learning.batches import SqlBatchStore
+from app.db.learning.labels import SqlLabels
 from app.db.migrate import upgrade
 from app.db.reads import SqlReads
-from app.db.relay import SqlRelayOffice
-from app.db.streams import SqlEffects
 from app.db.tables import metadata, turns
 from app.db.upkeep import identities, past
 from app.db.upkeep.needs import Needs
-from app.domain.streams import EffectBatch, JoinRules
+from app.domain.telemetry.streams import EffectBatch, JoinRules
 from pipelines.batching.config import BatchingConfig
 from pipelines.batching.cut import cut_batch
 from tests.bench.year_data import NOW, POLICY, VERSION, Year, fill

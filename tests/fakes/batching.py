@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from threading import Lock
 
-from app.domain.batches import BatchManifest, LabelledTurn, LabelsMade, Voice, group_of
 from app.domain.errors import Refused
+from app.domain.learning.batches import BatchManifest, LabelledTurn, LabelsMade, Voice, group_of
 
 
 @dataclass

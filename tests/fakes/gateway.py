@@ -14,17 +14,17 @@ import msgspec
 import uvicorn
 from starlette.types import ASGIApp
 
-from app.api.barrier import Barrier
-from app.api.connections import Connection, Server
+from app.api.entry.barrier import Barrier
+from app.api.entry.connections import Connection, Server
 from app.domain.access import ApiKey, Scope, hash_secret, key_text, new_secret
 from app.domain.errors import BadRequest, RatchetError, Unavailable, UnknownPolicy
-from app.domain.events import RETRACTED, CloudEvent, EventType, Heard, Observation
 from app.domain.ids import uuid7
 from app.domain.policies import PolicyConfig
 from app.domain.ports import EpisodeState
-from app.domain.releases import Pointer, Route
-from app.domain.serving import EngineSight, GenerateRequest, GenerationChunk, ScoreRequest
-from app.domain.turns import FinishReason
+from app.domain.release.releases import Pointer, Route
+from app.domain.telemetry.events import RETRACTED, CloudEvent, EventType, Heard, Observation
+from app.domain.telemetry.serving import EngineSight, GenerateRequest, GenerationChunk, ScoreRequest
+from app.domain.telemetry.turns import FinishReason
 from app.main import Collaborators
 from tests.fakes.inbox import MemoryInbox
 from tests.fakes.streaming import MemoryClaims

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from app.domain.gates import CanaryAction
-from app.domain.sessions import Session
-from app.domain.turns import ToolVerdict
+from app.domain.release.gates import CanaryAction
+from app.domain.release.sessions import Session
+from app.domain.telemetry.turns import ToolVerdict
 from pipelines.evaluation.config import GatesConfig, StageConfig
-from pipelines.evaluation.decide import Decision, decide
-from pipelines.evaluation.drawings import canary_drawing
-from pipelines.evaluation.evidence import Evidence, micros
-from pipelines.evaluation.references import Reference, references_of
-from pipelines.evaluation.unit_book import UnitBook
+from pipelines.evaluation.counting.drawings import canary_drawing
+from pipelines.evaluation.counting.evidence import Evidence, micros
+from pipelines.evaluation.counting.references import Reference, references_of
+from pipelines.evaluation.counting.unit_book import UnitBook
+from pipelines.evaluation.live.decide import Decision, decide
 from tests.fakes.sessions import AT, session
 
 CONFIG = GatesConfig(stages=(StageConfig(share=0.5, units=0, minutes=0.0, least_units=0),), window_s=10.0, settle_s=1.0, min_power=0.0)

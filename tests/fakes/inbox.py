@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from app.domain.errors import Overloaded
-from app.domain.events import CloudEvent
 from app.domain.ports import Receipt
+from app.domain.telemetry.events import CloudEvent
 
 
 class MemoryInbox:

@@ -3,9 +3,9 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from app.domain.events import Observation
-from app.domain.rewards import DueTurn, TurnFacts
-from app.domain.turns import FinishReason
+from app.domain.learning.rewards import DueTurn, TurnFacts
+from app.domain.telemetry.events import Observation
+from app.domain.telemetry.turns import FinishReason
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from app.domain.batches import BatchItem, BatchManifest, TurnPayload, batch_id
 from app.domain.errors import NotFound
-from app.domain.versions import TrainingRun, Version, VersionKind
+from app.domain.learning.batches import BatchItem, BatchManifest, TurnPayload, batch_id
+from app.domain.release.versions import TrainingRun, Version, VersionKind
 from app.policy.model import load_model
-from app.policy.snapshot import finish_snapshot, replacing, snapshot_digest
+from app.policy.storage.snapshot import finish_snapshot, replacing, snapshot_digest
 from pipelines.training.ports import TrainingPorts
 from pipelines.training.trainer import LocalTrainer, TrainerSetup
 

@@ -7,8 +7,8 @@ from argon2 import PasswordHasher
 from sqlalchemy import Engine
 
 from app.access import Passwords
-from app.db.keys import SqlKeys
-from app.db.people import SqlPeople
+from app.db.access.keys import SqlKeys
+from app.db.access.people import SqlPeople
 from app.domain.people import CREDENTIAL_REST, Person, Role
 from app.domain.ports import Clock
 from tests.fakes.clock import FrozenClock

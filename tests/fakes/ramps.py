@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from app.domain.assignment import assign
-from app.domain.gates import CanaryAction
-from app.domain.releases import Pointer, Route
-from app.domain.sessions import Session
+from app.domain.release.assignment import assign
+from app.domain.release.gates import CanaryAction
+from app.domain.release.releases import Pointer, Route
+from app.domain.release.sessions import Session
 from pipelines.evaluation.config import GatesConfig
-from pipelines.evaluation.decide import Decision, decide
-from pipelines.evaluation.drawings import canary_drawing
-from pipelines.evaluation.evidence import Evidence, micros
-from pipelines.evaluation.habits import habits_of, with_explained
-from pipelines.evaluation.unit_book import UnitBook
+from pipelines.evaluation.counting.drawings import canary_drawing
+from pipelines.evaluation.counting.evidence import Evidence, micros
+from pipelines.evaluation.counting.habits import habits_of, with_explained
+from pipelines.evaluation.counting.unit_book import UnitBook
+from pipelines.evaluation.live.decide import Decision, decide
 
 BEGINS = datetime(2026, 11, 21, 6, tzinfo=UTC)
 ENDS = frozenset({CanaryAction.ABORT, CanaryAction.READY, CanaryAction.INCONCLUSIVE})

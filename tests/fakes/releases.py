@@ -8,12 +8,12 @@ import msgspec
 from sqlalchemy import Engine
 
 from app import wiring
-from app.db.releases import SqlReleaseLedger
-from app.domain.gates import GateName, GateResult, Verdict, content_hash
+from app.db.release.releases import SqlReleaseLedger
 from app.domain.ids import utc_now
-from app.domain.releases import Release, ReleaseState
-from app.domain.terms import Terms
-from app.domain.versions import Version, VersionKind
+from app.domain.release.gates import GateName, GateResult, Verdict, content_hash
+from app.domain.release.releases import Release, ReleaseState
+from app.domain.release.terms import Terms
+from app.domain.release.versions import Version, VersionKind
 from app.release import ReleaseDesk
 from app.settings import Settings
 from tests.fakes.clock import FrozenClock

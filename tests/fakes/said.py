@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from app.domain.events import EventType, Observation, Retraction
+from app.domain.telemetry.events import EventType, Observation, Retraction
 from tests.fakes.gateway import events_of
 from tests.fakes.inbox import MemoryInbox
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from app.domain.events import CloudEvent, Erasure, EventType, Exposure, Observation, Retraction, payload_hash
-from app.domain.streams import AppliedEvent, Delivery, Effect
-from app.domain.turns import FinishReason, SamplingParams, TurnServed, Usage
+from app.domain.telemetry.events import CloudEvent, Erasure, EventType, Exposure, Observation, Retraction, payload_hash
+from app.domain.telemetry.streams import AppliedEvent, Delivery, Effect
+from app.domain.telemetry.turns import FinishReason, SamplingParams, TurnServed, Usage
 
 START = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

@@ -4,7 +4,7 @@ import random
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from app.domain.sessions import Session
+from app.domain.release.sessions import Session
 
 AT = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

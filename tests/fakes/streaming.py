@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 
-from app.domain.batches import TurnPayload
 from app.domain.errors import BadRequest, OwnFault, Unavailable
-from app.domain.streams import Ack, Delivery, EffectBatch, OutgoingEvent, Sent, TopicPartition, Unsendable
-from app.domain.turns import PayloadClaim
+from app.domain.learning.batches import TurnPayload
+from app.domain.telemetry.streams import Ack, Delivery, EffectBatch, OutgoingEvent, Sent, TopicPartition, Unsendable
+from app.domain.telemetry.turns import PayloadClaim
 
 
 class MemorySegments:

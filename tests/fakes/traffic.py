@@ -11,10 +11,10 @@ from typing import Any
 from sqlalchemy import Engine, insert
 
 from app.db.engine import writing
-from app.db.pointer import SqlRoutes
+from app.db.release.pointer import SqlRoutes
 from app.db.tables import engine_versions, exposures, labels, observations, turns
-from app.domain.assignment import Arm, assign
 from app.domain.ids import uuid7
+from app.domain.release.assignment import Arm, assign
 from tests.fakes.clock import FrozenClock
 
 CODE = "```python\nx = 1\n```"

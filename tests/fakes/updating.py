@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from app.domain.batches import BatchManifest, TurnPayload
-from app.domain.versions import HoldReason, RunStatus, TrainingRun, Version
+from app.domain.learning.batches import BatchManifest, TurnPayload
+from app.domain.release.versions import HoldReason, RunStatus, TrainingRun, Version
 from pipelines.training import TrainingConfig, TrainingPorts, train
 from pipelines.training.config import GuardLimits
 from tests.fakes.learning import (

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Engine
 
-from app.db.evidence import SqlEvidenceBook
-from app.domain.releases import Release, ReleaseState
+from app.db.release.evidence import SqlEvidenceBook
+from app.domain.release.releases import Release, ReleaseState
 from pipelines.evaluation.config import ApprovalConfig, GatesConfig, Good, MetricClass, MetricConfig, StageConfig, terms_of
 from pipelines.watch import Watch, WatchPorts
 from tests.fakes.learning import FakeProgress

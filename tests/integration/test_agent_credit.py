@@ -9,22 +9,22 @@ import pytest
 from sqlalchemy import Engine
 from starlette.testclient import TestClient
 
-from app.db.batches import SqlBatchStore
 from app.db.engine import open_engine
-from app.db.labels import SqlLabels
-from app.db.streams import SqlEffects
-from app.domain.events import EventType, Observation
+from app.db.ingestion.streams import SqlEffects
+from app.db.learning.batches import SqlBatchStore
+from app.db.learning.labels import SqlLabels
 from app.domain.policies import PolicyConfig
-from app.domain.serving import GenerateRequest, GenerationChunk
-from app.domain.streams import EffectBatch, JoinRules
-from app.domain.turns import FinishReason, TurnServed
+from app.domain.telemetry.events import EventType, Observation
+from app.domain.telemetry.serving import GenerateRequest, GenerationChunk
+from app.domain.telemetry.streams import EffectBatch, JoinRules
+from app.domain.telemetry.turns import FinishReason, TurnServed
 from app.main import create_app
 from pipelines.batching import BatchingConfig, cut_batch
 from pipelines.labelling.labeller import label_due
 from pipelines.labelling.rule_set import default_toml, parse_rule_set
-from pipelines.training.advantage import advantages
 from pipelines.training.config import TrackerConfig
 from pipelines.training.estimators.segment_tracker import SegmentTracker
+from pipelines.training.numerics.advantage import advantages
 from pipelines.training.samples import Limits, read_samples
 from tests.fakes.gateway import CHAMPION, ScriptedEngines, collaborators, events_of, policy_config
 from tests.fakes.inbox import MemoryInbox

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import Engine, delete, func, select, update
 
-from app.db import audit
 from app.db.engine import open_engine, reading, writing
+from app.db.release import audit
 from app.db.tables import audit as audit_table
 from app.db.tables import audit_head
 

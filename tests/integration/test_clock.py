@@ -10,11 +10,11 @@ from datetime import timedelta
 
 import pytest
 
-from app.db.cycles import SqlCycles
 from app.db.engine import open_engine
+from app.db.learning.cycles import SqlCycles
 from app.db.leases import PER_TIMELINE
-from app.domain.cycles import Cycle, CycleStatus
 from app.domain.errors import LeaseLost
+from app.domain.learning.cycles import Cycle, CycleStatus
 from pipelines.config import ScheduleConfig
 from pipelines.schedule import Ticker
 from tests.fakes.clock import FrozenClock

@@ -16,17 +16,17 @@ from click.testing import CliRunner, Result
 from sqlalchemy import Engine, insert, select, update
 
 from app import wiring
-from app.db.cycles import SqlCycles
 from app.db.engine import open_engine, reading, writing
+from app.db.learning.cycles import SqlCycles
 from app.db.migrate import downgrade
 from app.db.tables import audit, dead_letters, suite_scores
-from app.domain.cycles import CycleStatus
 from app.domain.errors import BadInput, RatchetError, Refused, Unavailable
-from app.policy.fetch import REQUIREMENT, fetch
-from app.policy.fetch import main as fetch_main
+from app.domain.learning.cycles import CycleStatus
+from app.policy.storage.fetch import REQUIREMENT, fetch
+from app.policy.storage.fetch import main as fetch_main
 from app.settings import from_environment
 from pipelines.__main__ import ratchet
-from pipelines.evaluation.suites import Grader, GraderKind, Task
+from pipelines.evaluation.suites.suites import Grader, GraderKind, Task
 from tests.fakes.releases import POLICY, deployed, release_room
 from tests.integration.serving.running import engine as running_engine
 

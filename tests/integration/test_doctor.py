@@ -16,8 +16,8 @@ from app.db.operations.examination import SqlDeploymentState
 from app.db.tables import audit, deployment_facts, engine_versions
 from app.domain.errors import BadConfig, RatchetError
 from app.domain.ids import utc_now
-from app.domain.versions import Version, VersionKind
-from app.policy.claiming import MARK, claim, faults
+from app.domain.release.versions import Version, VersionKind
+from app.policy.storage.claiming import MARK, claim, faults
 from app.settings import from_environment
 from pipelines.__main__ import ratchet
 from pipelines.commands.examination.findings import State, fail, look, ok, warn, worst

@@ -7,12 +7,12 @@ import pytest
 from sqlalchemy import Engine, insert, select
 
 from app.db.engine import open_engine, reading, writing
-from app.db.engine_reads import read_engines
-from app.db.engines import SqlEngineLedger
-from app.db.pointer import swap_pointer
+from app.db.release.engine_reads import read_engines
+from app.db.release.engines import SqlEngineLedger
+from app.db.release.pointer import swap_pointer
 from app.db.tables import deployment_pointer, engine_versions
 from app.domain.ports import EngineState
-from app.domain.releases import Pointer
+from app.domain.release.releases import Pointer
 from tests.fakes.clock import FrozenClock
 
 

@@ -8,13 +8,13 @@ import pytest
 from sqlalchemy import Engine, insert, update
 
 from app.db.engine import open_engine, writing
-from app.db.evidence import SqlEvidenceBook
-from app.db.suite_scores import SqlScores
+from app.db.learning.suite_scores import SqlScores
+from app.db.release.evidence import SqlEvidenceBook
 from app.db.tables import labels, observations
 from app.domain.errors import NotFound
-from app.domain.gates import GateName
-from app.domain.releases import ReleaseState
-from pipelines.evaluation.evidence import unpacked
+from app.domain.release.gates import GateName
+from app.domain.release.releases import ReleaseState
+from pipelines.evaluation.counting.evidence import unpacked
 from tests.fakes.releases import POLICY, answer, version
 from tests.fakes.traffic import Behaviour
 from tests.fakes.watching import WatchedRoom, watched_room

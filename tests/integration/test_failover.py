@@ -9,8 +9,8 @@ from sqlalchemy import Engine, delete, select
 from sqlalchemy.exc import OperationalError
 
 from app.db import leases
-from app.db.cycles import SqlCycles
 from app.db.engine import open_engine, reading, writing
+from app.db.learning.cycles import SqlCycles
 from app.db.migrate import upgrade
 from app.db.operations.server import timeline
 from app.db.tables import cycles

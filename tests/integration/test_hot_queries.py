@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, event, text
 
-from app.db.backlog import SqlBacklog
-from app.db.batches import SqlBatchStore
+from app.db.access.erasures import SqlEraser
 from app.db.engine import open_engine, writing
-from app.db.erasures import SqlEraser
-from app.db.evidence import SqlEvidenceBook
-from app.db.labels import SqlLabels, count_trainable
+from app.db.ingestion.backlog import SqlBacklog
+from app.db.ingestion.relay import SqlRelayOffice, has_backlog
+from app.db.ingestion.streams import SqlEffects
+from app.db.learning.batches import SqlBatchStore
+from app.db.learning.labels import SqlLabels, count_trainable
 from app.db.reads import SqlReads
-from app.db.relay import SqlRelayOffice, has_backlog
-from app.db.streams import SqlEffects
-from app.domain.streams import EffectBatch, JoinRules
+from app.db.release.evidence import SqlEvidenceBook
+from app.domain.telemetry.streams import EffectBatch, JoinRules
 from pipelines.batching.config import BatchingConfig
 from pipelines.batching.cut import cut_batch
 from tests.bench.year_data import NOW, POLICY, VERSION, Year, fill

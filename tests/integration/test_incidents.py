@@ -7,10 +7,10 @@ import pytest
 from sqlalchemy import Engine
 
 from app.db.engine import open_engine
-from app.db.release_views import SqlReleaseViews
-from app.domain.alarms import Alarm, AlarmKind
+from app.db.release.release_views import SqlReleaseViews
 from app.domain.errors import NotFound, Quarantined, Refused
-from app.domain.releases import IN_FLIGHT, ReleaseState
+from app.domain.release.alarms import Alarm, AlarmKind
+from app.domain.release.releases import IN_FLIGHT, ReleaseState
 from pipelines.evaluation.config import ApprovalConfig
 from tests.fakes.releases import ADA, BOB, POLICY
 from tests.fakes.traffic import Behaviour

@@ -17,13 +17,13 @@ from sqlalchemy import func, select
 from app import wiring
 from app.db.engine import open_engine, reading
 from app.db.tables import batch_items, batches, gate_results, releases, training_runs, versions
-from app.domain.cycles import Cycle, CycleStatus
 from app.domain.errors import Unavailable
-from app.domain.gates import GateName
 from app.domain.ids import utc_now
+from app.domain.learning.cycles import Cycle, CycleStatus
 from app.domain.policies import PolicyConfig
-from app.domain.releases import ReleaseState
-from app.domain.versions import TrainingRun, Version
+from app.domain.release.gates import GateName
+from app.domain.release.releases import ReleaseState
+from app.domain.release.versions import TrainingRun, Version
 from app.settings import Settings, from_environment
 from pipelines.config import LoopConfig, loop_config
 from pipelines.cycle import Case, CyclePorts, run_cycle

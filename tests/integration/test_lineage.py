@@ -11,11 +11,11 @@ from sqlalchemy import Engine, insert
 
 from app import wiring
 from app.db.engine import open_engine, reading, writing
-from app.db.lineage import chain_of, version_of_name, versions_that_saw
+from app.db.learning.lineage import chain_of, version_of_name, versions_that_saw
 from app.db.tables import batch_items, batches, training_runs, versions
 from app.domain.errors import BadInput, NotFound
 from app.domain.ids import hash_actor
-from app.domain.versions import VersionKind, version_name
+from app.domain.release.versions import VersionKind, version_name
 from pipelines.commands.lineage import lineage
 from tests.integration.batching.rows import NOON, add_turn
 

@@ -6,12 +6,12 @@ from typing import Any, cast
 
 from app import wiring
 from app.db.engine import open_engine
-from app.domain.gates import GateName, Verdict
-from app.domain.releases import ReleaseState
-from app.domain.versions import RunStatus, TrainingRun, Version, VersionKind
+from app.domain.release.gates import GateName, Verdict
+from app.domain.release.releases import ReleaseState
+from app.domain.release.versions import RunStatus, TrainingRun, Version, VersionKind
 from app.settings import from_environment
 from app.trajectories.segments import ParquetSegments
-from pipelines.commands.loop_ports import judges_of, loop_world
+from pipelines.commands.running.loop_ports import judges_of, loop_world
 from pipelines.config import loop_config
 from pipelines.cycle import LOOP, PRETRAINER, Case
 from tests.integration.batching.rows import NOON, add_turn, add_version

@@ -11,11 +11,11 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, insert, inspect, select, text
 
 from app.db.engine import open_engine, reading, writing
-from app.db.labels import lot_of
+from app.db.ingestion.turn_counts import read_turn_counts, recount
+from app.db.learning.labels import lot_of
 from app.db.migrate import _config, current_revision, downgrade, head_revision, knows, refuse_unknown, require_head, upgrade
+from app.db.release.webhooks import SqlWebhookBook
 from app.db.tables import labels, metadata, webhooks
-from app.db.turn_counts import read_turn_counts, recount
-from app.db.webhooks import SqlWebhookBook
 from app.domain.errors import BadConfig
 from app.domain.ids import utc_now
 from tests.conftest import NewDatabase

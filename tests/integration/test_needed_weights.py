@@ -8,14 +8,14 @@ import pytest
 from sqlalchemy import Engine, insert
 
 from app.db.engine import open_engine, reading, writing
-from app.db.engines import SqlEngineLedger
-from app.db.needed_weights import SqlNeededWeights
-from app.db.pointer import read_pointer, swap_pointer, versions_by_role
+from app.db.release.engines import SqlEngineLedger
+from app.db.release.needed_weights import SqlNeededWeights
+from app.db.release.pointer import read_pointer, swap_pointer, versions_by_role
+from app.db.release.versions import SqlVersions
 from app.db.tables import batches, cycles, releases, training_runs
-from app.db.versions import SqlVersions
 from app.domain.ports import EngineState
-from app.domain.releases import Pointer
-from app.domain.versions import Version, VersionKind
+from app.domain.release.releases import Pointer
+from app.domain.release.versions import Version, VersionKind
 from tests.fakes.clock import FrozenClock
 
 AT = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -14,11 +14,11 @@ import pytest
 from sqlalchemy import Engine
 
 from app.db.engine import open_engine
-from app.db.webhooks import SqlWebhookBook
-from app.domain.alarms import AlarmKind
+from app.db.release.webhooks import SqlWebhookBook
 from app.domain.errors import BadRequest
-from app.domain.gates import GateName, Verdict
 from app.domain.ids import utc_now
+from app.domain.release.alarms import AlarmKind
+from app.domain.release.gates import GateName, Verdict
 from app.release.post import PostOffice
 from app.release.webhooks import Courier, check_url, new_secret
 from tests.fakes.releases import POLICY, ReleaseRoom, answer, release_room

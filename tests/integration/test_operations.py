@@ -21,7 +21,7 @@ from app.db.tables import (
     turns,
     versions,
 )
-from app.domain.releases import ReleaseState
+from app.domain.release.releases import ReleaseState
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

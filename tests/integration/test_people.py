@@ -7,14 +7,14 @@ import pytest
 from sqlalchemy import Engine, text
 
 from app.access import SignIn
-from app.db.audit import entries, verify
+from app.db.access.keys import SqlKeys
 from app.db.engine import open_engine, reading
-from app.db.keys import SqlKeys
-from app.domain.alarms import AlarmKind
+from app.db.release.audit import entries, verify
 from app.domain.errors import BadRequest, DoneAlready, Refused, StaleGeneration
 from app.domain.people import FIRST_LINK_LASTS, SESSION_IDLE, SESSION_LASTS, Role, SignInRefused
-from app.domain.releases import ReleaseState
-from app.domain.terms import Terms
+from app.domain.release.alarms import AlarmKind
+from app.domain.release.releases import ReleaseState
+from app.domain.release.terms import Terms
 from app.release.basis import Basis
 from tests.fakes.clock import FrozenClock
 from tests.fakes.people import PASSWORD, Town, quick_passwords

@@ -9,10 +9,10 @@ import pytest
 from sqlalchemy import Engine, insert
 
 from app.db.engine import open_engine, reading, writing
-from app.db.pointer import SqlRoutes, champion_moved_since, good_versions, read_history, read_pointer, swap_pointer, wanted_versions
+from app.db.release.pointer import SqlRoutes, champion_moved_since, good_versions, read_history, read_pointer, swap_pointer, wanted_versions
 from app.db.tables import quarantine, releases
 from app.domain.errors import StaleGeneration, Unavailable
-from app.domain.releases import Pointer
+from app.domain.release.releases import Pointer
 
 AT = datetime(2026, 11, 21, 12, tzinfo=UTC)
 FIRST = Pointer(policy="tab", digest="v1", generation=1, previous=None, anchor="v1", holdback=0.0, release_id=None, changed_at=AT)

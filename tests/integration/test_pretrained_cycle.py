@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from app import wiring
-from app.domain.cycles import CycleStatus
-from app.domain.gates import GateName, GateResult, Verdict
 from app.domain.ids import utc_now
+from app.domain.learning.cycles import CycleStatus
 from app.domain.policies import PolicyConfig
-from app.domain.releases import Release, ReleaseState
-from app.domain.versions import VersionKind
+from app.domain.release.gates import GateName, GateResult, Verdict
+from app.domain.release.releases import Release, ReleaseState
+from app.domain.release.versions import VersionKind
 from app.policy.tiny import write_tiny
 from app.settings import Settings, from_environment
-from pipelines.commands.loop_ports import judges_of, pretrained_release
 from pipelines.commands.pretrain import continue_from_live
+from pipelines.commands.running.loop_ports import judges_of, pretrained_release
 from pipelines.config import loop_config
 from pipelines.cycle import Case, CyclePorts, run_cycle
 from pipelines.training.ports import TrainingPorts

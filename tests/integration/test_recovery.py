@@ -15,11 +15,11 @@ from app import wiring
 from app.db.engine import open_engine, reading, writing
 from app.db.recovery.checks import SqlRecovery, durability
 from app.db.tables import batch_items, deployment_history, returned_items, segments, stream_offsets, training_runs, turns
-from app.domain.events import Erasure
 from app.domain.ids import hash_actor
-from app.domain.streams import EffectBatch, JoinRules
+from app.domain.telemetry.events import Erasure
+from app.domain.telemetry.streams import EffectBatch, JoinRules
 from app.settings import Settings, from_environment
-from pipelines.commands.recover import recover
+from pipelines.commands.maintenance.recover import recover
 from tests.conftest import NewDatabase
 from tests.fakes.served import applied, at, event_of, observation, turn
 

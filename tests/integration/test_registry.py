@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.domain.versions import RunStatus, TrainingRun, Version, VersionKind
+from app.domain.release.versions import RunStatus, TrainingRun, Version, VersionKind
 from app.registry.mlflow_registry import MlflowRegistry
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,22 +10,22 @@ from starlette.responses import Response
 from starlette.testclient import TestClient
 
 from app.api import webhooks
-from app.api.access import Access
+from app.api.entry.access import Access
+from app.api.entry.sessions import Sessions
 from app.api.errors import problem
 from app.api.releases import ReleaseRoom as ApiRoom
 from app.api.releases import router
-from app.api.sessions import Sessions
+from app.db.access.keys import SqlKeys
+from app.db.access.people import SqlPeople
 from app.db.engine import open_engine
-from app.db.keys import SqlKeys
-from app.db.people import SqlPeople
-from app.db.release_views import SqlReleaseViews
-from app.db.webhooks import SqlWebhookBook
+from app.db.release.release_views import SqlReleaseViews
+from app.db.release.webhooks import SqlWebhookBook
 from app.domain.access import Scope
-from app.domain.alarms import AlarmKind
 from app.domain.errors import RatchetError
 from app.domain.ids import utc_now
 from app.domain.people import Role
-from app.domain.releases import ReleaseState
+from app.domain.release.alarms import AlarmKind
+from app.domain.release.releases import ReleaseState
 from tests.fakes.people import Town
 from tests.fakes.releases import ADA, BOB, POLICY, ReleaseRoom, release_room
 from tests.fakes.sealed import SEAL

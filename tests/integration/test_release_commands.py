@@ -18,20 +18,20 @@ from sqlalchemy import Engine
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.access import Access
+from app.api.entry.access import Access
+from app.api.entry.sessions import Sessions
 from app.api.errors import problem
 from app.api.releases import ReleaseRoom as ApiRoom
 from app.api.releases import router
-from app.api.sessions import Sessions
+from app.db.access.keys import SqlKeys
+from app.db.access.people import SqlPeople
 from app.db.engine import open_engine
-from app.db.keys import SqlKeys
-from app.db.people import SqlPeople
-from app.db.release_views import SqlReleaseViews
-from app.domain.alarms import AlarmKind
+from app.db.release.release_views import SqlReleaseViews
 from app.domain.errors import RatchetError
 from app.domain.ids import utc_now
-from app.domain.releases import ReleaseState
-from app.domain.terms import Terms
+from app.domain.release.alarms import AlarmKind
+from app.domain.release.releases import ReleaseState
+from app.domain.release.terms import Terms
 from app.release.desk import ReleaseDesk
 from pipelines.__main__ import ratchet
 from tests.fakes.gateway import serving

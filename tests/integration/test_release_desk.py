@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import Engine, func, select
 
-from app.db import audit
 from app.db.engine import open_engine, reading
-from app.db.pointer import SqlRoutes
+from app.db.release import audit
+from app.db.release.pointer import SqlRoutes
 from app.db.tables import outbox, release_history
-from app.domain.alarms import AlarmKind
 from app.domain.errors import Quarantined, Refused
-from app.domain.gates import GateName, Verdict
-from app.domain.releases import ReleaseState
-from app.domain.terms import Terms
+from app.domain.release.alarms import AlarmKind
+from app.domain.release.gates import GateName, Verdict
+from app.domain.release.releases import ReleaseState
+from app.domain.release.terms import Terms
 from tests.fakes.releases import ADA, BOB, EVE, POLICY, ReleaseRoom, answer, release_room, version
 
 S = ReleaseState

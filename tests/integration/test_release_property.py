@@ -11,16 +11,16 @@ from itertools import pairwise
 import pytest
 from sqlalchemy import Engine, select
 
-from app.db import audit
-from app.db.alarms import read_alarms
 from app.db.engine import open_engine, reading
-from app.db.pointer import quarantined, read_history
+from app.db.release import audit
+from app.db.release.alarms import read_alarms
+from app.db.release.pointer import quarantined, read_history
 from app.db.tables import release_history
-from app.domain.alarms import FREEZING, Alarm, AlarmKind
 from app.domain.errors import RatchetError, Refused, StaleGeneration
-from app.domain.gates import GateName, Verdict
-from app.domain.releases import MOVES, Release, ReleaseState
-from app.domain.terms import Terms
+from app.domain.release.alarms import FREEZING, Alarm, AlarmKind
+from app.domain.release.gates import GateName, Verdict
+from app.domain.release.releases import MOVES, Release, ReleaseState
+from app.domain.release.terms import Terms
 from tests.fakes.releases import ADA, BOB, EVE, POLICY, ReleaseRoom, answer, release_room, version
 
 S = ReleaseState

@@ -10,18 +10,18 @@ from functools import partial
 import pytest
 from sqlalchemy import Engine, func, select
 
-from app.db.batches import SqlBatchStore
+from app.db.access.erasures import SqlEraser
 from app.db.engine import open_engine, reading
-from app.db.erasures import SqlEraser
-from app.db.labels import SqlLabels
-from app.db.members import SqlMembership
-from app.db.relay import SqlRelayOffice
-from app.db.streams import SqlEffects
+from app.db.ingestion.members import SqlMembership
+from app.db.ingestion.relay import SqlRelayOffice
+from app.db.ingestion.streams import SqlEffects
+from app.db.ingestion.turn_counts import read_turn_counts, recount
+from app.db.learning.batches import SqlBatchStore
+from app.db.learning.labels import SqlLabels
 from app.db.tables import applied_events, labels, observations, turn_counts, turns
-from app.db.turn_counts import read_turn_counts, recount
 from app.domain.errors import Held
 from app.domain.policies import PolicyConfig
-from app.domain.streams import AppliedEvent, EffectBatch, JoinRules
+from app.domain.telemetry.streams import AppliedEvent, EffectBatch, JoinRules
 from pipelines.batching.config import BatchingConfig
 from pipelines.batching.cut import cut_batch
 from pipelines.labelling.labeller import label_due

@@ -6,8 +6,8 @@ import pytest
 from sqlalchemy import Engine
 
 from app.db.engine import open_engine, reading
-from app.db.rewarded_turns import rewarded_turns
-from app.domain.batches import RewardedTurn
+from app.db.learning.rewarded_turns import rewarded_turns
+from app.domain.learning.batches import RewardedTurn
 from tests.integration.batching.rows import add_turn
 
 

@@ -9,19 +9,19 @@ import pytest
 from sqlalchemy import Engine, select
 from starlette.testclient import TestClient
 
-from app.db.batches import SqlBatchStore
-from app.db.decisions import read_decisions
 from app.db.engine import open_engine, reading
-from app.db.evidence import SqlEvidenceBook
-from app.db.labels import SqlLabels
-from app.db.streams import SqlEffects
+from app.db.ingestion.streams import SqlEffects
+from app.db.learning.batches import SqlBatchStore
+from app.db.learning.decisions import read_decisions
+from app.db.learning.labels import SqlLabels
+from app.db.release.evidence import SqlEvidenceBook
 from app.db.tables import exposures, labels, turns
 from app.domain.errors import Held
-from app.domain.events import EventType, Exposure, Observation
+from app.domain.learning.rewards import Exclusion
 from app.domain.policies import PolicyConfig
-from app.domain.rewards import Exclusion
-from app.domain.streams import EffectBatch, JoinRules
-from app.domain.turns import TurnServed
+from app.domain.telemetry.events import EventType, Exposure, Observation
+from app.domain.telemetry.streams import EffectBatch, JoinRules
+from app.domain.telemetry.turns import TurnServed
 from app.main import create_app
 from pipelines.batching import BatchingConfig, cut_batch
 from pipelines.labelling.labeller import label_due

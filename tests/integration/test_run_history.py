@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import Engine, insert
 
 from app.db.engine import open_engine, reading, writing
-from app.db.run_history import run_history
+from app.db.learning.run_history import run_history
 from app.db.tables import batches, gate_results, training_runs, versions
 from tests.integration.batching.rows import NOON, add_version
 

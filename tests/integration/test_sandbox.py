@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from app.domain.boxes import Limits
 from app.domain.errors import Refused
+from app.domain.learning.boxes import Limits
 from app.sandbox.bubblewrap import BubblewrapBoxes
 from app.sandbox.processes import ProcessBoxes
-from pipelines.evaluation.execution import Examination, Outcome
-from pipelines.evaluation.graders import grade
-from pipelines.evaluation.suites import Grader, GraderKind, human_eval_tasks
+from pipelines.evaluation.suites.execution import Examination, Outcome
+from pipelines.evaluation.suites.graders import grade
+from pipelines.evaluation.suites.suites import Grader, GraderKind, human_eval_tasks
 
 LIMITS = Limits(cpu_s=2, memory_bytes=256 << 20, file_bytes=1 << 16)
 BOXED = Examination(boxes=BubblewrapBoxes(), limits=LIMITS, wall_s=5)

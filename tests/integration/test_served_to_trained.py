@@ -14,22 +14,22 @@ import torch
 from sqlalchemy import Engine
 from starlette.testclient import TestClient
 
-from app.db.batches import SqlBatchStore
 from app.db.engine import open_engine
-from app.db.labels import SqlLabels
-from app.db.streams import SqlEffects
-from app.domain.batches import BatchManifest, TurnPayload
-from app.domain.events import EventType, Observation
+from app.db.ingestion.streams import SqlEffects
+from app.db.learning.batches import SqlBatchStore
+from app.db.learning.labels import SqlLabels
+from app.domain.learning.batches import BatchManifest, TurnPayload
 from app.domain.policies import PolicyConfig, SummaryConfig
 from app.domain.ports import TrajectoryStore
-from app.domain.schemas import satisfies
-from app.domain.serving import GenerateRequest, GenerationChunk
-from app.domain.streams import EffectBatch, JoinRules
-from app.domain.turns import TurnServed
-from app.domain.versions import HoldReason, RunStatus, TrainingRun
+from app.domain.release.versions import HoldReason, RunStatus, TrainingRun
+from app.domain.telemetry.events import EventType, Observation
+from app.domain.telemetry.schemas import satisfies
+from app.domain.telemetry.serving import GenerateRequest, GenerationChunk
+from app.domain.telemetry.streams import EffectBatch, JoinRules
+from app.domain.telemetry.turns import TurnServed
 from app.main import create_app
+from app.policy.decoding.sampling import sample
 from app.policy.model import Policy, load_policy
-from app.policy.sampling import sample
 from app.policy.tiny_moe import Architecture, write_tiny_moe
 from app.trajectories.segments import ParquetSegments
 from pipelines.batching import BatchingConfig, cut_batch

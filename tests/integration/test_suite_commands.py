@@ -12,13 +12,13 @@ from sqlalchemy import Engine, insert
 from app.db.engine import open_engine, writing
 from app.db.tables import batch_items, batches, observations
 from app.domain.errors import Refused
-from app.domain.gates import GateName, Verdict
-from app.domain.terms import Terms
+from app.domain.release.gates import GateName, Verdict
+from app.domain.release.terms import Terms
 from app.trajectories.segments import ParquetSegments
 from pipelines.commands.suite import suite
-from pipelines.evaluation.judge_model import open_judge
-from pipelines.evaluation.offline_config import OfflineConfig
-from pipelines.evaluation.suites import Grader, GraderKind, Task, read_tasks
+from pipelines.evaluation.suites.judge_model import open_judge
+from pipelines.evaluation.suites.offline_config import OfflineConfig
+from pipelines.evaluation.suites.suites import Grader, GraderKind, Task, read_tasks
 from tests.fakes.releases import ADA, answer, release_room
 from tests.integration.batching.rows import NOON, add_turn
 from tests.ports.test_trajectory_store_port import payload

@@ -14,15 +14,15 @@ from sqlalchemy import Engine, insert
 
 from app.access import SignIn
 from app.api import people, releases
+from app.db.access.keys import SqlKeys
+from app.db.access.people import SqlPeople
 from app.db.engine import open_engine, writing
-from app.db.keys import SqlKeys
-from app.db.people import SqlPeople
-from app.db.release_views import SqlReleaseViews
+from app.db.release.release_views import SqlReleaseViews
 from app.db.tables import cycles
-from app.domain.alarms import AlarmKind
 from app.domain.errors import RatchetError
 from app.domain.ids import utc_now
 from app.domain.people import Role
+from app.domain.release.alarms import AlarmKind
 from app.main import create_app
 from pipelines.__main__ import ratchet
 from tests.fakes.gateway import collaborators, policy_config, serving

@@ -7,11 +7,11 @@ import pytest
 from sqlalchemy import Engine
 
 from app.db.engine import open_engine
-from app.db.evidence import SqlEvidenceBook
-from app.domain.assignment import is_lasting
-from app.domain.gates import GateName, Verdict
-from app.domain.releases import IN_FLIGHT, ReleaseState
-from pipelines.evaluation.explain import explain
+from app.db.release.evidence import SqlEvidenceBook
+from app.domain.release.assignment import is_lasting
+from app.domain.release.gates import GateName, Verdict
+from app.domain.release.releases import IN_FLIGHT, ReleaseState
+from pipelines.evaluation.live.explain import explain
 from tests.fakes.releases import ADA, BOB, POLICY
 from tests.fakes.traffic import Behaviour
 from tests.fakes.watching import WatchedRoom, new_watch, small_gates, watched_room

@@ -9,11 +9,11 @@ import pytest
 from sqlalchemy import Engine
 
 from app.db.engine import open_engine
-from app.db.evidence import SqlEvidenceBook
-from app.db.releases import SqlReleaseLedger
+from app.db.release.evidence import SqlEvidenceBook
+from app.db.release.releases import SqlReleaseLedger
 from app.domain.errors import StaleGeneration
-from app.domain.gates import GateName
-from app.domain.releases import Release, ReleaseState
+from app.domain.release.gates import GateName
+from app.domain.release.releases import Release, ReleaseState
 from tests.fakes.releases import ADA, POLICY, answer
 from tests.fakes.traffic import Behaviour
 from tests.fakes.watching import WatchedRoom, new_watch, watched_room

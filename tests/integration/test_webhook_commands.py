@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from standardwebhooks.webhooks import Webhook as Verifier
 
 from app.db.engine import open_engine
-from app.db.webhooks import SqlWebhookBook
+from app.db.release.webhooks import SqlWebhookBook
 from app.domain.errors import BadRequest, NotFound, Refused
 from pipelines.commands.webhooks import webhooks
 from tests.fakes.sealed import SEAL

@@ -10,8 +10,8 @@ from standardwebhooks.webhooks import Webhook as Verifier
 from standardwebhooks.webhooks import WebhookVerificationError
 
 from app.db.engine import open_engine
+from app.db.release.webhooks import SqlWebhookBook, Webhook
 from app.db.tables import webhooks
-from app.db.webhooks import SqlWebhookBook, Webhook
 from app.domain.errors import BadRequest
 from app.domain.ids import utc_now
 from app.release.webhooks import WAITS, Courier, check_url, new_secret

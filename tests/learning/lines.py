@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from app.domain.batches import BatchItem, BatchManifest, batch_id
-from app.domain.corrections import Correction
-from app.domain.versions import Version
+from app.domain.learning.batches import BatchItem, BatchManifest, batch_id
+from app.domain.learning.corrections import Correction
+from app.domain.release.versions import Version
 from pipelines.training import TrainingConfig, TrainingPorts, train
 from tests.fakes.learning import NOON, FakeWeights, fake_ports, version_of
 from tests.learning.policy_iteration import OPEN

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from app.domain.batches import TurnPayload
-from app.domain.versions import Version
+from app.domain.learning.batches import TurnPayload
+from app.domain.release.versions import Version
 from app.policy.model import load_model
 from pipelines.training import TrainingConfig, TrainingPorts, train
 from pipelines.training.config import GuardLimits

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from app.domain.batches import LabelledTurn
-from app.domain.events import Observation
+from app.domain.learning.batches import LabelledTurn
+from app.domain.learning.rewards import Credit, DueTurn, Exclusion
 from app.domain.policies import Direction, PolicyConfig, SignalConfig, SignalType
-from app.domain.rewards import Credit, DueTurn, Exclusion
-from app.domain.turns import FinishReason, ToolCall, ToolVerdict
+from app.domain.telemetry.events import Observation
+from app.domain.telemetry.turns import FinishReason, ToolCall, ToolVerdict
 from pipelines.batching import BatchingConfig
 from pipelines.batching.cut import channels, pay_chains
 from pipelines.labelling.labeller import label

@@ -16,11 +16,11 @@ import torch
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from app.domain.batches import TurnPayload
-from app.domain.corrections import CorrectionKind
+from app.domain.learning.batches import TurnPayload
+from app.domain.learning.corrections import CorrectionKind
 from app.policy.chat import Chat
 from app.policy.model import load_model
-from app.policy.snapshot import finish_snapshot, replacing
+from app.policy.storage.snapshot import finish_snapshot, replacing
 from pipelines.training.hindsight.lessons import HINTS
 from tests.fakes.learning import NOON
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.domain.batches import TurnPayload
+from app.domain.learning.batches import TurnPayload
 from pipelines.training.config import CorrectionConfig
 from tests.fakes.learning import fake_ports
 from tests.learning.policy_iteration import CONFIG, iterate, liking

@@ -9,11 +9,11 @@ import pytest
 from sqlalchemy import Engine, insert
 from sqlalchemy.exc import IntegrityError
 
-from app.db.batches import SqlBatchStore
 from app.db.engine import open_engine, writing
+from app.db.learning.batches import SqlBatchStore
 from app.db.tables import cycles
-from app.domain.batches import BatchItem, BatchManifest
 from app.domain.errors import Refused
+from app.domain.learning.batches import BatchItem, BatchManifest
 from app.domain.ports import BatchStore
 from tests.fakes.batching import MemoryBatchStore
 from tests.integration.batching.rows import NOON, add_turn, add_version

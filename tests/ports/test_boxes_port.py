@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from app.domain.boxes import Box, Boxes, BoxSpec, Ended, Limits, TalkEnded
 from app.domain.errors import Refused
+from app.domain.learning.boxes import Box, Boxes, BoxSpec, Ended, Limits, TalkEnded
 from app.sandbox import control_groups
 from app.sandbox.bubblewrap import BubblewrapBoxes
 from app.sandbox.processes import ProcessBoxes
@@ -250,7 +250,7 @@ def test_on_a_processor_whose_calls_are_not_known_there_are_no_boxes() -> None:
 
 DISPATCHER = """
 import sys, time
-from app.domain.boxes import BoxSpec, Limits
+from app.domain.learning.boxes import BoxSpec, Limits
 from app.sandbox.bubblewrap import BubblewrapBoxes
 boxes = BubblewrapBoxes()
 for number in range(3):

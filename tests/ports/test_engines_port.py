@@ -13,14 +13,14 @@ import torch
 
 from app.domain.errors import BadRequest, Unavailable
 from app.domain.ports import GatewayEngines as Engines
-from app.domain.serving import GenerateRequest, ScoreRequest
-from app.domain.turns import SamplingParams
+from app.domain.telemetry.serving import GenerateRequest, ScoreRequest
+from app.domain.telemetry.turns import SamplingParams
 from app.policy.model import load_policy
-from app.policy.store import LocalWeights
+from app.policy.storage.store import LocalWeights
 from app.serving.client import HttpEngines
 from app.serving.vllm import VllmEngines
 from tests.fakes.gateway import ScriptedEngines
-from tests.fakes.vllm import FakeVllm
+from tests.fakes.servers.vllm import FakeVllm
 from tests.integration.serving.running import engine
 
 Scenario = Callable[[Engines], Coroutine[Any, Any, Any]]

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 import pytest
 
 from app.db.engine import open_engine
-from app.db.inbox import SqlInbox
-from app.domain.events import CloudEvent, EventType
+from app.db.ingestion.inbox import SqlInbox
 from app.domain.ports import Inbox, Receipt
+from app.domain.telemetry.events import CloudEvent, EventType
 from tests.fakes.inbox import MemoryInbox
 
 A, D, C = Receipt.ACCEPTED, Receipt.DUPLICATE, Receipt.CONFLICT

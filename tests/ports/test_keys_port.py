@@ -7,9 +7,9 @@ from typing import Protocol
 import pytest
 from sqlalchemy import text
 
-from app.db.audit import entries, verify
+from app.db.access.keys import SqlKeys
 from app.db.engine import open_engine, reading
-from app.db.keys import SqlKeys
+from app.db.release.audit import entries, verify
 from app.domain.access import ApiKey, Scope, split_key
 from app.domain.errors import NotFound
 from tests.fakes.clock import FrozenClock

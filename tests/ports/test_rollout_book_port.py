@@ -8,10 +8,10 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from app.db.engine import open_engine
-from app.db.rollouts import SqlRollouts
+from app.db.learning.rollouts import SqlRollouts
 from app.domain.errors import LeaseLost
 from app.domain.ids import uuid7
-from app.domain.rollouts import Closed, Outcome, Rollout
+from app.domain.learning.rollouts import Closed, Outcome, Rollout
 
 TTL = timedelta(seconds=30)
 DONE = Closed(outcome=Outcome.SOLVED, reward=1.0, duration_s=2.5, turns=3, flags=("reward",))

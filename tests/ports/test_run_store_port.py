@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 import pytest
 
 from app.db.engine import open_engine
-from app.db.runs import SqlRunStore
+from app.db.learning.runs import SqlRunStore
 from app.domain.ports import RunStore
-from app.domain.versions import HoldReason, RunStatus, TrainingRun
+from app.domain.release.versions import HoldReason, RunStatus, TrainingRun
 from tests.fakes.learning import FakeRuns
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)

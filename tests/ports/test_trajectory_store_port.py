@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.domain.batches import TurnPayload, payload_of
 from app.domain.errors import BadInput, Unavailable
+from app.domain.learning.batches import TurnPayload, payload_of
 from app.domain.ports import TrajectoryStore
 from app.trajectories.segments import ParquetSegments
 from tests.fakes.served import turn

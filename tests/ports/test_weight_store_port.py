@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 
 from app.domain.errors import BadConfig, BadInput, NotFound
 from app.domain.ports import WeightStore
-from app.policy.remote import RemoteWeights, open_store
-from app.policy.remote_files import RemoteFiles
-from app.policy.snapshot import snapshot_digest, verify_snapshot, write_snapshot
-from app.policy.store import LocalWeights
+from app.policy.storage.remote import RemoteWeights, open_store
+from app.policy.storage.remote_files import RemoteFiles
+from app.policy.storage.snapshot import snapshot_digest, verify_snapshot, write_snapshot
+from app.policy.storage.store import LocalWeights
 
 
 @pytest.fixture(params=["local", "remote"])

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from app.domain.boxes import MOST_PATCH_BYTES, Box, Boxes, BoxSpec, Ended, Limits, checked_patch
 from app.domain.errors import BadInput, Overloaded, Refused
+from app.domain.learning.boxes import MOST_PATCH_BYTES, Box, Boxes, BoxSpec, Ended, Limits, checked_patch
 from app.sandbox.bubblewrap import BubblewrapBoxes
 from app.sandbox.pool import WarmPool
 from app.sandbox.processes import ProcessBoxes
 from app.sandbox.ray_rest import LABEL, RayBoxes
-from tests.fakes.ray_sandbox import RayTransport, Resolver
+from tests.fakes.servers.ray_sandbox import RayTransport, Resolver
 from tests.ports.test_boxes_port import alive, gone
 
 LIMITS = Limits(cpu_s=5, memory_bytes=256 << 20, file_bytes=1 << 20)
@@ -216,7 +216,7 @@ def test_the_gateway_is_the_only_thing_that_answers(folder: Path, tmp_path: Path
 DISPATCHER = """
 import sys, time
 from pathlib import Path
-from app.domain.boxes import BoxSpec, Limits
+from app.domain.learning.boxes import BoxSpec, Limits
 from app.sandbox.bubblewrap import BubblewrapBoxes
 boxes = BubblewrapBoxes()
 box = boxes.open(BoxSpec(limits=Limits(cpu_s=600, memory_bytes=1 << 28, file_bytes=1 << 20), workspace=Path(sys.argv[2])))

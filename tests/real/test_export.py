@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.domain.batches import TurnPayload, payload_of
-from app.domain.decisions import ExportedTurn
+from app.domain.learning.batches import TurnPayload, payload_of
+from app.domain.learning.decisions import ExportedTurn
 from app.trajectories.exporting import write_export
 from tests.fakes.served import at, turn
 from tests.real.conftest import ROOT, missing

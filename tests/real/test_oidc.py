@@ -21,7 +21,7 @@ from starlette.testclient import TestClient
 
 from app.access import SESSION_COOKIE, FormTokens, SignIn
 from app.access.oidc import Oidc, Registration
-from app.api.doorkeeper import Doorkeeper, read_form
+from app.api.entry.doorkeeper import Doorkeeper, read_form
 from app.console.entrance import Entrance
 from app.db.engine import open_engine
 from app.domain.ids import utc_now

@@ -15,18 +15,18 @@ import torch
 from safetensors.torch import load_file
 from starlette.testclient import TestClient
 
-from app.domain.batches import payload_of
-from app.domain.events import EventType
+from app.domain.learning.batches import payload_of
 from app.domain.ports import EngineState
-from app.domain.releases import Route
-from app.domain.serving import GenerateRequest, GenerationChunk
-from app.domain.turns import FinishReason, SamplingParams, TurnServed
+from app.domain.release.releases import Route
+from app.domain.telemetry.events import EventType
+from app.domain.telemetry.serving import GenerateRequest, GenerationChunk
+from app.domain.telemetry.turns import FinishReason, SamplingParams, TurnServed
 from app.main import create_app
-from app.policy.fixed_probe import divergence, expected, strange
-from app.policy.forward import token_logprobs
 from app.policy.model import Policy, load_policy
-from app.policy.snapshot import WEIGHTS, write_snapshot
-from app.policy.store import LocalWeights
+from app.policy.scoring.fixed_probe import divergence, expected, strange
+from app.policy.scoring.forward import token_logprobs
+from app.policy.storage.snapshot import WEIGHTS, write_snapshot
+from app.policy.storage.store import LocalWeights
 from app.serving.vllm import VllmEngines
 from app.serving.vllm_control import VllmControl
 from app.serving.vllm_residency import Adapters, InPlace, VllmServer

@@ -15,11 +15,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from starlette.testclient import TestClient
 
-from app.domain.batches import TurnPayload
 from app.domain.errors import BadInput, RatchetError
+from app.domain.learning.batches import TurnPayload
 from app.main import create_app
-from app.policy.delta import apply_delta, encode_delta, read_head
-from app.policy.weights import digest_of_file
+from app.policy.storage.delta import apply_delta, encode_delta, read_head
+from app.policy.storage.weights import digest_of_file
 from app.trajectories.segments import ParquetSegments
 from pipelines.labelling.rule_set import parse_rule_set
 from tests.fakes.gateway import collaborators

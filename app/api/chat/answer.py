@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 
 from app.api.chat.recording import Recording
-from app.domain import tools
-from app.domain.serving import GenerationChunk, Likely
-from app.domain.turns import FinishReason, ToolCall, ToolVerdict
+from app.domain.telemetry import tools
+from app.domain.telemetry.serving import GenerationChunk, Likely
+from app.domain.telemetry.turns import FinishReason, ToolCall, ToolVerdict
 
 _encode = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"

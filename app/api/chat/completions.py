@@ -12,9 +12,9 @@ import msgspec
 from app.api.chat.answer import Items, data, end, finish_reason_of, frame, logprob_items, rated_by, sse, token_of, usage_of
 from app.api.chat.recording import Recording
 from app.api.chat.style import bounded
-from app.api.drafts import decode
+from app.api.telemetry.drafts import decode
 from app.domain.errors import BadRequest
-from app.domain.serving import GenerationChunk
+from app.domain.telemetry.serving import GenerationChunk
 
 PREFIX, SUFFIX, MIDDLE = "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"
 KIND = "text_completion"

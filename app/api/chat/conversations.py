@@ -5,9 +5,9 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from app.domain.assignment import Arm
 from app.domain.ports import Episodes, EpisodeSummary
-from app.domain.releases import Route
+from app.domain.release.assignment import Arm
+from app.domain.release.releases import Route
 
 REMEMBERED = 100_000
 """Episodes kept in memory, the least recently used forgotten first; about 1 KB each."""

@@ -3,7 +3,7 @@
     assign ──▶ exposure committed ──▶ engine ──▶ chunks out as they come ──▶ turn committed ──▶ last chunk out
 
 However it ends (client gone, engine slow, broken or full), a turn follows every exposure. A rollout (an agent at practice, see
-`app.api.sessions`) is served by the champion without one: nobody was exposed to anything, so no gate hears of it. Neither is a turn
+`app.api.entry.sessions`) is served by the champion without one: nobody was exposed to anything, so no gate hears of it. Neither is a turn
 whose caller pinned the version (`app.api.chat.pinning`).
 """
 
@@ -17,28 +17,28 @@ from typing import Any
 
 import msgspec
 
-from app.api.access import Caller
 from app.api.chat import pinning
 from app.api.chat.conversations import Conversation, Conversations, may_continue
 from app.api.chat.recording import Recording, exposure_event, redact, turn_event, unkept
 from app.api.chat.request import ChatRequest, read_body, understand
 from app.api.chat.slots import Slots
 from app.api.chat.summary import context_of, shortened
+from app.api.entry.access import Caller
+from app.api.entry.feedback_tokens import FeedbackTokens
 from app.api.errors import HttpError
-from app.api.feedback_tokens import FeedbackTokens
-from app.api.intake import Headers, Limits, characters
 from app.api.metrics import Metrics
-from app.api.redaction import Redactor
+from app.api.telemetry.intake import Headers, Limits, characters
+from app.api.telemetry.redaction import Redactor
 from app.api.workshop import SMALL_CHARS, Workshop
-from app.domain.assignment import PINNED, Arm, assign, practise
-from app.domain.batches import payload_of, without_payload
 from app.domain.errors import BadRequest, Overloaded, RatchetError, Unavailable, UnknownPolicy
-from app.domain.events import CloudEvent, is_rollout
 from app.domain.ids import uuid7
+from app.domain.learning.batches import payload_of, without_payload
 from app.domain.policies import PolicyConfig
 from app.domain.ports import Claims, Clock, Engines, EpisodeSummary, Inbox, Routes
-from app.domain.serving import GenerateRequest, GenerationChunk
-from app.domain.turns import FinishReason, TurnServed
+from app.domain.release.assignment import PINNED, Arm, assign, practise
+from app.domain.telemetry.events import CloudEvent, is_rollout
+from app.domain.telemetry.serving import GenerateRequest, GenerationChunk
+from app.domain.telemetry.turns import FinishReason, TurnServed
 
 log = logging.getLogger("ratchet.api")
 CLAIM_ABOVE_BYTES = 256 * 1024

@@ -8,10 +8,10 @@ import msgspec
 from app.api.chat.answer import DONE, Items, data, finish_reason_of, sse, token_of, visible_calls
 from app.api.chat.recording import Recording
 from app.api.chat.style import bounded
-from app.api.drafts import decode
-from app.domain import tools
+from app.api.telemetry.drafts import decode
 from app.domain.errors import BadRequest
-from app.domain.serving import GenerationChunk
+from app.domain.telemetry import tools
+from app.domain.telemetry.serving import GenerationChunk
 
 VARIANT = "ratchet"
 """TensorZero's answers name a variant; which weights answered is in the header `x-ratchet-version`."""

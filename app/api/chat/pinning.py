@@ -5,9 +5,9 @@ may come back to, candidates).
 """
 
 from app.api.errors import HttpError
-from app.domain.assignment import Arm, pin
 from app.domain.errors import BadRequest
 from app.domain.ports import Routes
+from app.domain.release.assignment import Arm, pin
 
 MARK = "@sha256:"
 

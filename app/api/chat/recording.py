@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 
 from app.api.chat.request import ChatRequest
-from app.api.redaction import Redactor
-from app.domain import tools
-from app.domain.assignment import Arm
-from app.domain.events import GATEWAY, CloudEvent, EventType, Exposure
+from app.api.telemetry.redaction import Redactor
 from app.domain.ids import uuid7
 from app.domain.policies import PolicyConfig
-from app.domain.serving import GenerationChunk
-from app.domain.turns import MIXED_VERSIONS, UNSCORABLE, Assignment, FinishReason, ToolVerdict, TurnServed, Usage
+from app.domain.release.assignment import Arm
+from app.domain.telemetry import tools
+from app.domain.telemetry.events import GATEWAY, CloudEvent, EventType, Exposure
+from app.domain.telemetry.serving import GenerationChunk
+from app.domain.telemetry.turns import MIXED_VERSIONS, UNSCORABLE, Assignment, FinishReason, ToolVerdict, TurnServed, Usage
 
 _encode = msgspec.json.Encoder().encode
 

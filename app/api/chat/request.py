@@ -5,17 +5,17 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from app.api.access import Caller
 from app.api.chat.shapes import Bias, Penalty, read_choice, read_format, shape_of
-from app.api.drafts import decode
+from app.api.entry.access import Caller
 from app.api.errors import HttpError
-from app.api.intake import Headers, Limits, characters, check_tree, header
+from app.api.telemetry.drafts import decode
+from app.api.telemetry.intake import Headers, Limits, characters, check_tree, header
 from app.domain.errors import BadRequest
-from app.domain.events import GATEWAY, is_rollout
 from app.domain.ids import hash_actor, uuid7
 from app.domain.policies import PolicyConfig
-from app.domain.schemas import is_schema
-from app.domain.turns import Consent, SamplingParams, Shape
+from app.domain.telemetry.events import GATEWAY, is_rollout
+from app.domain.telemetry.schemas import is_schema
+from app.domain.telemetry.turns import Consent, SamplingParams, Shape
 
 IGNORED = (
     "service_tier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "prediction", "reasoning_effort",

@@ -13,10 +13,10 @@ from app.api.chat.answer import Items, finish_reason_of, logprob_items, token_of
 from app.api.chat.recording import Recording
 from app.api.chat.response_items import messages_of, tools_of
 from app.api.chat.style import bounded
-from app.api.drafts import decode
-from app.domain import tools
+from app.api.telemetry.drafts import decode
 from app.domain.errors import BadRequest
-from app.domain.serving import GenerationChunk
+from app.domain.telemetry import tools
+from app.domain.telemetry.serving import GenerationChunk
 
 _ALIKE = (
     "model", "stream", "temperature", "top_p", "metadata", "user", "safety_identifier", "store", "top_logprobs", "parallel_tool_calls",

@@ -9,16 +9,16 @@ from typing import Any
 from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
-from app.api.access import Access
 from app.api.chat import answer
 from app.api.chat.gateway import BYTES_PER_WORK, Gateway, Opened
 from app.api.chat.recording import Recording
 from app.api.chat.style import Read, Stream, Style
+from app.api.entry.access import Access
 from app.api.errors import problem
-from app.api.intake import Intake
+from app.api.telemetry.intake import Intake
 from app.domain.access import Scope
 from app.domain.errors import RatchetError
-from app.domain.serving import GenerationChunk
+from app.domain.telemetry.serving import GenerationChunk
 
 Chunks = AsyncGenerator[tuple[int, GenerationChunk], None]
 """Chunks of the answers to one request, each with its answer's index."""

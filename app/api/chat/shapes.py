@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from app.api.drafts import decode
+from app.api.telemetry.drafts import decode
 from app.domain.errors import BadRequest
-from app.domain.schemas import is_schema
-from app.domain.turns import Form, Shape
+from app.domain.telemetry.schemas import is_schema
+from app.domain.telemetry.turns import Form, Shape
 
 SCHEMA_CHARS = 64_000
 """Of a schema that answers are kept to: it travels with the turn."""

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from app.api.chat.recording import Recording
 from app.domain.errors import BadRequest
-from app.domain.serving import GenerationChunk
+from app.domain.telemetry.serving import GenerationChunk
 
 
 class Stream(Protocol):

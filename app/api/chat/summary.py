@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.domain.gates import content_hash
 from app.domain.policies import PolicyConfig
 from app.domain.ports import EpisodeSummary
+from app.domain.release.gates import content_hash
 
 Message = dict[str, Any]
 Count = Callable[[list[Message]], Awaitable[int]]

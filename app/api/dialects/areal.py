@@ -16,11 +16,11 @@ from starlette.responses import Response
 from app.api import openapi
 from app.api.dialects.counter import Counter, json_response
 from app.api.dialects.naming import Signal
-from app.api.drafts import TargetId, decode
+from app.api.telemetry.drafts import TargetId, decode
 from app.domain.errors import BadRequest
-from app.domain.events import GATEWAY, ROLLOUT
 from app.domain.ids import uuid7
-from app.domain.signals import ObservationName
+from app.domain.telemetry.events import GATEWAY, ROLLOUT
+from app.domain.telemetry.signals import ObservationName
 
 SOURCE = "sdk:areal"
 LastInference = Callable[[str, Iterable[str]], Awaitable[str | None]]

@@ -8,13 +8,13 @@ from typing import Annotated
 
 import msgspec
 
-from app.api.access import Caller
-from app.api.drafts import AwareTime, Desk, Draft, EventId, RetractionDraft, decode, refuse_unknown, source_of
-from app.api.intake import Headers, check_tree
+from app.api.entry.access import Caller
+from app.api.telemetry.drafts import AwareTime, Desk, Draft, EventId, RetractionDraft, decode, refuse_unknown, source_of
+from app.api.telemetry.intake import Headers, check_tree
 from app.domain.errors import BadRequest
-from app.domain.events import CloudEvent, EventType
-from app.domain.moments import check_moments
-from app.domain.turns import TurnServed
+from app.domain.telemetry.events import CloudEvent, EventType
+from app.domain.telemetry.moments import check_moments
+from app.domain.telemetry.turns import TurnServed
 
 MARK = b'"specversion"'
 """Only CloudEvents have this key; inside a JSON text its quotes would be escaped, so that searching the bytes is enough."""

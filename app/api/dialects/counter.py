@@ -13,14 +13,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.access import Access, Caller
 from app.api.dialects.naming import SUFFIXES, Signal, drafts
-from app.api.door import Door
-from app.api.drafts import Draft, RetractionDraft, source_of
-from app.api.intake import Intake
+from app.api.entry.access import Access, Caller
+from app.api.telemetry.door import Door
+from app.api.telemetry.drafts import Draft, RetractionDraft, source_of
+from app.api.telemetry.intake import Intake
 from app.domain.access import Scope
 from app.domain.errors import BadRequest
-from app.domain.events import Observation
+from app.domain.telemetry.events import Observation
 
 MAX_REVISIONS = 32
 

@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from app.api.access import Caller
 from app.api.dialects.counter import Counter
 from app.api.dialects.naming import Signal, inference_of, text_of
-from app.api.drafts import AwareTime, EventId, Label, TargetId, decode
+from app.api.entry.access import Caller
+from app.api.telemetry.drafts import AwareTime, EventId, Label, TargetId, decode
 from app.domain.errors import BadRequest, NotFound
-from app.domain.events import Observation
-from app.domain.signals import ObservationName
+from app.domain.telemetry.events import Observation
+from app.domain.telemetry.signals import ObservationName
 
 SOURCE = "sdk:langsmith"
 TEXTS = frozenset({ObservationName.COMMENT, ObservationName.DEMONSTRATION})

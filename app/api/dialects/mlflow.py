@@ -15,10 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api import openapi
-from app.api.access import Caller
 from app.api.dialects.counter import Counter, json_response
 from app.api.dialects.naming import Signal, inference_of, named_inference, text_of
-from app.api.drafts import AwareTime, Label, decode
+from app.api.entry.access import Caller
+from app.api.telemetry.drafts import AwareTime, Label, decode
 from app.domain.access import Scope
 from app.domain.errors import BadRequest, NotFound
 

@@ -7,10 +7,10 @@ from datetime import datetime
 from typing import Any, cast
 from uuid import UUID
 
-from app.api.drafts import Desk, Draft
+from app.api.telemetry.drafts import Desk, Draft
 from app.domain.errors import BadRequest
 from app.domain.policies import SignalType
-from app.domain.signals import BUILT_IN, ObservationName
+from app.domain.telemetry.signals import BUILT_IN, ObservationName
 
 THUMBS = frozenset({
     "thumb", "thumbs", "thumbs_up", "thumbs-up", "user_score", "user-score", "user_feedback", "user-feedback", "feedback", "score",

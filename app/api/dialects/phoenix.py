@@ -16,7 +16,7 @@ from starlette.responses import Response
 from app.api import openapi
 from app.api.dialects.counter import Counter, json_response
 from app.api.dialects.naming import Signal, inference_of, named_inference
-from app.api.drafts import Label, TargetId, decode
+from app.api.telemetry.drafts import Label, TargetId, decode
 from app.domain.errors import BadRequest
 
 SOURCE = "sdk:phoenix"

@@ -11,9 +11,9 @@ from app.console.views.inbox import who_can
 from app.console.views.tables import REWARD, SUCCESS, SURVIVAL, measure_cell, release_sheet, step_sheet, version_cell
 from app.console.wording import age, clock_time, left, plural
 from app.domain.errors import NotFound
-from app.domain.releases import IN_FLIGHT, Approval, Release, ReleaseState
+from app.domain.release.releases import IN_FLIGHT, Approval, Release, ReleaseState
+from app.domain.release.sums import Sums
 from app.domain.sight import Course, Served
-from app.domain.sums import Sums
 from app.domain.views import GateRow
 
 S = ReleaseState

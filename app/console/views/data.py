@@ -6,8 +6,8 @@ from typing import Any
 from app.console.sheets import Sheet, cell
 from app.console.views.asked import Asked
 from app.domain.errors import NotFound
+from app.domain.learning.rewards import Exclusion
 from app.domain.people import Action
-from app.domain.rewards import Exclusion
 from app.domain.sight import CutRow, ErasureRow, LetterRow, Page, StreamRow, Trace
 
 COUNTED = ("early", "late", "orphaned", "duplicate", "conflict", "retracted", "dead_lettered")

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from app.console.sheets import Cell, Sheet, cell
-from app.domain.gates import GateName
+from app.domain.release.gates import GateName
 from app.domain.views import GateRow
 
 Row = tuple[str, Cell, Cell, str]

@@ -10,7 +10,7 @@ from app.console.views.asked import Asked
 from app.console.wording import age, left, plural
 from app.domain.ids import utc_now
 from app.domain.people import Action, actions_of
-from app.domain.releases import Release, ReleaseState
+from app.domain.release.releases import Release, ReleaseState
 from app.domain.sight import Needs
 
 CLOSE = 0.5

@@ -9,11 +9,11 @@ from app.console.views.asked import Asked
 from app.console.views.candidate import find, word_sheet
 from app.console.views.figures import effect_sheet, gate_name, gate_sheet
 from app.domain.errors import NotFound
-from app.domain.gates import GateName, GateResult
 from app.domain.people import Action
-from app.domain.releases import AuditEntry
+from app.domain.release.gates import GateName, GateResult
+from app.domain.release.releases import AuditEntry
+from app.domain.release.terms import Terms
 from app.domain.sight import AuditFilter, Page
-from app.domain.terms import Terms
 from app.domain.views import GateRow
 from app.release.people import evidence_digest
 

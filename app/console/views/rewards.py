@@ -10,9 +10,9 @@ from app.console.views.asked import Asked
 from app.console.views.tables import measure_cell, version_cell
 from app.domain.errors import NotFound
 from app.domain.ids import utc_now
-from app.domain.rewards import Exclusion
+from app.domain.learning.rewards import Exclusion
+from app.domain.release.sums import Sums
 from app.domain.sight import Inspected, LabelLine, Page, RuleSetInfo
-from app.domain.sums import Sums
 
 WEEK = timedelta(days=7)
 LONGEST_DIFF = 2_000

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from app.console.sheets import Cell, Sheet, cell
 from app.console.views.asked import Asked
 from app.console.wording import measured, short
-from app.domain.releases import Pointer, Release
+from app.domain.release.releases import Pointer, Release
+from app.domain.release.sums import Sums
 from app.domain.sight import Cells, Page, VersionInfo
-from app.domain.sums import Sums
 from app.domain.views import Measure, StepRow
 
 REWARD, SURVIVAL, SUCCESS, FOLLOW_UP = "reward", "survival", "success", "term:follow_up"

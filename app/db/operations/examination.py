@@ -7,9 +7,9 @@ from sqlalchemy import Engine, select, text
 
 from app.db.clock import DatabaseClock
 from app.db.engine import expected_to_answer, reading, writing
-from app.db.engines import SEEN_WITHIN
 from app.db.operations.facts import BACKUP, DRILL, identity, read_fact, write_fact
 from app.db.operations.server import ServerState, server_state
+from app.db.release.engines import SEEN_WITHIN
 from app.db.tables import deployment_pointer, engine_versions, versions
 from app.domain.ports import EngineState
 

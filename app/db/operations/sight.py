@@ -9,11 +9,11 @@ from sqlalchemy import Connection, Engine, func, select
 
 from app.db.clock import DatabaseClock
 from app.db.engine import expected_to_answer, reading
-from app.db.engines import SEEN_WITHIN
+from app.db.ingestion.relay import LEASE
 from app.db.operations.facts import BACKUP, DRILL, read_fact
 from app.db.operations.server import server_state
 from app.db.reads import SqlReads
-from app.db.relay import LEASE
+from app.db.release.engines import SEEN_WITHIN
 from app.db.tables import (
     alarms,
     audit_head,
@@ -28,10 +28,10 @@ from app.db.tables import (
     training_runs,
     webhook_deliveries,
 )
-from app.domain.cycles import CycleStatus
+from app.domain.learning.cycles import CycleStatus
 from app.domain.ports import Clock, EngineState
 from app.domain.readings import Reading
-from app.domain.releases import ReleaseState
+from app.domain.release.releases import ReleaseState
 
 FRESH = timedelta(minutes=5)
 """Progress that has not moved for longer says nothing about the present."""

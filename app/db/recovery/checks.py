@@ -12,8 +12,8 @@ from sqlalchemy import Connection, Engine, ScalarSelect, exists, func, select
 
 from app.db.chunks import chunked, one_of
 from app.db.engine import expected_to_answer, reading
-from app.db.segment_rows import WHOLE
-from app.db.streams import offsets
+from app.db.ingestion.segment_rows import WHOLE
+from app.db.ingestion.streams import offsets
 from app.db.tables import (
     applied_events,
     batch_items,
@@ -26,7 +26,7 @@ from app.db.tables import (
     turns,
     versions,
 )
-from app.domain.streams import TopicPartition
+from app.domain.telemetry.streams import TopicPartition
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,12 +6,12 @@ from datetime import datetime
 
 from sqlalchemy import Connection, Engine, func, or_, select
 
-from app.db import audit as chain
-from app.db.alarms import read_alarms
+from app.db.access.keys import SqlKeys
+from app.db.access.people import SqlPeople
 from app.db.engine import expected_to_answer, reading
-from app.db.keys import SqlKeys
-from app.db.people import SqlPeople
-from app.db.pointer import good_versions, read_pointer
+from app.db.release import audit as chain
+from app.db.release.alarms import read_alarms
+from app.db.release.pointer import good_versions, read_pointer
 from app.db.sight import data, labels, needs, releases
 from app.db.sight.keys import read_number
 from app.db.sight.measures import R, read_sums
@@ -31,10 +31,11 @@ from app.db.tables import (
 )
 from app.db.tables import releases as release_rows
 from app.domain.access import ApiKey
-from app.domain.alarms import Alarm
-from app.domain.gates import GateResult
 from app.domain.people import Person
-from app.domain.releases import Approval, AuditEntry, Pointer, Release
+from app.domain.release.alarms import Alarm
+from app.domain.release.gates import GateResult
+from app.domain.release.releases import Approval, AuditEntry, Pointer, Release
+from app.domain.release.sums import Sums
 from app.domain.sight import (
     PAGE,
     AuditFilter,
@@ -56,7 +57,6 @@ from app.domain.sight import (
     StreamRow,
     VersionInfo,
 )
-from app.domain.sums import Sums
 from app.domain.views import GateRow, StepRow
 
 

@@ -7,9 +7,9 @@ from typing import Any
 from sqlalchemy import BigInteger, ColumnElement, Connection, cast, func, select
 
 from app.db.chunks import one_of
-from app.db.rollups import hour_of
+from app.db.learning.rollups import hour_of
 from app.db.tables import label_rollups
-from app.domain.sums import Sums
+from app.domain.release.sums import Sums
 
 R = label_rollups.c
 

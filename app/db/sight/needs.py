@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, func, select
 
-from app.db.alarms import read_alarms
+from app.db.release.alarms import read_alarms
 from app.db.sight.releases import IN_A_LIST, release_of
 from app.db.tables import (
     circuit_breakers,
@@ -18,9 +18,9 @@ from app.db.tables import (
     troubles,
     turn_counts,
 )
-from app.domain.cycles import Cycle, CycleStatus
 from app.domain.ids import utc_now
-from app.domain.releases import IN_FLIGHT, Release, ReleaseState
+from app.domain.learning.cycles import Cycle, CycleStatus
+from app.domain.release.releases import IN_FLIGHT, Release, ReleaseState
 from app.domain.sight import EngineRow, Needs
 from app.domain.views import ProgressRow
 

@@ -7,12 +7,12 @@ from typing import Any
 from sqlalchemy import Connection, Row, and_, func, or_, select
 
 from app.db.chunks import one_of
-from app.db.releases import read_approvals, result_of
+from app.db.release.releases import read_approvals, result_of
 from app.db.sight.keys import key_of, read_key, read_number
 from app.db.tables import deployment_history, exposures, gate_results, quarantine, release_history, releases, training_runs, turns, versions
-from app.domain.gates import GateName, GateResult
 from app.domain.ids import utc_now
-from app.domain.releases import Approval, Release, ReleaseState
+from app.domain.release.gates import GateName, GateResult
+from app.domain.release.releases import Approval, Release, ReleaseState
 from app.domain.sight import Barred, Moved, Page, Reach, Run, Served, VersionInfo
 from app.domain.views import GateRow, StepRow
 

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple, Protocol
 
 from sqlalchemy import Connection, Engine, Row, not_, select, update
 
-from app.db import locks, segment_rows
+from app.db import locks
 from app.db.chunks import chunked, one_of
 from app.db.engine import reading
-from app.db.segment_rows import WHOLE
+from app.db.ingestion import segment_rows
+from app.db.ingestion.segment_rows import WHOLE
 from app.db.tables import segments, turn_counts, turns
 
 MERGED = "day-"

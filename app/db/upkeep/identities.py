@@ -7,7 +7,7 @@ from sqlalchemy import Connection, Select, delete, func, select, tuple_
 
 from app.db.chunks import one_of, pair_of
 from app.db.tables import applied_events, dead_letters, inbox, outbox
-from app.domain.events import Topic
+from app.domain.telemetry.events import Topic
 
 SAID = (Topic.EVENTS.value, Topic.LABELS.value, Topic.DEAD_LETTERS.value)
 """What the loop tells Kafka again and again. Releases are few, their webhooks may be sent again, and they stay."""

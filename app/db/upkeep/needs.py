@@ -12,9 +12,9 @@ from typing import NamedTuple
 from sqlalchemy import Connection, func, or_, select
 
 from app.db.tables import batches, cycles, deployment_pointer, releases, training_runs
-from app.domain.cycles import CycleStatus
-from app.domain.releases import IN_FLIGHT
-from app.domain.versions import RunStatus
+from app.domain.learning.cycles import CycleStatus
+from app.domain.release.releases import IN_FLIGHT
+from app.domain.release.versions import RunStatus
 
 
 class Needs(NamedTuple):

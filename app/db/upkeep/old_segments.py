@@ -11,10 +11,11 @@ from typing import NamedTuple, Protocol
 
 from sqlalchemy import Connection, Engine, func, select, update
 
-from app.db import locks, segment_rows
+from app.db import locks
 from app.db.chunks import one_of
 from app.db.engine import reading
-from app.db.segment_rows import WHOLE
+from app.db.ingestion import segment_rows
+from app.db.ingestion.segment_rows import WHOLE
 from app.db.tables import batch_items, segments, turns
 from app.db.upkeep.needs import Needs, needs
 

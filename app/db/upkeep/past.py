@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row, delete, exists, func, select
 
 from app.db import locks
 from app.db.chunks import one_of, pair_of
-from app.db.observations import ORPHAN
+from app.db.ingestion.observations import ORPHAN
 from app.db.tables import batch_items, exposures, labels, observations, retractions, turns
 from app.db.upkeep.needs import Needs
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from app.domain.ids import uuid7
-from app.domain.signals import RawEdit
+from app.domain.telemetry.signals import RawEdit
 from pipelines.commands.collecting.tree import Tree
 from pipelines.labelling.regions import region_now
 

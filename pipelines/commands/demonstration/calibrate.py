@@ -15,12 +15,12 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from app.domain.turns import SamplingParams
+from app.domain.telemetry.turns import SamplingParams
 from app.machine import usable_cores
-from app.policy.forward import token_logprobs
+from app.policy.decoding.sampling import Decoder
 from app.policy.model import Policy, load_model, load_policy
-from app.policy.sampling import Decoder
-from pipelines.training.precision import resolve_dtype
+from app.policy.scoring.forward import token_logprobs
+from pipelines.training.numerics.precision import resolve_dtype
 
 PROMPT_TOKENS, ANSWER_TOKENS = 100, 48
 """Of a usual turn of the demo."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from app.domain.cycles import Cycle, CycleStatus
-from app.domain.releases import Release, ReleaseState
+from app.domain.learning.cycles import Cycle, CycleStatus
+from app.domain.release.releases import Release, ReleaseState
 from pipelines.commands.demonstration.sight import Sight
 
 S = ReleaseState

@@ -4,7 +4,7 @@ from typing import Any
 
 import httpx
 
-from app.domain.releases import Release
+from app.domain.release.releases import Release
 
 APPROVERS = ("demo-operator", "demo-colleague")
 """A second one where the rules ask for two."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from app.domain.cycles import Cycle
+from app.domain.learning.cycles import Cycle
 from app.domain.views import Difference, Measure
 from pipelines.commands.demonstration.comparing import Pair
 from pipelines.commands.demonstration.planning import Part

@@ -11,7 +11,7 @@ import click
 
 from app import wiring
 from app.domain.ids import utc_now
-from app.domain.versions import Version, VersionKind
+from app.domain.release.versions import Version, VersionKind
 from app.policy.damage import write_damaged
 from app.settings import from_environment, owner_of, read_toml
 from pipelines.config import loop_config

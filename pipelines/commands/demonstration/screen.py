@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from app.domain.releases import IN_FLIGHT, Release, ReleaseState
+from app.domain.release.releases import IN_FLIGHT, Release, ReleaseState
 from app.domain.views import Measure, ProgressRow, VersionRow
 from pipelines.commands.demonstration.planning import Forecast, spoken
 from pipelines.commands.demonstration.sight import COUNTS, Sight

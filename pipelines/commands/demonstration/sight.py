@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from app.domain.cycles import Cycle
-from app.domain.releases import Pointer, Release, ReleaseState
-from app.domain.versions import VersionKind
+from app.domain.learning.cycles import Cycle
+from app.domain.release.releases import Pointer, Release, ReleaseState
+from app.domain.release.versions import VersionKind
 from app.domain.views import LabelRow, Operations, ProgressRow, VersionRow
 
 PANEL = "panel"

@@ -3,8 +3,8 @@
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from app.domain.cycles import CycleStatus
-from app.domain.releases import IN_FLIGHT
+from app.domain.learning.cycles import CycleStatus
+from app.domain.release.releases import IN_FLIGHT
 from pipelines.commands.demonstration.sight import COUNTS, Sight
 
 

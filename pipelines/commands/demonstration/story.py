@@ -24,10 +24,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from app.domain.cycles import CycleStatus
-from app.domain.gates import GateName
 from app.domain.ids import utc_now
-from app.domain.releases import IN_FLIGHT, Release, ReleaseState
+from app.domain.learning.cycles import CycleStatus
+from app.domain.release.gates import GateName
+from app.domain.release.releases import IN_FLIGHT, Release, ReleaseState
 from app.domain.views import Operations, difference
 from pipelines.commands.demonstration.comparing import pairs_of, typical
 from pipelines.commands.demonstration.narrator import Narrator
@@ -37,7 +37,7 @@ from pipelines.commands.demonstration.planning import Forecast, Part, Plan, Spee
 from pipelines.commands.demonstration.screen import Screen
 from pipelines.commands.demonstration.sight import Sight, look
 from pipelines.commands.demonstration.stillness import Stillness
-from pipelines.commands.deployment import Deployment
+from pipelines.commands.running.deployment import Deployment
 from pipelines.simulation.diary import Diary, Entry
 from pipelines.supervisor import Program, Supervisor
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from app import wiring
-from app.domain.boxes import BoxSpec, Limits
 from app.domain.errors import Unavailable
+from app.domain.learning.boxes import BoxSpec, Limits
 from app.domain.ports import EngineState
 from app.settings import LOOPBACK, Settings, read_toml
 from pipelines.commands.examination.findings import Check, Finding, fail, ok, warn

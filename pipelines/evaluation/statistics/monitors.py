@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from app.domain.rewards import PROCESS_TERMS
+from app.domain.learning.rewards import PROCESS_TERMS
 
 COMPONENT_SHARE_LIMIT = 0.90
 STD_RATIO_ALERT = 0.05

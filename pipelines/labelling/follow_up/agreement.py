@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from app.domain.errors import BadConfig, BadRequest
-from app.domain.rewards import DueTurn
-from app.domain.signals import ObservationName
+from app.domain.learning.rewards import DueTurn
+from app.domain.telemetry.signals import ObservationName
 from pipelines.labelling.config import LabellingConfig
 from pipelines.labelling.follow_up.classifier import Judgement, Model, Mood, Unread
 from pipelines.labelling.follow_up.features import NAMES

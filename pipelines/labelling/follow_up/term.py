@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from app.domain.events import Observation
-from app.domain.rewards import Aggregation, TermScore, TurnFacts
-from app.domain.signals import ObservationName
+from app.domain.learning.rewards import Aggregation, TermScore, TurnFacts
+from app.domain.telemetry.events import Observation
+from app.domain.telemetry.signals import ObservationName
 from pipelines.labelling.aggregate import aggregate
 from pipelines.labelling.follow_up.classifier import Judgement, Unread, judge
 

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from app.domain.corrections import Correction, CorrectionKind
+from app.domain.learning.corrections import Correction, CorrectionKind
+from app.domain.learning.training import Datum
 from app.domain.ports import Trainer
-from app.domain.training import Datum
 from app.policy.chat import Chat
 from pipelines.training.hindsight.config import HindsightConfig
 from pipelines.training.hindsight.trust import trusted

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from app.domain.learning.training import Datum, LossName, LossSpec
 from app.domain.ports import Trainer
-from app.domain.training import Datum, LossName, LossSpec
 from pipelines.training.hindsight.config import HindsightConfig
 from pipelines.training.hindsight.lessons import Lessons, served_datum, wanted_datum
 from pipelines.training.samples import Sample

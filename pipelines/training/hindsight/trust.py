@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from app.domain.corrections import Correction
+from app.domain.learning.corrections import Correction
 
 NOBODY = ""
 """All who are not named count as one person."""

@@ -10,14 +10,14 @@ import pytest
 from sqlalchemy import Engine, insert
 
 from app.db.engine import open_engine, writing
-from app.db.episodes import SqlEpisodes
-from app.db.exposures import insert_exposures
-from app.db.inbox import SqlInbox
+from app.db.ingestion.episodes import SqlEpisodes
+from app.db.ingestion.inbox import SqlInbox
+from app.db.ingestion.turn_counts import count_labelled, count_turns
 from app.db.reads import SqlReads
+from app.db.release.exposures import insert_exposures
 from app.db.tables import inbox, labels, observations, turns
-from app.db.turn_counts import count_labelled, count_turns
 from app.domain.errors import Unavailable
-from app.domain.events import CloudEvent, EventType, Exposure, Observation
+from app.domain.telemetry.events import CloudEvent, EventType, Exposure, Observation
 from tests.fakes.clock import FrozenClock
 from tests.fakes.gateway import CANDIDATE, CHAMPION, NOON
 

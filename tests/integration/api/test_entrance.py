@@ -12,10 +12,10 @@ from sqlalchemy import Engine
 from starlette.testclient import TestClient
 
 from app.access import FORM_COOKIE, SESSION_COOKIE, FormTokens, SignIn, local_path
-from app.api.doorkeeper import Doorkeeper, read_form
+from app.api.entry.doorkeeper import Doorkeeper, read_form
 from app.console.entrance import Entrance
+from app.db.access.keys import SqlKeys
 from app.db.engine import open_engine
-from app.db.keys import SqlKeys
 from app.domain.access import Scope
 from app.domain.people import Action, Role, Visitor
 from app.main import create_app

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from openai import OpenAI
 
-from app.domain.events import EventType
 from app.domain.ids import hash_actor, uuid7
 from app.domain.policies import SignalConfig, SignalType
-from app.domain.turns import TurnServed
+from app.domain.telemetry.events import EventType
+from app.domain.telemetry.turns import TurnServed
 from app.main import create_app
 from tests.fakes.gateway import collaborators, events_of, policy_config, serving
 from tests.fakes.inbox import MemoryInbox

@@ -7,8 +7,8 @@ from sqlalchemy import Engine, select
 from starlette.testclient import TestClient
 
 from app.api import keys
+from app.db.access.keys import SqlKeys
 from app.db.engine import open_engine, reading
-from app.db.keys import SqlKeys
 from app.db.tables import audit
 from app.domain.access import Scope
 from app.main import create_app

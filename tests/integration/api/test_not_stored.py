@@ -6,12 +6,12 @@ from sqlalchemy import select
 from starlette.testclient import TestClient
 
 from app.db.engine import open_engine, reading
-from app.db.inbox import SqlInbox
-from app.db.relay import SqlRelayOffice
-from app.db.streams import SqlEffects
+from app.db.ingestion.inbox import SqlInbox
+from app.db.ingestion.relay import SqlRelayOffice
+from app.db.ingestion.streams import SqlEffects
 from app.db.tables import turns
 from app.domain.ids import utc_now
-from app.domain.streams import Delivery, EffectBatch, JoinRules
+from app.domain.telemetry.streams import Delivery, EffectBatch, JoinRules
 from app.main import create_app
 from app.trajectories.segments import ParquetSegments
 from pipelines.ingestion.decode import sort_out

@@ -12,11 +12,11 @@ from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam
 from sqlalchemy import select
 
 from app.db.engine import open_engine, reading
-from app.db.inbox import SqlInbox
+from app.db.ingestion.inbox import SqlInbox
 from app.db.tables import inbox as inbox_table
-from app.domain.events import EventType, Exposure
 from app.domain.ids import hash_actor
-from app.domain.turns import FinishReason, TurnServed
+from app.domain.telemetry.events import EventType, Exposure
+from app.domain.telemetry.turns import FinishReason, TurnServed
 from app.main import create_app
 from tests.fakes.gateway import CHAMPION, ScriptedEngines, collaborators, policy_config, serving
 

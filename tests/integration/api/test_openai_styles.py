@@ -11,8 +11,8 @@ import pytest
 from openai import OpenAI
 
 from app.domain.errors import Unavailable
-from app.domain.events import EventType
-from app.domain.turns import FinishReason, Form, Shape, TurnServed
+from app.domain.telemetry.events import EventType
+from app.domain.telemetry.turns import FinishReason, Form, Shape, TurnServed
 from app.main import create_app
 from tests.fakes.gateway import ScriptedEngines, collaborators, events_of, serving
 from tests.fakes.inbox import MemoryInbox

@@ -11,12 +11,12 @@ from starlette.testclient import TestClient
 
 from app.access import SignIn
 from app.api import keys, people, releases, webhooks
-from app.api.access import Caller, requires
+from app.api.entry.access import Caller, requires
+from app.db.access.keys import SqlKeys
+from app.db.access.people import SqlPeople
 from app.db.engine import open_engine
-from app.db.keys import SqlKeys
-from app.db.people import SqlPeople
-from app.db.release_views import SqlReleaseViews
-from app.db.webhooks import SqlWebhookBook
+from app.db.release.release_views import SqlReleaseViews
+from app.db.release.webhooks import SqlWebhookBook
 from app.domain.access import Scope
 from app.domain.people import MAY, OF_SCOPE, PERSONAL, Action, Role, actions_of
 from app.main import create_app

@@ -9,10 +9,10 @@ import httpx
 import msgspec
 import pytest
 
-from app.api.connections import Connection
-from app.api.intake import Limits
-from app.domain.events import EventType
-from app.domain.turns import FinishReason, TurnServed
+from app.api.entry.connections import Connection
+from app.api.telemetry.intake import Limits
+from app.domain.telemetry.events import EventType
+from app.domain.telemetry.turns import FinishReason, TurnServed
 from app.main import create_app
 from tests.fakes.gateway import ScriptedEngines, collaborators, events_of, serving
 from tests.fakes.inbox import MemoryInbox

@@ -10,12 +10,12 @@ import pytest
 from sqlalchemy import Engine, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from app.db.batches import SqlBatchStore
 from app.db.engine import open_engine, writing
+from app.db.learning.batches import SqlBatchStore
 from app.db.tables import batch_items
-from app.domain.batches import BatchManifest
 from app.domain.errors import Held
-from app.domain.versions import HoldReason
+from app.domain.learning.batches import BatchManifest
+from app.domain.release.versions import HoldReason
 from pipelines.batching import BatchingConfig, cut_batch
 from tests.integration.batching.rows import NOON, add_turn, add_version
 

@@ -7,11 +7,11 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import Engine, event, func, select, update
 
-from app.db.batches import SqlBatchStore
 from app.db.engine import open_engine, reading, writing
-from app.db.labels import count_trainable
+from app.db.learning.batches import SqlBatchStore
+from app.db.learning.labels import count_trainable
 from app.db.tables import labels, turns
-from app.domain.batches import LabelledTurn
+from app.domain.learning.batches import LabelledTurn
 from pipelines.batching import BatchingConfig, cut_batch
 from tests.bench.year_data import NOW, POLICY, VERSION, WINDOW, Year, fill
 

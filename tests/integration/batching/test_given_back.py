@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, insert, select
 
-from app.db.batches import SqlBatchStore
 from app.db.engine import open_engine, reading, writing
-from app.db.lineage import versions_that_saw
+from app.db.learning.batches import SqlBatchStore
+from app.db.learning.lineage import versions_that_saw
 from app.db.tables import cycles, gate_results, labels, releases, returned_items, training_runs, turns
-from app.domain.batches import BatchManifest
 from app.domain.errors import Held
+from app.domain.learning.batches import BatchManifest
 from pipelines.batching import BatchingConfig, cut_batch
 from tests.integration.batching.rows import NOON, add_turn, add_version
 

@@ -6,10 +6,10 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import Engine
 
-from app.db.batches import SqlBatchStore
 from app.db.console import SqlOperations
 from app.db.engine import open_engine
-from app.db.runs import SqlRunStore
+from app.db.learning.batches import SqlBatchStore
+from app.db.learning.runs import SqlRunStore
 from pipelines.batching import BatchingConfig, cut_batch
 from tests.integration.batching.rows import NOON, add_turn, add_version
 

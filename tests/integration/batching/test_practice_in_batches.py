@@ -7,11 +7,11 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import Engine
 
-from app.db.batches import SqlBatchStore
 from app.db.engine import open_engine, reading
+from app.db.learning.batches import SqlBatchStore
 from app.db.tables import batches
-from app.domain.batches import BatchManifest
 from app.domain.errors import BadConfig, Held
+from app.domain.learning.batches import BatchManifest
 from pipelines.batching import BatchingConfig, cut_batch
 from pipelines.training.estimators import RewardedTurn
 from pipelines.training.estimators.batch_mean import BatchMean

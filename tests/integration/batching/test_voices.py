@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, insert
 
-from app.db.batches import SqlBatchStore
 from app.db.engine import open_engine, writing
+from app.db.learning.batches import SqlBatchStore
 from app.db.tables import observations
-from app.domain.batches import Voice
+from app.domain.learning.batches import Voice
 from pipelines.batching import BatchingConfig, cut_batch
 from tests.integration.batching.rows import NOON, add_turn, add_version
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from app.domain.streams import Ack, EventSink, OutgoingEvent, Sent
+from app.domain.telemetry.streams import Ack, EventSink, OutgoingEvent, Sent
 from tests.bench import ingest
-from tests.bench.accounts import Accounts, Rate, settle
-from tests.bench.driving import Load, drive
-from tests.bench.ingest_door import DoorFigures, running_api
-from tests.bench.ingest_peers import MlflowFigures
-from tests.bench.ingest_streams import Faults, StreamFigures, WriteSegment, measure_streams
+from tests.bench.common.accounts import Accounts, Rate, settle
+from tests.bench.common.driving import Load, drive
+from tests.bench.ingesting.door import DoorFigures, running_api
+from tests.bench.ingesting.peers import MlflowFigures
+from tests.bench.ingesting.streams import Faults, StreamFigures, WriteSegment, measure_streams
 
 EVENTS = 400
 GOOD = Load(rate=Rate(per_cpu_s=1e5, per_s=1e5), events=1, refused=0, p50_ms=1.0, p99_ms=1.0, accepted=("a",))

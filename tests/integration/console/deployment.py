@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, insert
 
 from app.db.engine import writing
-from app.db.rollups import rebuild
+from app.db.learning.rollups import rebuild
 from app.db.tables import (
     cycles,
     dead_letters,

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from app.db.engine import open_engine, reading
 from app.db.tables import approvals, audit
 from app.domain.people import Visitor
-from app.domain.releases import ReleaseState
+from app.domain.release.releases import ReleaseState
 from tests.fakes.console import OPEN, OPERATOR, VIEWER, browser
 from tests.fakes.releases import BOB, POLICY, ReleaseRoom
 from tests.integration.console.deployment import deploy

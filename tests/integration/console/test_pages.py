@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from sqlalchemy import Engine, delete, insert, select
 from starlette.testclient import TestClient
 
+from app.db.access.people import SqlPeople
 from app.db.engine import open_engine, reading, writing
-from app.db.people import SqlPeople
-from app.db.rollups import hour_of
+from app.db.learning.rollups import hour_of
 from app.db.tables import audit_head, label_rollups, releases
 from app.domain.ids import utc_now
 from app.domain.people import Role, Visitor

@@ -6,13 +6,13 @@ from datetime import datetime
 import pytest
 from sqlalchemy import Engine, update
 
-from app.db.backlog import SqlBacklog
 from app.db.engine import open_engine, writing
-from app.db.inbox import SqlInbox
-from app.db.labels import SqlLabels
+from app.db.ingestion.backlog import SqlBacklog
+from app.db.ingestion.inbox import SqlInbox
+from app.db.learning.labels import SqlLabels
 from app.db.tables import inbox
-from app.domain.events import Observation
 from app.domain.ports import Receipt
+from app.domain.telemetry.events import Observation
 from pipelines.labelling.labeller import label_due
 from tests.fakes.served import at, event_of, observation, turn
 from tests.integration.labelling.test_label_book import ONLY_RATING, POLICY, Bench, rule_set

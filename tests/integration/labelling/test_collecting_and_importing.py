@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from app.domain.access import Scope
-from app.domain.events import EventType, Observation
-from app.domain.turns import TurnServed
+from app.domain.telemetry.events import EventType, Observation
+from app.domain.telemetry.turns import TurnServed
 from app.main import create_app
 from pipelines.commands.collect import watch
 from pipelines.commands.collecting.door import open_door

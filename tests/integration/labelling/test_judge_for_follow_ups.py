@@ -16,7 +16,7 @@ from app.db.engine import open_engine, writing
 from app.db.migrate import upgrade
 from app.db.tables import observations
 from app.domain.errors import BadConfig, BadRequest
-from app.domain.rewards import TermScore
+from app.domain.learning.rewards import TermScore
 from pipelines.commands.labels import labels
 from pipelines.labelling.follow_up.judge_model import INSTRUCTION_VERSION, JudgeModel
 from pipelines.labelling.rule_set import default_toml, parse_rule_set, starting_toml

@@ -15,12 +15,12 @@ from sqlalchemy import Engine, insert, select, update
 
 from app import wiring
 from app.db.engine import open_engine, reading, writing
-from app.db.labels import LABEL_EVENT, SqlLabels
-from app.db.streams import SqlEffects
+from app.db.ingestion.streams import SqlEffects
+from app.db.learning.labels import LABEL_EVENT, SqlLabels
 from app.db.tables import audit, batch_items, labels, observations, outbox, turns
+from app.domain.learning.rewards import Label
 from app.domain.policies import PolicyConfig
-from app.domain.rewards import Label
-from app.domain.streams import EffectBatch, JoinRules
+from app.domain.telemetry.streams import EffectBatch, JoinRules
 from app.settings import from_environment
 from pipelines.commands.labels import labels as labels_command
 from pipelines.commands.rules import rules as rules_command

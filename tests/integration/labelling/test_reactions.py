@@ -8,9 +8,9 @@ import pytest
 from sqlalchemy import Engine, insert, update
 
 from app.db.engine import open_engine, reading, writing
-from app.db.reactions import read_reactions
+from app.db.learning.reactions import read_reactions
 from app.db.tables import observations, turns
-from app.domain.corrections import CorrectionKind
+from app.domain.learning.corrections import CorrectionKind
 from pipelines.labelling.corrections import correction_of
 from pipelines.labelling.rule_set import default_toml, parse_rule_set
 from tests.integration.batching.rows import NOON, add_turn, add_version

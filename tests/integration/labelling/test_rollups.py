@@ -9,12 +9,12 @@ import pytest
 from sqlalchemy import Engine, delete, insert, select
 
 from app.db.engine import open_engine, reading, writing
-from app.db.labels import SqlLabels
-from app.db.rollups import REWARD, SUCCESS, read_rollups, rebuild, recount
-from app.db.streams import SqlEffects
+from app.db.ingestion.streams import SqlEffects
+from app.db.learning.labels import SqlLabels
+from app.db.learning.rollups import REWARD, SUCCESS, read_rollups, rebuild, recount
 from app.db.tables import label_rollups, labels
 from app.domain.policies import PolicyConfig
-from app.domain.streams import EffectBatch, JoinRules
+from app.domain.telemetry.streams import EffectBatch, JoinRules
 from pipelines.labelling.labeller import label_due
 from pipelines.labelling.rule_set import parse_rule_set
 from tests.fakes.served import applied, at, erasure, observation, retraction, turn

@@ -11,11 +11,11 @@ import httpx
 import msgspec
 from sqlalchemy import Engine
 
-from app.db.rollouts import SqlRollouts
-from app.domain.events import EventType, Exposure, Observation
+from app.db.learning.rollouts import SqlRollouts
 from app.domain.ports import Engines
-from app.domain.serving import GenerateRequest, GenerationChunk
-from app.domain.turns import FinishReason, TurnServed
+from app.domain.telemetry.events import EventType, Exposure, Observation
+from app.domain.telemetry.serving import GenerateRequest, GenerationChunk
+from app.domain.telemetry.turns import FinishReason, TurnServed
 from app.main import create_app
 from app.sandbox.bubblewrap import BubblewrapBoxes
 from pipelines.rollouts.config import RolloutsConfig

@@ -12,8 +12,8 @@ from sqlalchemy import Engine
 
 from app.db.engine import open_engine
 from app.domain.errors import LeaseLost
-from app.domain.rollouts import Outcome
-from app.domain.serving import GenerateRequest
+from app.domain.learning.rollouts import Outcome
+from app.domain.telemetry.serving import GenerateRequest
 from pipelines.rollouts.interception import FileJournal
 from pipelines.rollouts.service import Service
 from pipelines.rollouts.tasks import TaskData

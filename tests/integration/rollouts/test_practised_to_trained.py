@@ -8,12 +8,12 @@ import pytest
 import torch
 from sqlalchemy import Engine
 
-from app.db.batches import SqlBatchStore
 from app.db.engine import open_engine
-from app.db.labels import SqlLabels
-from app.db.streams import SqlEffects
+from app.db.ingestion.streams import SqlEffects
+from app.db.learning.batches import SqlBatchStore
+from app.db.learning.labels import SqlLabels
 from app.domain.policies import PolicyConfig
-from app.domain.streams import EffectBatch
+from app.domain.telemetry.streams import EffectBatch
 from app.policy.model import load_policy
 from pipelines.batching import BatchingConfig, cut_batch
 from pipelines.labelling.labeller import label_due

@@ -12,8 +12,8 @@ from typing import Any
 import uvicorn
 
 from app.domain.ports import EngineState, EngineWeights
-from app.domain.serving import GenerateRequest, GenerationChunk
-from app.domain.turns import SamplingParams
+from app.domain.telemetry.serving import GenerateRequest, GenerationChunk
+from app.domain.telemetry.turns import SamplingParams
 from app.serving.client import HttpEngines
 from app.serving.engine import create_engine
 from app.serving.residency import Residency

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from app.domain.errors import Unavailable
-from app.domain.turns import FinishReason
+from app.domain.telemetry.turns import FinishReason
 from app.policy.model import load_policy
-from app.policy.store import LocalWeights
+from app.policy.storage.store import LocalWeights
 from app.serving.client import HttpEngines
 from tests.integration.serving.running import complete, engine, request, until
 

@@ -14,11 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.domain.errors import BadRequest, Overloaded, Unavailable
 from app.domain.ports import EngineState
-from app.domain.turns import FinishReason, SamplingParams
-from app.policy.forward import token_logprobs
+from app.domain.telemetry.turns import FinishReason, SamplingParams
+from app.policy.decoding.sampling import sample
 from app.policy.model import Policy, load_policy
-from app.policy.sampling import sample
-from app.policy.store import LocalWeights
+from app.policy.scoring.forward import token_logprobs
+from app.policy.storage.store import LocalWeights
 from app.policy.tiny import write_tiny
 from app.serving.client import HttpEngines
 from app.serving.worker import Limits

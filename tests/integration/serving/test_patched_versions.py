@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType] - its PathLike has no parameter
 
 from app.domain.ports import EngineState
-from app.domain.serving import GenerationChunk
-from app.policy.fixed_probe import Expected, expected, probe_tokens, write_expected
-from app.policy.forward import token_logprobs
+from app.domain.telemetry.serving import GenerationChunk
 from app.policy.model import Policy, load_policy
-from app.policy.remote import RemoteWeights
-from app.policy.snapshot import WEIGHTS, snapshot_digest, write_snapshot
-from app.policy.store import LocalWeights
+from app.policy.scoring.fixed_probe import Expected, expected, probe_tokens, write_expected
+from app.policy.scoring.forward import token_logprobs
+from app.policy.storage.remote import RemoteWeights
+from app.policy.storage.snapshot import WEIGHTS, snapshot_digest, write_snapshot
+from app.policy.storage.store import LocalWeights
 from app.serving.client import HttpEngines
 from app.serving.worker import Limits
 from tests.integration.serving.running import RunningEngine, ask, complete, engine, request, until

@@ -9,11 +9,11 @@ import torch
 
 from app.domain.errors import BadInput
 from app.domain.ports import EngineState
-from app.domain.turns import SamplingParams
-from app.policy.forward import token_logprobs
+from app.domain.telemetry.turns import SamplingParams
+from app.policy.decoding.sampling import Generation, sample
 from app.policy.model import Policy, load_policy
-from app.policy.sampling import Generation, sample
-from app.policy.store import LocalWeights
+from app.policy.scoring.forward import token_logprobs
+from app.policy.storage.store import LocalWeights
 from app.policy.tiny import write_tiny
 from app.serving.probe import probe
 from tests.integration.serving.running import ask, engine, request

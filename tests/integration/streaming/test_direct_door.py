@@ -10,15 +10,15 @@ from sqlalchemy import func, select
 
 from app.db.counters import read_counts
 from app.db.engine import open_engine, reading
-from app.db.epochs import SqlEpochs
-from app.db.members import SqlMembership
-from app.db.relay import has_backlog
-from app.db.streams import SqlEffects, SqlPositions
+from app.db.ingestion.epochs import SqlEpochs
+from app.db.ingestion.members import SqlMembership
+from app.db.ingestion.relay import has_backlog
+from app.db.ingestion.streams import SqlEffects, SqlPositions
 from app.db.tables import inbox, observations, turns
 from app.domain.errors import Unavailable
-from app.domain.events import CloudEvent
 from app.domain.ports import Receipt
-from app.domain.streams import JoinRules
+from app.domain.telemetry.events import CloudEvent
+from app.domain.telemetry.streams import JoinRules
 from app.messaging.cluster import Cluster
 from app.messaging.consumer import KafkaSource
 from app.messaging.direct import DirectInbox

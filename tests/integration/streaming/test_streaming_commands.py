@@ -18,16 +18,16 @@ from sqlalchemy import insert, select, update
 from app import wiring
 from app.db.engine import reading, writing
 from app.db.tables import audit, batch_items, batches, dead_letters, exposures, labels, observations, outbox, training_runs, turns
-from app.domain.batches import payload_of
 from app.domain.errors import BadInput
 from app.domain.ids import hash_actor
-from app.domain.streams import AppliedEvent, DeadLetter, EffectBatch, JoinRules
+from app.domain.learning.batches import payload_of
+from app.domain.telemetry.streams import AppliedEvent, DeadLetter, EffectBatch, JoinRules
 from app.messaging.search import records_with
 from app.settings import Settings, from_environment
-from pipelines.commands.dlq import dlq
-from pipelines.commands.erase import erase
 from pipelines.commands.export import export
-from pipelines.commands.upkeep import upkeep
+from pipelines.commands.maintenance.dlq import dlq
+from pipelines.commands.maintenance.erase import erase
+from pipelines.commands.maintenance.upkeep import upkeep
 from tests.broker import running_broker
 from tests.fakes.served import applied, at, event_of, exposure, observation, turn
 

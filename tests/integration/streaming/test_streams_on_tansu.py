@@ -14,16 +14,16 @@ from kafka import KafkaProducer
 from sqlalchemy import Engine, func, select
 
 from app.db.engine import open_engine, reading
-from app.db.epochs import SqlEpochs
-from app.db.inbox import SqlInbox
-from app.db.members import SqlMembership
-from app.db.relay import SqlRelayOffice, has_backlog
-from app.db.streams import SqlEffects, SqlPositions
+from app.db.ingestion.epochs import SqlEpochs
+from app.db.ingestion.inbox import SqlInbox
+from app.db.ingestion.members import SqlMembership
+from app.db.ingestion.relay import SqlRelayOffice, has_backlog
+from app.db.ingestion.streams import SqlEffects, SqlPositions
 from app.db.tables import dead_letters, observations, outbox, topic_epochs, turns
 from app.domain.errors import Unavailable
-from app.domain.events import Topic
 from app.domain.ids import utc_now
-from app.domain.streams import PARTITIONS, Ack, JoinRules, OutgoingEvent
+from app.domain.telemetry.events import Topic
+from app.domain.telemetry.streams import PARTITIONS, Ack, JoinRules, OutgoingEvent
 from app.messaging.consumer import KafkaSource
 from app.messaging.producer import KafkaSink
 from app.messaging.topics import administering

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from app.domain.errors import Unavailable
-from app.domain.training import AdamParams, Datum, LossSpec
-from app.domain.versions import RunStatus
+from app.domain.learning.training import AdamParams, Datum, LossSpec
+from app.domain.release.versions import RunStatus
 from pipelines.training import TrainingConfig, TrainingPorts, train
 from pipelines.training.config import GuardLimits
 from pipelines.training.ray_actors import RayTrainer, RayTrainers

@@ -5,8 +5,8 @@ from datetime import timedelta
 from pathlib import Path
 
 from app import wiring
+from app.db.access.people import SqlPeople
 from app.db.engine import open_engine
-from app.db.people import SqlPeople
 from app.domain.people import Role
 from app.logging import configure
 from app.main import serve

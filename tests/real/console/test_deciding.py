@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from app.domain.alarms import AlarmKind
 from app.domain.ids import utc_now
-from app.domain.releases import ReleaseState
+from app.domain.release.alarms import AlarmKind
+from app.domain.release.releases import ReleaseState
 from tests.fakes.releases import POLICY
 from tests.real.console.conftest import Open, Site, Tab
 

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from app.domain.versions import RunStatus, TrainingRun, Version, VersionKind
+from app.domain.release.versions import RunStatus, TrainingRun, Version, VersionKind
 from pipelines.projection import model_card
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from app.api.access import Access, Bucket
-from app.api.sessions import Sessions
+from app.api.entry.access import Access, Bucket
+from app.api.entry.sessions import Sessions
 from app.domain.access import ApiKey, Scope
 from app.domain.errors import BadConfig, Overloaded, RatchetError, Unavailable
 from app.main import create_app, refuse_open_door

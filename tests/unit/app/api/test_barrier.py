@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from app.api.barrier import Barrier, reached_as
+from app.api.entry.barrier import Barrier, reached_as
 from app.domain.errors import BadConfig
 from app.main import create_app
 from app.settings import from_environment

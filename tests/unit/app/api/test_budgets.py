@@ -8,7 +8,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from app.api.intake import Limits, characters
+from app.api.telemetry.intake import Limits, characters
 from app.api.workshop import Workshop
 from app.domain.errors import Overloaded
 from app.main import create_app

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from starlette.testclient import TestClient
 
-from app.api.intake import Limits
+from app.api.telemetry.intake import Limits
 from app.domain.access import Scope
-from app.domain.events import Observation
 from app.domain.ids import hash_actor
 from app.domain.policies import Level, SignalConfig, SignalType
+from app.domain.telemetry.events import Observation
 from app.main import create_app
 from tests.fakes.gateway import MemoryKeys, collaborators, policy_config
 from tests.fakes.inbox import MemoryInbox

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 from starlette.testclient import TestClient
 
-from app.api.feedback_tokens import FEEDBACK_S
+from app.api.entry.feedback_tokens import FEEDBACK_S
 from app.domain.access import Scope
-from app.domain.events import EventType, Observation
+from app.domain.telemetry.events import EventType, Observation
 from app.main import create_app
 from tests.fakes.clock import FrozenClock
 from tests.fakes.gateway import MemoryKeys, collaborators, events_of

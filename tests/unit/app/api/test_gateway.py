@@ -8,12 +8,12 @@ import msgspec
 import pytest
 from starlette.testclient import TestClient
 
-from app.domain.assignment import Arm
 from app.domain.errors import BadRequest, Overloaded, Unavailable
-from app.domain.events import EventType, Exposure
 from app.domain.ids import hash_actor
 from app.domain.ports import EpisodeState
-from app.domain.turns import FinishReason, PayloadClaim, ToolVerdict, TurnServed
+from app.domain.release.assignment import Arm
+from app.domain.telemetry.events import EventType, Exposure
+from app.domain.telemetry.turns import FinishReason, PayloadClaim, ToolVerdict, TurnServed
 from app.main import create_app
 from tests.fakes.gateway import (
     CANDIDATE,

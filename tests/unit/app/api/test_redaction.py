@@ -8,7 +8,7 @@ from collections.abc import Callable
 import phonenumbers
 import pytest
 
-from app.api.redaction import Redactor, luhn
+from app.api.telemetry.redaction import Redactor, luhn
 
 FRAMES = (
     "{}", "my contact is {}, thanks", "please use {} for this", 'x = "{}"', "({})", "{}.", "see: {}\nand then run the tests", "- {}",

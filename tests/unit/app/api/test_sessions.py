@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from app.api.access import Access
-from app.api.sessions import SESSION_S, Sessions
+from app.api.entry.access import Access
+from app.api.entry.sessions import SESSION_S, Sessions
 from app.domain.access import Scope
 from app.domain.errors import Overloaded, RatchetError
 from app.main import create_app

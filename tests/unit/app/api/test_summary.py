@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 from starlette.testclient import TestClient
 
-from app.domain.assignment import Arm
-from app.domain.events import EventType
 from app.domain.policies import SummaryConfig
 from app.domain.ports import EpisodeState, EpisodeSummary
-from app.domain.serving import GenerateRequest, GenerationChunk
-from app.domain.turns import TurnServed
+from app.domain.release.assignment import Arm
+from app.domain.telemetry.events import EventType
+from app.domain.telemetry.serving import GenerateRequest, GenerationChunk
+from app.domain.telemetry.turns import TurnServed
 from app.main import create_app
 from tests.fakes.gateway import CHAMPION, MemoryEpisodes, ScriptedEngines, collaborators, count_words, events_of, policy_config
 from tests.fakes.inbox import MemoryInbox

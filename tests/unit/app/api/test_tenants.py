@@ -9,8 +9,8 @@ from starlette.testclient import TestClient
 
 from app.api.chat.conversations import Conversations
 from app.domain.access import Scope
-from app.domain.assignment import Arm
-from app.domain.events import EventType, Observation, Retraction
+from app.domain.release.assignment import Arm
+from app.domain.telemetry.events import EventType, Observation, Retraction
 from app.main import create_app
 from tests.fakes.gateway import CHAMPION, FixedRoutes, MemoryEpisodes, MemoryKeys, collaborators, events_of, policy_config
 from tests.fakes.inbox import MemoryInbox

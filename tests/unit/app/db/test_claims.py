@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, select, update
 
-from app.db.claims import SqlClaimSweep
 from app.db.counters import read_counts
 from app.db.engine import open_engine, reading, writing
-from app.db.inbox import SqlInbox
-from app.db.streams import SqlEffects
+from app.db.ingestion.claims import SqlClaimSweep
+from app.db.ingestion.inbox import SqlInbox
+from app.db.ingestion.streams import SqlEffects
 from app.db.tables import inbox, segments, turns
-from app.domain.batches import payload_of, without_payload
-from app.domain.streams import EffectBatch, JoinRules
-from app.domain.turns import TurnServed
+from app.domain.learning.batches import payload_of, without_payload
+from app.domain.telemetry.streams import EffectBatch, JoinRules
+from app.domain.telemetry.turns import TurnServed
 from app.trajectories.segments import ParquetSegments
 from tests.fakes.served import applied, at, erasure, event_of, turn
 

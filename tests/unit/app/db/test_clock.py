@@ -9,11 +9,11 @@ from sqlalchemy.exc import OperationalError
 
 from app.db import leases
 from app.db.clock import DatabaseClock, database_now
-from app.db.cycles import SqlCycles
 from app.db.engine import open_engine, reading, writing
-from app.db.inbox import SqlInbox
-from app.db.members import SqlMembership
-from app.db.relay import SqlRelayOffice
+from app.db.ingestion.inbox import SqlInbox
+from app.db.ingestion.members import SqlMembership
+from app.db.ingestion.relay import SqlRelayOffice
+from app.db.learning.cycles import SqlCycles
 from app.db.tables import inbox
 from app.db.tables import leases as lease_rows
 from app.domain.ids import utc_now

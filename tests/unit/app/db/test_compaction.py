@@ -9,15 +9,15 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import Engine, select, update
 
+from app.db.access.erasures import SqlEraser
 from app.db.engine import open_engine, reading, writing
-from app.db.erasures import SqlEraser
-from app.db.segment_rows import GIVEN_UP
-from app.db.streams import SqlEffects
+from app.db.ingestion.segment_rows import GIVEN_UP
+from app.db.ingestion.streams import SqlEffects
 from app.db.tables import segments, turns
 from app.db.upkeep.compaction import Merged, compact, places_of
-from app.domain.batches import TurnPayload, payload_of
-from app.domain.streams import EffectBatch, JoinRules
-from app.domain.turns import TurnServed
+from app.domain.learning.batches import TurnPayload, payload_of
+from app.domain.telemetry.streams import EffectBatch, JoinRules
+from app.domain.telemetry.turns import TurnServed
 from app.trajectories import segments as segment_files
 from app.trajectories.segments import ParquetSegments
 from tests.fakes.served import applied, at, erasure, turn

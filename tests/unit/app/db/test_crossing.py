@@ -6,11 +6,11 @@ import pytest
 from sqlalchemy import Engine, select
 
 from app.db.engine import open_engine, reading, writing
-from app.db.observations import apply_retractions, insert_observations, join_waiting
-from app.db.streams import SqlEffects
+from app.db.ingestion.observations import apply_retractions, insert_observations, join_waiting
+from app.db.ingestion.streams import SqlEffects
+from app.db.ingestion.turns import insert_turns
 from app.db.tables import observations, retractions, turns
-from app.db.turns import insert_turns
-from app.domain.streams import EffectBatch, JoinRules
+from app.domain.telemetry.streams import EffectBatch, JoinRules
 from tests.fakes.served import applied, at, observation, retraction, turn
 from tests.fakes.streaming import MemorySegments
 

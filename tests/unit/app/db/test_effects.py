@@ -17,12 +17,12 @@ from sqlalchemy import Engine, Table, func, insert, select, update
 
 from app.db.counters import read_counts
 from app.db.engine import open_engine, reading, writing
-from app.db.labels import SqlLabels
-from app.db.streams import SqlEffects, SqlPositions, read_offsets, stream_metrics
+from app.db.ingestion.streams import SqlEffects, SqlPositions, read_offsets, stream_metrics
+from app.db.learning.labels import SqlLabels
 from app.db.tables import batch_items, dead_letters, exposures, labels, observations, outbox, retractions, segments, stream_offsets, turns
 from app.domain.errors import BadRequest, Unavailable
-from app.domain.rewards import Label
-from app.domain.streams import AppliedEvent, DeadLetter, Effect, EffectBatch, JoinRules
+from app.domain.learning.rewards import Label
+from app.domain.telemetry.streams import AppliedEvent, DeadLetter, Effect, EffectBatch, JoinRules
 from tests.fakes.served import applied, at, erasure, exposure, observation, retraction, turn
 from tests.fakes.streaming import MemorySegments
 

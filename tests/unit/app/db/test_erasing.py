@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, insert, select, update
 
+from app.db.access.erasures import SqlEraser, announce
 from app.db.engine import open_engine, reading, writing
-from app.db.erasures import SqlEraser, announce
-from app.db.inbox import SqlInbox
-from app.db.segment_rows import GIVEN_UP, intend
-from app.db.streams import SqlEffects
+from app.db.ingestion.inbox import SqlInbox
+from app.db.ingestion.segment_rows import GIVEN_UP, intend
+from app.db.ingestion.streams import SqlEffects
 from app.db.tables import batch_items, inbox, labels, observations, outbox, segments, turns
 from app.domain.errors import Unavailable
-from app.domain.events import Erasure
-from app.domain.streams import Effect, EffectBatch, ErasureReport, JoinRules
+from app.domain.telemetry.events import Erasure
+from app.domain.telemetry.streams import Effect, EffectBatch, ErasureReport, JoinRules
 from tests.fakes.served import applied, at, erasure, event_of, exposure, observation, turn
 from tests.fakes.streaming import MemorySegments
 

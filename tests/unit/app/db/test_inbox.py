@@ -8,10 +8,10 @@ import pytest
 from sqlalchemy import Engine, text
 
 from app.db.engine import open_engine
-from app.db.inbox import SqlInbox
+from app.db.ingestion.inbox import SqlInbox
 from app.domain.errors import BadRequest, Overloaded, Unavailable
-from app.domain.events import CloudEvent
 from app.domain.ports import Receipt
+from app.domain.telemetry.events import CloudEvent
 
 
 def event(id_: str, data: bytes = b"{}") -> CloudEvent:

@@ -8,7 +8,7 @@ from sqlalchemy import Engine
 
 from app.db import leases
 from app.db.engine import open_engine, writing
-from app.db.members import SqlMembership
+from app.db.ingestion.members import SqlMembership
 from app.domain.errors import LeaseLost
 from tests.fakes.served import at
 

@@ -8,8 +8,8 @@ from sqlalchemy import Engine
 from starlette.testclient import TestClient
 
 from app.db.engine import open_engine
-from app.db.inbox import SqlInbox
-from app.db.relay import SqlRelayOffice
+from app.db.ingestion.inbox import SqlInbox
+from app.db.ingestion.relay import SqlRelayOffice
 from app.db.troubles import SqlTroubles, ingestion_troubles
 from app.domain.errors import Unavailable
 from app.main import create_app

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from sqlalchemy import Engine, insert, select, update
 
 from app.db.engine import open_engine, reading, writing
-from app.db.segment_rows import DROPPING
-from app.db.streams import SqlEffects
+from app.db.ingestion.segment_rows import DROPPING
+from app.db.ingestion.streams import SqlEffects
 from app.db.tables import (
     applied_events,
     audit,
@@ -36,8 +36,8 @@ from app.db.tables import (
 from app.db.upkeep.keeper import SqlUpkeep
 from app.domain.errors import BadConfig, LeaseLost, Unavailable
 from app.domain.retention import Retention, retention
-from app.domain.streams import EffectBatch, JoinRules
-from app.domain.turns import TurnServed
+from app.domain.telemetry.streams import EffectBatch, JoinRules
+from app.domain.telemetry.turns import TurnServed
 from tests.fakes.served import applied, at, exposure, observation, retraction, turn
 from tests.fakes.streaming import MemorySegments
 

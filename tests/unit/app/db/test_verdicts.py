@@ -6,11 +6,11 @@ import pytest
 from sqlalchemy import Engine, select, text
 
 from app.db.engine import open_engine, reading, writing
-from app.db.streams import SqlEffects
+from app.db.ingestion.streams import SqlEffects
 from app.db.tables import dead_letters, turns
 from app.domain.errors import OwnFault, RatchetError, Unavailable
-from app.domain.streams import EffectBatch, JoinRules
-from app.domain.turns import Usage
+from app.domain.telemetry.streams import EffectBatch, JoinRules
+from app.domain.telemetry.turns import Usage
 from pipelines.ingestion.isolate import Isolator
 from tests.fakes.served import applied, at, turn
 from tests.fakes.streaming import MemorySegments

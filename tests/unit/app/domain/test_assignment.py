@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from app.domain.assignment import assign, is_lasting
-from app.domain.releases import Pointer, Route
-from app.domain.sessions import Era, Session
-from pipelines.evaluation.drawings import Drawing, canary_drawing, era_drawing, lasting_drawing
+from app.domain.release.assignment import assign, is_lasting
+from app.domain.release.releases import Pointer, Route
+from app.domain.release.sessions import Era, Session
+from pipelines.evaluation.counting.drawings import Drawing, canary_drawing, era_drawing, lasting_drawing
 
 AT = datetime(2026, 11, 22, tzinfo=UTC)
 POINTER = Pointer(

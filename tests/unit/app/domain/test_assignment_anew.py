@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from app.domain.assignment import Arm, assign, is_lasting
-from app.domain.releases import Pointer, Route
+from app.domain.release.assignment import Arm, assign, is_lasting
+from app.domain.release.releases import Pointer, Route
 
 AT = datetime(2026, 11, 21, 12, tzinfo=UTC)
 PEOPLE = [f"person-{n}" for n in range(20_000)]

@@ -6,7 +6,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 
-from app.domain.schemas import is_schema, satisfies
+from app.domain.telemetry.schemas import is_schema, satisfies
 
 SCHEMAS: list[Any] = [
     {}, True, False, {"type": "object"}, {"type": ["string", "null"]}, {"type": "objekt"}, {"type": []}, {"type": 3}, {"type": [1]},

@@ -6,7 +6,7 @@ import pytest
 
 from app.domain.errors import BadConfig, BadRequest
 from app.domain.policies import Direction, Level, SignalConfig, SignalType
-from app.domain.signals import check_value
+from app.domain.telemetry.signals import check_value
 
 DECLARED = {"kept": SignalConfig(type=SignalType.FLOAT), "mood": SignalConfig(type=SignalType.TEXT, level=Level.EPISODE)}
 

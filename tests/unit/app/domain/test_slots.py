@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from zoneinfo import ZoneInfo
 
-from app.domain.cycles import slot_of
+from app.domain.learning.cycles import slot_of
 
 FIVE_HOURS = 18_000
 

@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from app.domain.sums import Sums
+from app.domain.release.sums import Sums
 
 
 def of(values: list[float]) -> Sums:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.domain.tools import OPEN, parse, settled
-from app.domain.turns import ToolVerdict
+from app.domain.telemetry.tools import OPEN, parse, settled
+from app.domain.telemetry.turns import ToolVerdict
 
 ADD: dict[str, Any] = {
     "type": "function",

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from app.domain.events import CloudEvent
+from app.domain.telemetry.events import CloudEvent
 from app.messaging.codec import decode, encode_headers
 from tests.fakes.served import START, at, event_of, observation
 

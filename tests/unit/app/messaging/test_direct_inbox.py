@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from app.domain.errors import BadRequest, Overloaded, Unavailable
-from app.domain.events import CloudEvent, EventType
 from app.domain.ports import Receipt
-from app.domain.streams import Ack, OutgoingEvent, Sent, Unsendable
+from app.domain.telemetry.events import CloudEvent, EventType
+from app.domain.telemetry.streams import Ack, OutgoingEvent, Sent, Unsendable
 from app.messaging.direct import DirectInbox
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)

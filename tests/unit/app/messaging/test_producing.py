@@ -12,8 +12,8 @@ from kafka.producer.transaction_manager import TransactionManager, TransactionSt
 from kafka.protocol.producer import ProduceRequest
 
 from app.domain.errors import Unavailable
-from app.domain.events import CloudEvent, Topic
-from app.domain.streams import Ack, OutgoingEvent, Unsendable
+from app.domain.telemetry.events import CloudEvent, Topic
+from app.domain.telemetry.streams import Ack, OutgoingEvent, Unsendable
 from app.messaging.broker import broker_command
 from app.messaging.cluster import Cluster, announce, announced_port
 from app.messaging.profiles import consumer_settings, mend_idempotence, network_settings, producer_settings

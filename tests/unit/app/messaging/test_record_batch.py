@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.memory_records import MemoryRecords
 
-from app.domain.events import CloudEvent
+from app.domain.telemetry.events import CloudEvent
 from app.messaging.codec import decode, encode_headers
 from app.messaging.record_batch import partition_of, record_batch
 from tests.fakes.served import at

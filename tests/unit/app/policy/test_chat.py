@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from app.domain.errors import BadRequest
 from app.policy.chat import Chat
-from app.policy.textstream import TextStream
+from app.policy.decoding.textstream import TextStream
 
 TOOL = {"type": "function", "function": {"name": "look_up", "description": "Look up.", "parameters": {"type": "object"}}}
 

@@ -6,7 +6,7 @@ import torch
 
 from app.policy.damage import write_damaged
 from app.policy.model import load_model
-from app.policy.snapshot import snapshot_digest
+from app.policy.storage.snapshot import snapshot_digest
 
 
 def test_a_damaged_copy_is_another_version_whose_next_word_can_be_any(tiny_model: Path, tmp_path: Path) -> None:

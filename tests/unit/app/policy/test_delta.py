@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.domain.errors import BadInput, Refused
-from app.policy.delta import MAGIC, Mode, Patch, StaleDelta, apply_delta, encode_delta, read_head
-from app.policy.weights import digest_of
+from app.policy.storage.delta import MAGIC, Mode, Patch, StaleDelta, apply_delta, encode_delta, read_head
+from app.policy.storage.weights import digest_of
 
 State = dict[str, torch.Tensor]
 PATTERNS = st.integers(0, 65_535)

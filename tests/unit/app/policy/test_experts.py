@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from app.domain.errors import BadRequest
-from app.domain.turns import SamplingParams
+from app.domain.telemetry.turns import SamplingParams
+from app.policy.decoding.sampling import Decoder, sample
 from app.policy.experts import ExpertRecorder, routers
-from app.policy.forward import token_logprobs
 from app.policy.model import Policy, load_policy
-from app.policy.sampling import Decoder, sample
+from app.policy.scoring.forward import token_logprobs
 from app.policy.tiny_moe import EXPERTS, PER_TOKEN, Architecture, write_tiny_moe
 
 

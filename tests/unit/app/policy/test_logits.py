@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from app.domain.turns import FinishReason, SamplingParams
-from app.policy.forward import token_logprobs
+from app.domain.telemetry.turns import FinishReason, SamplingParams
+from app.policy.decoding.sampling import Decoder, Generation
 from app.policy.model import Policy, load_policy
-from app.policy.sampling import Decoder, Generation
+from app.policy.scoring.forward import token_logprobs
 
 
 class Digits:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
+from app.policy.decoding.packed_linear import PackedLinear, can_pack, pack_linears
 from app.policy.model import load_model, load_policy
-from app.policy.packed_linear import PackedLinear, can_pack, pack_linears
 
 
 def test_a_packed_model_gives_the_same_bits_or_is_left_plain(tiny_model: Path, tied_model: Path) -> None:

@@ -16,9 +16,9 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from app.policy.chunked_logprobs import chunked_logprobs
-from app.policy.packing import PackedRow, ScoredSequence, pack
-from app.policy.scorer import Scorer
+from app.policy.scoring.chunked_logprobs import chunked_logprobs
+from app.policy.scoring.packing import PackedRow, ScoredSequence, pack
+from app.policy.scoring.scorer import Scorer
 
 VOCABULARY = 96
 

@@ -9,14 +9,14 @@ from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariable
 
 from app.domain.errors import BadInput
 from app.domain.ports import Way
-from app.domain.turns import SamplingParams
-from app.policy.delta import StaleDelta, encode_delta
+from app.domain.telemetry.turns import SamplingParams
+from app.policy.decoding.packed_linear import PackedLinear, can_pack
+from app.policy.decoding.sampling import sample
 from app.policy.model import Policy, load_policy
-from app.policy.packed_linear import PackedLinear, can_pack
 from app.policy.patching import LiveWeights, follow, places_of
-from app.policy.sampling import sample
-from app.policy.snapshot import WEIGHTS, snapshot_digest, write_snapshot
-from app.policy.weights import digest_of
+from app.policy.storage.delta import StaleDelta, encode_delta
+from app.policy.storage.snapshot import WEIGHTS, snapshot_digest, write_snapshot
+from app.policy.storage.weights import digest_of
 
 EMBEDDING = "model.embed_tokens.weight"
 DTYPES = (torch.bfloat16, torch.float32)

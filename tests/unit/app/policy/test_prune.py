@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from app.policy.prune import prune, with_bases
-from app.policy.remote import RemoteWeights
-from app.policy.snapshot import ADAPTER_CONFIG, READY, WEIGHTS, verify_snapshot, write_snapshot
-from app.policy.store import LocalWeights
+from app.policy.storage.prune import prune, with_bases
+from app.policy.storage.remote import RemoteWeights
+from app.policy.storage.snapshot import ADAPTER_CONFIG, READY, WEIGHTS, verify_snapshot, write_snapshot
+from app.policy.storage.store import LocalWeights
 
 Shelf = LocalWeights | RemoteWeights
 Chain = Callable[[Shelf, int], list[str]]

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from app.domain.errors import BadRequest
-from app.domain.turns import FinishReason, SamplingParams
-from app.policy.forward import token_logprobs
+from app.domain.telemetry.turns import FinishReason, SamplingParams
+from app.policy.decoding.sampling import Decoder, Generation, sample
 from app.policy.model import Policy, load_policy
-from app.policy.sampling import Decoder, Generation, sample
+from app.policy.scoring.forward import token_logprobs
 from app.policy.tiny import CONTEXT, END
 
 

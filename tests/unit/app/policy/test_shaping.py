@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from app.domain.errors import BadRequest
-from app.domain.turns import FinishReason, Form, SamplingParams, Shape
-from app.policy.forward import token_logprobs
-from app.policy.grammars import Grammars
+from app.domain.telemetry.turns import FinishReason, Form, SamplingParams, Shape
+from app.policy.decoding.grammars import Grammars
+from app.policy.decoding.sampling import Decoder, Generation
+from app.policy.decoding.shaping import Bends, Shaper
 from app.policy.model import Policy, load_grammars, load_policy
-from app.policy.packing import ScoredSequence, pack
-from app.policy.sampling import Decoder, Generation
-from app.policy.scorer import Scorer
-from app.policy.shaping import Bends, Shaper
+from app.policy.scoring.forward import token_logprobs
+from app.policy.scoring.packing import ScoredSequence, pack
+from app.policy.scoring.scorer import Scorer
 from app.policy.tiny import VOCABULARY
 
 PERSON = {

@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from app.domain.errors import BadInput, NotFound
 from app.policy.model import load_model, load_policy
-from app.policy.snapshot import require_snapshot, snapshot_digest, verify_snapshot, write_snapshot
+from app.policy.storage.snapshot import require_snapshot, snapshot_digest, verify_snapshot, write_snapshot
+from app.policy.storage.weights import digest_of
 from app.policy.tiny import write_tiny
-from app.policy.weights import digest_of
 
 
 def test_the_digest_covers_name_dtype_shape_and_bytes_in_order_of_names() -> None:

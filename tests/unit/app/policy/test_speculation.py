@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from app.domain.turns import FinishReason, SamplingParams
-from app.policy.invariance import invariance
-from app.policy.lookup import LONGEST_DRAFT, LONGEST_REST, NGRAM, REST_TOKENS, PromptLookup
+from app.domain.telemetry.turns import FinishReason, SamplingParams
+from app.policy.decoding.invariance import invariance
+from app.policy.decoding.lookup import LONGEST_DRAFT, LONGEST_REST, NGRAM, REST_TOKENS, PromptLookup
+from app.policy.decoding.packed_linear import can_pack
+from app.policy.decoding.sampling import Decoder, Generation
 from app.policy.model import Policy, load_policy
-from app.policy.packed_linear import can_pack
-from app.policy.sampling import Decoder, Generation
 
 VOCABULARY, LENGTH = 8, 3
 

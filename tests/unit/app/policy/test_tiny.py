@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from app.domain.turns import SamplingParams
+from app.domain.telemetry.turns import SamplingParams
 from app.policy.chat import Chat
+from app.policy.decoding.sampling import sample
 from app.policy.model import load_policy
-from app.policy.sampling import sample
 from app.policy.tiny import VOCABULARY
 from app.policy.tiny_lines import Kind, words
 

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from app.domain.errors import Overloaded, Unavailable
-from app.domain.serving import GenerateRequest, GenerationChunk
-from app.domain.turns import FinishReason, SamplingParams
+from app.domain.telemetry.serving import GenerateRequest, GenerationChunk
+from app.domain.telemetry.turns import FinishReason, SamplingParams
 from app.serving.client import HttpEngines
 from app.serving.refusals import DRAINING
 from app.serving.replicas import EJECT_AFTER

@@ -10,14 +10,14 @@ import pytest
 from starlette.testclient import TestClient
 
 from app.domain.errors import BadRequest, Overloaded, Unavailable
-from app.domain.events import EventType
-from app.domain.serving import GenerateRequest, GenerationChunk, Likely, ScoreRequest
-from app.domain.turns import MIXED_VERSIONS, FinishReason, Form, SamplingParams, Shape, TurnServed
+from app.domain.telemetry.events import EventType
+from app.domain.telemetry.serving import GenerateRequest, GenerationChunk, Likely, ScoreRequest
+from app.domain.telemetry.turns import MIXED_VERSIONS, FinishReason, Form, SamplingParams, Shape, TurnServed
 from app.main import create_app
 from app.serving.vllm import VllmEngines, chunk_of
 from tests.fakes.gateway import CHAMPION, collaborators, events_of
 from tests.fakes.inbox import MemoryInbox
-from tests.fakes.vllm import FakeVllm
+from tests.fakes.servers.vllm import FakeVllm
 
 DIGEST, OTHER = "d" * 64, "e" * 64
 

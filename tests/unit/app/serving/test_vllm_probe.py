@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from app.domain.turns import SamplingParams
+from app.domain.telemetry.turns import SamplingParams
 from app.serving.vllm_control import VllmControl
 from app.serving.vllm_probe import doubt
 

@@ -15,13 +15,13 @@ from safetensors.torch import load_file
 
 from app.domain.errors import Refused
 from app.domain.ports import EngineState
-from app.policy.fixed_probe import expected
-from app.policy.snapshot import ADAPTER, ADAPTER_CONFIG, WEIGHTS, write_snapshot
-from app.policy.store import LocalWeights
+from app.policy.scoring.fixed_probe import expected
+from app.policy.storage.snapshot import ADAPTER, ADAPTER_CONFIG, WEIGHTS, write_snapshot
+from app.policy.storage.store import LocalWeights
 from app.serving.vllm_control import Pause, VllmControl
 from app.serving.vllm_residency import RETRY_S, Adapters, InPlace, VllmServer
 from tests.fakes.engines import MemoryEngineLedger
-from tests.fakes.vllm import Brain, FakeVllm
+from tests.fakes.servers.vllm import Brain, FakeVllm
 
 SWAP = ["/pause?mode=keep", "/start_weight_update", "/update_weights", "/finish_weight_update", "/resume"]
 

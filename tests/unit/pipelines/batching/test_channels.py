@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from app.domain.batches import LabelledTurn
+from app.domain.learning.batches import LabelledTurn
 from pipelines.batching import BatchingConfig
 from pipelines.batching.cut import channels
 from tests.fakes.learning import NOON

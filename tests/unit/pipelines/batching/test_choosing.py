@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from app.domain.batches import LabelledTurn
 from app.domain.errors import BadConfig
-from app.domain.rewards import Exclusion
+from app.domain.learning.batches import LabelledTurn
+from app.domain.learning.rewards import Exclusion
 from pipelines.batching import BatchingConfig
 from pipelines.batching.cut import choose, judge, pay_chains, seats
 from tests.fakes.learning import NOON

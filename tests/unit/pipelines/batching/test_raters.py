@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.domain.batches import LabelledTurn, Voice
-from app.domain.rewards import Exclusion
+from app.domain.learning.batches import LabelledTurn, Voice
+from app.domain.learning.rewards import Exclusion
 from pipelines.batching import BatchingConfig, cut_batch
 from pipelines.batching.cut import choose
 from pipelines.batching.raters import Verdict, _ratio, quarantined, suspects, weighted

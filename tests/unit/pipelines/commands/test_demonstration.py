@@ -8,10 +8,10 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from app.domain.cycles import Cycle, CycleStatus
 from app.domain.errors import BadConfig
+from app.domain.learning.cycles import Cycle, CycleStatus
 from app.domain.policies import PolicyConfig
-from app.domain.releases import Release, ReleaseState
+from app.domain.release.releases import Release, ReleaseState
 from app.domain.views import difference
 from app.settings import policies, read_toml
 from pipelines.commands.demonstration.narrator import Narrator

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from app.domain.cycles import CycleStatus
-from app.domain.releases import ReleaseState
+from app.domain.learning.cycles import CycleStatus
+from app.domain.release.releases import ReleaseState
 from app.domain.views import LabelRow, ProgressRow
 from pipelines.commands.demonstration.stillness import Stillness
 from tests.unit.pipelines.commands.test_demonstration import NOW, cycle, release, sight

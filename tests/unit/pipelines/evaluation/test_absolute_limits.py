@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from app.domain.gates import CanaryAction
-from app.domain.sessions import Era, Session
-from pipelines.evaluation.champion import decide_champion
-from pipelines.evaluation.decide import Decision, decide
-from pipelines.evaluation.drawings import Drawing, canary_drawing, era_drawing
-from pipelines.evaluation.evidence import Evidence, micros
-from pipelines.evaluation.references import references_of
+from app.domain.release.gates import CanaryAction
+from app.domain.release.sessions import Era, Session
+from pipelines.evaluation.counting.drawings import Drawing, canary_drawing, era_drawing
+from pipelines.evaluation.counting.evidence import Evidence, micros
+from pipelines.evaluation.counting.references import references_of
+from pipelines.evaluation.counting.unit_book import UnitBook
+from pipelines.evaluation.live.champion import decide_champion
+from pipelines.evaluation.live.decide import Decision, decide
 from pipelines.evaluation.statistics.limits import LimitProcess
-from pipelines.evaluation.unit_book import UnitBook
 from tests.fakes.sessions import AT, session
 from tests.fakes.watching import small_gates
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.domain.gates import CanaryAction
+from app.domain.release.gates import CanaryAction
 from pipelines.evaluation.config import GatesConfig, Good, MetricClass, MetricConfig
 from tests.fakes.ramps import Person, Ramp
 

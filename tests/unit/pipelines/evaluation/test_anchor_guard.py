@@ -5,9 +5,9 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from app.domain.releases import Pointer
-from app.domain.sessions import Era, Session
-from pipelines.evaluation.guards import AnchorWatch
+from app.domain.release.releases import Pointer
+from app.domain.release.sessions import Era, Session
+from pipelines.evaluation.live.guards import AnchorWatch
 from tests.fakes.sessions import AT, session
 from tests.fakes.watching import small_gates
 

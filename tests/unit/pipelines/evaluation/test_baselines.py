@@ -5,14 +5,14 @@ from datetime import timedelta
 
 import msgspec
 
-from app.domain.gates import CanaryAction
-from app.domain.sessions import Session
+from app.domain.release.gates import CanaryAction
+from app.domain.release.sessions import Session
 from pipelines.evaluation.config import GatesConfig, MetricConfig
-from pipelines.evaluation.decide import decide
-from pipelines.evaluation.drawings import canary_drawing
-from pipelines.evaluation.evidence import Evidence, micros
-from pipelines.evaluation.references import Reference, bounded, references_of
-from pipelines.evaluation.unit_book import UnitBook
+from pipelines.evaluation.counting.drawings import canary_drawing
+from pipelines.evaluation.counting.evidence import Evidence, micros
+from pipelines.evaluation.counting.references import Reference, bounded, references_of
+from pipelines.evaluation.counting.unit_book import UnitBook
+from pipelines.evaluation.live.decide import decide
 from tests.fakes.sessions import AT, session
 from tests.fakes.watching import small_gates
 

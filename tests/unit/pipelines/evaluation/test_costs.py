@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from app.domain.gates import CanaryAction
+from app.domain.release.gates import CanaryAction
 from pipelines.evaluation.config import GatesConfig, MetricClass, StageConfig
-from pipelines.evaluation.measures import measured
-from pipelines.evaluation.references import references_of
+from pipelines.evaluation.counting.measures import measured
+from pipelines.evaluation.counting.references import references_of
 from tests.fakes.ramps import Person, Ramp
 from tests.fakes.sessions import session
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from app.domain.gates import CanaryAction, Verdict
+from app.domain.release.gates import CanaryAction, Verdict
 from pipelines.evaluation.config import GatesConfig, MetricClass, MetricConfig, StageConfig
-from pipelines.evaluation.decide import decide
-from pipelines.evaluation.evidence import Assigned, Evidence, Lane
-from pipelines.evaluation.references import Reference
+from pipelines.evaluation.counting.evidence import Assigned, Evidence, Lane
+from pipelines.evaluation.counting.references import Reference
+from pipelines.evaluation.live.decide import decide
 
 HOUR = 3_600_000_000
 CONFIG = GatesConfig(

@@ -10,16 +10,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from app.domain.gates import CanaryAction, Verdict
-from app.domain.sessions import Session
-from pipelines.evaluation.champion import decide_champion
+from app.domain.release.gates import CanaryAction, Verdict
+from app.domain.release.sessions import Session
 from pipelines.evaluation.config import MetricConfig
-from pipelines.evaluation.decide import decide
-from pipelines.evaluation.drawings import canary_drawing
-from pipelines.evaluation.evidence import Evidence, Lane, hash_of, micros, packed, unpacked
-from pipelines.evaluation.harm import harm_of
-from pipelines.evaluation.references import references_of
-from pipelines.evaluation.unit_book import UnitBook
+from pipelines.evaluation.counting.drawings import canary_drawing
+from pipelines.evaluation.counting.evidence import Evidence, Lane, hash_of, micros, packed, unpacked
+from pipelines.evaluation.counting.references import references_of
+from pipelines.evaluation.counting.unit_book import UnitBook
+from pipelines.evaluation.live.champion import decide_champion
+from pipelines.evaluation.live.decide import decide
+from pipelines.evaluation.live.harm import harm_of
 from tests.fakes.sessions import AT, people, session
 from tests.fakes.watching import small_gates
 

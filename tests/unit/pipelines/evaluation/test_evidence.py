@@ -7,10 +7,10 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from app.domain.sessions import Era, Session
-from pipelines.evaluation.drawings import canary_drawing, era_drawing
-from pipelines.evaluation.references import references_of
-from pipelines.evaluation.unit_book import UnitBook
+from app.domain.release.sessions import Era, Session
+from pipelines.evaluation.counting.drawings import canary_drawing, era_drawing
+from pipelines.evaluation.counting.references import references_of
+from pipelines.evaluation.counting.unit_book import UnitBook
 from tests.fakes.sessions import AT, people, session
 from tests.fakes.watching import small_gates
 

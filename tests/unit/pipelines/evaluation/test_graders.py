@@ -3,10 +3,10 @@
 import pytest
 
 from app.sandbox.processes import ProcessBoxes
-from pipelines.evaluation.execution import Examination
-from pipelines.evaluation.graders import code_of, grade, program
-from pipelines.evaluation.offline_config import OfflineConfig
-from pipelines.evaluation.suites import Grader, GraderKind, human_eval_tasks
+from pipelines.evaluation.suites.execution import Examination
+from pipelines.evaluation.suites.graders import code_of, grade, program
+from pipelines.evaluation.suites.offline_config import OfflineConfig
+from pipelines.evaluation.suites.suites import Grader, GraderKind, human_eval_tasks
 
 EXAMINATION = Examination.from_config(OfflineConfig(), ProcessBoxes())
 PREFIX = 'from math import pi\n\ndef area(r):\n    """Area of a circle."""\n'

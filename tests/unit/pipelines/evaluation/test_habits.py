@@ -7,17 +7,17 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from app.domain.sessions import Session
+from app.domain.release.sessions import Session
 from pipelines.evaluation.config import GatesConfig
-from pipelines.evaluation.drawings import canary_drawing
-from pipelines.evaluation.habits import habits_of, with_explained
-from pipelines.evaluation.harm import units_of
-from pipelines.evaluation.planning import plan_canary
+from pipelines.evaluation.counting.drawings import canary_drawing
+from pipelines.evaluation.counting.habits import habits_of, with_explained
+from pipelines.evaluation.counting.subjects import Plan
+from pipelines.evaluation.counting.unit_book import UnitBook
+from pipelines.evaluation.live.harm import units_of
+from pipelines.evaluation.live.planning import plan_canary
 from pipelines.evaluation.statistics.baseline import running_mean, with_usual
 from pipelines.evaluation.statistics.non_inferiority import NonInferiorityPlan, judge
 from pipelines.evaluation.statistics.units import Units
-from pipelines.evaluation.subjects import Plan
-from pipelines.evaluation.unit_book import UnitBook
 from tests.fakes.sessions import AT, session
 from tests.unit.pipelines.evaluation.test_planning import Returning
 

@@ -7,18 +7,18 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from app.domain.gates import CanaryAction
-from app.domain.sessions import Session
-from pipelines.evaluation import hacking
-from pipelines.evaluation.champion import decide_champion
+from app.domain.release.gates import CanaryAction
+from app.domain.release.sessions import Session
 from pipelines.evaluation.config import HealthConfig
-from pipelines.evaluation.decide import decide
-from pipelines.evaluation.drawings import canary_drawing
-from pipelines.evaluation.evidence import Evidence, micros
-from pipelines.evaluation.profiles import ArmProfile, with_session
-from pipelines.evaluation.references import references_of
+from pipelines.evaluation.counting.drawings import canary_drawing
+from pipelines.evaluation.counting.evidence import Evidence, micros
+from pipelines.evaluation.counting.profiles import ArmProfile, with_session
+from pipelines.evaluation.counting.references import references_of
+from pipelines.evaluation.counting.unit_book import UnitBook
+from pipelines.evaluation.live import hacking
+from pipelines.evaluation.live.champion import decide_champion
+from pipelines.evaluation.live.decide import decide
 from pipelines.evaluation.statistics.monitors import Level
-from pipelines.evaluation.unit_book import UnitBook
 from tests.fakes.hacked import CONFIG, HACKS, first_noticed
 from tests.fakes.sessions import AT, session
 

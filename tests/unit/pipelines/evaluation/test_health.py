@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from app.domain.gates import GateResult, Verdict, canonical_json
-from app.domain.versions import PastRun, RunStatus, TrainingRun
+from app.domain.release.gates import GateResult, Verdict, canonical_json
+from app.domain.release.versions import PastRun, RunStatus, TrainingRun
 from pipelines.evaluation.config import GatesConfig, HealthConfig
 from pipelines.evaluation.health import anchor_budget, judge_health
 

@@ -4,10 +4,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from app.domain.gates import Verdict
-from app.domain.licences import licences, obligations_of
 from app.domain.policies import DeploymentFacts
-from app.domain.versions import Version, VersionKind
+from app.domain.release.gates import Verdict
+from app.domain.release.licences import licences, obligations_of
+from app.domain.release.versions import Version, VersionKind
 from pipelines.evaluation.licence import judge_licence
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)

@@ -4,11 +4,11 @@ from datetime import timedelta
 
 import msgspec
 
-from pipelines.evaluation.drawings import canary_drawing
-from pipelines.evaluation.evidence import Evidence, micros
-from pipelines.evaluation.live_aa import LOTS, LiveAA, live_aa, told
-from pipelines.evaluation.references import references_of
-from pipelines.evaluation.unit_book import UnitBook
+from pipelines.evaluation.counting.drawings import canary_drawing
+from pipelines.evaluation.counting.evidence import Evidence, micros
+from pipelines.evaluation.counting.references import references_of
+from pipelines.evaluation.counting.unit_book import UnitBook
+from pipelines.evaluation.live.live_aa import LOTS, LiveAA, live_aa, told
 from tests.fakes.sessions import AT, people
 from tests.fakes.watching import small_gates
 

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from app.domain.gates import Verdict
+from app.domain.release.gates import Verdict
 from pipelines.evaluation.config import GatesConfig
 from pipelines.evaluation.off_policy import LoggedTurns, judge_off_policy
 

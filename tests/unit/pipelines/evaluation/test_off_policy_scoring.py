@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.domain.batches import RewardedTurn, TurnPayload, payload_of
 from app.domain.errors import BadRequest, Unavailable
-from app.domain.gates import GateResult, Verdict
-from app.domain.serving import ScoreRequest
-from app.domain.turns import SamplingParams
+from app.domain.learning.batches import RewardedTurn, TurnPayload, payload_of
+from app.domain.release.gates import GateResult, Verdict
+from app.domain.telemetry.serving import ScoreRequest
+from app.domain.telemetry.turns import SamplingParams
 from pipelines.evaluation.config import GatesConfig
 from pipelines.evaluation.off_policy_gate import OffPolicyGate
 from tests.fakes.clock import FrozenClock

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.domain.assignment import unit_interval
 from app.domain.errors import Unavailable
-from app.domain.gates import Verdict
-from app.domain.serving import GenerateRequest, GenerationChunk
-from app.domain.turns import FinishReason
+from app.domain.release.assignment import unit_interval
+from app.domain.release.gates import Verdict
+from app.domain.telemetry.serving import GenerateRequest, GenerationChunk
+from app.domain.telemetry.turns import FinishReason
 from app.sandbox.processes import ProcessBoxes
-from pipelines.evaluation.execution import Examination
-from pipelines.evaluation.offline import OfflineGate, judge_suites, verdict_of
-from pipelines.evaluation.offline_config import OfflineConfig, SuiteClass, SuiteConfig
-from pipelines.evaluation.suites import Grader, GraderKind, Suite, Task
+from pipelines.evaluation.suites.execution import Examination
+from pipelines.evaluation.suites.offline import OfflineGate, judge_suites, verdict_of
+from pipelines.evaluation.suites.offline_config import OfflineConfig, SuiteClass, SuiteConfig
+from pipelines.evaluation.suites.suites import Grader, GraderKind, Suite, Task
 from tests.fakes.clock import FrozenClock
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.domain.sessions import Era, Session
+from app.domain.release.sessions import Era, Session
 from pipelines.evaluation.config import GatesConfig, MetricConfig
-from pipelines.evaluation.planning import plan_canary, traffic_of, windows_of
+from pipelines.evaluation.counting.subjects import Plan
+from pipelines.evaluation.live.planning import plan_canary, traffic_of, windows_of
 from pipelines.evaluation.statistics.power import Refused
-from pipelines.evaluation.subjects import Plan
 from tests.fakes.sessions import AT, session
 
 

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from app.domain.errors import BadConfig
-from app.domain.gates import GateName, Verdict
-from pipelines.evaluation.contamination import contaminated
-from pipelines.evaluation.offline_config import SuiteConfig
-from pipelines.evaluation.product_suite import SourceTurn, cut_product_suite
-from pipelines.evaluation.suites import Grader, GraderKind, Task, load_suite
+from app.domain.release.gates import GateName, Verdict
+from pipelines.evaluation.suites.contamination import contaminated
+from pipelines.evaluation.suites.offline_config import SuiteConfig
+from pipelines.evaluation.suites.product_suite import SourceTurn, cut_product_suite
+from pipelines.evaluation.suites.suites import Grader, GraderKind, Task, load_suite
 from tests.unit.pipelines.evaluation.test_offline import AnsweringEngines, gate, suite, tasks
 
 SOLUTION = "sort the orders by date then keep the first of each customer and return their totals as a list"

@@ -3,15 +3,15 @@
 import random
 from datetime import timedelta
 
-from app.domain.gates import CanaryAction
-from app.domain.sessions import Session
+from app.domain.release.gates import CanaryAction
+from app.domain.release.sessions import Session
 from pipelines.evaluation.config import GatesConfig, Good, MetricClass, MetricConfig
-from pipelines.evaluation.decide import Decision, decide
-from pipelines.evaluation.drawings import canary_drawing
-from pipelines.evaluation.evidence import Evidence, micros
-from pipelines.evaluation.measures import of_unit
-from pipelines.evaluation.references import references_of
-from pipelines.evaluation.unit_book import UnitBook
+from pipelines.evaluation.counting.drawings import canary_drawing
+from pipelines.evaluation.counting.evidence import Evidence, micros
+from pipelines.evaluation.counting.measures import of_unit
+from pipelines.evaluation.counting.references import references_of
+from pipelines.evaluation.counting.unit_book import UnitBook
+from pipelines.evaluation.live.decide import Decision, decide
 from tests.fakes.sessions import AT, session
 from tests.fakes.watching import small_gates
 

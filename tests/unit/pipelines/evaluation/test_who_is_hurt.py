@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from app.domain.gates import CanaryAction
-from app.domain.sessions import Session
+from app.domain.release.gates import CanaryAction
+from app.domain.release.sessions import Session
 from pipelines.evaluation.config import GatesConfig, MetricClass, MetricConfig, StageConfig
-from pipelines.evaluation.habits import habits_of
+from pipelines.evaluation.counting.habits import habits_of
 from tests.fakes.ramps import BEGINS, Behaviour, Person, Ramp
 from tests.fakes.sessions import session
 

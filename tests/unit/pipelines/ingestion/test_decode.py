@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from app.domain.events import CloudEvent, EventType, Observation
-from app.domain.turns import TurnServed
+from app.domain.telemetry.events import CloudEvent, EventType, Observation
+from app.domain.telemetry.turns import TurnServed
 from pipelines.ingestion.decode import DECODERS, Decoder, decode_effect, sort_out
 from tests.fakes.served import at, delivery_of, erasure, event_of, exposure, observation, retraction, turn
 

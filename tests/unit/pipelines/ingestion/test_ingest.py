@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from app.domain.errors import OwnFault, Unavailable
-from app.domain.streams import Delivery
+from app.domain.telemetry.streams import Delivery
 from pipelines.ingestion.config import IngestionConfig
 from pipelines.ingestion.ingest import Ingest
 from tests.fakes.served import at, delivery_of, event_of, observation

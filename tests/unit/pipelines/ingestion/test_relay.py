@@ -10,17 +10,17 @@ import msgspec
 import pytest
 from sqlalchemy import Engine, select
 
-from app.db.dead_letters import SqlDeadLetters
 from app.db.engine import open_engine, writing
-from app.db.inbox import SqlInbox
+from app.db.ingestion.dead_letters import SqlDeadLetters
+from app.db.ingestion.inbox import SqlInbox
+from app.db.ingestion.relay import SqlRelayOffice, inbox_metrics
+from app.db.ingestion.streams import SqlEffects
 from app.db.outbox import OutboxEvent, enqueue
-from app.db.relay import SqlRelayOffice, inbox_metrics
-from app.db.streams import SqlEffects
 from app.db.tables import counters, dead_letters, inbox, turns
 from app.domain.errors import LeaseLost, Unavailable
-from app.domain.events import EventType, Topic, envelope
-from app.domain.streams import EffectBatch, JoinRules, RelayTerm
-from pipelines.commands.dlq import replay_one
+from app.domain.telemetry.events import EventType, Topic, envelope
+from app.domain.telemetry.streams import EffectBatch, JoinRules, RelayTerm
+from pipelines.commands.maintenance.dlq import replay_one
 from pipelines.ingestion.config import RelayConfig
 from pipelines.ingestion.decode import sort_out
 from pipelines.ingestion.relay import Heartbeat, Relay, Term

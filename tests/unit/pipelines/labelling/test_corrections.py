@@ -4,9 +4,9 @@ from datetime import timedelta
 
 import pytest
 
-from app.domain.corrections import CorrectionKind, Reaction
-from app.domain.events import Observation
-from app.domain.rewards import DueTurn
+from app.domain.learning.corrections import CorrectionKind, Reaction
+from app.domain.learning.rewards import DueTurn
+from app.domain.telemetry.events import Observation
 from pipelines.labelling.corrections import correction_of
 from pipelines.labelling.rule_set import default_toml, parse_rule_set
 from tests.fakes.labelling import NOON, due, observed

@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from app.domain.events import Observation
-from app.domain.rewards import TurnFacts
-from app.domain.turns import FinishReason
+from app.domain.learning.rewards import TurnFacts
+from app.domain.telemetry.events import Observation
+from app.domain.telemetry.turns import FinishReason
 from pipelines.labelling.follow_up.classifier import Judgement, Mood, judge, model
 from pipelines.labelling.follow_up.term import FollowUp
 

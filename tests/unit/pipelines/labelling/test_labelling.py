@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.domain.errors import BadConfig
-from app.domain.events import Observation
+from app.domain.learning.rewards import PROCESS_TERMS, Aggregation, Credit, DueTurn, Exclusion, TermScore, TurnFacts
 from app.domain.policies import Direction, PolicyConfig, SignalConfig, SignalType
-from app.domain.rewards import PROCESS_TERMS, Aggregation, Credit, DueTurn, Exclusion, TermScore, TurnFacts
-from app.domain.turns import FinishReason, ToolCall, ToolVerdict
+from app.domain.telemetry.events import Observation
+from app.domain.telemetry.turns import FinishReason, ToolCall, ToolVerdict
 from pipelines.labelling.aggregate import aggregate
 from pipelines.labelling.labeller import is_held_out, label
 from pipelines.labelling.rule_set import default_toml, parse_rule_set

@@ -2,8 +2,8 @@
 
 import pytest
 
+from app.domain.learning.rewards import Exclusion
 from app.domain.policies import PolicyConfig
-from app.domain.rewards import Exclusion
 from pipelines.labelling.labeller import is_held_out, label
 from pipelines.labelling.rule_set import default_toml, parse_rule_set
 from tests.fakes.labelling import NOON, due, facts, observed

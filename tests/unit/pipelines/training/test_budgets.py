@@ -7,12 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from app.domain.batches import BatchManifest, TurnPayload
-from app.domain.training import AdamParams, Datum, LossSpec
-from app.domain.versions import HoldReason, RunStatus, TrainingRun, Version
-from app.policy.forward import token_logprobs
+from app.domain.learning.batches import BatchManifest, TurnPayload
+from app.domain.learning.training import AdamParams, Datum, LossSpec
+from app.domain.release.versions import HoldReason, RunStatus, TrainingRun, Version
 from app.policy.model import load_model
-from app.policy.snapshot import snapshot_digest
+from app.policy.scoring.forward import token_logprobs
+from app.policy.storage.snapshot import snapshot_digest
 from pipelines.training import TrainingPorts
 from pipelines.training.config import LoraConfig
 from pipelines.training.guards import ratio_report

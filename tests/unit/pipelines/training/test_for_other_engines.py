@@ -11,14 +11,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from app.domain.batches import BatchManifest, TurnPayload
-from app.domain.turns import SamplingParams
-from app.domain.versions import Version
-from app.policy.fixed_probe import Expected, expected, not_arrived, probe_tokens, strange
-from app.policy.forward import token_logprobs
+from app.domain.learning.batches import BatchManifest, TurnPayload
+from app.domain.release.versions import Version
+from app.domain.telemetry.turns import SamplingParams
+from app.policy.decoding.sampling import sample
 from app.policy.model import load_model, load_policy
-from app.policy.sampling import sample
-from app.policy.snapshot import ADAPTER, ADAPTER_CONFIG, PROBE, WEIGHTS, write_snapshot
+from app.policy.scoring.fixed_probe import Expected, expected, not_arrived, probe_tokens, strange
+from app.policy.scoring.forward import token_logprobs
+from app.policy.storage.snapshot import ADAPTER, ADAPTER_CONFIG, PROBE, WEIGHTS, write_snapshot
 from pipelines.training import TrainingConfig, TrainingPorts
 from pipelines.training.config import LoraConfig
 from pipelines.training.samples import Limits, read_samples

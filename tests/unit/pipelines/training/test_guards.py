@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from app.domain.errors import Held
-from app.domain.versions import HoldReason
+from app.domain.release.versions import HoldReason
 from pipelines.training import guards
 from pipelines.training.config import GuardLimits
 from pipelines.training.guards import Estimate, ratio_report

@@ -12,10 +12,10 @@ import msgspec
 import pytest
 import torch
 
-from app.domain.batches import TurnPayload
-from app.domain.corrections import Correction, CorrectionKind
-from app.domain.training import LossSpec
-from app.domain.versions import HoldReason, RunStatus, Version
+from app.domain.learning.batches import TurnPayload
+from app.domain.learning.corrections import Correction, CorrectionKind
+from app.domain.learning.training import LossSpec
+from app.domain.release.versions import HoldReason, RunStatus, Version
 from app.policy.chat import Chat
 from app.policy.model import load_model
 from app.policy.tiny import write_tiny_tokenizer
@@ -24,7 +24,7 @@ from pipelines.training.hindsight.config import HindsightConfig
 from pipelines.training.hindsight.lessons import HINTS, Lessons
 from pipelines.training.hindsight.objective import Hindsight
 from pipelines.training.hindsight.trust import trusted
-from pipelines.training.loss import Teacher, token_loss
+from pipelines.training.numerics.loss import Teacher, token_loss
 from pipelines.training.trainer import LocalTrainer, TrainerSetup
 from tests.fakes.learning import FakeProgress, LocalTrainers, fake_ports, make_batch, put_version, sample_turns, version_of
 from tests.fakes.updating import CONFIG, run

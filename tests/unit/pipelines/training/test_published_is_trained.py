@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from app.domain.batches import TurnPayload
-from app.domain.versions import RunStatus, TrainingRun, Version
-from app.policy.forward import token_logprobs
+from app.domain.learning.batches import TurnPayload
+from app.domain.release.versions import RunStatus, TrainingRun, Version
 from app.policy.model import load_model
+from app.policy.scoring.forward import token_logprobs
 from pipelines.training import TrainingConfig, TrainingPorts
 from pipelines.training.config import LoraConfig
 from pipelines.training.measurement import kl_from_sampler

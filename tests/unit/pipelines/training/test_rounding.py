@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pipelines.training.rounding import PERIOD, round_into, rounded
+from pipelines.training.numerics.rounding import PERIOD, round_into, rounded
 
 
 def test_values_of_bfloat16_stay_what_they_are() -> None:

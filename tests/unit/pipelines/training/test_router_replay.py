@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.domain.training import Datum, LossSpec
-from app.domain.turns import SamplingParams
+from app.domain.learning.training import Datum, LossSpec
+from app.domain.telemetry.turns import SamplingParams
+from app.policy.decoding.sampling import sample
 from app.policy.experts import routers
 from app.policy.model import load_policy
-from app.policy.sampling import sample
 from app.policy.tiny_moe import Architecture, write_tiny_moe
-from pipelines.training.activations import Activations
 from pipelines.training.config import RouterReplayConfig
-from pipelines.training.router_replay import plausible
+from pipelines.training.numerics.activations import Activations
+from pipelines.training.numerics.router_replay import plausible
 from pipelines.training.trainer import LocalTrainer, TrainerSetup
 
 PROMPTS = [[5, 6, 7, 8 + number] for number in range(8)]

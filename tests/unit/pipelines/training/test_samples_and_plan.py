@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.domain.batches import BatchItem, BatchManifest, TurnPayload
+from app.domain.learning.batches import BatchItem, BatchManifest, TurnPayload
 from pipelines.training.estimators.group_mean import GroupMean
 from pipelines.training.plan import cut_micro_batches, plan_steps
 from pipelines.training.samples import Limits, Sample, read_samples

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from app.policy.model import Unloaded, load_model
-from pipelines.training.tensor_file import TensorFile
+from pipelines.training.numerics.tensor_file import TensorFile
 from tests.fakes.learning import small_snapshot
 
 

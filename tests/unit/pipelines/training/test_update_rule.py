@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.domain.training import Datum, LossName, LossSpec
-from app.domain.turns import SamplingParams
+from app.domain.learning.training import Datum, LossName, LossSpec
+from app.domain.telemetry.turns import SamplingParams
+from app.policy.decoding.sampling import sample
 from app.policy.model import load_policy
-from app.policy.sampling import sample
-from pipelines.training.advantage import above_expectation, advantages, penalty, to_go
 from pipelines.training.config import TrackerConfig
-from pipelines.training.corrections import token_weights
 from pipelines.training.estimators import Estimator, RewardedTurn
 from pipelines.training.estimators.batch_mean import BatchMean
 from pipelines.training.estimators.group_mean import GroupMean
 from pipelines.training.estimators.segment_tracker import SegmentTracker
 from pipelines.training.guards import ratio_report
-from pipelines.training.loss import token_loss
+from pipelines.training.numerics.advantage import above_expectation, advantages, penalty, to_go
+from pipelines.training.numerics.corrections import token_weights
+from pipelines.training.numerics.loss import token_loss
 from pipelines.training.trainer import LocalTrainer, TrainerSetup
 
 LOG = math.log

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from safetensors.torch import load_file, save_file
 
-from app.domain.batches import TurnPayload
 from app.domain.errors import Unavailable
-from app.domain.versions import HoldReason, RunStatus
+from app.domain.learning.batches import TurnPayload
+from app.domain.release.versions import HoldReason, RunStatus
 from pipelines.training import TrainingPorts
 from pipelines.training.config import LoraConfig
 from tests.fakes.learning import (

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipelines.evaluation.self_test import signs_are_right
 from pipelines.evaluation.statistics import betting
 from pipelines.evaluation.statistics.betting import Bet, EProcess, Tail
-from pipelines.evaluation.statistics.self_test import signs_are_right
 from pipelines.evaluation.statistics.units import Units, cluster
 from tests.unit.pipelines.evaluation.statistics.draws import drawn_units
 

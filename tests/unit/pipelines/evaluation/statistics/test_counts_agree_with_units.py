@@ -9,8 +9,8 @@ from pipelines.evaluation.statistics import betting, group_sequential, shiryaev_
 from pipelines.evaluation.statistics.betting import Tail
 from pipelines.evaluation.statistics.group_sequential import GroupSequentialPlan
 from pipelines.evaluation.statistics.units import Units
-from tests.bench.canaries import NEVER, Canaries, drawn, group_sequential_stops, log_capital, log_growth
-from tests.bench.gates_release import shiryaev_roberts_stops
+from tests.bench.gate_cells.canaries import NEVER, Canaries, drawn, group_sequential_stops, log_capital, log_growth
+from tests.bench.gate_cells.release import shiryaev_roberts_stops
 
 
 def ramped(effect: float, seed: int) -> tuple[Canaries, Units]:

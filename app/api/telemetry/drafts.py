@@ -1,0 +1,248 @@
+"""Observations as they come over HTTP: what may be left out is filled in, what is wrong is refused with the field's name."""
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property, lru_cache
+from typing import Annotated, Any, cast, get_args
+
+import msgspec
+
+from app.api.entry.access import Caller
+from app.api.telemetry.intake import Limits, characters, check_tags, check_tree
+from app.api.telemetry.redaction import Redactor
+from app.domain.errors import BadRequest
+from app.domain.ids import hash_actor, uuid7
+from app.domain.policies import Level, PolicyConfig, SignalConfig
+from app.domain.ports import Clock
+from app.domain.telemetry.events import RETRACTED, CloudEvent, EventType, Observation, Retraction
+from app.domain.telemetry.moments import check_moments
+from app.domain.telemetry.signals import check_value, split_path
+from app.domain.telemetry.turns import TurnServed
+
+AwareTime = Annotated[datetime, msgspec.Meta(tz=True)]
+TargetId = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+EventId = Annotated[str, msgspec.Meta(min_length=1, max_length=180)]
+Label = Annotated[str, msgspec.Meta(min_length=1, max_length=120)]
+_SOURCE = re.compile(r"(api|collector|(sdk|import):[\w.\-]+)(@[\w.\-]+)?")
+
+
+class Draft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An observation before the door has filled in what the caller may leave out; see `Observation` for the fields."""
+
+    name: Label
+    value: Any
+    inference_id: TargetId | None = None
+    episode_id: TargetId | None = None
+    id: EventId | None = None
+    """Makes repeats harmless. Left out: a hash of the content where `occurred_at` is given, else a fresh id."""
+    policy: Label | None = None
+    occurred_at: AwareTime | None = None
+    """Left out: now."""
+    source: Label | None = None
+    """Left out: `api`."""
+    actor: Annotated[str, msgspec.Meta(min_length=1, max_length=400)] | None = None
+    """Who, in the product's own terms; stored as a pseudonym only."""
+    tags: dict[str, str] = {}
+
+
+class RetractionDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A retraction before the door has filled in what the caller may leave out."""
+
+    observation_id: EventId
+    source: Label | None = None
+    occurred_at: AwareTime | None = None
+
+
+class TimedHere(CloudEvent, frozen=True, kw_only=True):
+    """An observation whose sender left the time to us: sent again it differs in nothing but that."""
+
+
+_drafts = msgspec.json.Decoder(Draft)
+_encode = msgspec.json.Encoder().encode
+
+
+def decode(decoder: "msgspec.json.Decoder[Any]", raw: bytes | memoryview | msgspec.Raw) -> Any:  # noqa: ANN401 - the decoder's type
+    """Decode JSON; raises `BadRequest` with the field's path."""
+    try:
+        return decoder.decode(raw)
+    except msgspec.ValidationError as error:
+        raise _wrong_field(str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"the body is not JSON: {error}", code="not_json") from error
+    except RecursionError as error:
+        raise BadRequest("the body is nested too deep", code="too_deep") from error
+
+
+def refuse_unknown(raw: msgspec.Raw, kind: type[msgspec.Struct]) -> None:
+    """A client's field that the type does not know is a mistake of the client. Raises `BadRequest` with its path."""
+    for path in _unknown(msgspec.json.decode(raw), kind, ""):
+        raise BadRequest(f"{path}: Object contains unknown field `{path.rpartition('.')[2]}`", param=path)
+
+
+def _unknown(sent: object, kind: Any, at: str) -> Iterator[str]:  # noqa: ANN401 - a type, or a list of one
+    if isinstance(sent, list):
+        for index, member in enumerate(cast("list[object]", sent)):
+            yield from _unknown(member, get_args(kind)[0] if get_args(kind) else None, f"{at}{index}.")
+    elif isinstance(sent, dict) and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        known = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+        for name, value in cast("dict[str, object]", sent).items():
+            if name not in known:
+                yield at + name
+            else:
+                yield from _unknown(value, known[name], f"{at}{name}.")
+
+
+def _wrong_field(text: str) -> BadRequest:
+    message, path = split_path(text)
+    named = re.search(r"(?:unknown|required) field `([^`]*)`", message)
+    param = ".".join(part for part in (path.strip("."), named.group(1) if named else "") if part)
+    return BadRequest(f"{param}: {message}" if param else message, param=param or None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Desk:
+    """Turns drafts into events. Pure but for the clock."""
+
+    policies: Mapping[str, PolicyConfig]
+    redactor: Redactor
+    actor_salt: str
+    clock: Clock
+    limits: Limits
+
+    @cached_property
+    def signals(self) -> Mapping[str, SignalConfig]:
+        """The declared signals of all policies."""
+        return {name: signal for config in self.policies.values() for name, signal in config.signals.items()}
+
+    @cached_property
+    def redacts(self) -> bool:
+        """Whether any policy asks for redaction."""
+        return any(config.redact for config in self.policies.values())
+
+    def decode(self, raw: msgspec.Raw | bytes) -> Draft:
+        """One event's JSON. Raises `BadRequest`."""
+        if len(memoryview(raw)) > self.limits.event_bytes:
+            raise BadRequest(f"the event is larger than {self.limits.event_bytes} bytes", code="size")
+        draft: Draft = decode(_drafts, raw)
+        return draft
+
+    def observation(self, draft: Draft, caller: Caller) -> CloudEvent:
+        """The event of a draft. Raises `BadRequest` naming the field."""
+        policy = self._policy(draft.policy, caller)
+        level = _level(draft)
+        check_tree(draft.value, self.limits)
+        if draft.tags:
+            check_tags(draft.tags, self.limits)
+        check_value(draft.name, draft.value, self._signals(policy), level=level)
+        now = self.clock()
+        occurred_at = draft.occurred_at or now
+        _check_time(occurred_at, now)
+        observation = Observation(
+            id=draft.id or _content_id(draft, policy),
+            policy=policy,
+            inference_id=draft.inference_id,
+            episode_id=draft.episode_id,
+            name=draft.name,
+            value=self._redacted(policy, draft.value),
+            occurred_at=occurred_at,
+            source=source_of(draft.source, caller),
+            actor=hash_actor(draft.actor, salt=self.actor_salt) if draft.actor else None,
+            tags=draft.tags,
+        )
+        kind = CloudEvent if draft.occurred_at is not None else TimedHere
+        return kind(
+            id=observation.id, source=observation.source, type=EventType.OBSERVATION.value, time=occurred_at,
+            key=observation.episode_id or observation.inference_id or "", data=_encode(observation),
+        )  # fmt: skip
+
+    def retraction(self, draft: RetractionDraft, caller: Caller) -> CloudEvent:
+        """The event that takes an observation back; the same retraction twice is one event."""
+        source = source_of(draft.source, caller)
+        now = self.clock()
+        occurred_at = draft.occurred_at or now
+        _check_time(occurred_at, now)
+        retraction = Retraction(observation_id=draft.observation_id, source=source, occurred_at=occurred_at)
+        return CloudEvent(
+            id=draft.observation_id + RETRACTED, source=source, type=EventType.RETRACTION.value, time=occurred_at,
+            key=draft.observation_id, data=_encode(retraction),
+        )  # fmt: skip
+
+    def imported(self, turn: TurnServed) -> TurnServed:
+        """An imported turn with its actor hashed and, where the policy asks for it, its texts redacted."""
+        actor = hash_actor(turn.actor, salt=self.actor_salt) if turn.actor else None
+        if not self.policies[turn.policy].redact:
+            return msgspec.structs.replace(turn, actor=actor)
+        messages = [self.redactor.mapping(message) for message in turn.messages]
+        return msgspec.structs.replace(turn, actor=actor, messages=messages, completion=self.redactor.text(turn.completion))
+
+    def _policy(self, named: str | None, caller: Caller) -> str | None:
+        if caller.policy is not None and named not in (None, caller.policy):
+            raise BadRequest(f"this key is for the policy {caller.policy!r} only", param="policy", code="wrong_policy")
+        if named is not None and named not in self.policies:
+            known = ", ".join(sorted(self.policies))
+            raise BadRequest(f"no policy is named {named!r} (declared: {known})", param="policy", code="unknown_policy")
+        return named or caller.policy
+
+    def _signals(self, policy: str | None) -> Mapping[str, SignalConfig]:
+        """The declared signals of the policy; of all of them where the policy is not known."""
+        if policy is not None:
+            return self.policies[policy].signals if policy in self.policies else {}
+        return self.signals
+
+    def _redacted(self, policy: str | None, value: object) -> object:
+        """Texts of policies that ask for it; of every caller whose policy is not known when any policy asks for it."""
+        named = self.policies.get(policy) if policy is not None else None
+        asked = named.redact if named is not None else self.redacts
+        if not asked:
+            return value
+        if characters(value, at_most=self.limits.redacted_chars) > self.limits.redacted_chars:
+            raise BadRequest(
+                f"the texts have more than {self.limits.redacted_chars} characters, more than are searched for personal data in one event",
+                param="value", code="size",
+            )  # fmt: skip
+        return self.redactor.value(value)
+
+
+def _check_time(occurred_at: datetime, now: datetime) -> None:
+    try:
+        check_moments(received_at=now, occurred_at=occurred_at)
+    except ValueError as error:
+        raise BadRequest(str(error), param="occurred_at") from error
+
+
+def _level(draft: Draft) -> Level:
+    if (draft.inference_id is None) == (draft.episode_id is None):
+        raise BadRequest("set exactly one of inference_id and episode_id", param="inference_id")
+    if "\x00" in f"{draft.inference_id}{draft.episode_id}{draft.id}{draft.actor}":
+        raise BadRequest("an id contains the character U+0000", param="id", code="nul")
+    return Level.TURN if draft.inference_id is not None else Level.EPISODE
+
+
+def source_of(named: str | None, caller: Caller) -> str:
+    """The source of an event: part of its identity, so a key for one policy has a name space of its own.
+
+    `gateway` and other words of ours cannot be claimed over HTTP.
+    """
+    return _source(named or "api", caller.policy)
+
+
+@lru_cache(maxsize=4096)
+def _source(source: str, policy: str | None) -> str:
+    if not _SOURCE.fullmatch(source):
+        raise BadRequest(f"source {source!r} is not allowed: use `api`, `collector`, `sdk:<name>` or `import:<name>`", param="source")
+    if policy is None:
+        return source
+    name, _, space = source.partition("@")
+    if space not in ("", policy):
+        raise BadRequest(f"this key is for the policy {policy!r}: it may not speak as {source!r}", param="source", code="wrong_policy")
+    return f"{name}@{policy}"
+
+
+def _content_id(draft: Draft, policy: str | None) -> str:
+    if draft.occurred_at is None:
+        return uuid7()
+    content = [policy, draft.name, draft.inference_id, draft.episode_id, draft.occurred_at, draft.value, draft.actor]
+    return hashlib.sha256(_encode(content)).hexdigest()[:32]

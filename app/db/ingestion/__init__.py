@@ -1,0 +1,1 @@
+"""What was said, in SQL: the durable door, the relay, exactly-once application, and the turns and observations that come of it."""

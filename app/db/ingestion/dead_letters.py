@@ -1,0 +1,123 @@
+"""Dead letters: records that make no sense, with where they lay and why."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Row, Select, delete, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from app.db.chunks import pair_of
+from app.db.engine import reading, writing
+from app.db.outbox import OutboxEvent, enqueue
+from app.db.tables import dead_letters
+from app.domain.telemetry.events import CloudEvent, Topic
+from app.domain.telemetry.streams import DeadLetter, StoredDeadLetter
+
+MAX_REASON = 2_000
+MAX_NAME = 200
+
+
+def bury(connection: Connection, dead: Sequence[DeadLetter], *, now: datetime) -> None:
+    """Keep dead letters (the same record again raises its attempts) and send them to the dead-letter topic."""
+    if not dead:
+        return
+    rows = [
+        {
+            "topic": letter.topic, "partition": letter.partition, "offset": letter.offset, "reason": letter.reason[:MAX_REASON],
+            "headers": dict(letter.headers), "payload": letter.payload, "attempts": 1, "first_seen_at": now, "last_seen_at": now,
+            "source": _identity(letter, "ce_source"), "event_id": _identity(letter, "ce_id"),
+        }
+        for letter in sorted(dead, key=lambda letter: (letter.topic, letter.partition, letter.offset))
+    ]  # fmt: skip
+    statement = (sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert)(dead_letters)
+    seen_again = {
+        "attempts": dead_letters.c.attempts + 1,
+        "reason": statement.excluded.reason,
+        "last_seen_at": statement.excluded.last_seen_at,
+    }
+    connection.execute(statement.on_conflict_do_update(index_elements=["topic", "partition", "offset"], set_=seen_again), rows)
+    enqueue(connection, [_event(letter) for letter in dead], now=now)
+
+
+def _identity(letter: DeadLetter, header: str) -> str | None:
+    text = letter.headers.get(header, "")
+    return text if 0 < len(text) <= MAX_NAME else None
+
+
+def buried_among(connection: Connection, events: Sequence[CloudEvent]) -> set[tuple[str, str]]:
+    """Those of the events that lie among the dead letters as they are: to send them again would bury them again."""
+    d, waiting = dead_letters.c, {(event.source, event.id): event.data for event in events}
+    known = select(d.source, d.event_id, d.payload).where(pair_of(connection, (d.source, d.event_id), sorted(waiting)))
+    found = connection.execute(known) if waiting else ()
+    return {(row.source, row.event_id) for row in found if bytes(row.payload) == waiting[row.source, row.event_id]}
+
+
+def _event(letter: DeadLetter) -> OutboxEvent:
+    place = f"{letter.topic}:{letter.partition}:{letter.offset}"
+    kind = letter.headers.get("ce_type") or "ratchet.dead_letter.v1"
+    return OutboxEvent(topic=Topic.DEAD_LETTERS, type=kind[:200], key=place, payload=letter.payload or b"{}")
+
+
+def list_dead_letters(
+    connection: Connection, *, ids: Sequence[int] = (), reason: str | None = None, pending: bool = True, limit: int = 1_000
+) -> list[StoredDeadLetter]:
+    """Dead letters, oldest first: chosen by id, by words of their reason, or all that were not replayed."""
+    statement: Select[Any] = select(dead_letters).order_by(dead_letters.c.id).limit(limit)
+    if ids:
+        statement = statement.where(dead_letters.c.id.in_(ids))
+    if reason:
+        statement = statement.where(dead_letters.c.reason.contains(reason, autoescape=True))
+    if pending:
+        statement = statement.where(dead_letters.c.replayed_at.is_(None))
+    return [_stored(row) for row in connection.execute(statement)]
+
+
+def _stored(row: Row[Any]) -> StoredDeadLetter:
+    letter = DeadLetter(
+        topic=row.topic, partition=row.partition, offset=row.offset, headers=row.headers, payload=bytes(row.payload), reason=row.reason
+    )
+    return StoredDeadLetter(
+        id=row.id, letter=letter, attempts=row.attempts, first_seen_at=row.first_seen_at, last_seen_at=row.last_seen_at,
+        replayed_at=row.replayed_at,
+    )  # fmt: skip
+
+
+def mark_replayed(connection: Connection, ids: Sequence[int], *, now: datetime) -> None:
+    """These were applied after all."""
+    connection.execute(update(dead_letters).where(dead_letters.c.id.in_(ids)).values(replayed_at=now))
+
+
+def mark_failed_again(connection: Connection, id_: int, reason: str, *, now: datetime) -> None:
+    """Replaying did not help."""
+    values = {"attempts": dead_letters.c.attempts + 1, "reason": reason[:MAX_REASON], "last_seen_at": now}
+    connection.execute(update(dead_letters).where(dead_letters.c.id == id_).values(values))
+
+
+class SqlDeadLetters:
+    """The dead letters of a deployment, for the command line."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def find(
+        self, *, ids: Sequence[int] = (), reason: str | None = None, pending: bool = True, limit: int = 1_000
+    ) -> list[StoredDeadLetter]:
+        """See `list_dead_letters`."""
+        with reading(self._engine) as connection:
+            return list_dead_letters(connection, ids=ids, reason=reason, pending=pending, limit=limit)
+
+    def failed_again(self, id_: int, reason: str, *, now: datetime) -> None:
+        """Replaying did not help."""
+        with writing(self._engine) as connection:
+            mark_failed_again(connection, id_, reason, now=now)
+
+    def purge(self, *, before: datetime) -> int:
+        """Delete what was replayed before a moment."""
+        with writing(self._engine) as connection:
+            return purge_replayed(connection, before=before)
+
+
+def purge_replayed(connection: Connection, *, before: datetime) -> int:
+    """Delete dead letters that were replayed before a moment."""
+    return connection.execute(delete(dead_letters).where(dead_letters.c.replayed_at < before)).rowcount

@@ -1,0 +1,39 @@
+"""Alarms in SQL: at most one open alarm of a kind and policy, and all that were ever raised."""
+
+from collections.abc import Collection
+from dataclasses import asdict
+from datetime import datetime
+
+from sqlalchemy import Connection, select, update
+
+from app.db.engine import insert_or_ignore
+from app.db.tables import alarms
+from app.domain.release.alarms import Alarm, AlarmKind
+
+SHOWN = 100
+
+
+def read_alarms(connection: Connection, policy: str, *, open_only: bool = False, release_id: str | None = None) -> list[Alarm]:
+    """Newest first, the open ones all, of the others the newest."""
+    query = select(alarms).where(alarms.c.policy == policy)
+    if open_only:
+        query = query.where(alarms.c.ended_at.is_(None))
+    if release_id is not None:
+        query = query.where(alarms.c.release_id == release_id)
+    rows = connection.execute(query.order_by(alarms.c.raised_at.desc(), alarms.c.id.desc()).limit(SHOWN))
+    return [Alarm(**{**row._mapping, "kind": AlarmKind(row.kind)}) for row in rows]
+
+
+def insert_alarm(connection: Connection, alarm: Alarm) -> bool:
+    """False where one of its kind is open already."""
+    added = connection.execute(insert_or_ignore(connection, alarms).values(asdict(alarm)).returning(alarms.c.id))
+    return len(added.all()) == 1
+
+
+def end_alarms(
+    connection: Connection, policy: str, *, kinds: Collection[AlarmKind], by: str, reason: str, now: datetime
+) -> list[AlarmKind]:
+    """End the open alarms of these kinds; returns the kinds that were open."""
+    open_ = (alarms.c.policy == policy) & alarms.c.ended_at.is_(None) & alarms.c.kind.in_([kind.value for kind in kinds])
+    ended = update(alarms).where(open_).values(ended_at=now, ended_by=by, end_reason=reason).returning(alarms.c.kind)
+    return [AlarmKind(kind) for kind in connection.execute(ended).scalars()]

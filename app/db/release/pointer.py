@@ -1,0 +1,196 @@
+"""What is live: the deployment pointer, changed by compare-and-swap only, its history, and the routes read from it.
+
+The pointer is the truth; MLflow's aliases are a projection of it. Serving pins digests, so nothing here is resolved twice.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Row, insert, select, update
+from sqlalchemy.exc import OperationalError
+
+from app.db.engine import expected_to_answer, insert_or_ignore, reading
+from app.db.tables import deployment_history, deployment_pointer, quarantine, releases, versions
+from app.domain.errors import StaleGeneration, Unavailable
+from app.domain.release.releases import Pointer, ReleaseState, Route
+
+SERVED = (ReleaseState.CANARY, ReleaseState.PROMOTING, ReleaseState.APPROVED, ReleaseState.READY)
+"""States in which a candidate gets traffic, the first of them first: a canary takes over from a release that waits for people."""
+CANDIDATES = (ReleaseState.OFFLINE, ReleaseState.QUEUED, *SERVED)
+"""States in which engines keep a candidate resident: the offline suites are answered by the engines that would serve it."""
+CHAMPION_MOVES = ("bootstrap", "promote", "rollback")
+"""Actions of the history that change who is champion; the others only move the holdback or the anchor."""
+
+
+def read_pointer(connection: Connection, policy: str, *, lock: bool = False) -> Pointer | None:
+    """The pointer of a policy; `lock` holds its row until the transaction ends, so that one act follows the other."""
+    query = select(deployment_pointer).where(deployment_pointer.c.policy == policy)
+    row = connection.execute(query.with_for_update() if lock else query).one_or_none()
+    return None if row is None else Pointer(**row._mapping)
+
+
+def moves_since(connection: Connection, policy: str, generation: int) -> list[str]:
+    """What became of the pointer after this generation, oldest first, in sentences."""
+    table = deployment_history
+    query = select(table).where(table.c.policy == policy, table.c.generation > generation).order_by(table.c.generation)
+    return [
+        f"{row.action} of {row.digest[:12]} by {row.actor} at {row.occurred_at:%Y-%m-%d %H:%M:%S} UTC" for row in connection.execute(query)
+    ]
+
+
+def swap_pointer(
+    connection: Connection, pointer: Pointer, *, expected: int | None, action: str, actor: str, reason: str | None, good: bool = True
+) -> None:
+    """Move the pointer from generation `expected` (None: there is none yet) to `pointer`, and append to the history.
+
+    Raises `StaleGeneration` when somebody else moved it first; nothing is changed then.
+    """
+    values = {column.name: getattr(pointer, column.name) for column in deployment_pointer.c}
+    if expected is None:
+        first = insert_or_ignore(connection, deployment_pointer).values(values).returning(deployment_pointer.c.policy)
+        swapped = len(connection.execute(first).all())  # rowcount is -1 here on PostgreSQL
+    else:
+        held = (deployment_pointer.c.policy == pointer.policy) & (deployment_pointer.c.generation == expected)
+        swapped = connection.execute(update(deployment_pointer).where(held).values(values)).rowcount
+    if swapped != 1:
+        raise StaleGeneration(f"the pointer of {pointer.policy} is no longer at generation {expected}: read it again and decide afresh")
+    connection.execute(
+        insert(deployment_history).values(
+            policy=pointer.policy, generation=pointer.generation, digest=pointer.digest, previous=pointer.previous, anchor=pointer.anchor,
+            holdback=pointer.holdback, holdback_digest=pointer.holdback_digest, action=action, good=good, release_id=pointer.release_id,
+            actor=actor, reason=reason, occurred_at=pointer.changed_at,
+        )
+    )  # fmt: skip
+
+
+def read_history(connection: Connection, policy: str, *, newest: int = 100) -> Sequence[Row[Any]]:
+    """The newest rows of the history, newest first."""
+    table = deployment_history
+    return connection.execute(select(table).where(table.c.policy == policy).order_by(table.c.generation.desc()).limit(newest)).all()
+
+
+def champion_moved_since(connection: Connection, policy: str, generation: int) -> bool:
+    """Whether another version became champion after `generation` (a moved holdback or anchor does not count)."""
+    table = deployment_history
+    moved = (table.c.policy == policy) & (table.c.generation > generation) & table.c.action.in_(CHAMPION_MOVES)
+    return connection.execute(select(table.c.generation).where(moved).limit(1)).first() is not None
+
+
+def good_versions(connection: Connection, policy: str, *, besides: frozenset[str] = frozenset()) -> list[str]:
+    """Digests that were champion and are not quarantined, the newest first, each once: where a rollback may go."""
+    table = deployment_history
+    query = select(table.c.digest).where(table.c.policy == policy, table.c.good, table.c.action.in_(CHAMPION_MOVES))
+    found = connection.execute(query.order_by(table.c.generation.desc())).scalars().all()
+    barred = besides | quarantined(connection, policy)
+    return [digest for digest in dict.fromkeys(found) if digest not in barred]
+
+
+def quarantined(connection: Connection, policy: str) -> frozenset[str]:
+    """Digests that may never serve again."""
+    return frozenset(connection.execute(select(quarantine.c.digest).where(quarantine.c.policy == policy)).scalars())
+
+
+def wanted_versions(connection: Connection) -> set[tuple[str, str]]:
+    """(policy, digest) of everything the engines have to hold: champion, previous, holdback's reference, and candidates."""
+    wanted: set[tuple[str, str]] = set()
+    for row in connection.execute(select(deployment_pointer)):
+        pointer = Pointer(**row._mapping)
+        wanted |= {(pointer.policy, digest) for digest in (pointer.digest, pointer.previous, pointer.reference) if digest is not None}
+    table = releases
+    candidates = connection.execute(select(table.c.policy, table.c.digest).where(table.c.state.in_(CANDIDATES)))
+    return wanted | {(row.policy, row.digest) for row in candidates}
+
+
+def versions_by_role(connection: Connection, policy: str) -> dict[str, list[str]]:
+    """What `wanted_versions` are wanted for: `champion`, `candidate` (those with traffic first, then the newest), `previous` (the
+    holdback's reference first)."""
+    pointer = read_pointer(connection, policy)
+    table = releases
+    moving = connection.execute(select(table).where(table.c.policy == policy, table.c.state.in_(CANDIDATES))).all()
+    served = [state.value for state in SERVED]
+    ordered = sorted(moving, key=lambda row: (served.index(row.state) if row.state in served else len(served), -row.changed_at.timestamp()))
+    champion = [] if pointer is None else [pointer.digest]
+    back = [] if pointer is None else [digest for digest in (pointer.reference, pointer.previous) if digest is not None]
+    roles = {"champion": champion, "candidate": [row.digest for row in ordered if row.digest not in champion]}
+    return roles | {"previous": [digest for digest in dict.fromkeys(back) if digest not in champion]}
+
+
+def read_route(connection: Connection, policy: str) -> Route | None:
+    """The route of a policy as the tables say it now; None before its first deployment."""
+    pointer = read_pointer(connection, policy)
+    if pointer is None:
+        return None
+    route = Route(policy=policy, pointer=pointer, quarantined=quarantined(connection, policy))
+    table = releases
+    served = connection.execute(select(table).where(table.c.policy == policy, table.c.state.in_(SERVED))).all()
+    candidates = sorted(served, key=lambda row: (SERVED.index(ReleaseState(row.state)), -row.changed_at.timestamp()))
+    if not candidates or candidates[0].champion_digest != pointer.digest:
+        return route
+    canary, stage = candidates[0], candidates[0].stage or 0
+    return replace(
+        route, canary_digest=canary.digest, canary_release=canary.id, canary_stage=stage,
+        canary_share=float(canary.config["stages"][stage]), canary_lasting=float(canary.config.get("lasting", 0.0)),
+    )  # fmt: skip
+
+
+class SqlRoutes:
+    """Routes for the gateway, read again when older than `max_age_s`; safe for threads.
+
+    While the database does not answer, the last route is served: nothing can have moved the pointer meanwhile that this process
+    could see, and a version that serves is better than none.
+    """
+
+    def __init__(self, engine: Engine, *, max_age_s: float = 1.0) -> None:
+        self._engine = engine
+        self._max_age_s = max_age_s
+        self._cache: dict[str, tuple[float, Route]] = {}
+        self._versions: set[tuple[str, str]] = set()
+        self._reading = threading.Lock()
+
+    def route(self, policy: str) -> Route:
+        """The route of a policy, at most `max_age_s` old. Raises `Unavailable` when nothing was deployed yet."""
+        cached = self._cache.get(policy)
+        if cached is not None and time.monotonic() - cached[0] < self._max_age_s:
+            return cached[1]
+        if cached is not None and not self._reading.acquire(blocking=False):
+            return cached[1]  # another thread is reading it this moment
+        if cached is None:
+            self._reading.acquire()
+        try:
+            return self._read(policy, cached[1] if cached else None)
+        finally:
+            self._reading.release()
+
+    def knows(self, policy: str, digest: str) -> bool:
+        """Whether this is a version of the policy; a version stays one, so a yes is remembered."""
+        if (policy, digest) not in self._versions:
+            with expected_to_answer(), reading(self._engine) as connection:
+                mine = (versions.c.policy == policy) & (versions.c.digest == digest)
+                if connection.execute(select(versions.c.digest).where(mine)).first() is None:
+                    return False
+            self._versions.add((policy, digest))
+        return True
+
+    def _read(self, policy: str, last: Route | None) -> Route:
+        asked_at = time.monotonic()
+        try:
+            with reading(self._engine) as connection:
+                route = read_route(connection, policy)
+        except OperationalError as error:
+            if last is None:
+                raise Unavailable(f"the database does not answer: {error.orig}; check RATCHET_DATABASE_URL and its server") from error
+            route = last
+        if route is None:
+            raise Unavailable(f"nothing is deployed for {policy} yet: start `ratchet loop`, which deploys the base version")
+        self._cache[policy] = (asked_at, route)
+        return route
+
+
+def deployed_at(connection: Connection, policy: str, generation: int) -> datetime | None:
+    """When a generation of the pointer was made."""
+    table = deployment_history
+    return connection.execute(select(table.c.occurred_at).where(table.c.policy == policy, table.c.generation == generation)).scalar()

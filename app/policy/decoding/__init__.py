@@ -1,0 +1,1 @@
+"""Sampling token by token: the forward pass with its cache, what shapes an answer, and drafts that are verified."""

@@ -1,0 +1,165 @@
+"""The forward pass of sampling: hidden states of new tokens, their keys and values into the cache.
+
+`PackedBody` runs the decoders of Llama's kind (Llama, Qwen2, Mistral) from their packed products, without the stack of modules between:
+decoding a batch is a few hundred small operations, and what they cost beside the products is half of a step. Every other model goes through
+transformers' own modules.
+
+Bit for bit the same, whatever else is in the batch. Products of bfloat16 do not depend on the other rows, but for one row alone of more
+than `NARROW` columns, which is doubled; attention is two plain products (the fused kernel differs rarely, and one difference spreads
+everywhere) over a width that is a multiple of `LANES`, masked with -inf; everything else is element by element or along one row.
+Measured on AVX512-BF16; `app.policy.decoding.invariance` asks the machine at hand.
+
+Shapes: N rows, Q new tokens of each, W width of the cache, D hidden size, H query heads, K key/value heads (H = K·G), d per head.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from app.policy.decoding.keyvalues import KeyValues
+from app.policy.decoding.packed_linear import PackedLinear, PackedPart
+
+NARROW = 1024
+LANES = 16
+PADDED = 16
+KINDS = frozenset({"llama", "qwen2", "mistral"})
+STATIC_ROPE = frozenset({"default", "llama3", "linear"})
+"""Rotations that depend on the position alone."""
+
+
+class Body(Protocol):
+    """Everything of a model but its head."""
+
+    def __call__(self, tokens_NQ: Tensor, positions_NQ: Tensor, cache: KeyValues, *, width: int) -> Tensor:
+        """Hidden states [N, Q, D]; the cache was told where to write, and every token sees the positions up to its own, of `width`."""
+        ...
+
+
+def body_of(model: PreTrainedModel) -> Body:
+    """The quickest that this model has."""
+    packed = _packed(model)
+    return TransformersBody(model) if packed is None else packed
+
+
+class TransformersBody:
+    """transformers' modules."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._body = cast("Any", model.base_model)
+
+    def __call__(self, tokens_NQ: Tensor, positions_NQ: Tensor, cache: KeyValues, *, width: int) -> Tensor:
+        """See `Body`."""
+        mask = None
+        is_whole = tokens_NQ.shape[1] == width  # a prompt from its beginning: plainly causal
+        if not is_whole and not (tokens_NQ.shape[1] == 1 and bool((positions_NQ == width - 1).all())):
+            mask = (torch.arange(width, device=tokens_NQ.device) <= positions_NQ[:, :, None])[:, None]
+        return self._body(
+            input_ids=tokens_NQ, position_ids=positions_NQ, attention_mask=mask, past_key_values=cache, use_cache=True
+        ).last_hidden_state
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """The parts of one decoder layer."""
+
+    before_attention: Tensor
+    qkv: PackedLinear
+    out: PackedLinear
+    before_mlp: Tensor
+    gate_up: PackedLinear
+    down: PackedLinear
+
+
+class PackedBody:
+    """See above. Reads the model's own packed weights: no copy."""
+
+    def __init__(self, model: PreTrainedModel, layers: list[Layer]) -> None:
+        body, config = cast("Any", model.base_model), model.config.get_text_config()
+        self._embedding: Tensor = body.embed_tokens.weight
+        self._norm: Tensor = body.norm.weight
+        self._layers = layers
+        self._epsilon = float(config.rms_norm_eps)
+        self._heads, self._groups = int(config.num_attention_heads), int(config.num_key_value_heads)
+        self._size = layers[0].out.columns // self._heads
+        self._scale = self._size**-0.5
+        # what is fed ahead of a row near the end of the context is padded beyond it, and never read
+        at = torch.arange(int(config.max_position_embeddings) + PADDED)[None]
+        cos_1Cd, sin_1Cd = body.rotary_emb(self._embedding[:1], at)
+        self._cos_Cd, self._sin_Cd = cos_1Cd[0], sin_1Cd[0]
+
+    def __call__(self, tokens_NQ: Tensor, positions_NQ: Tensor, cache: KeyValues, *, width: int) -> Tensor:
+        """See `Body`."""
+        wide = -(-width // LANES) * LANES
+        cache.widen(wide)
+        hidden = functional.embedding(tokens_NQ, self._embedding)
+        rotation = self._cos_Cd[positions_NQ][:, :, None], self._sin_Cd[positions_NQ][:, :, None]
+        barred = torch.arange(wide) > positions_NQ[:, :, None]
+        mask_N1QW = torch.zeros(barred.shape, dtype=torch.float32).masked_fill_(barred, -torch.inf)[:, None, None]
+        for index, layer in enumerate(self._layers):
+            normed = self._normed(hidden, layer.before_attention)
+            hidden = hidden + product(layer.out, self._attended(index, layer, normed, rotation, mask_N1QW, cache))
+            gate, up = product(layer.gate_up, self._normed(hidden, layer.before_mlp)).chunk(2, dim=-1)
+            hidden = hidden + product(layer.down, functional.silu(gate) * up)
+        return self._normed(hidden, self._norm)
+
+    def _attended(
+        self, index: int, layer: Layer, normed: Tensor, rotation: tuple[Tensor, Tensor], mask_N1QW: Tensor, cache: KeyValues
+    ) -> Tensor:
+        """Attention over everything up to each token, [N, Q, H·d]."""
+        rows, new = normed.shape[:2]
+        heads, groups, size = self._heads, self._groups, self._size
+        every = product(layer.qkv, normed).view(rows, new, heads + 2 * groups, size)
+        turned = _rotated(every[:, :, : heads + groups], *rotation)
+        keys, values = cache.update(turned[:, :, heads:].transpose(1, 2), every[:, :, heads + groups :].transpose(1, 2), index)
+        # the G heads of a group stand in the place of queries, so that keys are read once, not G times
+        query = turned[:, :, :heads].view(rows, new, groups, -1, size).permute(0, 2, 3, 1, 4)
+        query = query.reshape(rows * groups, -1, size)
+        keys, values = keys.flatten(0, 1), values.flatten(0, 1)
+        scores = torch.bmm(query, keys.transpose(1, 2)).view(rows, groups, -1, new, keys.shape[1]).float() * self._scale
+        weights = torch.softmax(scores + mask_N1QW, dim=-1).to(values.dtype).view(rows * groups, -1, keys.shape[1])
+        out = torch.bmm(weights, values).view(rows, groups, -1, new, size)
+        return out.permute(0, 3, 1, 2, 4).reshape(rows, new, heads * size)
+
+    def _normed(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        """Root-mean-square normalisation in float32, rounded before the weight, as the models were trained."""
+        wide = hidden.float()
+        return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._epsilon)).to(hidden.dtype)
+
+
+def product(linear: nn.Module, inputs: Tensor) -> Tensor:
+    """inputs · weightᵀ: of a packed layer, the same bits for a row however many others there are."""
+    if isinstance(linear, PackedLinear) and linear.columns > NARROW and inputs.numel() == linear.columns:
+        return linear(torch.cat([inputs, inputs]))[:1]
+    return linear(inputs)
+
+
+def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    low, high = heads.chunk(2, dim=-1)
+    return heads * cos + torch.cat((-high, low), dim=-1) * sin
+
+
+def _packed(model: PreTrainedModel) -> PackedBody | None:
+    """The packed body of a model of a known kind whose products are all packed; None of any other."""
+    config = model.config.get_text_config()
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    windowed = getattr(config, "use_sliding_window", False) or (config.model_type == "mistral" and getattr(config, "sliding_window", None))
+    if config.model_type not in KINDS or rope not in STATIC_ROPE or windowed or getattr(config, "hidden_act", "") != "silu":
+        return None
+    layers: list[Layer] = []
+    for layer in cast("Any", model.base_model).layers:
+        first, up = layer.self_attn.q_proj, layer.mlp.gate_proj
+        if not (isinstance(first, PackedPart) and isinstance(up, PackedPart) and _is_packed(layer.self_attn.o_proj, layer.mlp.down_proj)):
+            return None
+        layers.append(Layer(
+            before_attention=layer.input_layernorm.weight, qkv=first.shared.product, out=layer.self_attn.o_proj,
+            before_mlp=layer.post_attention_layernorm.weight, gate_up=up.shared.product, down=layer.mlp.down_proj,
+        ))  # fmt: skip
+    return PackedBody(model, layers) if layers else None
+
+
+def _is_packed(*modules: nn.Module) -> bool:
+    return all(isinstance(module, PackedLinear) for module in modules)

@@ -1,0 +1,47 @@
+"""One token per position, from the distributions they have, and the log-probability of each.
+
+Shapes: N positions, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from app.domain.telemetry.turns import SamplingParams
+from app.policy.distribution import draw, nucleus_logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What became of a position."""
+
+    token: int
+    logprob: float
+    """Of the distribution it was drawn from."""
+    kept_log_mass: float | None
+    """Log of what top-p kept; None where it keeps all."""
+    spread_V: Tensor
+    """Log-probabilities of everything that could have been drawn."""
+
+
+def draw_all(logits_NV: Tensor, uniforms: Sequence[float], sampling: Sequence[SamplingParams]) -> list[Drawn]:
+    """Positions of the same temperature and top-p are drawn together."""
+    groups: dict[tuple[float, float], list[int]] = {}
+    for index, params in enumerate(sampling):
+        groups.setdefault((params.temperature, params.top_p), []).append(index)
+    found: dict[int, Drawn] = {}
+    for (temperature, top_p), members in groups.items():
+        logits = logits_NV if len(groups) == 1 else logits_NV[members]
+        logprobs = nucleus_logprobs(logits, temperature=temperature, top_p=top_p)
+        uniform = torch.tensor([uniforms[index] for index in members], dtype=torch.float64, device=logits.device)
+        tokens = draw(logprobs, uniform)
+        drawn = logprobs.gather(1, tokens[:, None])[:, 0]
+        kept: list[float | None] = [None] * len(members)
+        if top_p < 1:
+            whole = nucleus_logprobs(logits, temperature=temperature, top_p=1.0).gather(1, tokens[:, None])[:, 0]
+            kept = (whole - drawn).tolist()
+        for place, (index, token, logprob) in enumerate(zip(members, tokens.tolist(), drawn.tolist(), strict=True)):
+            found[index] = Drawn(token, logprob, kept[place], logprobs[place])
+    return [found[index] for index in range(len(sampling))]

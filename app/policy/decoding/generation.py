@@ -1,0 +1,55 @@
+"""One completion on its way."""
+
+import random
+from dataclasses import dataclass, field
+
+from app.domain.telemetry.serving import Likely
+from app.domain.telemetry.turns import FinishReason, SamplingParams
+from app.policy.decoding.logits import LogitsProcessor
+from app.policy.decoding.lookup import PromptLookup
+from app.policy.decoding.textstream import TextStream
+
+
+@dataclass(eq=False, kw_only=True)
+class Generation:
+    """One completion on its way; `Decoder.step` appends to it."""
+
+    prompt: list[int]
+    sampling: SamplingParams
+    record_experts: bool
+    max_tokens: int
+    """`sampling.max_tokens`, or what the context leaves."""
+    tokens: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    """Natural logarithm, of the distribution the token was drawn from."""
+    kept_log_mass: list[float] = field(default_factory=list[float])
+    """[T] log of the probability mass that top-p kept of the processed distribution when each token was drawn; empty for top_p = 1."""
+    processor: LogitsProcessor | None = None
+    wants: int | None = None
+    """How many of the likeliest tokens are noted beside each sampled one; None for not even that one."""
+    likely: list[list[Likely]] = field(default_factory=list[list[Likely]])
+    """[T, 1 + wants]"""
+    fault: str | None = None
+    """With finish_reason `error`: why."""
+    experts: list[list[list[int]]] = field(default_factory=list[list[list[int]]])
+    """[T, L, K]: entry t is the routing of the forward pass that predicted token t (at the position before it)."""
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    stream: TextStream
+    random: random.Random
+    uniforms: list[float] = field(default_factory=list[float])
+    """Drawn from `random` and not used yet: one per token, in order."""
+    lookup: PromptLookup | None = None
+    """Where drafts come from; None where none are made."""
+    cached: int = 0
+    """Tokens of prompt and completion whose keys and values are in the cache."""
+
+    @property
+    def newest(self) -> int:
+        """The token that is fed next when it decodes."""
+        return self.tokens[-1] if self.tokens else self.prompt[-1]
+
+    def upcoming(self, count: int) -> list[float]:
+        """The next uniform numbers of this answer."""
+        self.uniforms += [self.random.random() for _ in range(count - len(self.uniforms))]
+        return self.uniforms[:count]

@@ -1,0 +1,1 @@
+"""What whoever keeps a deployment alive does: schema, backups, retention, dead letters, erasures, examination and recovery."""

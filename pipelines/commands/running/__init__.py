@@ -1,0 +1,1 @@
+"""A deployment on this machine: its preparation, its processes, and what the loop is plugged into."""

@@ -1,0 +1,373 @@
+"""The processes of a deployment, one command each. All of them end within two seconds of SIGTERM or SIGINT and survive SIGKILL."""
+
+import contextlib
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Protocol
+
+import click
+
+from app import wiring
+from app.domain.errors import BadConfig, RatchetError
+from app.domain.retention import days, retention
+from app.logging import configure
+from app.settings import Settings, from_environment, owner_of, read_toml
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from app.domain.learning.cycles import Cycle
+    from app.domain.policies import PolicyConfig
+    from app.domain.ports import CycleBook
+    from app.telemetry.instruments import Instruments
+
+log = logging.getLogger(__name__)
+
+
+def begin(process: str) -> tuple[Settings, threading.Event]:
+    """Settings from the environment, logging, and the event that SIGTERM and SIGINT set."""
+    settings = from_environment()
+    configure(process, settings.log_level, form=settings.log_format)
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda _number, _frame: stop.set())
+    return settings, stop
+
+
+class SkewedClock(Protocol):
+    """A clock that knows how far this machine's own is off."""
+
+    def skew_s(self) -> float: ...
+
+
+def shown(settings: Settings, process: str, clock: SkewedClock) -> "Instruments":
+    """The metrics of this process, shown where RATCHET_METRICS says, with how far its clock is off."""
+    own = wiring.instruments(settings, process)
+    own.gauge("ratchet_clock_skew_seconds").set_function(clock.skew_s)
+    return own
+
+
+def ended_cycles(own: "Instruments", book: "CycleBook") -> "Callable[[Cycle], None]":
+    """Counts a cycle that this process ran to its end, and how long each of its steps took."""
+    count, steps = own.counter("ratchet_loop_cycles_ended_total"), own.histogram("ratchet_loop_step_seconds")
+
+    def ended(cycle: "Cycle") -> None:
+        last = book.find(cycle.policy, cycle.slot)
+        count.labels(last.policy, last.status).inc()
+        for step, seconds in last.timings.items():
+            if step not in cycle.timings:  # an earlier owner's are counted there
+                steps.labels(last.policy, step).observe(seconds)
+
+    return ended
+
+
+def children_memory() -> int:
+    """Resident memory of the processes that this one started, the training workers, in bytes."""
+    import psutil
+
+    found = 0
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += child.memory_info().rss
+    return found
+
+
+def owner() -> str:
+    """Who this process is, in leases and ledgers: unique per process."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def end_within(stop: threading.Event, seconds: float = 1.5) -> None:
+    """End the process that long after it was told to, even when a broker or a database does not answer: every process may be killed."""
+
+    def wait() -> None:
+        stop.wait()
+        time.sleep(seconds)
+        os._exit(0)
+
+    threading.Thread(target=wait, name="end", daemon=True).start()
+
+
+@click.command()
+@click.option("--port", type=click.IntRange(1, 65535), default=None, help="19092, the last start's, or a free one where none is named.")
+def broker(port: int | None) -> None:
+    """Become the embedded Kafka-protocol broker, on loopback and in memory."""
+    settings, _ = begin("broker")
+    log.info("broker ready data=%s", settings.data)
+    wiring.become_broker(settings, port=port)
+
+
+@click.command()
+def relay() -> None:
+    """Send the inbox and the outbox to Kafka, and again what got lost on the way; one at a time is in office."""
+    from app.domain.telemetry.streams import JoinRules
+    from pipelines.ingestion.config import streaming_config
+    from pipelines.ingestion.relay import Relay
+
+    settings, stop = begin("relay")
+    ingestion, config = streaming_config(read_toml(settings.config))
+    rules = JoinRules(policies=wiring.load_policies(settings), label_wait_s=ingestion.label_wait_s, lateness_s=ingestion.lateness_s)
+    clock = wiring.clock(settings)
+    own = shown(settings, "relay", clock)
+    candidate = Relay(
+        office=wiring.relay_office(settings, group=ingestion.group), sink=wiring.event_sink(settings),
+        store=wiring.effect_store(settings, rules=rules), config=config, owner=owner(), clock=clock,
+        sweep=wiring.claim_sweep(settings).sweep, keep_payloads=days(retention(read_toml(settings.config)).inbox_days),
+        sent=own.counter("ratchet_relay_sent_total").inc,
+    )  # fmt: skip
+    end_within(stop)
+    gc.freeze()
+    log.info("relay ready owner=%s", candidate.owner)
+    own.ready = True
+    candidate.run(own.rounds(stop.is_set))
+
+
+@click.command()
+def ingest() -> None:
+    """Apply events from Kafka to the database, exactly once in effect."""
+    from app.domain.telemetry.streams import JoinRules
+    from pipelines.ingestion.config import streaming_config
+    from pipelines.ingestion.ingest import Ingest
+
+    settings, stop = begin("ingest")
+    config, _ = streaming_config(read_toml(settings.config))
+    rules = JoinRules(policies=wiring.load_policies(settings), label_wait_s=config.label_wait_s, lateness_s=config.lateness_s)
+    source = wiring.event_source(settings, group=config.group, max_records=config.max_records)
+    clock, troubles = wiring.clock(settings), wiring.troubles(settings, name=f"ingest {owner()}")
+    own = shown(settings, "ingest", clock)
+    waiting = own.gauge("ratchet_ingest_waiting")
+
+    def report(trouble: str | None) -> None:
+        waiting.set(trouble is not None)
+        troubles.report(trouble)
+
+    member = Ingest(
+        source=source, store=wiring.effect_store(settings, rules=rules), config=config, clock=clock, report=report,
+        applied=own.counter("ratchet_ingest_applied_total").inc,
+    )  # fmt: skip
+    end_within(stop)
+    gc.freeze()
+    log.info("ingest ready group=%s", config.group)
+    own.ready = True
+    member.run(own.rounds(stop.is_set))
+
+
+@click.command()
+def label() -> None:
+    """Label turns whose wait is over, with the rule set in force for each policy."""
+    from pipelines.config import loop_config
+    from pipelines.labelling.follow_up.agreement import open_reader
+    from pipelines.labelling.labeller import label_due
+    from pipelines.labelling.rule_set import parse_rule_set, starting_toml
+
+    settings, stop = begin("label")
+    policies = wiring.load_policies(settings)
+    whole = loop_config(read_toml(settings.config))
+    config, practice = whole.labelling, whole.batching.rollout_share > 0
+    book, backlog, clock = wiring.label_book(settings), wiring.backlog(settings), wiring.clock(settings)
+    rules = wiring.rule_book(settings, starting_toml(config.rule_set, config=settings.config))
+    read = open_reader(config)
+    gc.freeze()  # the garbage collector need not look at the imported code again: a sixth of the labeller's time
+    for name, policy in policies.items():
+        active = parse_rule_set(rules.active(name), read=read, signals=policy.signals, allowed=config.allowed_terms)
+        if practice and not any(term.name in ("practice", "task_success") for term, _ in active.terms):
+            raise BadConfig(
+                f"batching.rollout_share is above 0 and the rule set {active.config.name!r} of {name} pays nothing for practice: "
+                "add the term `practice` to it (`ratchet rules activate`)"
+            )
+    log.info("label ready policies=%s", ",".join(policies))
+    own = shown(settings, "label", clock)
+    counted, stopping, own.ready = own.counter("ratchet_label_labelled_total"), own.rounds(stop.is_set), True
+    while not stopping():
+        labelled, complete_until = 0, backlog.complete_until(now=clock())
+        for name, policy in policies.items():
+            rule_set = parse_rule_set(rules.active(name), read=read, signals=policy.signals, allowed=config.allowed_terms)
+            done = label_due(
+                book, policy=name, config=policy, rule_set=rule_set, now=clock(), limit=config.batch_turns, complete_until=complete_until,
+                learn_from_rollouts=practice,
+            )  # fmt: skip
+            counted.labels(name).inc(done)
+            labelled += done
+        if labelled:
+            log.info("turns labelled count=%d", labelled)
+        else:
+            stop.wait(config.poll_s)
+
+
+@click.command()
+def loop() -> None:
+    """Run one cycle per slot and policy: batch, update, judge, queue."""
+    from pipelines.commands.maintenance.upkeep import keep_house_forever
+    from pipelines.commands.running.loop_ports import loop_world
+    from pipelines.config import loop_config
+    from pipelines.cycle import run_cycle
+    from pipelines.projection import Projection, project_forever
+    from pipelines.schedule import Ticker, run_forever
+
+    settings, stop = begin("loop")
+    policies = wiring.load_policies(settings)
+    config = loop_config(read_toml(settings.config))
+    world, clock = loop_world(settings, config, policies), wiring.clock(settings)
+    own = shown(settings, "loop", clock)
+    own.sampled("ratchet_loop_training_memory_bytes", lambda: {(): float(children_memory())})
+    ended = ended_cycles(own, world.ports.cycles)
+
+    def run(cycle: "Cycle", policy: "PolicyConfig") -> None:
+        run_cycle(cycle, policy=policy, config=config, ports=world.ports)
+        ended(cycle)
+
+    tickers = [
+        Ticker(
+            policy=name, owner=owner(), book=world.ports.cycles, config=config.schedule, clock=clock, close_orphans=world.close_orphans,
+            blocked=world.blocked, thin=world.thin,
+            run=lambda cycle, policy=policy: run(cycle, policy),
+        )
+        for name, policy in policies.items()
+    ]  # fmt: skip
+    ports = world.ports
+    projection = Projection(
+        releases=wiring.release_ledger(settings), versions=ports.versions, weights=ports.weights, runs=ports.training.runs,
+        registry=ports.registry,
+    )  # fmt: skip
+    threading.Thread(target=project_forever, args=(list(policies), stop, projection), name="projection", daemon=True).start()
+    threading.Thread(target=prune_forever, args=(settings, stop), name="prune", daemon=True).start()
+    threading.Thread(target=keep_house_forever, args=(settings, stop), name="upkeep", daemon=True).start()
+    # In this thread, because Ray's own processes die with the thread that started them; and it takes SIGTERM, which is given back to us.
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    world.warm()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    log.info("loop ready policies=%s slot_s=%d", ",".join(policies), config.schedule.slot_s)
+    own.ready = True
+    run_forever(tickers, stop)
+
+
+PRUNE_EVERY_S = 3600.0
+PRUNE_AGE_S = 24 * 3600.0
+"""Weights younger than this are never removed: a file may be on its way to somebody who has no row yet."""
+
+
+def prune_forever(settings: Settings, stop: threading.Event, *, every_s: float = PRUNE_EVERY_S) -> None:
+    """Once an hour, remove weights that nothing needs any more (`ratchet model prune`); a store or database that is away is waited for."""
+    from app.policy.storage.prune import prune
+
+    rows, weights = wiring.needed_weights(settings), wiring.open_weights(settings)
+    while not stop.wait(every_s):
+        try:
+            gone = prune(weights, known=rows.known(), needed=rows.needed, min_age_s=PRUNE_AGE_S)
+        except (RatchetError, OSError) as error:
+            log.warning("pruning waits error=%s", error)
+        else:
+            log.info("weights pruned count=%d", len(gone))
+
+
+@click.command()
+def api() -> None:
+    """Serve the HTTP API and the console: this process becomes `python -m app.main`, because pipelines/ never imports the HTTP side."""
+    os.execv(sys.executable, [sys.executable, "-m", "app.main"])
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; the engine has no keys, keep it inside.")
+@click.option("--port", type=click.IntRange(1, 65535), default=8401, show_default=True)
+@click.option("--policy", "only", multiple=True, help="Serve only this policy (repeatable); all by default.")
+@click.option("--rows", type=click.IntRange(1, 1024), default=16, show_default=True, help="Sequences decoded together, per version.")
+@click.option("--threads", type=click.IntRange(1), envvar="RATCHET_ENGINE_THREADS", help="CPU threads; all cores by default.")
+@click.option("--vllm", metavar="URL", help="Sample nothing here: keep what is wanted on this vLLM server and report what it holds.")
+@click.option("--in-place", type=click.Choice(["champion", "candidate", "previous"]), help=(
+    "With --vllm and one --policy: replace the server's weights as a whole and follow this role, instead of loading adapters."
+))  # fmt: skip
+@click.option("--pause", type=click.Choice(["keep", "abort"]), default="keep", show_default=True, help=(
+    "With --in-place: answers being written go on with the new weights and are not trained on, or end and are asked for again."
+))  # fmt: skip
+@click.option("--drain", "drain_s", type=click.FloatRange(0), default=0.0, show_default=True, metavar="SECONDS", help=(
+    "When it is stopped: finish the answers being written, for so long at most. Other replicas get what comes meanwhile."
+))  # fmt: skip
+def engine(
+    host: str, port: int, only: tuple[str, ...], rows: int, threads: int | None, vllm: str | None, in_place: str | None, pause: str,
+    drain_s: float,
+) -> None:  # fmt: skip
+    """Serve the embedded engine: every version the deployment wants, sampled over HTTP. With --vllm: look after a vLLM server."""
+    settings, stop = begin("engine")
+    if vllm is not None:
+        keep_vllm(settings, vllm, only=only or tuple(wiring.load_policies(settings)), role=in_place, pause=pause, stop=stop)
+        return
+    from app.serving.process import serve_engine
+
+    address = f"http://{host}:{port}"
+    ledger = wiring.engine_ledger(settings, engine_id=f"{socket.gethostname()}:{port}", address=address)
+    weights = wiring.open_weights(settings)
+    serve_engine(
+        ledger,
+        weights,
+        host=host,
+        port=port,
+        only=frozenset(only) or None,
+        rows=rows,
+        threads=threads,
+        stop=stop,
+        drain_s=drain_s,
+        version=wiring.release_of_code(),
+    )
+
+
+def keep_vllm(settings: Settings, url: str, *, only: tuple[str, ...], role: str | None, pause: str, stop: threading.Event) -> None:
+    """Keep a vLLM server as the deployment wants it until `stop` is set."""
+    from app.serving.vllm_control import Pause, VllmControl
+    from app.serving.vllm_residency import Adapters, InPlace, VllmServer, keep_versions
+
+    if role is not None and len(only) != 1:
+        raise BadConfig(f"a server whose weights are replaced in place serves one policy and {len(only)} are meant: name it with --policy")
+    ledger = wiring.engine_ledger(settings, engine_id=url, address=f"vllm+{url}")
+    control = VllmControl(url, api_key=settings.vllm_key)
+    server = VllmServer(control, wiring.open_weights(settings))
+    residency = (
+        Adapters(server, ledger, only=frozenset(only))
+        if role is None
+        else InPlace(server, ledger, policy=only[0], role=role, pause=Pause(pause))
+    )
+    wiring.instruments(settings, "engine").ready = True
+    log.info("engine ready address=%s kind=vllm way=%s", url, role or "adapters")
+    keep_versions(residency, stop=stop)
+    ledger.forget()
+    control.close()
+
+
+@click.command()
+def watch() -> None:
+    """Ask the live gates every second or two: abort, ramp, promote, roll back; and deliver webhooks."""
+    from pipelines.config import loop_config
+    from pipelines.evaluation.config import check, terms_of
+    from pipelines.labelling.rule_set import parse_rule_set, starting_toml
+    from pipelines.watch import Watch, WatchPorts, run_watch
+
+    settings, stop = begin("watch")
+    config = loop_config(read_toml(settings.config))
+    gates, clock = config.gates, wiring.clock(settings)
+    ports = WatchPorts(
+        desk=wiring.release_desk(settings, terms=terms_of(gates, owner=owner_of(settings.config))),
+        releases=wiring.release_ledger(settings),
+        evidence=wiring.evidence_book(settings), progress=wiring.progress_log(settings), clock=clock,
+    )  # fmt: skip
+    policies = wiring.load_policies(settings)
+    rules = wiring.rule_book(settings, starting_toml(config.labelling.rule_set, config=settings.config))
+    for name in policies:
+        rule_set = parse_rule_set(rules.active(name), allowed=config.labelling.allowed_terms)
+        check(gates, rewarded=frozenset(term.name for term, _ in rule_set.terms))
+    end_within(stop)
+    courier = wiring.courier(settings)
+    threading.Thread(target=courier.run, args=(stop,), name="webhooks", daemon=True).start()
+    log.info("watch ready policies=%s", ",".join(policies))
+    own = shown(settings, "watch", clock)
+    looked, own.ready = own.histogram("ratchet_watch_tick_seconds"), True
+    watches = [Watch(policy=name, config=gates, ports=ports) for name in policies]
+    run_watch(
+        watches, stop, interval_s=gates.interval_s, stopping=own.rounds(stop.is_set),
+        looked=lambda policy, seconds: looked.labels(policy).observe(seconds),
+    )  # fmt: skip

@@ -1,1 +1,0 @@
-"""Programs that run inside boxes: read as text, never imported by us. Fed by `pipelines.evaluation.execution`; feeds it what they say."""

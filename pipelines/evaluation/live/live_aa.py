@@ -1,0 +1,76 @@
+"""The live A/A: the champion against itself, on this deployment's own people, by the rules that judged the candidate.
+
+Whoever got the champion in a canary is drawn once more, by lot, into two arms of the same version, and the harm family and its
+group-sequential half are asked about them. Whatever they find is a false alarm. The lots follow from the evidence alone, so anybody
+gets the same answer again. It is a measurement, shown beside each verdict; nothing is decided from it.
+"""
+
+import math
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.evaluation.config import GatesConfig
+from pipelines.evaluation.counting.evidence import Evidence, Lane, hash_of
+from pipelines.evaluation.live.harm import harm_of
+
+LOTS = 20
+"""Comparisons per verdict, at most."""
+UNITS = 100_000
+"""So many units are compared per verdict, all lots together: a rollback must not wait for this."""
+LEAST_UNITS = 200
+"""Fewer people of the champion compare nothing."""
+
+
+class LiveAA(msgspec.Struct, frozen=True, kw_only=True):
+    """How often the champion was harm to itself."""
+
+    comparisons: int
+    alarms: int
+    allowed: float
+    """The level that the rules are meant to keep."""
+
+
+def live_aa(config: GatesConfig, evidence: Evidence, *, lots: int = LOTS) -> LiveAA:
+    """Compare the champion with itself. Raises ValueError on evidence that must not be used."""
+    allowed = config.alpha_abort_e + config.alpha_abort_gst
+    champions = max((len(lane) - int(_treated(lane).sum()) for lane in evidence.lanes), default=0)
+    if champions < LEAST_UNITS:
+        return LiveAA(comparisons=0, alarms=0, allowed=allowed)
+    rng = np.random.default_rng(int(hash_of(evidence)[:16], 16))
+    lots = max(1, min(lots, UNITS // champions))
+    alarms = sum(harm_of(config, _drawn(evidence, rng)).found for _ in range(lots))
+    return LiveAA(comparisons=lots, alarms=alarms, allowed=allowed)
+
+
+def told(found: LiveAA, *, before: tuple[int, int]) -> str:
+    """In a sentence, with those (alarms, comparisons) of earlier verdicts."""
+    alarms, comparisons = found.alarms + before[0], found.comparisons + before[1]
+    if comparisons == 0:
+        return f"the champion against itself: too few people to say (allowed: {found.allowed:.0%})"
+    error = math.sqrt(max(alarms, 1) * max(1.0, comparisons - alarms) / comparisons**3)
+    rate = f"{alarms / comparisons:.1%} ± {error:.1%}, allowed: {found.allowed:.0%}"
+    return f"the champion against itself: {alarms} false alarms in {comparisons} ({rate})"
+
+
+def _drawn(evidence: Evidence, rng: np.random.Generator) -> Evidence:
+    return msgspec.structs.replace(evidence, lanes=tuple(_champions(lane, rng) for lane in evidence.lanes), turn_looks=None)
+
+
+def _champions(lane: Lane, rng: np.random.Generator) -> Lane:
+    """The lane's units of the champion, each in one of two arms by lot."""
+    mine = ~_treated(lane)
+    count = int(mine.sum())
+    return msgspec.structs.replace(
+        lane, treated=(rng.random(count) < 0.5).astype("u1").tobytes(), probability=np.full(count, 0.5).tobytes(),
+        stratum=np.frombuffer(lane.stratum, dtype="<i8")[mine].tobytes(),
+        closed_at=np.frombuffer(lane.closed_at, dtype="<i8")[mine].tobytes(),
+        covered=np.frombuffer(lane.covered, dtype="u1")[mine].tobytes(),
+        outcomes={name: lane.array(name)[mine].tobytes() for name in lane.outcomes},
+        usual={name: np.frombuffer(values, dtype="<f8")[mine].tobytes() for name, values in lane.usual.items()},
+    )  # fmt: skip
+
+
+def _treated(lane: Lane) -> npt.NDArray[np.bool_]:
+    return np.frombuffer(lane.treated, dtype="u1").astype(bool)

@@ -1,0 +1,252 @@
+"""G1, the offline suites: the same tasks, seeds and decode settings for champion and candidate, paired and clustered.
+
+```
+ suites ──▶ k answers a task from both versions, in one batch (asking.py) ──▶ grade ──▶ D = candidate − champion per task
+        ──▶ bootstrap-t over clusters, Holm over the core suites, at the level that the month has left ──▶ pass · fail · inconclusive
+```
+
+Answers are sampled by the engines that will serve the candidate, so what is judged is what would be served. The champion answers afresh
+for every candidate: a champion is champion because its draw was a good one, and later candidates held against that same draw would have
+to beat its luck (of 150 identical ones the last 60 passed 2 %). Scores are remembered under the comparison alone, so that a killed cycle
+goes on with the answers it has. An engine or grader that fails makes the gate inconclusive; it never scores zero by accident.
+
+A suite that an equal candidate would seldom pass is refused with what would help (`min_power`): it would stop the loop and look like a
+broken product. One suite meets 144 candidates a month, so its level is invested (`statistics/alpha_investing.py`).
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from app.domain.errors import RatchetError, Unavailable
+from app.domain.ports import Clock, Engines, ProgressLog
+from app.domain.release.gates import GateName, GateResult, Verdict, content_hash
+from pipelines.evaluation.statistics.alpha_investing import ALPHA, level_now
+from pipelines.evaluation.statistics.paired import (
+    PairedComparison,
+    attainable_margin,
+    best_of_k,
+    compare,
+    judge_core,
+    judge_safety,
+    power_of,
+    rate_upper_bound,
+    rule_of_three,
+)
+from pipelines.evaluation.suites.asking import Asking, Scores
+from pipelines.evaluation.suites.contamination import contaminated
+from pipelines.evaluation.suites.execution import Examination
+from pipelines.evaluation.suites.graders import JudgeModel
+from pipelines.evaluation.suites.offline_config import OfflineConfig, SuiteClass
+from pipelines.evaluation.suites.suites import Suite
+
+Compared: TypeAlias = tuple[Scores, Scores]
+"""Champion's and candidate's."""
+
+
+class ScoreBook(Protocol):
+    """Remembers scores per version and comparison, so that a cycle that was killed asks nothing twice."""
+
+    def find(self, digest: str, suite: str) -> list[list[float]] | None: ...
+    def save(self, digest: str, suite: str, scores: list[list[float]], *, at: datetime) -> None: ...
+    def tested(self, policy: str, suite: str, *, gate: str, since: datetime) -> list[tuple[float, bool]]:
+        """Level and whether it passed, of every candidate that the named suite judged since then, oldest first."""
+        ...
+
+
+MONTH = timedelta(days=30)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineGate:
+    """G1 with everything it needs."""
+
+    config: OfflineConfig
+    suites: tuple[Suite, ...]
+    connect: Callable[[], AbstractAsyncContextManager[Engines]]
+    """Connections belong to the event loop of one run, so they are opened for it."""
+    scores: ScoreBook
+    progress: ProgressLog
+    judge: JudgeModel | None
+    examination: Examination
+    """Where `execute` tasks are graded."""
+    clock: Clock
+    gate: GateName = GateName.OFFLINE
+
+    def decide(self, *, policy: str, candidate: str, champion: str, learned: Iterable[str] = ()) -> GateResult:
+        """Judge a candidate (digest) against the champion (digest). Never raises what an operator could act on: it is inconclusive.
+
+        Tasks whose solution is in `learned` (the texts that the candidate was trained on) count for neither.
+        """
+        try:
+            scores = self._asked(policy, champion=champion, candidate=candidate)
+        except (RatchetError, ValueError) as error:
+            return self._result(candidate, Verdict.INCONCLUSIVE, f"the suites could not be run: {error}", {})
+        known = contaminated([task for suite in self.suites for task in suite.tasks], learned)
+        suites = tuple(clean for suite in self.suites if (clean := _without(suite, known)).tasks)
+        scores = {s.config.name: _rows(s, known, scores[s.config.name]) for s in self.suites}
+        levels = {s.config.name: self._level(policy, s) for s in suites if s.config.kind is SuiteClass.CORE}
+        judged = judge_suites(suites, scores, seed=self.config.seed, levels=levels, min_power=self.config.min_power)
+        evidence = {s.config.name: _suite_evidence(s, *scores[s.config.name], judged=judged[s.config.name]) for s in suites}
+        evidence["sandbox"] = self.examination.describe()
+        evidence["contaminated"] = known
+        return self._result(candidate, *verdict_of(judged), evidence)
+
+    def _level(self, policy: str, suite: Suite) -> float:
+        """What the month has left for one more candidate."""
+        return level_now(self.scores.tested(policy, suite.config.name, gate=self.gate, since=self.clock() - MONTH))
+
+    def _asked(self, policy: str, *, champion: str, candidate: str) -> dict[str, Compared]:
+        """(champion's, candidate's) scores by suite: those of this comparison, where an earlier attempt has them, else drawn now."""
+        draw = content_hash([self.config.seed, champion, candidate])
+        versions = (champion, candidate)
+        known = {s.config.name: self._known(s, draw, versions) for s in self.suites}
+        missing = tuple(s for s in self.suites if known[s.config.name] is None)
+        asking = Asking(
+            config=self.config, connect=self.connect, progress=self.progress, judge=self.judge, examination=self.examination
+        )  # fmt: skip
+        try:
+            drawn = asyncio.run(asking.ask(policy, missing, versions, draw=draw)) if missing else {}
+        except* (RatchetError, ValueError) as failed:
+            raise Unavailable(str(failed.exceptions[0])) from failed
+        for suite in missing:
+            for digest, scores in zip(versions, drawn[suite.config.name], strict=True):
+                self.scores.save(digest, _key(suite, draw), scores.tolist(), at=self.clock())
+        return {name: scores or (drawn[name][0], drawn[name][1]) for name, scores in known.items()}
+
+    def _known(self, suite: Suite, draw: str, versions: tuple[str, str]) -> Compared | None:
+        champion, candidate = (self.scores.find(digest, _key(suite, draw)) for digest in versions)
+        if champion is None or candidate is None:
+            return None
+        return np.array(champion, dtype=np.float64), np.array(candidate, dtype=np.float64)
+
+    def _result(self, digest: str, verdict: Verdict, reason: str, evidence: dict[str, Any]) -> GateResult:
+        return GateResult(
+            gate=self.gate, digest=digest, verdict=verdict, reason=reason, evidence=evidence,
+            config_hash=content_hash([self.config, [s.hash for s in self.suites]]), evidence_hash=content_hash(evidence),
+            decided_at=self.clock(),
+        )  # fmt: skip
+
+
+def _key(suite: Suite, draw: str) -> str:
+    """Under what a version's scores are remembered: this suite, in this comparison."""
+    return content_hash([suite.hash, draw])
+
+
+def _without(suite: Suite, known: Mapping[str, str]) -> Suite:
+    """The suite without tasks whose solution is known."""
+    return Suite(config=suite.config, tasks=tuple(task for task in suite.tasks if task.id not in known))
+
+
+def _rows(suite: Suite, known: Mapping[str, str], scores: tuple[Scores, Scores]) -> tuple[Scores, Scores]:
+    kept = np.array([task.id not in known for task in suite.tasks])
+    return scores[0][kept], scores[1][kept]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What one suite says."""
+
+    kind: SuiteClass
+    verdict: Verdict | None
+    """None for an advisory one."""
+    comparison: PairedComparison
+    level: float | None
+    """At which a core suite was tested; None where it was not: advisory, of safety, or refused."""
+    power: float
+    """Probability that an equal candidate passes a core suite of this size."""
+    sentence: str
+
+
+def judge_suites(
+    suites: tuple[Suite, ...], scores: Mapping[str, Compared], *, seed: int, levels: Mapping[str, float] | None = None,
+    min_power: float = 0.0,
+) -> dict[str, Judged]:  # fmt: skip
+    """Every suite's answer, by name."""
+    comparisons = {s.config.name: _compare(s, *scores[s.config.name], seed=seed) for s in suites}
+    powers = {s.config.name: power_of(*scores[s.config.name], margin=s.config.margin) for s in suites}
+    core = [s.config for s in suites if s.config.kind is SuiteClass.CORE]
+    passing = judge_core({c.name: comparisons[c.name] for c in core}, margins={c.name: c.margin for c in core}, levels=levels)
+    found: dict[str, Judged] = {}
+    for suite in suites:
+        name, pair = suite.config.name, scores[suite.config.name]
+        verdict = Verdict(passing[name]) if name in passing else _judge_alone(suite, *pair)
+        cure = None if verdict is Verdict.FAIL else _too_small(suite, *pair, power=powers[name], min_power=min_power)
+        verdict = Verdict.INCONCLUSIVE if cure else verdict
+        level = None if cure or name not in passing else (levels or {}).get(name, ALPHA)
+        found[name] = Judged(
+            kind=suite.config.kind, verdict=verdict, comparison=comparisons[name], level=level, power=powers[name],
+            sentence=cure or _sentence(suite, *pair, verdict),
+        )  # fmt: skip
+    return found
+
+
+def verdict_of(judged: Mapping[str, Judged]) -> tuple[Verdict, str]:
+    """The gate's verdict and its sentence: any failing suite fails it, any inconclusive one keeps it open, advisory ones are told only."""
+    deciding = {one.verdict for one in judged.values() if one.verdict is not None}
+    if not deciding:
+        return Verdict.INCONCLUSIVE, "no core or safety suite is configured, and advisory ones cannot pass a candidate"
+    worst = next(v for v in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS) if v in deciding)
+    return worst, ", ".join(one.sentence for one in judged.values())
+
+
+def _compare(suite: Suite, champion: Scores, candidate: Scores, *, seed: int) -> PairedComparison:
+    clusters = [task.cluster or task.id for task in suite.tasks]
+    return compare(candidate.mean(axis=1) - champion.mean(axis=1), clusters, margin=suite.config.margin, seed=seed)
+
+
+def _judge_alone(suite: Suite, champion: Scores, candidate: Scores) -> Verdict | None:
+    """A safety suite's verdict; an advisory one has none."""
+    if suite.config.kind is SuiteClass.ADVISORY:
+        return None
+    critical = np.array([task.critical for task in suite.tasks])
+    new = int(np.sum(critical & (candidate.min(axis=1) < 1.0) & (champion.min(axis=1) >= 1.0)))
+    failures = int(np.sum(candidate < 1.0))
+    return Verdict(judge_safety(new_critical_failures=new, failures=failures, items=candidate.size, limit=suite.config.limit))
+
+
+def _too_small(suite: Suite, champion: Scores, candidate: Scores, *, power: float, min_power: float) -> str | None:
+    """Why a suite is refused whatever its scores, with the cure; None where it can answer (or where nobody asks)."""
+    config, tasks = suite.config, len(suite.tasks)
+    if min_power <= 0.0:
+        return None
+    if config.kind is SuiteClass.SAFETY and (bound := rate_upper_bound(0, candidate.size)) > config.limit:
+        needed = math.ceil(rule_of_three(1) / config.limit)
+        return f"{config.name} refused: {candidate.size} answers without a failure leave {bound:.1%} open; ask {needed} or raise the limit"
+    if config.kind is not SuiteClass.CORE or power >= min_power:
+        return None
+    margin = attainable_margin(champion, candidate, power=min_power)
+    more = math.ceil(tasks * (margin / config.margin) ** 2)
+    return (
+        f"{config.name} refused: an equal candidate would pass {tasks} tasks with {config.samples} answers {power:.0%} of the time, "
+        f"{min_power:.0%} is needed; give it about {more} tasks, more samples, or a margin of {margin:.3f}"
+    )
+
+
+def _suite_evidence(suite: Suite, champion: Scores, candidate: Scores, *, judged: Judged) -> dict[str, Any]:
+    comparison, k = judged.comparison, suite.config.samples
+    per_dimension = {
+        dimension: [float(champion[rows].mean()), float(candidate[rows].mean())]
+        for dimension in sorted({task.dimension for task in suite.tasks})
+        if (rows := np.array([task.dimension == dimension for task in suite.tasks])).any()
+    }
+    return {
+        "suite_hash": suite.hash, "class": suite.config.kind.value, "margin": suite.config.margin, "tasks": len(suite.tasks), "samples": k,
+        "champion_mean": float(champion.mean()), "candidate_mean": float(candidate.mean()),
+        "champion_best_of_k": float(best_of_k(champion, k).mean()), "candidate_best_of_k": float(best_of_k(candidate, k).mean()),
+        "difference": comparison.mean, "low": comparison.low, "high": comparison.high, "p_value": comparison.p_value,
+        "level": judged.level, "passed": judged.verdict is Verdict.PASS, "power": judged.power,
+        "items_needed": comparison.items_needed, "dimensions": per_dimension,
+        "champion_scores": champion.tolist(), "candidate_scores": candidate.tolist(),
+    }  # fmt: skip
+
+
+def _sentence(suite: Suite, champion: Scores, candidate: Scores, verdict: Verdict | None) -> str:
+    said = "advisory" if verdict is None else verdict.value
+    return f"{suite.config.name} {said}: {champion.mean():.3f} → {candidate.mean():.3f} (margin {suite.config.margin:g})"
