@@ -11,36 +11,36 @@ from tests.architecture.sources import ROOT
 LOOKED_AT = {
     "tests/e2e/test_up.py": "up api engine broker relay ingest label loop watch",
     "tests/e2e/test_demo.py": "demo",
-    "tests/integration/test_prepare.py": "prepare",
-    "tests/integration/test_commands_nobody_ran.py": (
+    "tests/integration/operations/test_prepare.py": "prepare",
+    "tests/integration/operations/test_commands_nobody_ran.py": (
         "cycle-list db-check db-recount db-upgrade model-fetch model-list model-tiny keys-rotate-sessions release-explain release-list "
         "release-show dlq-purge suite-list suite-run suite-sealed audit-show audit-verify"
     ),
     "tests/integration/api/test_api_process.py": "keys-create keys-list keys-revoke",
-    "tests/integration/test_release_commands.py": (
+    "tests/integration/release/test_release_commands.py": (
         "release-abort release-alarms release-anchor release-approve release-lift release-plant release-reject release-rollback "
         "release-unfreeze"
     ),
-    "tests/integration/test_terminal.py": (
+    "tests/integration/operations/test_terminal.py": (
         "status top releases diff slots tail logs login logout completion people-first people-list people-add people-change people-invite "
         "people-roles"
     ),
-    "tests/integration/test_release_plan.py": "release-plan",
+    "tests/integration/release/test_release_plan.py": "release-plan",
     "tests/integration/labelling/test_label_book.py": "rules-activate rules-diff rules-replay rules-show rules-validate labels-report",
     "tests/integration/labelling/test_judge_for_follow_ups.py": "labels-sample labels-agreement labels-distil",
     "tests/integration/streaming/test_streaming_commands.py": (
         "dlq-list dlq-replay dlq-show erase export-dsjson export-parquet upkeep-run upkeep-show"
     ),
     "tests/integration/labelling/test_collecting_and_importing.py": "import-sharegpt collect",
-    "tests/integration/test_suite_commands.py": "suite-build suite-probe",
-    "tests/integration/test_lineage.py": "lineage",
-    "tests/integration/test_recovery.py": "recover-acknowledged recover-check recover-erasures",
-    "tests/integration/test_webhook_commands.py": (
+    "tests/integration/cycle/test_suite_commands.py": "suite-build suite-probe",
+    "tests/integration/cycle/test_lineage.py": "lineage",
+    "tests/integration/operations/test_recovery.py": "recover-acknowledged recover-check recover-erasures",
+    "tests/integration/news/test_webhook_commands.py": (
         "webhooks-add webhooks-deliveries webhooks-list webhooks-remove webhooks-rotate webhooks-test"
     ),
     "tests/integration/rollouts/test_env_commands.py": "env-list env-check env-try env-run",
-    "tests/integration/test_pretrained_cycle.py": "pretrain",
-    "tests/integration/test_doctor.py": "doctor backup-note",
+    "tests/integration/cycle/test_pretrained_cycle.py": "pretrain",
+    "tests/integration/operations/test_doctor.py": "doctor backup-note",
 }
 """Which test file runs which: the words of a subcommand with dashes between."""
 OWED = {"model-prune"}

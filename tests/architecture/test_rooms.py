@@ -52,7 +52,7 @@ LONGER_FOR_A_REASON = {
     "app/db/tables.py": "the schema, table after table",
     "app/domain/ports.py": "a list: one Protocol for each thing that is plugged in",
     "app/wiring.py": "a list: one function of a few lines for each thing that is plugged in",
-    "tests/integration/test_release_desk.py": "one sentence of a test after the other, over one desk",
+    "tests/integration/release/test_release_desk.py": "one sentence of a test after the other, over one desk",
 }
 
 

@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_the_end_of_a_run_names_what_ran_and_the_real_parts(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "run"), "-n", "1"]
-    chosen = ["tests/integration/test_database_fixtures.py", "tests/unit/app/domain/test_slots.py"]
+    chosen = ["tests/integration/database/test_database_fixtures.py", "tests/unit/app/domain/test_slots.py"]
     said = subprocess.run([*command, *chosen], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "what ran" in said
     assert [line.split()[0] for line in said.splitlines() if "(of all processes together)" in line] == ["tests/integration", "tests/unit"]

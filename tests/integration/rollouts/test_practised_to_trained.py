@@ -23,7 +23,7 @@ from tests.fakes.gateway import CHAMPION
 from tests.fakes.served import applied
 from tests.fakes.streaming import MemorySegments
 from tests.integration.rollouts.practising import Practice
-from tests.integration.test_served_to_trained import RULES, TinyEngine, trained
+from tests.integration.training.test_served_to_trained import RULES, TinyEngine, trained
 
 GRADED = 'name = "graded"\n[[terms]]\nname = "practice"\nweight = 1.0\n'
 EVEN = "def test_it():\n    with open('answer.txt') as file:\n        assert len(file.read()) % 2 == 0\n"

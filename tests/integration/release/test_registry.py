@@ -10,7 +10,7 @@ import pytest
 from app.domain.release.versions import RunStatus, TrainingRun, Version, VersionKind
 from app.registry.mlflow_registry import MlflowRegistry
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
@@ -81,7 +81,7 @@ def test_a_server_that_is_away_is_said_to_be_soon(tmp_path: Path) -> None:
     """Registering is a step of the cycle: it must not wait for minutes for a projection."""
     program = (
         "import sys, time; from pathlib import Path; from app.domain.errors import Unavailable\n"
-        "from app.registry.mlflow_registry import MlflowRegistry; from tests.integration.test_registry import version\n"
+        "from app.registry.mlflow_registry import MlflowRegistry; from tests.integration.release.test_registry import version\n"
         "registry, began = MlflowRegistry('http://127.0.0.1:9'), time.monotonic()\n"
         "try: registry.register(version(1, 'away'), folder=Path('/'), run=None, card='')\n"
         "except Unavailable as error: assert '127.0.0.1:9' in str(error); print(time.monotonic() - began)\n"

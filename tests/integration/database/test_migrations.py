@@ -159,7 +159,7 @@ def _waits(engine: Engine) -> bool:
 
 
 def test_every_migration_is_named_by_its_date_and_deed() -> None:
-    for file in (Path(__file__).resolve().parents[2] / "migrations" / "versions").glob("*.py"):
+    for file in (Path(__file__).resolve().parents[3] / "migrations" / "versions").glob("*.py"):
         assert file.name[:11].replace("_", "").isdigit(), file.name
 
 

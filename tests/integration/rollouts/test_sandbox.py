@@ -86,7 +86,7 @@ TASKS = (
     ),
 )  # fmt: skip
 
-HACKS: dict[str, str] = tomllib.loads((Path(__file__).parents[1] / "data" / "hacks.toml").read_text())
+HACKS: dict[str, str] = tomllib.loads((Path(__file__).parents[2] / "data" / "hacks.toml").read_text())
 
 
 def body(hack: str) -> str:
