@@ -13,12 +13,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 import httpx
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.real.parts import ROOT, missing
+
 MODEL = ROOT / ".cache" / "models" / "smollm2-135m-instruct"
 PYTHON = ROOT / ".cache" / "vllm-venv" / "bin" / "python"
 START_S = 400.0
@@ -32,11 +32,6 @@ class Server:
     url: str
     digest: str
     log: Path
-
-
-def missing(part: str, why: str) -> NoReturn:
-    """Say by name what cannot be had."""
-    pytest.fail(f"{part} cannot be had: {why}", pytrace=False)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from app.domain.learning.batches import TurnPayload, payload_of
 from app.domain.learning.decisions import ExportedTurn
 from app.trajectories.exporting import write_export
 from tests.fakes.served import at, turn
-from tests.real.conftest import ROOT, missing
+from tests.real.parts import ROOT, missing
 
 pytestmark = pytest.mark.real
 

@@ -29,7 +29,7 @@ from app.domain.people import Role
 from app.main import create_app
 from tests.fakes.gateway import collaborators
 from tests.fakes.people import Town, quick_passwords
-from tests.real.conftest import ROOT, missing
+from tests.real.parts import ROOT, missing
 
 pytestmark = pytest.mark.real
 PACKAGE = "oidc-provider@9.13.3"

@@ -16,8 +16,8 @@ import pytest
 from app.domain.ids import utc_now
 from tests.broker import free_port
 from tests.fakes.releases import ReleaseRoom
-from tests.real.conftest import ROOT, missing
 from tests.real.console.site import PASSWORD, prepare, settings_of
+from tests.real.parts import ROOT, missing
 
 DRIVER = ROOT / ".cache" / "browser-venv" / "lib" / "python3.11" / "site-packages"
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
