@@ -239,7 +239,7 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
     secure = settings.address.startswith("https:")
     entrance = Entrance(desk, provider=wiring.oidc(settings), forms=forms, read_form=read_form, keeper=keeper, secure=secure)
     pages = Pages(
-        adapters.pages, desk=room.desk, live=Live(adapters.pages, still_may=keeper.still_lets_in),
+        adapters.pages, desk=room.desk, jury=wiring.jury(settings), live=Live(adapters.pages, still_may=keeper.still_lets_in),
         visitor_of=lambda request: request.state.visitor, left_of=lambda actor: wiring.traces(settings).find(actor),
     )  # fmt: skip
     guarded = APIRouter(dependencies=[Depends(keeper)])

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from app.db.release.engines import SqlEngineLedger
     from app.db.release.evidence import SqlEvidenceBook
     from app.db.release.needed_weights import SqlNeededWeights
+    from app.db.release.pairs import SqlPairs
     from app.db.release.pointer import SqlRoutes
     from app.db.release.release_views import SqlReleaseViews
     from app.db.release.releases import SqlReleaseLedger
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     from app.policy.storage.store import LocalWeights
     from app.registry.mlflow_registry import MlflowRegistry
     from app.release.desk import ReleaseDesk
+    from app.release.jury import ReleaseJury
     from app.release.webhooks import Courier
     from app.serving.client import HttpEngines
     from app.serving.vllm import VllmEngines
@@ -577,6 +579,20 @@ def score_book(settings: Settings) -> "SqlScores":
     from app.db.learning.suite_scores import SqlScores
 
     return SqlScores(open_state(settings))
+
+
+def pair_book(settings: Settings) -> "SqlPairs":
+    """Blind pairs for people to judge."""
+    from app.db.release.pairs import SqlPairs
+
+    return SqlPairs(open_state(settings))
+
+
+def jury(settings: Settings) -> "ReleaseJury":
+    """Takes people's votes about blind pairs."""
+    from app.release.jury import ReleaseJury
+
+    return ReleaseJury(release_ledger(settings))
 
 
 def registry(settings: Settings) -> "MlflowRegistry":

@@ -5,7 +5,7 @@ them in the act's own transaction (`app.release.basis`), for pages as for HTTP a
 what happened since, and what was done already is not done twice.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -97,7 +97,7 @@ class ActPages:
         kind = self._kind(act)
         if not asked.viewer.may(kind.action, asked.policy):
             raise Refused(f"{asked.viewer.name} may not do this: {', '.join(sorted(MAY[kind.action]))} may")
-        actor, reason = _actor(asked, form), form.get("reason", "").strip()[:LONGEST]
+        actor, reason = signing(asked, form), form.get("reason", "").strip()[:LONGEST]
         if not reason:
             raise Refused("it needs a reason: the next person will ask why")
         basis = Basis(
@@ -198,7 +198,7 @@ class ActPages:
         return f"{release.version_name} is {release.state}: it is quarantined, and ends if it is under way. What is live stays."
 
 
-def _actor(asked: Asked, form: dict[str, str]) -> str:
+def signing(asked: Asked, form: Mapping[str, str]) -> str:
     """Who signs. Where nothing says who asks (an open loopback deployment), they say so themselves. Raises `Refused`."""
     if asked.viewer.actor != "anonymous":
         return asked.viewer.actor

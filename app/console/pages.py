@@ -4,6 +4,7 @@ GET  /console, /console/releases, …       a page; `?sheet=NAME&as=csv` one of 
 GET  /console/releases/ID@EVIDENCE        the evidence as it was, for ever
 GET  /console/act/ACT/SUBJECT             what an act would do, to be confirmed
 POST /console/act/ACT/SUBJECT             the act, once and on what was seen (`app.console.acts`)
+GET  /console/pairs/RELEASE                two answers of which nobody knows whose they are; POST votes (`app.console.views.pairs`)
 GET  /console/stream                      says that something changed (`app.console.live`)
 """
 
@@ -20,11 +21,12 @@ from app.console.acts import ActPages, Desk
 from app.console.live import Live
 from app.console.rendering import HEADERS, HERE, Renderer, VisitorOf
 from app.console.sheets import Sheet
-from app.console.views import access, candidate, data, inbox, records, rewards, versions
+from app.console.views import access, candidate, data, inbox, pairs, records, rewards, versions
 from app.console.views.asked import Asked
 from app.domain.errors import BadInput, NotFound, RatchetError, Refused, Unavailable
 from app.domain.people import Action
 from app.domain.sight import Sight, Trace
+from app.release.jury import Jury
 
 Content = Callable[..., dict[str, Any]]
 DONE = "Done. What is shown is how it is now."
@@ -35,12 +37,14 @@ class Pages:
     """The pages over one deployment."""
 
     def __init__(
-        self, sight: Sight, *, desk: Desk, live: Live, visitor_of: VisitorOf, left_of: Callable[[str], Sequence[Trace]] | None = None
+        self, sight: Sight, *, desk: Desk, jury: Jury, live: Live, visitor_of: VisitorOf,
+        left_of: Callable[[str], Sequence[Trace]] | None = None,
     ) -> None:  # fmt: skip
         self._sight = sight
         self._visitor_of = visitor_of
         self._renderer = Renderer()
         self._acts = ActPages(sight, desk)
+        self._jury = jury
         self._left_of = left_of
         self.live = live
 
@@ -60,6 +64,7 @@ class Pages:
         self._page(made, "/access", "access.html", "Access", access.access)
         self._page(made, "/audit", "audit.html", "Audit", records.audit)
         self._singles(made)
+        self._judging(made)
         self._acting(made)
         return made
 
@@ -98,6 +103,25 @@ class Pages:
         @made.get("/stream")
         async def stream(request: Request) -> Response:
             return self.live.stream(request)
+
+    def _judging(self, made: APIRouter) -> None:
+        @made.get("/pairs/{release_id}")
+        def look(request: Request, release_id: str) -> Response:
+            return self._answer(
+                request, "pairs.html", "Blind pairs", "releases", lambda asked: pairs.page(asked, release_id), of=release_id
+            )
+
+        @made.post("/pairs/{release_id}")
+        def vote(request: Request, release_id: str) -> Response:
+            form: dict[str, str] = request.state.form
+
+            def content(asked: Asked) -> dict[str, Any] | Response:
+                try:
+                    return RedirectResponse(pairs.vote(asked, release_id, form, self._jury), 303, HEADERS)
+                except Refused as error:
+                    return pairs.page(asked, release_id, moved=str(error))
+
+            return self._answer(request, "pairs.html", "Blind pairs", "releases", content, of=release_id, policy=form.get("policy"))
 
     def _acting(self, made: APIRouter) -> None:
         @made.get("/act/{act}/{subject}")

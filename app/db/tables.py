@@ -631,6 +631,41 @@ gate_evidence = Table(
 )
 """The units a live decision was computed from, compressed, by content: `ratchet release explain` decides again from them."""
 
+blind_pairs = Table(
+    "blind_pairs",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("release_id", Id, nullable=False, index=True),
+    Column("policy", Name, nullable=False),
+    Column("suite", Name, nullable=False),
+    Column("task", Text, nullable=False),
+    Column("cluster", Text, nullable=False, index=True),
+    Column("messages", JSON, nullable=False),
+    Column("champion_answer", Text, nullable=False),
+    Column("candidate_answer", Text, nullable=False),
+    Column("champion_score", Float, nullable=False),
+    Column("candidate_score", Float, nullable=False),
+    Column("salt", String(64), nullable=False),
+    Column("kept_at", UtcMicros, nullable=False, index=True),
+)
+"""Held-out questions with both versions' answers, for people to judge without knowing which is which."""
+
+blind_votes = Table(
+    "blind_votes",
+    metadata,
+    Column("pair_id", Id),
+    Column("voter", Name),
+    Column("release_id", Id, nullable=False, index=True),
+    Column("favoured", String(16), nullable=False),
+    Column("candidate_left", Boolean, nullable=False),
+    Column("counted", Boolean, nullable=False),
+    Column("proven", Boolean, nullable=False),
+    Column("voted_at", UtcMicros, nullable=False),
+    PrimaryKeyConstraint("pair_id", "voter"),
+    Index("uq_blind_votes_one_counts", "pair_id", unique=True, sqlite_where=text("counted"), postgresql_where=text("counted")),
+)
+"""Nobody votes twice on one pair, and one vote of each pair counts."""
+
 deployment_pointer = Table(
     "deployment_pointer",
     metadata,

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from app.domain.release.alarms import Alarm, AlarmKind
 from app.domain.release.gates import GateName, GateResult
+from app.domain.release.pairs import BlindPair, BlindVote
 from app.domain.release.releases import Approval, Pointer, Release, ReleaseState
 
 
@@ -63,6 +64,14 @@ class ReleaseTransaction(Protocol):
 
     def add_approval(self, approval: Approval) -> None: ...
     def void_approvals(self, release_id: str, *, actor: str, reason: str) -> int: ...
+
+    def pair(self, pair_id: str) -> BlindPair:
+        """Raises `NotFound`."""
+        ...
+
+    def count_pairs(self, release_id: str) -> int: ...
+    def votes(self, release_id: str) -> list[BlindVote]: ...
+    def add_vote(self, pair: BlindPair, vote: BlindVote) -> None: ...
 
     def frozen(self) -> str | None:
         """Why promotions are frozen; None where they are not."""

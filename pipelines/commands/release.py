@@ -64,6 +64,7 @@ def explain(release_id: str) -> None:
             click.echo(f"  ! {line}")
         for name, value in one.numbers.items():
             click.echo(f"  {name}: {json.dumps(value, default=str, ensure_ascii=False)}")
+    click.echo(f"judged blind: {wiring.release_views(settings).release(found.id)['preference']['told']}")
     if any(one.differences for one in explained):
         raise click.exceptions.Exit(1)
 

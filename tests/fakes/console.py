@@ -10,8 +10,10 @@ from sqlalchemy import Engine
 from starlette.testclient import TestClient
 
 from app.console import Live, Pages, static
+from app.db.release.releases import SqlReleaseLedger
 from app.db.sight import SqlPages
 from app.domain.people import Action, Role, Visitor, actions_of
+from app.release.jury import ReleaseJury
 
 OPERATOR = Visitor(actor="user:ada", actions=actions_of({Role.OPERATOR}), policy=None, csrf="token")
 VIEWER = Visitor(actor="user:vic", actions=actions_of({Role.VIEWER}), policy=None)
@@ -37,8 +39,9 @@ def pages_app(engine: Engine, desk: Any = None, *, visitor: Callable[[], Visitor
 
     guarded = APIRouter(dependencies=[Depends(read)])
     pages = Pages(
-        sight, desk=desk, live=Live(sight), visitor_of=lambda _request: visitor(), left_of=lambda actor: [Found(place=f"turns of {actor}")]
-    )
+        sight, desk=desk, jury=ReleaseJury(SqlReleaseLedger(engine)), live=Live(sight), visitor_of=lambda _request: visitor(),
+        left_of=lambda actor: [Found(place=f"turns of {actor}")],
+    )  # fmt: skip
     guarded.include_router(pages.router())
     app.include_router(static())
     app.include_router(guarded)

@@ -51,6 +51,7 @@ def candidate(asked: Asked, release_id: str) -> dict[str, Any]:
         "gate_name": gate_name, "who_can": who_can(asked, release, yes), "said": said, "yes": yes, "exposed": _exposed(served),
         "tiles": tiles(release, course), "evidence_chart": evidence_chart(decisions), "alarms": sight.alarms(asked.policy, release.id),
         "champion_name": names.get(release.champion_digest, release.champion_digest[:12]), "run": run, "frozen_at": None,
+        "preference": sight.preference(release.id),
         "lineage": _lineage(asked, release), "acts": acts(release),
         "sheets": {
             "gates": gate_sheet(gates), "exposed": _served_sheet(served), "effects": effect_sheet(live),

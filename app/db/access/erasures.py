@@ -28,6 +28,7 @@ from app.db.release import audit
 from app.db.tables import (
     batch_items,
     batches,
+    blind_pairs,
     dead_letters,
     exposures,
     inbox,
@@ -135,6 +136,7 @@ def erase_actor(
         trained_versions=tuple(trained),
         already_erased=bool(before),
     )
+    connection.execute(delete(blind_pairs).where(blind_pairs.c.cluster == actor))
     _erase_outbox(connection, [*ids, *episodes])
     _empty_turns(connection, ids, now)
     _tombstones(connection, ids, episodes, now)

@@ -12,7 +12,19 @@ from app.db.access.erasures import FULL, contains
 from app.db.chunks import chunked, one_of
 from app.db.engine import reading
 from app.db.ingestion.segment_rows import WRITING
-from app.db.tables import batch_items, dead_letters, exposures, inbox, labels, observations, outbox, returned_items, segments, turns
+from app.db.tables import (
+    batch_items,
+    blind_pairs,
+    dead_letters,
+    exposures,
+    inbox,
+    labels,
+    observations,
+    outbox,
+    returned_items,
+    segments,
+    turns,
+)
 from app.domain.ids import utc_now
 
 READ_BYTES = 1 << 20
@@ -86,6 +98,7 @@ class SqlTraces:
         with reading(self._state) as connection:
             for table in (turns, observations, labels, batch_items, returned_items, exposures):
                 yield Trace(place=f"table {table.name}", found=_count(connection, table, table.c.actor == actor), cure=again)
+            yield Trace(place="table blind_pairs", found=_count(connection, blind_pairs, blind_pairs.c.cluster == actor), cure=again)
             words = or_(turns.c.completion != "", turns.c.actor.is_not(None), turns.c.payload_segment.is_not(None))
             yield Trace(place="shells with words", found=_count(connection, turns, turns.c.erased_at.is_not(None) & words), cure=again)
             said = observations.c.inference_id.in_(erased)

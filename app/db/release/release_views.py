@@ -7,6 +7,7 @@ from sqlalchemy import Engine, select
 from app.db.engine import reading
 from app.db.release.alarms import read_alarms
 from app.db.release.audit import Verification, entries, verify
+from app.db.release.pairs import read_preference
 from app.db.release.pointer import read_history, read_pointer
 from app.db.release.releases import read_approvals, read_frozen, read_release
 from app.db.tables import circuit_breakers, cycles, deployment_pointer, gate_results, quarantine, release_history
@@ -20,12 +21,13 @@ class SqlReleaseViews:
         self._engine = engine
 
     def release(self, release_id: str) -> dict[str, Any]:
-        """A release with its way, every gate's newest answer, the approvals that stand, and the alarms about it. Raises `NotFound`."""
+        """A release with its way, every gate's newest answer, what people judged blind, approvals and alarms. Raises `NotFound`."""
         with reading(self._engine) as connection:
             found = read_release(connection, release_id)
             steps = connection.execute(
                 select(release_history).where(release_history.c.release_id == release_id).order_by(release_history.c.generation)
             )
+            judged = read_preference(connection, release_id)
             answers = connection.execute(select(gate_results).where(gate_results.c.release_id == release_id).order_by(gate_results.c.id))
             return {
                 **row_of(found),
@@ -33,6 +35,7 @@ class SqlReleaseViews:
                 "plan": found.config.get("plan", {}),
                 "history": [dict(row._mapping) for row in steps],
                 "gates": list({row.gate: dict(row._mapping) for row in answers}.values()),
+                "preference": {**vars_of(judged), "told": judged.sentence()},
                 "approvals": [vars_of(approval) for approval in read_approvals(connection, release_id)],
                 "alarms": [vars_of(alarm) for alarm in read_alarms(connection, found.policy, release_id=release_id)],
             }

@@ -17,6 +17,7 @@ from app.db.release import audit, webhooks
 from app.db.release import pointer as pointers
 from app.db.release.alarms import end_alarms, insert_alarm, read_alarms
 from app.db.release.done import once
+from app.db.release.pairs import insert_vote, read_pair, read_scored, read_votes
 from app.db.tables import (
     approvals,
     circuit_breakers,
@@ -31,6 +32,7 @@ from app.domain.ids import utc_now, uuid7
 from app.domain.people import CREDENTIAL_REST
 from app.domain.release.alarms import UNTIL, Alarm, AlarmKind
 from app.domain.release.gates import GateName, GateResult, Verdict
+from app.domain.release.pairs import BlindPair, BlindVote
 from app.domain.release.releases import MOVES, Approval, Pointer, Release, ReleaseState
 from app.domain.telemetry.events import Topic
 
@@ -210,6 +212,18 @@ class SqlReleaseTransaction:
 
     def approvals(self, release_id: str) -> list[Approval]:
         return read_approvals(self._connection, release_id)
+
+    def pair(self, pair_id: str) -> BlindPair:
+        return read_pair(self._connection, pair_id)
+
+    def count_pairs(self, release_id: str) -> int:
+        return len(read_scored(self._connection, release_id))
+
+    def votes(self, release_id: str) -> list[BlindVote]:
+        return read_votes(self._connection, release_id)
+
+    def add_vote(self, pair: BlindPair, vote: BlindVote) -> None:
+        insert_vote(self._connection, pair, vote)
 
     def add_approval(self, approval: Approval) -> None:
         row = {column.name: getattr(approval, column.name) for column in approvals.c if column.name != "voided_at"}

@@ -10,6 +10,7 @@ from app.db.access.keys import SqlKeys
 from app.db.access.people import SqlPeople
 from app.db.engine import expected_to_answer, reading
 from app.db.release import audit as chain
+from app.db.release import pairs
 from app.db.release.alarms import read_alarms
 from app.db.release.pointer import good_versions, read_pointer
 from app.db.sight import data, labels, needs, releases
@@ -34,6 +35,7 @@ from app.domain.access import ApiKey
 from app.domain.people import Person
 from app.domain.release.alarms import Alarm
 from app.domain.release.gates import GateResult
+from app.domain.release.pairs import BlindPair, BlindVote, Preference
 from app.domain.release.releases import Approval, AuditEntry, Pointer, Release
 from app.domain.release.sums import Sums
 from app.domain.sight import (
@@ -182,6 +184,21 @@ class SqlPages:
             return releases.read_reach(connection, policy, digest)
 
     # --- versions
+
+    def preference(self, release_id: str) -> Preference:
+        """What people judged blind."""
+        with self._reading() as connection:
+            return pairs.read_preference(connection, release_id)
+
+    def judging(self, release_id: str) -> tuple[list[str], list[BlindVote]]:
+        """Ids of the release's blind pairs, and every vote about them."""
+        with self._reading() as connection:
+            return [pair.id for pair in pairs.read_scored(connection, release_id)], pairs.read_votes(connection, release_id)
+
+    def pair(self, pair_id: str) -> BlindPair:
+        """Raises `NotFound`."""
+        with self._reading() as connection:
+            return pairs.read_pair(connection, pair_id)
 
     def versions(self, policy: str, *, after: str | None = None, limit: int = PAGE) -> Page[VersionInfo]:
         """Newest first."""

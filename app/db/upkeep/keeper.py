@@ -1,6 +1,7 @@
 """One process at a time keeps house, under a lease: every class of `[retention]` in its turn, step by step, until nothing is old any more.
 
-    identities ──▶ outbox ──▶ dead letters ──▶ segments ──▶ turns ──▶ labels ──▶ exposures ──▶ stray observations; segments are merged
+    identities ──▶ outbox ──▶ dead letters ──▶ segments ──▶ turns ──▶ blind pairs ──▶ labels ──▶ exposures ──▶ stray observations;
+    segments are merged
 
 Every step is one short transaction, fenced by the lease where the state database is written. Inbox rows need no fence: only what was
 applied long ago is deleted, and that is true whoever looks.
@@ -147,6 +148,7 @@ class SqlUpkeep:
             yield "segments", self._segments(before, fence)
         if (before := self._before(kept.turns_days)) is not None:
             yield "turns", self._moving(self._turns(before), fence)
+            yield "blind_pairs", self._emptying(self._at_most(past.retire_pairs, before), fence)
         for policy in self._policies():
             if (before := self._before(kept.labels_days)) is not None:
                 yield "labels", self._moving(self._labels(policy, before), fence)

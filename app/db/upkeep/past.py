@@ -13,8 +13,9 @@ from sqlalchemy import Connection, Row, delete, exists, func, select
 from app.db import locks
 from app.db.chunks import one_of, pair_of
 from app.db.ingestion.observations import ORPHAN
-from app.db.tables import batch_items, exposures, labels, observations, retractions, turns
+from app.db.tables import batch_items, blind_pairs, exposures, labels, observations, releases, retractions, turns
 from app.db.upkeep.needs import Needs
+from app.domain.release.releases import IN_FLIGHT
 
 
 def retire_turns(
@@ -111,6 +112,15 @@ def retire_exposures(connection: Connection, policy: str, needed: Needs, *, befo
     if ids:
         connection.execute(delete(exposures).where(one_of(connection, exposures.c.id, ids)))
     return len(ids)
+
+
+def retire_pairs(connection: Connection, *, before: datetime, limit: int) -> int:
+    """Delete the questions and answers of old blind pairs whose release is over; returns how many. The votes stay: they hold no words."""
+    c = blind_pairs.c
+    at_work = select(releases.c.id).where(releases.c.state.in_([state.value for state in IN_FLIGHT]))
+    old = select(c.id).where(c.kept_at < before, c.release_id.not_in(at_work)).order_by(c.kept_at).limit(limit)
+    ids = list(connection.execute(old).scalars())
+    return connection.execute(delete(blind_pairs).where(one_of(connection, c.id, ids))).rowcount if ids else 0
 
 
 def oldest(connection: Connection) -> dict[str, datetime | None]:

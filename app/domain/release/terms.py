@@ -18,6 +18,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     approval_ttl_s: float = 14_400.0
     high_tier: bool = False
     """Two people have to approve, always."""
+    judges: int = 1
+    """So many people share the votes on blind pairs that count: nobody has more than their part."""
     breaker_rollbacks: int = 2
     """So many rollbacks within `breaker_window_s` freeze promotions."""
     breaker_window_s: float = 86_400.0

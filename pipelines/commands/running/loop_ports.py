@@ -135,6 +135,7 @@ def offline_gate(settings: Settings, config: OfflineConfig, *, sealed: bool = Fa
         config=config, suites=tuple(load_suite(suite, folder=folder, week=week, sealed=sealed) for suite in chosen),
         connect=lambda: connected(settings), scores=wiring.score_book(settings), progress=wiring.progress_log(settings),
         judge=open_judge(config), examination=examination(config), clock=utc_now, gate=GateName.SEALED if sealed else GateName.OFFLINE,
+        pairs=wiring.pair_book(settings),
     )  # fmt: skip
 
 
@@ -161,7 +162,9 @@ def judges_of(settings: Settings, config: LoopConfig, policies: dict[str, Policy
     def ask_offline(case: Case) -> GateResult:
         offline, policy = offline_gate(settings, config.offline), case.candidate.policy
         learned = wiring.learned_answers(settings, policy, batch=case.run.batch_id)
-        return offline.decide(policy=policy, candidate=case.candidate.digest, champion=case.champion.digest, learned=learned)
+        return offline.decide(
+            policy=policy, candidate=case.candidate.digest, champion=case.champion.digest, learned=learned, release=case.release.id
+        )  # fmt: skip
 
     def ask_off_policy(case: Case) -> GateResult:
         return off_policy.decide(policy=case.candidate.policy, candidate=case.candidate.digest, champion=case.champion.digest)

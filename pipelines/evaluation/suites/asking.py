@@ -41,6 +41,8 @@ class Asking:
     progress: ProgressLog
     judge: JudgeModel | None
     examination: Examination
+    heard: Callable[[Suite, Task, int, str, str], None] = lambda suite, task, sample, digest, text: None
+    """Hears every answer as it comes: the suite, the task, which sample, of which version, the text."""
 
     async def ask(self, policy: str, suites: tuple[Suite, ...], versions: tuple[str, ...], *, draw: str) -> dict[str, tuple[Scores, ...]]:
         """Scores by suite, one array per version in their order. `draw` names the comparison and decides every seed.
@@ -57,6 +59,7 @@ class Asking:
             nonlocal done
             async with places:
                 text, asked_at = await self._answer(engines, request_of(policy, digest, suite, task, sample, draw))
+                self.heard(suite, task, sample, digest, text)
                 score = await asyncio.to_thread(grade, task.grader, text, examination=self.examination, judge=self.judge)
             began.append(asked_at)
             done += 1

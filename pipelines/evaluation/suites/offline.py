@@ -40,6 +40,7 @@ from pipelines.evaluation.statistics.paired import (
     rule_of_three,
 )
 from pipelines.evaluation.suites.asking import Asking, Scores
+from pipelines.evaluation.suites.blind import Hearing, PairBook, as_evidence, pairs_of
 from pipelines.evaluation.suites.contamination import contaminated
 from pipelines.evaluation.suites.execution import Examination
 from pipelines.evaluation.suites.graders import JudgeModel
@@ -78,17 +79,22 @@ class OfflineGate:
     """Where `execute` tasks are graded."""
     clock: Clock
     gate: GateName = GateName.OFFLINE
+    pairs: PairBook | None = None
+    """Where both versions' answers are kept for people to judge blind; None keeps none."""
 
-    def decide(self, *, policy: str, candidate: str, champion: str, learned: Iterable[str] = ()) -> GateResult:
+    def decide(
+        self, *, policy: str, candidate: str, champion: str, learned: Iterable[str] = (), release: str | None = None
+    ) -> GateResult:  # fmt: skip
         """Judge a candidate (digest) against the champion (digest). Never raises what an operator could act on: it is inconclusive.
 
-        Tasks whose solution is in `learned` (the texts that the candidate was trained on) count for neither.
+        Tasks whose solution is in `learned` (the texts that the candidate was trained on) count for neither. Pairs for people are kept
+        with the `release`.
         """
+        known = contaminated([task for suite in self.suites for task in suite.tasks], learned)
         try:
-            scores = self._asked(policy, champion=champion, candidate=candidate)
+            scores = self._asked(policy, champion=champion, candidate=candidate, release=release, known=known)
         except (RatchetError, ValueError) as error:
             return self._result(candidate, Verdict.INCONCLUSIVE, f"the suites could not be run: {error}", {})
-        known = contaminated([task for suite in self.suites for task in suite.tasks], learned)
         suites = tuple(clean for suite in self.suites if (clean := _without(suite, known)).tasks)
         scores = {s.config.name: _rows(s, known, scores[s.config.name]) for s in self.suites}
         levels = {s.config.name: self._level(policy, s) for s in suites if s.config.kind is SuiteClass.CORE}
@@ -96,29 +102,41 @@ class OfflineGate:
         evidence = {s.config.name: _suite_evidence(s, *scores[s.config.name], judged=judged[s.config.name]) for s in suites}
         evidence["sandbox"] = self.examination.describe()
         evidence["contaminated"] = known
+        if self.pairs is not None and release is not None:
+            evidence["blind_pairs"] = as_evidence(self.pairs.of(release))
         return self._result(candidate, *verdict_of(judged), evidence)
 
     def _level(self, policy: str, suite: Suite) -> float:
         """What the month has left for one more candidate."""
         return level_now(self.scores.tested(policy, suite.config.name, gate=self.gate, since=self.clock() - MONTH))
 
-    def _asked(self, policy: str, *, champion: str, candidate: str) -> dict[str, Compared]:
+    def _asked(
+        self, policy: str, *, champion: str, candidate: str, release: str | None, known: Mapping[str, str]
+    ) -> dict[str, Compared]:  # fmt: skip
         """(champion's, candidate's) scores by suite: those of this comparison, where an earlier attempt has them, else drawn now."""
         draw = content_hash([self.config.seed, champion, candidate])
         versions = (champion, candidate)
-        known = {s.config.name: self._known(s, draw, versions) for s in self.suites}
-        missing = tuple(s for s in self.suites if known[s.config.name] is None)
+        before = {s.config.name: self._known(s, draw, versions) for s in self.suites}
+        missing, hearing = tuple(s for s in self.suites if before[s.config.name] is None), Hearing()
         asking = Asking(
-            config=self.config, connect=self.connect, progress=self.progress, judge=self.judge, examination=self.examination
+            config=self.config, connect=self.connect, progress=self.progress, judge=self.judge, examination=self.examination,
+            heard=hearing,
         )  # fmt: skip
         try:
             drawn = asyncio.run(asking.ask(policy, missing, versions, draw=draw)) if missing else {}
         except* (RatchetError, ValueError) as failed:
             raise Unavailable(str(failed.exceptions[0])) from failed
+        if self.pairs is not None and release is not None and not self.pairs.of(release):  # before the scores: a kill in between asks again
+            asked = {name: (scores[0], scores[1]) for name, scores in drawn.items()}
+            kept = pairs_of(
+                hearing, missing, asked, release=release, policy=policy, champion=champion, candidate=candidate, draw=draw,
+                most=self.config.blind_pairs, without=known,
+            )  # fmt: skip
+            self.pairs.keep(kept, at=self.clock())
         for suite in missing:
             for digest, scores in zip(versions, drawn[suite.config.name], strict=True):
                 self.scores.save(digest, _key(suite, draw), scores.tolist(), at=self.clock())
-        return {name: scores or (drawn[name][0], drawn[name][1]) for name, scores in known.items()}
+        return {name: scores or (drawn[name][0], drawn[name][1]) for name, scores in before.items()}
 
     def _known(self, suite: Suite, draw: str, versions: tuple[str, str]) -> Compared | None:
         champion, candidate = (self.scores.find(digest, _key(suite, draw)) for digest in versions)

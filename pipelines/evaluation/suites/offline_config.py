@@ -55,6 +55,9 @@ class OfflineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     min_power: float = 0.60
     """A core suite that an equal candidate would pass less often is refused, and so is a safety suite too small for its limit; 0 switches
     the refusal off."""
+    blind_pairs: int = 40
+    """So many questions of the suites, drawn by lot where the two versions answered differently, are kept with both answers for people to
+    judge without knowing which is which (docs/console.md); 0 keeps none."""
     seed: int = 2026
     concurrency: int = 32
     """Answers asked of the engines at a time."""

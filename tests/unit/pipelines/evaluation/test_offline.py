@@ -2,18 +2,22 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from app.domain.errors import Unavailable
 from app.domain.release.assignment import unit_interval
 from app.domain.release.gates import Verdict
+from app.domain.release.pairs import BlindPair
 from app.domain.telemetry.serving import GenerateRequest, GenerationChunk
 from app.domain.telemetry.turns import FinishReason
 from app.sandbox.processes import ProcessBoxes
+from pipelines.evaluation.suites.blind import Hearing, as_evidence, pairs_of
 from pipelines.evaluation.suites.execution import Examination
 from pipelines.evaluation.suites.offline import OfflineGate, judge_suites, verdict_of
 from pipelines.evaluation.suites.offline_config import OfflineConfig, SuiteClass, SuiteConfig
@@ -223,3 +227,52 @@ def test_advisory_suites_alone_never_pass_a_candidate() -> None:
     judged = suite(10, kind=SuiteClass.ADVISORY)
     verdict, _ = verdict_of(judge_suites((judged,), {"known": (np.zeros((10, 2)), np.ones((10, 2)))}, seed=1))
     assert verdict is Verdict.INCONCLUSIVE
+
+
+class KeptPairs:
+    """The `PairBook` port in a list."""
+
+    def __init__(self) -> None:
+        self.kept: list[BlindPair] = []
+
+    def keep(self, pairs: list[BlindPair], *, at: datetime) -> None:
+        self.kept += pairs
+
+    def of(self, release_id: str) -> list[BlindPair]:
+        return [pair for pair in self.kept if pair.release_id == release_id]
+
+
+def test_where_the_versions_answered_differently_both_answers_are_kept_for_people() -> None:
+    engines, book = AnsweringEngines({"champion": solved(*range(30)), "candidate": solved(*range(20, 40))}), KeptPairs()
+    asked = replace(gate(engines, suite()), pairs=book)
+    result = asked.decide(policy="p", candidate="candidate", champion="champion", release="r1")
+    # tasks 0-19 only the champion solves, 30-39 only the candidate, 20-29 both: 30 questions with different answers
+    assert len(book.kept) == 30
+    assert {pair.task for pair in book.kept} == {f"t{n}" for n in (*range(20), *range(30, 40))}
+    one = next(pair for pair in book.kept if pair.task == "t35")
+    assert (one.champion_answer, one.candidate_answer, one.champion_score, one.candidate_score) == ("no", "yes", 0.0, 1.0)
+    assert result.evidence["blind_pairs"] == as_evidence(book.kept)
+    changed = [replace(book.kept[0], candidate_answer="another"), *book.kept[1:]]
+    assert as_evidence(changed) != as_evidence(book.kept), "an answer that is changed afterwards changes the evidence"
+    book_of_few = KeptPairs()
+    few = replace(asked, pairs=book_of_few, scores=RememberedScores(), config=OfflineConfig(engine_wait_s=0.0, blind_pairs=7))
+    few.decide(policy="p", candidate="candidate", champion="champion", release="r2")
+    assert len(book_of_few.kept) == 7
+
+
+def test_a_question_is_kept_once_and_one_that_was_trained_on_never() -> None:
+    engines, book = AnsweringEngines({"champion": set(), "candidate": solved(*range(40))}), KeptPairs()
+    double = suite(4)
+    again = tuple(msgspec.structs.replace(task, id=f"{task.id}:quality") for task in double.tasks)
+    asked = replace(gate(engines, Suite(config=double.config, tasks=(*double.tasks, *again))), pairs=book)
+    asked.decide(policy="p", candidate="candidate", champion="champion", release="r1")
+    assert sorted(pair.messages[0]["content"] for pair in book.kept) == ["t0", "t1", "t2", "t3"]
+    hearing = Hearing()
+    for task in double.tasks:
+        for digest, text in (("champion", "no"), ("candidate", "yes")):
+            hearing(double, task, 0, digest, text)
+    scores = {"known": (np.zeros((4, 2)), np.ones((4, 2)))}
+    made = pairs_of(
+        hearing, [double], scores, release="r", policy="p", champion="champion", candidate="candidate", draw="d", most=9, without={"t1"}
+    )
+    assert {pair.task for pair in made} == {"t0", "t2", "t3"}

@@ -1,0 +1,87 @@
+"""Blind pairs and the votes about them, in SQL."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Row, insert, select
+
+from app.db.engine import insert_or_ignore, reading, writing
+from app.db.ingestion.observations import JOINED
+from app.db.tables import blind_pairs, blind_votes, observations
+from app.domain.errors import NotFound
+from app.domain.release.pairs import BlindPair, BlindVote, Favoured, Preference, ScoredPair, preference_of
+
+SOURCE = "blind"
+"""Of the gold observations that votes are: no client can send under it."""
+NAME = "blind_preference"
+
+
+class SqlPairs:
+    """Keeps pairs for the offline gate."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def keep(self, pairs: Sequence[BlindPair], *, at: datetime) -> None:
+        """Store pairs; those that are there stay as they are."""
+        if pairs:
+            with writing(self._engine) as connection:
+                connection.execute(insert_or_ignore(connection, blind_pairs), [{**vars(pair), "kept_at": at} for pair in pairs])
+
+    def of(self, release_id: str) -> list[BlindPair]:
+        """All of a release, by id."""
+        with reading(self._engine) as connection:
+            return read_pairs(connection, release_id)
+
+
+def read_pairs(connection: Connection, release_id: str) -> list[BlindPair]:
+    """All of a release, by id."""
+    query = select(blind_pairs).where(blind_pairs.c.release_id == release_id).order_by(blind_pairs.c.id)
+    return [BlindPair(**{k: v for k, v in row._mapping.items() if k != "kept_at"}) for row in connection.execute(query)]
+
+
+def read_pair(connection: Connection, pair_id: str) -> BlindPair:
+    """By id. Raises `NotFound`."""
+    row = connection.execute(select(blind_pairs).where(blind_pairs.c.id == pair_id)).one_or_none()
+    if row is None:
+        raise NotFound("there is no such pair: open the page again")
+    return BlindPair(**{k: v for k, v in row._mapping.items() if k != "kept_at"})
+
+
+def read_scored(connection: Connection, release_id: str) -> list[ScoredPair]:
+    """All of a release, without their words."""
+    c = blind_pairs.c
+    rows = connection.execute(select(c.id, c.champion_score, c.candidate_score).where(c.release_id == release_id).order_by(c.id))
+    return [ScoredPair(**row._mapping) for row in rows]
+
+
+def read_votes(connection: Connection, release_id: str) -> list[BlindVote]:
+    """All about a release, in the order in which they came."""
+    c = blind_votes.c
+    rows = connection.execute(select(blind_votes).where(c.release_id == release_id).order_by(c.voted_at, c.pair_id, c.voter))
+    return [_vote(row) for row in rows]
+
+
+def _vote(row: Row[Any]) -> BlindVote:
+    return BlindVote(
+        pair_id=row.pair_id, voter=row.voter, favoured=Favoured(row.favoured), candidate_left=row.candidate_left, counted=row.counted,
+        proven=row.proven, voted_at=row.voted_at,
+    )  # fmt: skip
+
+
+def read_preference(connection: Connection, release_id: str) -> Preference:
+    """What the votes about a release come to."""
+    return preference_of(read_scored(connection, release_id), read_votes(connection, release_id))
+
+
+def insert_vote(connection: Connection, pair: BlindPair, vote: BlindVote) -> None:
+    """The vote's row, and beside it the gold observation that it is: about no turn, so it is joined to none."""
+    connection.execute(insert(blind_votes).values(**vars(vote), release_id=pair.release_id))
+    said = {"favoured": vote.favoured.value, "counted": vote.counted, "suite": pair.suite, "task": pair.task, "release": pair.release_id}
+    connection.execute(
+        insert(observations).values(
+            source=SOURCE, id=f"{pair.id}:{vote.voter}"[:200], policy=pair.policy, inference_id=pair.id, name=NAME, value=said,
+            occurred_at=vote.voted_at, received_at=vote.voted_at, actor=vote.voter[:64], tags={"gold": "true"}, status=JOINED,
+        )
+    )  # fmt: skip
