@@ -4,6 +4,8 @@
     postgres_url    a fresh database on a real PostgreSQL server
     database_url    the test runs twice, once on each
 
+    sqlite_engine, postgres_engine, engine    opened on them, and closed after the test
+
 A worker of pytest-xdist has its own server; it starts with the first test that asks for it.
 """
 
@@ -13,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,6 +23,9 @@ from hypothesis import HealthCheck, settings
 from tests.parts import pytest_configure, pytest_sessionfinish, pytest_terminal_summary, pytest_testnodedown
 
 __all__ = ["pytest_configure", "pytest_sessionfinish", "pytest_terminal_summary", "pytest_testnodedown"]  # hooks: what ran, at the end
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
 
 # Hypothesis allows an example 200 ms and calls slow drawing unhealthy; beside other jobs on two cores both say nothing about the code.
 settings.register_profile("shared-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -50,6 +56,36 @@ def postgres_url(new_postgres_database: NewDatabase) -> Iterator[str]:
     """The URL of a fresh, migrated PostgreSQL database, dropped after the test."""
     with new_postgres_database() as url:
         yield url
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator["Engine"]:
+    """An engine on either kind of database: whatever asks for it runs twice."""
+    with _opened(database_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def sqlite_engine(sqlite_url: str) -> Iterator["Engine"]:
+    """An engine on a fresh SQLite file."""
+    with _opened(sqlite_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def postgres_engine(postgres_url: str) -> Iterator["Engine"]:
+    """An engine on a fresh PostgreSQL database."""
+    with _opened(postgres_url) as opened:
+        yield opened
+
+
+@contextmanager
+def _opened(url: str) -> Iterator["Engine"]:
+    from app.db.engine import open_engine  # here, because a test without a database must not pay for SQLAlchemy
+
+    opened = open_engine(url)
+    yield opened
+    opened.dispose()
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,12 @@
 """The book of rollouts on both databases: who holds which, and that it is closed once."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import Engine
 from sqlalchemy.exc import IntegrityError
 
-from app.db.engine import open_engine
 from app.db.learning.rollouts import SqlRollouts
 from app.domain.errors import LeaseLost
 from app.domain.ids import uuid7
@@ -18,10 +17,8 @@ DONE = Closed(outcome=Outcome.SOLVED, reward=1.0, duration_s=2.5, turns=3, flags
 
 
 @pytest.fixture
-def book(database_url: str) -> Iterator[SqlRollouts]:
-    engine = open_engine(database_url)
-    yield SqlRollouts(engine)
-    engine.dispose()
+def book(engine: Engine) -> SqlRollouts:
+    return SqlRollouts(engine)
 
 
 def rollouts(count: int) -> list[Rollout]:

@@ -16,6 +16,7 @@ from urllib.parse import urljoin
 import httpx
 import pytest
 from fastapi import APIRouter, Depends, Request
+from sqlalchemy import Engine
 from starlette.responses import Response
 from starlette.testclient import TestClient
 
@@ -23,7 +24,6 @@ from app.access import SESSION_COOKIE, FormTokens, SignIn
 from app.access.oidc import Oidc, Registration
 from app.api.entry.doorkeeper import Doorkeeper, read_form
 from app.console.entrance import Entrance
-from app.db.engine import open_engine
 from app.domain.ids import utc_now
 from app.domain.people import Role
 from app.main import create_app
@@ -97,10 +97,8 @@ def issuer(modules: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture
-def town(sqlite_url: str) -> Iterator[Town]:
-    engine = open_engine(sqlite_url)
-    yield Town(engine, utc_now)
-    engine.dispose()
+def town(sqlite_engine: Engine) -> Town:
+    return Town(sqlite_engine, utc_now)
 
 
 def service(town: Town, issuer: str) -> TestClient:

@@ -1,7 +1,6 @@
 """What the API reads from the database: running episodes, counters, backlog, reports, and which events were accepted."""
 
 import asyncio
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -20,13 +19,6 @@ from app.domain.errors import Unavailable
 from app.domain.telemetry.events import CloudEvent, EventType, Exposure, Observation
 from tests.fakes.clock import FrozenClock
 from tests.fakes.gateway import CANDIDATE, CHAMPION, NOON
-
-
-@pytest.fixture
-def database(database_url: str) -> Iterator[Engine]:
-    engine = open_engine(database_url)
-    yield engine
-    engine.dispose()
 
 
 def exposure(number: int, **changes: Any) -> Exposure:
@@ -48,11 +40,11 @@ def turn(number: int, **changes: Any) -> dict[str, Any]:
     return given | changes
 
 
-def test_a_running_episode_is_its_newest_exposure_and_its_summaries(database: Engine) -> None:
-    with writing(database) as connection:
+def test_a_running_episode_is_its_newest_exposure_and_its_summaries(engine: Engine) -> None:
+    with writing(engine) as connection:
         insert_exposures(connection, [exposure(1, arm="champion", digest=CHAMPION), exposure(2)])
         connection.execute(insert(turns), [turn(3, kind="summary", tags={"summary_messages": "2"}), turn(1), turn(2, kind="summary")])
-    episodes = SqlEpisodes(database)
+    episodes = SqlEpisodes(engine)
     state = episodes.find("ep", "composer")
     assert state is not None
     assert (state.arm.digest, state.arm.stage, state.arm.probability, state.last_inference_id) == (CANDIDATE, "canary-1", 0.25, "i2")
@@ -61,13 +53,13 @@ def test_a_running_episode_is_its_newest_exposure_and_its_summaries(database: En
     assert episodes.find("ep", "tab") is None, "what another policy served is not its conversation"
 
 
-def test_reports_count_what_is_there(database: Engine) -> None:
+def test_reports_count_what_is_there(engine: Engine) -> None:
     clock = FrozenClock(NOON + timedelta(minutes=1))
     label: dict[str, Any] = {
         "revision": 1, "current": True, "policy": "composer", "version": CHAMPION, "terms": [], "rule_set": "r", "segment": "task=a",
         "actor": None, "held_out": False, "finished_at": NOON, "labelled_at": NOON,
     }  # fmt: skip
-    with writing(database) as connection:
+    with writing(engine) as connection:
         connection.execute(insert(turns), [turn(1, labelled_at=NOON), turn(2, labelled_at=NOON), turn(3)])
         count_turns(connection, [("composer", CHAMPION)] * 3)
         count_labelled(connection, [("composer", CHAMPION)] * 2)
@@ -83,7 +75,7 @@ def test_reports_count_what_is_there(database: Engine) -> None:
             {"source": "api", "id": "o", "inference_id": "i", "name": "undo", "value": True, "occurred_at": NOON, "received_at": NOON,
              "tags": {}, "status": "parked"},
         )  # fmt: skip
-    reads = SqlReads(database, database, clock=clock)
+    reads = SqlReads(engine, engine, clock=clock)
     report = reads.labels_report("composer")
     assert (report["turns"], report["labelled"], report["eligible"], report["exclusions"]) == (3, 2, 1, {"no_consent": 1})
     assert report["per_version"] == [{"version": CHAMPION, "labels": 2, "mean_reward": 0.5}]
@@ -93,15 +85,15 @@ def test_reports_count_what_is_there(database: Engine) -> None:
     assert (reads.runs(None, 5), reads.versions("composer", 5)) == ([], [])
 
 
-def test_an_accepted_event_is_known_from_the_inbox_and_after_it(database: Engine) -> None:
+def test_an_accepted_event_is_known_from_the_inbox_and_after_it(engine: Engine) -> None:
     observation = Observation(id="o1", inference_id="i", name="rating", value={"a": [1]}, occurred_at=NOON, source="api")
-    door = SqlInbox(database, min_free_bytes=0)
+    door = SqlInbox(engine, min_free_bytes=0)
     event = CloudEvent(
         id="o1", source="api", type=EventType.OBSERVATION, time=NOON, key="i", data=msgspec.json.encode(observation)
     )  # fmt: skip
     asyncio.run(door.append([event]))
     door.close()
-    reads = SqlReads(database, database, clock=FrozenClock(NOON))
+    reads = SqlReads(engine, engine, clock=FrozenClock(NOON))
     assert reads.seen("api", ["o1", "o2"]) == {"o1"}
     assert reads.seen("sdk:x", ["o1"]) == set()
     assert reads.observation("api", "o1") == observation
@@ -110,7 +102,7 @@ def test_an_accepted_event_is_known_from_the_inbox_and_after_it(database: Engine
         (observation, "accepted", False)
     ]
     assert reads.about(inference_ids=["i"], policy="tab") == []
-    with writing(database) as connection:
+    with writing(engine) as connection:
         connection.execute(inbox.delete())
         row = {name: getattr(observation, name) for name in Observation.__struct_fields__}
         connection.execute(insert(observations), row | {"received_at": NOON, "status": "joined"})

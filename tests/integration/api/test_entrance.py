@@ -2,7 +2,6 @@
 
 import html
 import re
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -15,7 +14,6 @@ from app.access import FORM_COOKIE, SESSION_COOKIE, FormTokens, SignIn, local_pa
 from app.api.entry.doorkeeper import Doorkeeper, read_form
 from app.console.entrance import Entrance
 from app.db.access.keys import SqlKeys
-from app.db.engine import open_engine
 from app.domain.access import Scope
 from app.domain.people import Action, Role, Visitor
 from app.main import create_app
@@ -28,15 +26,8 @@ HERE = "https://testserver"
 
 
 @pytest.fixture
-def engine(sqlite_url: str) -> Iterator[Engine]:
-    engine = open_engine(sqlite_url)
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture
-def town(engine: Engine) -> Town:
-    return Town(engine, FrozenClock())
+def town(sqlite_engine: Engine) -> Town:
+    return Town(sqlite_engine, FrozenClock())
 
 
 def service(town: Town) -> TestClient:

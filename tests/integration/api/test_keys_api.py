@@ -1,25 +1,16 @@
 """Keys over HTTP on a real database: as on the command line, never wider than the key that makes them."""
 
-from collections.abc import Iterator
-
 import pytest
 from sqlalchemy import Engine, select
 from starlette.testclient import TestClient
 
 from app.api import keys
 from app.db.access.keys import SqlKeys
-from app.db.engine import open_engine, reading
+from app.db.engine import reading
 from app.db.tables import audit
 from app.domain.access import Scope
 from app.main import create_app
 from tests.fakes.gateway import collaborators, policy_config
-
-
-@pytest.fixture
-def engine(sqlite_url: str) -> Iterator[Engine]:
-    engine = open_engine(sqlite_url)
-    yield engine
-    engine.dispose()
 
 
 def service(engine: Engine) -> tuple[TestClient, SqlKeys]:
@@ -32,10 +23,10 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def test_a_key_is_made_shown_once_listed_used_and_revoked(engine: Engine) -> None:
-    _, book = service(engine)
+def test_a_key_is_made_shown_once_listed_used_and_revoked(sqlite_engine: Engine) -> None:
+    _, book = service(sqlite_engine)
     _, admin = book.create(name="ops", scopes=[Scope.ADMIN])
-    client, _ = service(engine)
+    client, _ = service(sqlite_engine)
     asked = {"name": "editor", "scopes": ["ingest"], "policy": "composer", "rate_per_s": 5, "expires_days": 1}
     made = client.post("/v1/keys", json=asked, headers=bearer(admin))
     assert made.status_code == 201
@@ -45,19 +36,19 @@ def test_a_key_is_made_shown_once_listed_used_and_revoked(engine: Engine) -> Non
     assert (newest["prefix"], newest["name"], newest["scopes"], newest["usable"]) == (made.json()["prefix"], "editor", ["ingest"], True)
     ended = client.delete(f"/v1/keys/{newest['prefix']}", headers=bearer(admin))
     assert (ended.status_code, ended.json()["usable"]) == (200, False)
-    with reading(engine) as connection:
+    with reading(sqlite_engine) as connection:
         said = [(row.actor, row.action) for row in connection.execute(select(audit)) if row.subject == newest["prefix"]]
     assert said == [("service:ops", "key.created"), ("service:ops", "key.revoked")]
 
 
-def test_a_key_is_rotated_with_an_overlap_in_which_both_are_good(engine: Engine) -> None:
-    _, book = service(engine)
+def test_a_key_is_rotated_with_an_overlap_in_which_both_are_good(sqlite_engine: Engine) -> None:
+    _, book = service(sqlite_engine)
     _, admin = book.create(name="ops", scopes=[Scope.ADMIN])
-    client, _ = service(engine)
+    client, _ = service(sqlite_engine)
     old, new = (client.post("/v1/keys", json={"name": "editor", "scopes": ["read"]}, headers=bearer(admin)).json() for _ in range(2))
 
     def statuses() -> list[int]:
-        client, _ = service(engine)  # which reads the keys as they are
+        client, _ = service(sqlite_engine)  # which reads the keys as they are
         return [client.get("/v1/runs", headers=bearer(made["key"])).status_code for made in (old, new)]
 
     assert statuses() == [200, 200]
@@ -65,11 +56,11 @@ def test_a_key_is_rotated_with_an_overlap_in_which_both_are_good(engine: Engine)
     assert statuses() == [401, 200]
 
 
-def test_a_key_of_one_policy_makes_sees_and_ends_keys_of_that_policy_alone(engine: Engine) -> None:
-    _, book = service(engine)
+def test_a_key_of_one_policy_makes_sees_and_ends_keys_of_that_policy_alone(sqlite_engine: Engine) -> None:
+    _, book = service(sqlite_engine)
     _, tab = book.create(name="tab ops", scopes=[Scope.ADMIN], policy="tab")
     other, _ = book.create(name="composer's", scopes=[Scope.READ], policy="composer")
-    client, _ = service(engine)
+    client, _ = service(sqlite_engine)
     for policy, status in (("composer", 403), ("tab", 201), (None, 201)):
         body = {"name": "n", "scopes": ["read"]} | ({} if policy is None else {"policy": policy})
         assert client.post("/v1/keys", json=body, headers=bearer(tab)).status_code == status
@@ -85,19 +76,19 @@ WRONG = [
 
 
 @pytest.mark.parametrize("body", WRONG)
-def test_a_wrong_key_is_refused_by_name(engine: Engine, body: dict[str, object]) -> None:
-    _, book = service(engine)
+def test_a_wrong_key_is_refused_by_name(sqlite_engine: Engine, body: dict[str, object]) -> None:
+    _, book = service(sqlite_engine)
     _, admin = book.create(name="ops", scopes=[Scope.ADMIN])
-    client, _ = service(engine)
+    client, _ = service(sqlite_engine)
     assert client.post("/v1/keys", json=body, headers=bearer(admin)).status_code == 400
     assert len(book.history()) == 1
 
 
-def test_others_make_no_keys_and_an_open_service_is_not_closed_by_whoever_is_let_in(engine: Engine) -> None:
-    client, book = service(engine)
+def test_others_make_no_keys_and_an_open_service_is_not_closed_by_whoever_is_let_in(sqlite_engine: Engine) -> None:
+    client, book = service(sqlite_engine)
     assert client.post("/v1/keys", json={"name": "n", "scopes": ["admin"]}).status_code == 403
     assert book.history() == []
     _, ingest = book.create(name="product", scopes=[Scope.INGEST, Scope.READ, Scope.RELEASE])
-    client, _ = service(engine)
+    client, _ = service(sqlite_engine)
     for ask in (client.get("/v1/keys", headers=bearer(ingest)), client.delete("/v1/keys/rk_x", headers=bearer(ingest))):
         assert ask.status_code == 403

@@ -1,6 +1,6 @@
 """Batches are cut from real rows, on both databases, by several at once."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from app.db.engine import open_engine, writing
+from app.db.engine import writing
 from app.db.learning.batches import SqlBatchStore
 from app.db.tables import batch_items
 from app.domain.errors import Held
@@ -21,13 +21,6 @@ from tests.integration.batching.rows import NOON, add_turn, add_version
 
 T = TypeVar("T")
 CONFIG = BatchingConfig(min_turns=2)
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = open_engine(database_url)
-    yield engine
-    engine.dispose()
 
 
 def cut(engine: Engine, *, slot: int = 0, config: BatchingConfig = CONFIG, minutes: int = 60, champion: str = "champion") -> BatchManifest:

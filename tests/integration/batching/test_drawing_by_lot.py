@@ -1,13 +1,12 @@
 """A cut reads what it needs, however much waits; and what it reads is a fair and repeatable draw."""
 
 from collections import Counter
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
 from sqlalchemy import Engine, event, func, select, update
 
-from app.db.engine import open_engine, reading, writing
+from app.db.engine import reading, writing
 from app.db.learning.batches import SqlBatchStore
 from app.db.learning.labels import count_trainable
 from app.db.tables import labels, turns
@@ -22,11 +21,9 @@ CONFIG = BatchingConfig(min_turns=4, max_turns=40)
 
 
 @pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    opened = open_engine(database_url)
-    fill(opened, YEAR)
-    yield opened
-    opened.dispose()
+def engine(engine: Engine) -> Engine:
+    fill(engine, YEAR)
+    return engine
 
 
 def drawn(engine: Engine, slot: int, at_most: int = 80) -> list[LabelledTurn]:

@@ -1,13 +1,12 @@
 """What becomes of a batch's labels under every end that its cycle, its run and its candidate's release can have."""
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, insert, select
 
-from app.db.engine import open_engine, reading, writing
+from app.db.engine import reading, writing
 from app.db.learning.batches import SqlBatchStore
 from app.db.learning.lineage import versions_that_saw
 from app.db.tables import cycles, gate_results, labels, releases, returned_items, training_runs, turns
@@ -20,12 +19,10 @@ CANDIDATE = "candidate"
 
 
 @pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = open_engine(database_url)
+def engine(engine: Engine) -> Engine:
     for number in range(4):
         add_turn(engine, f"turn-{number}", reward=number, actor=f"actor-{number}")
-    yield engine
-    engine.dispose()
+    return engine
 
 
 def cut(engine: Engine, slot: int, **config: Any) -> BatchManifest:

@@ -1,13 +1,10 @@
 """Over a day of slots nearly everything people said is learned from, also what they said while an update was on its way."""
 
-from collections.abc import Iterator
 from datetime import timedelta
 
-import pytest
 from sqlalchemy import Engine
 
 from app.db.console import SqlOperations
-from app.db.engine import open_engine
 from app.db.learning.batches import SqlBatchStore
 from app.db.learning.runs import SqlRunStore
 from pipelines.batching import BatchingConfig, cut_batch
@@ -19,13 +16,6 @@ PROMOTED_MIN = 210
 WAIT_MIN = 30
 EVERY_MIN = 20
 SLOTS = 6
-
-
-@pytest.fixture
-def engine(sqlite_url: str) -> Iterator[Engine]:
-    engine = open_engine(sqlite_url)
-    yield engine
-    engine.dispose()
 
 
 def champion_at(minute: int) -> str:
@@ -51,14 +41,14 @@ def a_day(engine: Engine, config: BatchingConfig) -> float:
     return share
 
 
-def test_nine_in_ten_labels_are_used_under_the_default_staleness(engine: Engine) -> None:
-    assert a_day(engine, BatchingConfig(min_turns=2)) >= 0.9
+def test_nine_in_ten_labels_are_used_under_the_default_staleness(sqlite_engine: Engine) -> None:
+    assert a_day(sqlite_engine, BatchingConfig(min_turns=2)) >= 0.9
 
 
-def test_with_no_staleness_most_of_what_people_said_is_thrown_away(engine: Engine) -> None:
-    assert a_day(engine, BatchingConfig(min_turns=2, staleness=0)) < 0.5
+def test_with_no_staleness_most_of_what_people_said_is_thrown_away(sqlite_engine: Engine) -> None:
+    assert a_day(sqlite_engine, BatchingConfig(min_turns=2, staleness=0)) < 0.5
 
 
-def test_there_is_no_share_where_nothing_could_teach(engine: Engine) -> None:
-    assert SqlRunStore(engine).labels_used_share("unknown") is None
-    assert SqlOperations(engine, engine).labels_used_share("composer") is None
+def test_there_is_no_share_where_nothing_could_teach(sqlite_engine: Engine) -> None:
+    assert SqlRunStore(sqlite_engine).labels_used_share("unknown") is None
+    assert SqlOperations(sqlite_engine, sqlite_engine).labels_used_share("composer") is None

@@ -1,13 +1,12 @@
 """Practice beside production: labelled by the same rules, let in by a share, whole groups at a time, measured against the group."""
 
 from collections import Counter
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
 from sqlalchemy import Engine
 
-from app.db.engine import open_engine, reading
+from app.db.engine import reading
 from app.db.learning.batches import SqlBatchStore
 from app.db.tables import batches
 from app.domain.errors import BadConfig, Held
@@ -20,13 +19,11 @@ from tests.integration.batching.rows import NOON, add_turn, add_version
 
 
 @pytest.fixture
-def engine(sqlite_url: str) -> Iterator[Engine]:
-    opened = open_engine(sqlite_url)
-    add_version(opened, "older")
-    add_version(opened, "before", parent="older")
-    add_version(opened, "champion", parent="before")
-    yield opened
-    opened.dispose()
+def engine(sqlite_engine: Engine) -> Engine:
+    add_version(sqlite_engine, "older")
+    add_version(sqlite_engine, "before", parent="older")
+    add_version(sqlite_engine, "champion", parent="before")
+    return sqlite_engine
 
 
 def practise(engine: Engine, group: str, rewards: list[float], *, turns: int = 1, version: str = "champion", **more: object) -> None:

@@ -1,13 +1,12 @@
 """Whose word decided a turn's outcome, read from real rows on both databases."""
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, insert
 
-from app.db.engine import open_engine, writing
+from app.db.engine import writing
 from app.db.learning.batches import SqlBatchStore
 from app.db.tables import observations
 from app.domain.learning.batches import Voice
@@ -16,11 +15,9 @@ from tests.integration.batching.rows import NOON, add_turn, add_version
 
 
 @pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = open_engine(database_url)
+def engine(engine: Engine) -> Engine:
     add_version(engine, "champion")
-    yield engine
-    engine.dispose()
+    return engine
 
 
 def say(engine: Engine, name: str, *, actor: str | None, minute: int = 0, retracted: bool = False, **target: Any) -> None:

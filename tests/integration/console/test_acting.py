@@ -2,15 +2,13 @@
 
 import re
 import threading
-from collections.abc import Iterator
 from html import unescape
 from typing import Any
 
-import pytest
 from sqlalchemy import Engine, func, select
 from starlette.testclient import TestClient
 
-from app.db.engine import open_engine, reading
+from app.db.engine import reading
 from app.db.tables import approvals, audit
 from app.domain.people import Visitor
 from app.domain.release.releases import ReleaseState
@@ -20,20 +18,6 @@ from tests.integration.console.deployment import deploy
 
 CANDIDATE = "release-2"
 BOBBY = Visitor(actor=BOB, actions=OPERATOR.actions, policy=None)
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    opened = open_engine(database_url)
-    yield opened
-    opened.dispose()
-
-
-@pytest.fixture
-def quick(sqlite_url: str) -> Iterator[Engine]:
-    opened = open_engine(sqlite_url)
-    yield opened
-    opened.dispose()
 
 
 def form(client: TestClient, act: str, subject: str = CANDIDATE) -> dict[str, str]:
@@ -103,10 +87,10 @@ def test_a_browser_beside_a_terminal_gives_one_approval_and_says_what_happened_s
     assert count(engine, "approvals") == 1
 
 
-def test_what_the_pointer_did_meanwhile_is_said_and_nothing_is_rolled_back_unseen(quick: Engine) -> None:
-    room = deploy(quick)
+def test_what_the_pointer_did_meanwhile_is_said_and_nothing_is_rolled_back_unseen(sqlite_engine: Engine) -> None:
+    room = deploy(sqlite_engine)
     room.desk.approve(CANDIDATE, approver=BOB, evidence=room.desk.find(CANDIDATE).evidence_digest or "")
-    client = browser(quick, room.desk)
+    client = browser(sqlite_engine, room.desk)
     stale = form(client, "roll_back", "release-1")
     room.desk.promote(room.desk.begin_promotion(CANDIDATE).id)
     answer = send(client, "roll_back", stale | {"reason": "it does harm"}, "release-1")
@@ -116,9 +100,9 @@ def test_what_the_pointer_did_meanwhile_is_said_and_nothing_is_rolled_back_unsee
     assert room.desk.pointer(POLICY).digest == "v2"
 
 
-def test_a_champion_is_rolled_back_with_people_and_conversations_named(quick: Engine) -> None:
-    room = promoted(quick)
-    client = browser(quick, room.desk)
+def test_a_champion_is_rolled_back_with_people_and_conversations_named(sqlite_engine: Engine) -> None:
+    room = promoted(sqlite_engine)
+    client = browser(sqlite_engine, room.desk)
     page = client.get(f"/console/act/roll_back/{CANDIDATE}")
     assert re.search(r"tiny-v2 → tiny-v1 for 12 people; \d+ open conversations go on with tiny-v1", page.text)
     answer = send(client, "roll_back", fields(page.text))
@@ -134,9 +118,9 @@ def promoted(engine: Engine) -> ReleaseRoom:
     return room
 
 
-def test_who_may_not_act_is_told_who_may_and_nothing_is_done(quick: Engine) -> None:
-    room = deploy(quick)
-    client = browser(quick, room.desk, visitor=VIEWER)
+def test_who_may_not_act_is_told_who_may_and_nothing_is_done(sqlite_engine: Engine) -> None:
+    room = deploy(sqlite_engine)
+    client = browser(sqlite_engine, room.desk, visitor=VIEWER)
     page = client.get(f"/console/act/approve/{CANDIDATE}")
     assert "You may not do this" in page.text
     answer = send(client, "approve", fields(page.text))
@@ -145,21 +129,21 @@ def test_who_may_not_act_is_told_who_may_and_nothing_is_done(quick: Engine) -> N
     assert room.desk.find(CANDIDATE).state is ReleaseState.READY
 
 
-def test_on_an_open_deployment_people_say_who_they_are(quick: Engine) -> None:
-    room = deploy(quick)
-    client = browser(quick, room.desk, visitor=OPEN)
+def test_on_an_open_deployment_people_say_who_they_are(sqlite_engine: Engine) -> None:
+    room = deploy(sqlite_engine)
+    client = browser(sqlite_engine, room.desk, visitor=OPEN)
     filled = form(client, "approve")
     assert "who" in filled
     nameless = send(client, "approve", filled | {"who": " "})
     assert nameless.status_code == 409
     assert "say who you are" in nameless.text
     assert send(client, "approve", filled | {"who": "carol"}).status_code == 303
-    assert count(quick, "approvals", approver="user:carol") == 1
+    assert count(sqlite_engine, "approvals", approver="user:carol") == 1
 
 
-def test_a_form_without_a_reason_or_with_another_s_request_does_nothing(quick: Engine) -> None:
-    room = deploy(quick)
-    client, other = browser(quick, room.desk), browser(quick, room.desk, visitor=BOBBY)
+def test_a_form_without_a_reason_or_with_another_s_request_does_nothing(sqlite_engine: Engine) -> None:
+    room = deploy(sqlite_engine)
+    client, other = browser(sqlite_engine, room.desk), browser(sqlite_engine, room.desk, visitor=BOBBY)
     filled = form(client, "approve")
     assert "needs a reason" in send(client, "approve", filled | {"reason": ""}).text
     assert send(client, "approve", filled | {"generation": "x"}).status_code == 400
@@ -169,9 +153,9 @@ def test_a_form_without_a_reason_or_with_another_s_request_does_nothing(quick: E
     assert room.desk.find(CANDIDATE).state is ReleaseState.APPROVED
 
 
-def test_a_policy_s_key_meets_another_policy_s_release_as_nothing(quick: Engine) -> None:
-    room = deploy(quick)
-    client = browser(quick, room.desk, visitor=Visitor(actor=BOB, actions=OPERATOR.actions, policy="composer"))
+def test_a_policy_s_key_meets_another_policy_s_release_as_nothing(sqlite_engine: Engine) -> None:
+    room = deploy(sqlite_engine)
+    client = browser(sqlite_engine, room.desk, visitor=Visitor(actor=BOB, actions=OPERATOR.actions, policy="composer"))
     for act, subject in (("approve", CANDIDATE), ("unfreeze", POLICY), ("lift", "v2")):
         page = client.get(f"/console/act/{act}/{subject}?policy={POLICY}")
         assert page.status_code == 404, "404, not 403: it does not exist for them"

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from sqlalchemy import Engine, delete, insert, select
 from starlette.testclient import TestClient
 
 from app.db.access.people import SqlPeople
-from app.db.engine import open_engine, reading, writing
+from app.db.engine import reading, writing
 from app.db.learning.rollups import hour_of
 from app.db.tables import audit_head, label_rollups, releases
 from app.domain.ids import utc_now
@@ -29,20 +28,6 @@ PATHS = (
     "/labels/i3", "/data", "/trust", "/audit", "/audit?verify=1", "/act/approve/release-2", "/act/roll_back/release-1",
     "/act/unfreeze/tab", "/act/lift/v2", "/pairs/release-2",
 )  # fmt: skip
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    opened = open_engine(database_url)
-    yield opened
-    opened.dispose()
-
-
-@pytest.fixture
-def quick(sqlite_url: str) -> Iterator[Engine]:
-    opened = open_engine(sqlite_url)
-    yield opened
-    opened.dispose()
 
 
 class Elements(HTMLParser):
@@ -116,11 +101,11 @@ def test_the_candidate_is_shown_with_every_figure_it_rests_on(engine: Engine) ->
 
 
 @pytest.mark.parametrize("name", HOSTILE[:2])
-def test_what_strangers_wrote_is_shown_and_does_nothing(quick: Engine, name: str) -> None:
+def test_what_strangers_wrote_is_shown_and_does_nothing(sqlite_engine: Engine, name: str) -> None:
     """In a version's name, an answer, a comment, a reason, an engine's name, a rule set."""
     word = "\n".join(HOSTILE).replace("\x00", "")  # no database takes a NUL
-    deploy(quick, name=name, word=word)
-    client = browser(quick)
+    deploy(sqlite_engine, name=name, word=word)
+    client = browser(sqlite_engine)
     for path in PATHS:
         answer = client.get(f"/console{path}")
         assert answer.status_code == 200, path
@@ -132,9 +117,9 @@ def test_what_strangers_wrote_is_shown_and_does_nothing(quick: Engine, name: str
     assert "&lt;img" in client.get("/console/labels/i3").text, "nothing is shown: the test shows nothing"
 
 
-def test_a_cell_that_would_be_a_formula_is_none(quick: Engine) -> None:
-    deploy(quick, name="=1+1", word="@SUM(A1)")
-    client = browser(quick)
+def test_a_cell_that_would_be_a_formula_is_none(sqlite_engine: Engine) -> None:
+    deploy(sqlite_engine, name="=1+1", word="@SUM(A1)")
+    client = browser(sqlite_engine)
     for path, sheet in (("/versions", "versions"), ("/data", "letters"), ("/releases", "releases")):
         answer = client.get(f"/console{path}", params={"sheet": sheet, "as": "csv"})
         assert answer.headers["content-type"].startswith("text/csv")
@@ -147,9 +132,9 @@ def test_a_cell_that_would_be_a_formula_is_none(quick: Engine) -> None:
     )
 
 
-def test_every_table_is_a_csv_and_a_json_file_with_the_same_rows(quick: Engine) -> None:
-    deploy(quick)
-    client = browser(quick)
+def test_every_table_is_a_csv_and_a_json_file_with_the_same_rows(sqlite_engine: Engine) -> None:
+    deploy(sqlite_engine)
+    client = browser(sqlite_engine)
     text = shown(client, "/releases/release-2")
     files = re.findall(r'href="([^"]*(?:as=csv|as=json))"', text)
     assert len(files) >= 8
@@ -175,8 +160,8 @@ def test_a_reader_of_one_policy_sees_no_other(engine: Engine) -> None:
     assert own.get("/console/audit.jsonl").status_code == 404
 
 
-def test_a_release_is_found_however_many_came_after_it_and_lists_go_on_by_key(quick: Engine) -> None:
-    room = release_room(quick)
+def test_a_release_is_found_however_many_came_after_it_and_lists_go_on_by_key(sqlite_engine: Engine) -> None:
+    room = release_room(sqlite_engine)
     first = room.ledger.list()[0]
     rows = [
         {
@@ -185,9 +170,9 @@ def test_a_release_is_found_however_many_came_after_it_and_lists_go_on_by_key(qu
         }
         for n in range(1001)
     ]  # fmt: skip
-    with writing(quick) as connection:
+    with writing(sqlite_engine) as connection:
         connection.execute(insert(releases), rows)
-    client = browser(quick)
+    client = browser(sqlite_engine)
     assert client.get("/console/releases/release-1").status_code == 200
     seen: list[str] = []
     address: str | None = "/console/releases"
@@ -199,20 +184,20 @@ def test_a_release_is_found_however_many_came_after_it_and_lists_go_on_by_key(qu
     assert len(seen) == len(set(seen)) == 1002
 
 
-def test_pages_read_rollups_and_never_count_labels(quick: Engine) -> None:
+def test_pages_read_rollups_and_never_count_labels(sqlite_engine: Engine) -> None:
     """A version's labels are told by what was added up, whatever the labels say."""
-    deploy(quick)
-    with writing(quick) as connection:
+    deploy(sqlite_engine)
+    with writing(sqlite_engine) as connection:
         connection.execute(delete(label_rollups).where(label_rollups.c.version == "v2"))
         row = {"policy": POLICY, "version": "v2", "hour": hour_of(utc_now()), "segment": "", "measure": "reward", "n": 7_012}
         connection.execute(insert(label_rollups).values(**row, total=0, squares=0, negative=0))
-    assert "7,012" in shown(browser(quick), "/versions")
+    assert "7,012" in shown(browser(sqlite_engine), "/versions")
 
 
-def test_evidence_is_shown_as_it_was_for_ever(quick: Engine) -> None:
-    room = deploy(quick)
+def test_evidence_is_shown_as_it_was_for_ever(sqlite_engine: Engine) -> None:
+    room = deploy(sqlite_engine)
     release = room.desk.find("release-2")
-    client = browser(quick)
+    client = browser(sqlite_engine)
     before = client.get(f"/console/releases/release-2@{release.evidence_digest}")
     assert before.status_code == 200
     assert "as it was judged" in before.text
@@ -223,40 +208,40 @@ def test_evidence_is_shown_as_it_was_for_ever(quick: Engine) -> None:
     assert client.get("/console/releases/release-2@0123").status_code == 404
 
 
-def test_who_has_access_is_shown_to_who_may_see_it_and_to_nobody_else(quick: Engine) -> None:
-    deploy(quick)
-    SqlPeople(quick).add("zoe", roles=[Role.OPERATOR], by="user:root")
-    text = shown(browser(quick, visitor=ADMIN), "/access")
+def test_who_has_access_is_shown_to_who_may_see_it_and_to_nobody_else(sqlite_engine: Engine) -> None:
+    deploy(sqlite_engine)
+    SqlPeople(sqlite_engine).add("zoe", roles=[Role.OPERATOR], by="user:root")
+    text = shown(browser(sqlite_engine, visitor=ADMIN), "/access")
     assert "zoe" in text
     assert "renew anchor" in text
-    assert browser(quick).get("/console/access").status_code == 404
-    assert "/console/access" not in shown(browser(quick), "")
-    assert "zoe can as well" in shown(browser(quick), "")
-    assert browser(quick, visitor=VIEWER).get("/console/audit").status_code == 404
-    assert "you cannot approve; zoe can as well" in shown(browser(quick, visitor=VIEWER), "/releases/release-2")
+    assert browser(sqlite_engine).get("/console/access").status_code == 404
+    assert "/console/access" not in shown(browser(sqlite_engine), "")
+    assert "zoe can as well" in shown(browser(sqlite_engine), "")
+    assert browser(sqlite_engine, visitor=VIEWER).get("/console/audit").status_code == 404
+    assert "you cannot approve; zoe can as well" in shown(browser(sqlite_engine, visitor=VIEWER), "/releases/release-2")
 
 
-def test_the_proof_of_an_erasure_is_for_admins_and_about_who_was_erased(quick: Engine) -> None:
-    deploy(quick)
-    admin = browser(quick, visitor=ADMIN)
+def test_the_proof_of_an_erasure_is_for_admins_and_about_who_was_erased(sqlite_engine: Engine) -> None:
+    deploy(sqlite_engine)
+    admin = browser(sqlite_engine, visitor=ADMIN)
     assert "/console/erasures/gone" in shown(admin, "/data")
     assert "gone: nothing is left in 1 places" in shown(admin, "/erasures/gone")
     assert admin.get("/console/erasures/somebody").status_code == 404
-    assert browser(quick).get("/console/erasures/gone").status_code == 404
+    assert browser(sqlite_engine).get("/console/erasures/gone").status_code == 404
 
 
-def test_a_page_names_the_newest_audit_entry_for_who_prints_it(quick: Engine) -> None:
-    room = deploy(quick)
+def test_a_page_names_the_newest_audit_entry_for_who_prints_it(sqlite_engine: Engine) -> None:
+    room = deploy(sqlite_engine)
     room.desk.reject("release-2", approver="user:ada", reason="no")
-    with reading(quick) as connection:
+    with reading(sqlite_engine) as connection:
         head = connection.execute(select(audit_head)).one()
-    assert f"audit entry {head.seq} <code>{head.hash[:12]}" in shown(browser(quick), "/releases/release-2")
+    assert f"audit entry {head.seq} <code>{head.hash[:12]}" in shown(browser(sqlite_engine), "/releases/release-2")
 
 
-def test_an_empty_deployment_says_what_to_do_and_what_is_not_there_is_said(quick: Engine) -> None:
-    client = browser(quick)
+def test_an_empty_deployment_says_what_to_do_and_what_is_not_there_is_said(sqlite_engine: Engine) -> None:
+    client = browser(sqlite_engine)
     assert "ratchet up" in client.get("/console").text
-    release_room(quick)
+    release_room(sqlite_engine)
     for path in ("/releases/never", "/versions/never", "/labels/never", "/act/explode/release-1", "/find?q=nothing", "/releases?after=x"):
         answer = client.get(f"/console{path}")
         assert answer.status_code in (400, 404), path
@@ -264,9 +249,9 @@ def test_an_empty_deployment_says_what_to_do_and_what_is_not_there_is_said(quick
     assert client.get("/console/find?q=release-1").headers["location"].startswith("/console/releases/release-1")
 
 
-def test_the_exported_chain_is_verified_without_a_deployment_and_a_changed_word_is_found(quick: Engine, tmp_path: Path) -> None:
-    deploy(quick, word="café \u202e")
-    exported = browser(quick).get("/console/audit.jsonl")
+def test_the_exported_chain_is_verified_without_a_deployment_and_a_changed_word_is_found(sqlite_engine: Engine, tmp_path: Path) -> None:
+    deploy(sqlite_engine, word="café \u202e")
+    exported = browser(sqlite_engine).get("/console/audit.jsonl")
     file = tmp_path / "chain.jsonl"
     file.write_text(exported.text)
     intact = CliRunner().invoke(audit_command, ["verify", str(file)])

@@ -5,12 +5,11 @@ The conformance cases name the bug of another project that they prevent (facts/g
 
 import threading
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import Engine
 
-from app.db.engine import open_engine
 from app.db.learning.cycles import SqlCycles
 from app.db.leases import PER_TIMELINE
 from app.domain.errors import LeaseLost
@@ -24,10 +23,8 @@ CONFIG = ScheduleConfig(slot_s=FIVE_HOURS, lease_s=60, heartbeat_s=15)
 
 
 @pytest.fixture
-def book(database_url: str) -> Iterator[SqlCycles]:
-    engine = open_engine(database_url)
-    yield SqlCycles(engine)
-    engine.dispose()
+def book(engine: Engine) -> SqlCycles:
+    return SqlCycles(engine)
 
 
 class Runs:

@@ -1,7 +1,6 @@
 """What a version was trained on, and which versions saw a person: in SQL on both databases, and as `ratchet lineage` says it."""
 
 import json
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,11 +24,9 @@ POLICY = "composer"
 
 
 @pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = open_engine(database_url)
+def engine(engine: Engine) -> Engine:
     _write(engine)
-    yield engine
-    engine.dispose()
+    return engine
 
 
 def _write(engine: Engine) -> None:

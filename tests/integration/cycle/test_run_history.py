@@ -1,21 +1,11 @@
 """The runs behind a champion's line, on both databases."""
 
-from collections.abc import Iterator
-
-import pytest
 from sqlalchemy import Engine, insert
 
-from app.db.engine import open_engine, reading, writing
+from app.db.engine import reading, writing
 from app.db.learning.run_history import run_history
 from app.db.tables import batches, gate_results, training_runs, versions
 from tests.integration.batching.rows import NOON, add_version
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = open_engine(database_url)
-    yield engine
-    engine.dispose()
 
 
 def _trained(engine: Engine, digest: str, *, parent: str, anchor: str, canary: str | None) -> None:

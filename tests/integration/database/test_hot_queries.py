@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Connection, Engine, event, text
 
 from app.db.access.erasures import SqlEraser
-from app.db.engine import open_engine, writing
+from app.db.engine import writing
 from app.db.ingestion.backlog import SqlBacklog
 from app.db.ingestion.relay import SqlRelayOffice, has_backlog
 from app.db.ingestion.streams import SqlEffects
@@ -69,11 +69,9 @@ class Asked:
 
 
 @pytest.fixture
-def year(database_url: str) -> Iterator[Engine]:
-    engine = open_engine(database_url)
+def year(engine: Engine) -> Engine:
     fill(engine, YEAR)
-    yield engine
-    engine.dispose()
+    return engine
 
 
 def acts(engine: Engine) -> dict[str, Callable[[], object]]:

@@ -1,12 +1,10 @@
 """Labels wait for what was accepted in time and is on its way, on both databases; and for nothing else."""
 
-from collections.abc import Iterator
 from datetime import datetime
 
-import pytest
 from sqlalchemy import Engine, update
 
-from app.db.engine import open_engine, writing
+from app.db.engine import writing
 from app.db.ingestion.backlog import SqlBacklog
 from app.db.ingestion.inbox import SqlInbox
 from app.db.learning.labels import SqlLabels
@@ -16,13 +14,6 @@ from app.domain.telemetry.events import Observation
 from pipelines.labelling.labeller import label_due
 from tests.fakes.served import at, event_of, observation, turn
 from tests.integration.labelling.test_label_book import ONLY_RATING, POLICY, Bench, rule_set
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    opened = open_engine(database_url)
-    yield opened
-    opened.dispose()
 
 
 def accept(engine: Engine, said: Observation, *, received: float) -> None:

@@ -60,10 +60,8 @@ def rule_set(toml: str) -> RuleSet:
 
 
 @pytest.fixture
-def bench(database_url: str) -> Iterator[Bench]:
-    engine = open_engine(database_url)
-    yield Bench(engine)
-    engine.dispose()
+def bench(engine: Engine) -> Bench:
+    return Bench(engine)
 
 
 def test_a_turn_is_labelled_when_its_wait_is_over_and_not_before(bench: Bench) -> None:

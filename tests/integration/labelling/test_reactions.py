@@ -1,13 +1,12 @@
 """What people did with the turns of a batch, read from real rows on both databases, up to what training is handed."""
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, insert, update
 
-from app.db.engine import open_engine, reading, writing
+from app.db.engine import reading, writing
 from app.db.learning.reactions import read_reactions
 from app.db.tables import observations, turns
 from app.domain.learning.corrections import CorrectionKind
@@ -17,11 +16,9 @@ from tests.integration.batching.rows import NOON, add_turn, add_version
 
 
 @pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = open_engine(database_url)
+def engine(engine: Engine) -> Engine:
     add_version(engine, "champion")
-    yield engine
-    engine.dispose()
+    return engine
 
 
 def say(engine: Engine, name: str, value: Any, *, of: str, actor: str | None = None, minute: int = 0, retracted: bool = False) -> None:

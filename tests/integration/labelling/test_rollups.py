@@ -1,14 +1,13 @@
 """Labels added up: after any sequence of revisions, retractions and erasures the rows say what a recount says, on both databases."""
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, delete, insert, select
 
-from app.db.engine import open_engine, reading, writing
+from app.db.engine import reading, writing
 from app.db.ingestion.streams import SqlEffects
 from app.db.learning.labels import SqlLabels
 from app.db.learning.rollups import REWARD, SUCCESS, read_rollups, rebuild, recount
@@ -50,10 +49,8 @@ class Line:
 
 
 @pytest.fixture
-def line(database_url: str) -> Iterator[Line]:
-    engine = open_engine(database_url)
-    yield Line(engine)
-    engine.dispose()
+def line(engine: Engine) -> Line:
+    return Line(engine)
 
 
 def test_the_rows_are_what_a_recount_gives_after_any_sequence(line: Line) -> None:

@@ -13,7 +13,6 @@ import httpx
 import pytest
 from sqlalchemy import Engine
 
-from app.db.engine import open_engine
 from app.db.release.webhooks import SqlWebhookBook
 from app.domain.errors import BadRequest
 from app.domain.ids import utc_now
@@ -29,15 +28,8 @@ SLACK, TEAMS, MAIL = "slack+https://hooks.example/T1", "teams+https://flows.exam
 
 
 @pytest.fixture
-def engine(sqlite_url: str) -> Iterator[Engine]:
-    engine = open_engine(sqlite_url)
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture
-def room(engine: Engine) -> ReleaseRoom:
-    room = release_room(engine)
+def room(sqlite_engine: Engine) -> ReleaseRoom:
+    room = release_room(sqlite_engine)
     room.clock.now = utc_now()
     return room
 
@@ -69,8 +61,8 @@ def titles(channel: Channel) -> list[str]:
     return [body["text"].split("\n")[0] for body in channel.news()]
 
 
-def test_a_channel_hears_what_somebody_has_to_hear_and_nothing_else(engine: Engine, room: ReleaseRoom) -> None:
-    channel = Channel(engine, room, SLACK)
+def test_a_channel_hears_what_somebody_has_to_hear_and_nothing_else(sqlite_engine: Engine, room: ReleaseRoom) -> None:
+    channel = Channel(sqlite_engine, room, SLACK)
     release = room.ready("v2")
     assert titles(channel) == ["*tab: tiny-v2 is READY and waits for people*"], "opened, queued, canary and gates are no news"
     room.desk.approve(release.id, approver="user:ada", evidence=release.evidence_digest or "")
@@ -84,8 +76,8 @@ def test_a_channel_hears_what_somebody_has_to_hear_and_nothing_else(engine: Engi
     assert titles(channel) == ["*tab: tiny-v3 was stopped*"], "what people stop, they know of"
 
 
-def test_what_flaps_is_told_once_and_again_after_a_while(engine: Engine, room: ReleaseRoom) -> None:
-    channel = Channel(engine, room, SLACK)
+def test_what_flaps_is_told_once_and_again_after_a_while(sqlite_engine: Engine, room: ReleaseRoom) -> None:
+    channel = Channel(sqlite_engine, room, SLACK)
 
     def flap() -> list[str]:
         for _ in range(3):
@@ -99,13 +91,13 @@ def test_what_flaps_is_told_once_and_again_after_a_while(engine: Engine, room: R
     assert titles(channel) == ["*tab: alarm gap*"], "another alarm is other news"
     room.clock.advance(6 * 3600 + 1)
     assert len(flap()) == 2
-    other = Channel(engine, room, TEAMS)
+    other = Channel(sqlite_engine, room, TEAMS)
     room.desk.raise_incident(POLICY, release_id=None, reason="limits are burnt")
     assert len(other.news()) == 1, "who has not heard hears, and nobody else"
 
 
-def test_a_doubt_about_what_waits_is_told(engine: Engine, room: ReleaseRoom) -> None:
-    channel = Channel(engine, room, SLACK)
+def test_a_doubt_about_what_waits_is_told(sqlite_engine: Engine, room: ReleaseRoom) -> None:
+    channel = Channel(sqlite_engine, room, SLACK)
     release = room.ready("v2")
     held = answer(GateName.CANARY, "v2", Verdict.INCONCLUSIVE, note="doubt")
     for _ in range(3):
@@ -113,8 +105,8 @@ def test_a_doubt_about_what_waits_is_told(engine: Engine, room: ReleaseRoom) -> 
     assert titles(channel)[1:] == ["*tab: a release is held*"]
 
 
-def test_at_half_of_its_time_somebody_is_reminded_once(engine: Engine, room: ReleaseRoom) -> None:
-    channel = Channel(engine, room, SLACK)
+def test_at_half_of_its_time_somebody_is_reminded_once(sqlite_engine: Engine, room: ReleaseRoom) -> None:
+    channel = Channel(sqlite_engine, room, SLACK)
     release = room.canary("v2")
     passed = answer(GateName.CANARY, "v2")
     passed = type(passed)(**{**vars(passed), "decided_at": room.clock()})
@@ -132,8 +124,8 @@ def test_at_half_of_its_time_somebody_is_reminded_once(engine: Engine, room: Rel
 HOSTILE = "<!channel> *[x](https://evil.example)* <https://evil.example|here>\r\nBcc: all@example.com\u202e"
 
 
-def test_slack_and_teams_show_what_was_written_as_it_was_and_link_to_us(engine: Engine, room: ReleaseRoom) -> None:
-    slack, teams = Channel(engine, room, SLACK), Channel(engine, room, TEAMS)
+def test_slack_and_teams_show_what_was_written_as_it_was_and_link_to_us(sqlite_engine: Engine, room: ReleaseRoom) -> None:
+    slack, teams = Channel(sqlite_engine, room, SLACK), Channel(sqlite_engine, room, TEAMS)
     release = room.canary("v2")
     room.desk.abort(release.id, actor="system:watch", reason=HOSTILE)
     said, card = slack.news()
@@ -148,8 +140,8 @@ def test_slack_and_teams_show_what_was_written_as_it_was_and_link_to_us(engine: 
     assert "\u202e" not in content["body"][1]["text"] + said["text"]
 
 
-def test_a_channel_is_sent_no_signature_and_a_signed_webhook_every_event(engine: Engine, room: ReleaseRoom) -> None:
-    channel, webhook = Channel(engine, room, SLACK), Channel(engine, room, "https://ops.example/hook")
+def test_a_channel_is_sent_no_signature_and_a_signed_webhook_every_event(sqlite_engine: Engine, room: ReleaseRoom) -> None:
+    channel, webhook = Channel(sqlite_engine, room, SLACK), Channel(sqlite_engine, room, "https://ops.example/hook")
     room.queued("v2")
     room.ready("v3")
     channel.courier.deliver_due()
@@ -211,10 +203,10 @@ class Mailbox:
             say("550 nobody here" if self.refuse and line.startswith("RCPT") else "250 fine")
 
 
-def test_a_mail_is_handed_over_once_and_says_what_happened(engine: Engine, room: ReleaseRoom) -> None:
+def test_a_mail_is_handed_over_once_and_says_what_happened(sqlite_engine: Engine, room: ReleaseRoom) -> None:
     box = Mailbox()
     with box.open() as url:
-        channel = Channel(engine, room, MAIL, PostOffice(url=url, sender="ratchet@example.com"))
+        channel = Channel(sqlite_engine, room, MAIL, PostOffice(url=url, sender="ratchet@example.com"))
         release = room.canary("v2")
         room.desk.abort(release.id, actor="system:watch", reason=HOSTILE)
         assert channel.courier.deliver_due() == 1
@@ -231,12 +223,12 @@ def test_a_mail_is_handed_over_once_and_says_what_happened(engine: Engine, room:
     assert f"<{sent[-1]['event_id']}@example.com>" == mail["message-id"]
     room.clock.advance(timedelta(seconds=6).total_seconds())
     with Mailbox().open() as other:
-        late = Channel(engine, room, "mailto:late@example.com", PostOffice(url=other, sender="r@example.com"))
+        late = Channel(sqlite_engine, room, "mailto:late@example.com", PostOffice(url=other, sender="r@example.com"))
         assert late.courier.deliver_due() == 1, "what was refused is tried again"
 
 
-def test_mail_without_a_server_waits_and_says_why(engine: Engine, room: ReleaseRoom) -> None:
-    channel = Channel(engine, room, MAIL)
+def test_mail_without_a_server_waits_and_says_why(sqlite_engine: Engine, room: ReleaseRoom) -> None:
+    channel = Channel(sqlite_engine, room, MAIL)
     room.ready("v2")
     assert channel.courier.deliver_due() == 0
     assert "RATCHET_SMTP" in channel.book.deliveries(channel.hook.id)[0]["last_status"]

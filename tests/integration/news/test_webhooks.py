@@ -1,6 +1,6 @@
 """Webhooks: written with the event, signed with every secret, repeated until they arrive, and never sent into our own network."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 
 import httpx
@@ -9,7 +9,6 @@ from sqlalchemy import Engine, select, update
 from standardwebhooks.webhooks import Webhook as Verifier
 from standardwebhooks.webhooks import WebhookVerificationError
 
-from app.db.engine import open_engine
 from app.db.release.webhooks import SqlWebhookBook, Webhook
 from app.db.tables import webhooks
 from app.domain.errors import BadRequest
@@ -24,15 +23,8 @@ PUBLIC = "93.184.216.34"
 
 
 @pytest.fixture
-def engine(sqlite_url: str) -> Iterator[Engine]:
-    engine = open_engine(sqlite_url)
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture
-def book(engine: Engine) -> SqlWebhookBook:
-    return SqlWebhookBook(engine, SEAL)
+def book(sqlite_engine: Engine) -> SqlWebhookBook:
+    return SqlWebhookBook(sqlite_engine, SEAL)
 
 
 def _hook(book: SqlWebhookBook, *, events: tuple[str, ...] = ("release.canary",), secret: str | None = None) -> Webhook:
@@ -62,8 +54,8 @@ def _room(engine: Engine) -> ReleaseRoom:
     return room
 
 
-def test_a_receiver_gets_the_events_it_asked_for_signed(engine: Engine, book: SqlWebhookBook) -> None:
-    room, secret, receiver = _room(engine), new_secret(), Receiver()
+def test_a_receiver_gets_the_events_it_asked_for_signed(sqlite_engine: Engine, book: SqlWebhookBook) -> None:
+    room, secret, receiver = _room(sqlite_engine), new_secret(), Receiver()
     _hook(book, secret=secret)
     release = room.canary("v2")
     assert _courier(book, room.clock, receiver).deliver_due() == 1
@@ -74,8 +66,8 @@ def test_a_receiver_gets_the_events_it_asked_for_signed(engine: Engine, book: Sq
     assert len(body["data"]["audit"]["hash"]) == 64, "the audit chain is anchored outside the database"
 
 
-def test_a_changed_body_a_replay_and_a_wrong_secret_are_found(engine: Engine, book: SqlWebhookBook) -> None:
-    room, secret, receiver = _room(engine), new_secret(), Receiver()
+def test_a_changed_body_a_replay_and_a_wrong_secret_are_found(sqlite_engine: Engine, book: SqlWebhookBook) -> None:
+    room, secret, receiver = _room(sqlite_engine), new_secret(), Receiver()
     _hook(book, secret=secret)
     room.canary("v2")
     _courier(book, room.clock, receiver).deliver_due()
@@ -88,37 +80,37 @@ def test_a_changed_body_a_replay_and_a_wrong_secret_are_found(engine: Engine, bo
         Verifier(secret).verify(body, {**headers, "webhook-timestamp": str(int(headers["webhook-timestamp"]) - 3600)})
 
 
-def test_the_database_holds_no_secret_that_could_sign(engine: Engine, book: SqlWebhookBook) -> None:
+def test_the_database_holds_no_secret_that_could_sign(sqlite_engine: Engine, book: SqlWebhookBook) -> None:
     hook = _hook(book, secret=(secret := new_secret()))
     book.set_secrets(hook.id, [newer := new_secret(), secret])
-    with engine.connect() as connection:
+    with sqlite_engine.connect() as connection:
         stored = [str(row) for row in connection.execute(select(webhooks))]
     assert not [row for row in stored if secret in row or newer in row or secret.removeprefix("whsec_") in row]
     assert book.find(hook.id).secrets == (newer, secret)
 
 
-def test_a_sealed_secret_opens_with_its_key_and_for_its_receiver_alone(engine: Engine, book: SqlWebhookBook) -> None:
+def test_a_sealed_secret_opens_with_its_key_and_for_its_receiver_alone(sqlite_engine: Engine, book: SqlWebhookBook) -> None:
     mine, other = _hook(book), _hook(book)
-    with engine.begin() as connection:
+    with sqlite_engine.begin() as connection:
         sealed = connection.execute(select(webhooks.c.sealed).where(webhooks.c.id == mine.id)).scalar_one()
         connection.execute(update(webhooks).where(webhooks.c.id == other.id).values(sealed=sealed))
     assert book.find(other.id).secrets == (), "moved to another receiver it opens as nothing"
-    stranger = SqlWebhookBook(engine, Seal(keys=lambda: ("another key",)))
+    stranger = SqlWebhookBook(sqlite_engine, Seal(keys=lambda: ("another key",)))
     assert stranger.find(mine.id).secrets == ()
-    rotated = SqlWebhookBook(engine, Seal(keys=lambda: ("a newer key", *SEAL.keys())))
+    rotated = SqlWebhookBook(sqlite_engine, Seal(keys=lambda: ("a newer key", *SEAL.keys())))
     assert rotated.find(mine.id).secrets == mine.secrets
 
 
-def test_what_cannot_be_signed_is_not_sent_and_says_why(engine: Engine, book: SqlWebhookBook) -> None:
+def test_what_cannot_be_signed_is_not_sent_and_says_why(sqlite_engine: Engine, book: SqlWebhookBook) -> None:
     hook, receiver = _hook(book), Receiver()
-    stranger = SqlWebhookBook(engine, Seal(keys=lambda: ("another key",)))
+    stranger = SqlWebhookBook(sqlite_engine, Seal(keys=lambda: ("another key",)))
     status, arrived = _courier(book, FrozenClock(utc_now()), receiver).send_test(stranger.find(hook.id))
     assert (arrived, receiver.requests) == (False, [])
     assert "sealed with another key" in status
 
 
-def test_both_secrets_sign_while_they_are_rotated(engine: Engine, book: SqlWebhookBook) -> None:
-    room, old, new, receiver = _room(engine), new_secret(), new_secret(), Receiver()
+def test_both_secrets_sign_while_they_are_rotated(sqlite_engine: Engine, book: SqlWebhookBook) -> None:
+    room, old, new, receiver = _room(sqlite_engine), new_secret(), new_secret(), Receiver()
     book.set_secrets(_hook(book, secret=old).id, [new, old])
     room.canary("v2")
     _courier(book, room.clock, receiver).deliver_due()
@@ -126,8 +118,8 @@ def test_both_secrets_sign_while_they_are_rotated(engine: Engine, book: SqlWebho
         assert Verifier(secret).verify(receiver.requests[0].content, dict(receiver.requests[0].headers))
 
 
-def test_what_does_not_arrive_is_repeated_with_the_same_id_until_it_does(engine: Engine, book: SqlWebhookBook) -> None:
-    room, receiver = _room(engine), Receiver(500, 429)
+def test_what_does_not_arrive_is_repeated_with_the_same_id_until_it_does(sqlite_engine: Engine, book: SqlWebhookBook) -> None:
+    room, receiver = _room(sqlite_engine), Receiver(500, 429)
     hook = _hook(book)
     room.canary("v2")
     courier = _courier(book, room.clock, receiver)
@@ -142,8 +134,8 @@ def test_what_does_not_arrive_is_repeated_with_the_same_id_until_it_does(engine:
     assert book.deliveries(hook.id)[0]["attempts"] == 3
 
 
-def test_after_days_it_is_given_up_and_stays_on_record(engine: Engine, book: SqlWebhookBook) -> None:
-    room, receiver = _room(engine), Receiver(*[500] * 20)
+def test_after_days_it_is_given_up_and_stays_on_record(sqlite_engine: Engine, book: SqlWebhookBook) -> None:
+    room, receiver = _room(sqlite_engine), Receiver(*[500] * 20)
     hook = _hook(book)
     room.canary("v2")
     courier = _courier(book, room.clock, receiver)
@@ -155,8 +147,8 @@ def test_after_days_it_is_given_up_and_stays_on_record(engine: Engine, book: Sql
     assert (record["delivered_at"], record["next_attempt_at"], record["last_status"]) == (None, None, "500")
 
 
-def test_a_receiver_that_is_gone_is_not_asked_again(engine: Engine, book: SqlWebhookBook) -> None:
-    room, receiver = _room(engine), Receiver(410)
+def test_a_receiver_that_is_gone_is_not_asked_again(sqlite_engine: Engine, book: SqlWebhookBook) -> None:
+    room, receiver = _room(sqlite_engine), Receiver(410)
     hook = _hook(book, events=())
     room.queued("v2")
     courier = _courier(book, room.clock, receiver)
@@ -196,8 +188,8 @@ def test_loopback_is_allowed_on_a_deployment_of_one_machine() -> None:
     check_url("http://127.0.0.1:9/hook", allow_loopback=True, resolve=lambda host: ["127.0.0.1"])
 
 
-def test_a_name_that_moved_into_our_network_is_not_followed(engine: Engine, book: SqlWebhookBook) -> None:
-    room, receiver = _room(engine), Receiver()
+def test_a_name_that_moved_into_our_network_is_not_followed(sqlite_engine: Engine, book: SqlWebhookBook) -> None:
+    room, receiver = _room(sqlite_engine), Receiver()
     hook = _hook(book)
     room.canary("v2")
     client = httpx.Client(transport=httpx.MockTransport(receiver))
@@ -206,8 +198,8 @@ def test_a_name_that_moved_into_our_network_is_not_followed(engine: Engine, book
     assert "private network" in str(book.deliveries(hook.id)[0]["last_status"])
 
 
-def test_a_delivery_goes_to_the_address_that_was_checked_and_asks_no_resolver_again(engine: Engine, book: SqlWebhookBook) -> None:
-    room, receiver, asked = _room(engine), Receiver(), list[str]()
+def test_a_delivery_goes_to_the_address_that_was_checked_and_asks_no_resolver_again(sqlite_engine: Engine, book: SqlWebhookBook) -> None:
+    room, receiver, asked = _room(sqlite_engine), Receiver(), list[str]()
     _hook(book)
     room.canary("v2")
 
@@ -223,8 +215,8 @@ def test_a_delivery_goes_to_the_address_that_was_checked_and_asks_no_resolver_ag
     assert asked == ["ops.example"]
 
 
-def test_a_redirect_is_not_followed_whatever_client_delivers(engine: Engine, book: SqlWebhookBook) -> None:
-    room, asked = _room(engine), list[str]()
+def test_a_redirect_is_not_followed_whatever_client_delivers(sqlite_engine: Engine, book: SqlWebhookBook) -> None:
+    room, asked = _room(sqlite_engine), list[str]()
     hook = _hook(book)
     room.canary("v2")
 

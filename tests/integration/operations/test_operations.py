@@ -1,13 +1,12 @@
 """What the demo's terminal sees is what is in the tables, on both databases."""
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import Connection, Engine, insert
 
 from app.db.console import SqlOperations
-from app.db.engine import open_engine, writing
+from app.db.engine import writing
 from app.db.tables import (
     cycles,
     deployment_pointer,
@@ -24,13 +23,6 @@ from app.db.tables import (
 from app.domain.release.releases import ReleaseState
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    opened = open_engine(database_url)
-    yield opened
-    opened.dispose()
 
 
 @pytest.fixture

@@ -1,13 +1,12 @@
 """What the database knows of the loop, read as metrics: every name of the catalogue, with the values of the rows."""
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, insert
 
-from app.db.engine import open_engine, writing
+from app.db.engine import writing
 from app.db.operations.facts import BACKUP, DRILL, identity, read_fact, write_fact
 from app.db.operations.server import server_state, timeline
 from app.db.operations.sight import SqlSight
@@ -32,13 +31,6 @@ from tests.fakes.clock import FrozenClock
 from tests.fakes.gateway import CHAMPION, NOON
 
 AGO = NOON - timedelta(minutes=1)
-
-
-@pytest.fixture
-def database(database_url: str) -> Iterator[Engine]:
-    engine = open_engine(database_url)
-    yield engine
-    engine.dispose()
 
 
 def cycle(slot: int, status: str) -> dict[str, Any]:
@@ -99,19 +91,19 @@ def fill(engine: Engine) -> None:
         write_fact(connection, DRILL, {}, now=NOON - timedelta(days=8))
 
 
-def test_every_metric_of_the_database_is_told_with_its_labels(database: Engine) -> None:
-    fill(database)
-    readings = SqlSight(database, database, clock=FrozenClock(NOON)).readings()
+def test_every_metric_of_the_database_is_told_with_its_labels(engine: Engine) -> None:
+    fill(engine)
+    readings = SqlSight(engine, engine, clock=FrozenClock(NOON)).readings()
     told = {reading.metric for reading in readings}
-    server = {"ratchet_database_synchronous", "ratchet_database_timeline"} if database.dialect.name == "postgresql" else set[str]()
+    server = {"ratchet_database_synchronous", "ratchet_database_timeline"} if engine.dialect.name == "postgresql" else set[str]()
     assert told == FROM_DATABASE - {"ratchet_database_up", "ratchet_database_synchronous", "ratchet_database_timeline"} | server
     for reading in readings:
         assert set(reading.labels) == set(CATALOGUE[reading.metric].labels), reading
 
 
-def test_the_values_are_those_of_the_rows(database: Engine) -> None:
-    fill(database)
-    found = SqlSight(database, database, clock=FrozenClock(NOON)).readings()
+def test_the_values_are_those_of_the_rows(engine: Engine) -> None:
+    fill(engine)
+    found = SqlSight(engine, engine, clock=FrozenClock(NOON)).readings()
     value = {(r.metric, r.labels.get("status") or r.labels.get("subject") or ""): r.value for r in found}
     assert value["ratchet_cycles_held_in_a_row", ""] == 3, "a skipped slot between held ones is no good one"
     assert value["ratchet_cycles_total", "held"] == 2
@@ -128,14 +120,14 @@ def test_the_values_are_those_of_the_rows(database: Engine) -> None:
     assert value["ratchet_promotions_frozen", ""] == 1
 
 
-def test_an_empty_deployment_is_read_too(database: Engine) -> None:
-    told = {r.metric: r.value for r in SqlSight(database, database, clock=FrozenClock(NOON)).readings()}
+def test_an_empty_deployment_is_read_too(engine: Engine) -> None:
+    told = {r.metric: r.value for r in SqlSight(engine, engine, clock=FrozenClock(NOON)).readings()}
     assert told["ratchet_relay_in_office"] == 0
     assert "ratchet_backup_age_seconds" not in told
 
 
-def test_a_deployment_has_one_id_for_ever(database: Engine) -> None:
-    with writing(database) as connection:
+def test_a_deployment_has_one_id_for_ever(engine: Engine) -> None:
+    with writing(engine) as connection:
         first = identity(connection, now=NOON)
         assert identity(connection, now=NOON + timedelta(days=1)) == first
         write_fact(connection, BACKUP, {"files": 3}, now=NOON)
@@ -143,10 +135,10 @@ def test_a_deployment_has_one_id_for_ever(database: Engine) -> None:
         assert (fact.value, fact.at) == ({"files": 3}, NOON)
 
 
-def test_a_server_says_its_timeline_and_that_nothing_waits_for_a_standby(database: Engine) -> None:
-    with writing(database) as connection:
+def test_a_server_says_its_timeline_and_that_nothing_waits_for_a_standby(engine: Engine) -> None:
+    with writing(engine) as connection:
         state = server_state(connection)
-        if database.dialect.name == "sqlite":
+        if engine.dialect.name == "sqlite":
             assert (state, timeline(connection)) == (None, 0)
         else:
             assert state is not None

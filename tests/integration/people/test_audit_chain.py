@@ -1,27 +1,19 @@
 """The audit chain on both databases: every way to tamper is found, and fifty writers at once do not fork it."""
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import Engine, delete, func, select, update
 
-from app.db.engine import open_engine, reading, writing
+from app.db.engine import reading, writing
 from app.db.release import audit
 from app.db.tables import audit as audit_table
 from app.db.tables import audit_head
 
 AT = datetime(2026, 11, 21, 12, 0, 0, 123_457, tzinfo=UTC)
 WRITERS = 50
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = open_engine(database_url)
-    yield engine
-    engine.dispose()
 
 
 def _append(engine: Engine, number: int) -> None:

@@ -1,6 +1,5 @@
 """People on both databases: who they are, how they get in, and that four eyes count people."""
 
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -8,7 +7,7 @@ from sqlalchemy import Engine, text
 
 from app.access import SignIn
 from app.db.access.keys import SqlKeys
-from app.db.engine import open_engine, reading
+from app.db.engine import reading
 from app.db.release.audit import entries, verify
 from app.domain.errors import BadRequest, DoneAlready, Refused, StaleGeneration
 from app.domain.people import FIRST_LINK_LASTS, SESSION_IDLE, SESSION_LASTS, Role, SignInRefused
@@ -19,20 +18,6 @@ from app.release.basis import Basis
 from tests.fakes.clock import FrozenClock
 from tests.fakes.people import PASSWORD, Town, quick_passwords
 from tests.fakes.releases import ADA, BOB, EVE, POLICY, ReleaseRoom, release_room
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = open_engine(database_url)
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture
-def quick(sqlite_url: str) -> Iterator[Engine]:
-    engine = open_engine(sqlite_url)
-    yield engine
-    engine.dispose()
 
 
 def desk_of(town: Town) -> SignIn:
@@ -169,9 +154,9 @@ def test_an_admin_who_mints_two_people_cannot_approve_with_them(engine: Engine) 
     assert room.desk.approve(release, approver="user:old", evidence=digest).state is ReleaseState.APPROVED
 
 
-def test_a_reset_credential_counts_again_after_a_day(quick: Engine) -> None:
-    room = strict(quick)
-    town = Town(quick, room.clock)
+def test_a_reset_credential_counts_again_after_a_day(sqlite_engine: Engine) -> None:
+    room = strict(sqlite_engine)
+    town = Town(sqlite_engine, room.clock)
     town.person("ada", Role.ADMIN)
     town.person("bob")
     town.people.invite("bob", lasts=timedelta(days=1), by=ADA)
@@ -180,7 +165,7 @@ def test_a_reset_credential_counts_again_after_a_day(quick: Engine) -> None:
     room.clock.advance(3600)
     with pytest.raises(Refused, match="do not count beside each other"):
         room.desk.approve(release, approver=BOB, evidence=digest)
-    later = Town(quick, FrozenClock(room.clock() + timedelta(hours=23)))
+    later = Town(sqlite_engine, FrozenClock(room.clock() + timedelta(hours=23)))
     later.token(later.people.find("bob"))  # of their own: nobody else's hand
     room.clock.advance(23 * 3600)
     newer = room.ready("v3")
@@ -188,9 +173,9 @@ def test_a_reset_credential_counts_again_after_a_day(quick: Engine) -> None:
     assert room.desk.approve(newer.id, approver=BOB, evidence=newer.evidence_digest or "").state is ReleaseState.APPROVED
 
 
-def test_who_edited_the_gates_is_found_under_their_name_on_the_machine_and_behind_a_credential(quick: Engine) -> None:
-    room = strict(quick, approvals=1, edited_by="user:root")
-    town = Town(quick, room.clock)
+def test_who_edited_the_gates_is_found_under_their_name_on_the_machine_and_behind_a_credential(sqlite_engine: Engine) -> None:
+    room = strict(sqlite_engine, approvals=1, edited_by="user:root")
+    town = Town(sqlite_engine, room.clock)
     town.people.add("ada", roles=[Role.ADMIN], os_user="root", by="system:test")
     town.person("bob")
     release, digest = waiting(room)
@@ -201,9 +186,9 @@ def test_who_edited_the_gates_is_found_under_their_name_on_the_machine_and_behin
         room.desk.approve(release, approver=BOB, evidence=digest)
 
 
-def test_votes_are_peoples_too(quick: Engine) -> None:
-    room = strict(quick)
-    town = Town(quick, room.clock)
+def test_votes_are_peoples_too(sqlite_engine: Engine) -> None:
+    room = strict(sqlite_engine)
+    town = Town(sqlite_engine, room.clock)
     town.people.add("ada", roles=[Role.ADMIN], os_user="root", by="system:test")
     room.desk.freeze(POLICY, AlarmKind.GAP, actor="system:watch", reason="alarms")
     assert not room.desk.unfreeze(POLICY, actor=ADA)
@@ -227,8 +212,8 @@ def test_a_request_is_carried_out_once_and_says_so(engine: Engine) -> None:
     assert room.ledger.find(release).state is ReleaseState.APPROVED
 
 
-def test_a_refused_request_was_not_carried_out(quick: Engine) -> None:
-    room = release_room(quick)
+def test_a_refused_request_was_not_carried_out(sqlite_engine: Engine) -> None:
+    room = release_room(sqlite_engine)
     release, digest = waiting(room)
     basis = Basis(actor=ADA, act="approve", subject=release, request_id="r-1")
     with pytest.raises(Refused, match="look at it again"):
@@ -236,8 +221,8 @@ def test_a_refused_request_was_not_carried_out(quick: Engine) -> None:
     assert room.desk.on(basis).approve(release, approver=ADA, evidence=digest).state is ReleaseState.APPROVED
 
 
-def test_an_act_on_what_moved_on_says_what_happened_since(quick: Engine) -> None:
-    room = release_room(quick)
+def test_an_act_on_what_moved_on_says_what_happened_since(sqlite_engine: Engine) -> None:
+    room = release_room(sqlite_engine)
     first = room.champion("v2")
     second = room.champion("v3")
     basis = Basis(actor=ADA, act="roll_back", subject=first.id, generation=2)

@@ -1,13 +1,12 @@
 """The evidence book on both databases: sessions with their turn, first label and timely signals."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from sqlalchemy import Engine, insert, update
 
-from app.db.engine import open_engine, writing
+from app.db.engine import writing
 from app.db.learning.suite_scores import SqlScores
 from app.db.release.evidence import SqlEvidenceBook
 from app.db.tables import labels, observations
@@ -18,13 +17,6 @@ from pipelines.evaluation.counting.evidence import unpacked
 from tests.fakes.releases import POLICY, answer, version
 from tests.fakes.traffic import Behaviour
 from tests.fakes.watching import WatchedRoom, watched_room
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = open_engine(database_url)
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture

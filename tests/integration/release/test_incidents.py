@@ -1,12 +1,10 @@
 """When the place fails and not a version: an alarm, nothing moves, nothing is quarantined; and what people can undo."""
 
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
 from sqlalchemy import Engine
 
-from app.db.engine import open_engine
 from app.db.release.release_views import SqlReleaseViews
 from app.domain.errors import NotFound, Quarantined, Refused
 from app.domain.release.alarms import Alarm, AlarmKind
@@ -18,13 +16,6 @@ from tests.fakes.watching import WatchedRoom, small_gates, watched_room
 
 S = ReleaseState
 DECIDED = frozenset(S) - IN_FLIGHT | {S.READY}
-
-
-@pytest.fixture
-def engine(sqlite_url: str) -> Iterator[Engine]:
-    engine = open_engine(sqlite_url)
-    yield engine
-    engine.dispose()
 
 
 def promoted(world: WatchedRoom, digest: str, behaviour: Behaviour | None = None) -> str:
@@ -54,15 +45,15 @@ def _all_fail(world: WatchedRoom, rate: float) -> None:
 
 
 @pytest.mark.parametrize("holdback", [0.1, 0.0], ids=["holdback", "no holdback"])
-def test_an_infrastructure_incident_rolls_nothing_back_and_ends_by_itself(engine: Engine, holdback: float) -> None:
+def test_an_infrastructure_incident_rolls_nothing_back_and_ends_by_itself(sqlite_engine: Engine, holdback: float) -> None:
     """40 % faults on all versions rolled v5 back to v1 and quarantined all of them within 190 seconds."""
-    world = watched_room(engine, config=small_gates(holdback_first=holdback))
+    world = watched_room(sqlite_engine, config=small_gates(holdback_first=holdback))
     release = promoted(world, "v2")
     _all_fail(world, 0.4)
     serve(world, 12)
     assert world.room.desk.pointer(POLICY).digest == "v2"
     assert world.room.desk.find(release).state is S.CHAMPION
-    assert SqlReleaseViews(engine).deployment(POLICY)["quarantine"] == []
+    assert SqlReleaseViews(sqlite_engine).deployment(POLICY)["quarantine"] == []
     [incident] = alarms(world, AlarmKind.INCIDENT)
     assert (incident.release_id, incident.raised_by, incident.ended_at) == (release, "system:watch", None)
     assert incident.until == "the champion keeps its limits again"
@@ -75,11 +66,11 @@ def test_an_infrastructure_incident_rolls_nothing_back_and_ends_by_itself(engine
     [incident] = alarms(world, AlarmKind.INCIDENT)
     assert incident.ended_by == "system:watch"
     assert world.room.desk.find(waiting.id).state is S.CANARY
-    assert SqlReleaseViews(engine).release(release)["alarms"][0]["end_reason"] == "tiny-v2 keeps its limits again"
+    assert SqlReleaseViews(sqlite_engine).release(release)["alarms"][0]["end_reason"] == "tiny-v2 keeps its limits again"
 
 
-def test_a_healthy_candidate_survives_an_incident(engine: Engine) -> None:
-    world = watched_room(engine)
+def test_a_healthy_candidate_survives_an_incident(sqlite_engine: Engine) -> None:
+    world = watched_room(sqlite_engine)
     release = world.queue("v2", Behaviour())
     world.watch.tick()
     serve(world, 3)
@@ -92,8 +83,8 @@ def test_a_healthy_candidate_survives_an_incident(engine: Engine) -> None:
     assert world.run(release, until=DECIDED).state is S.READY
 
 
-def test_programs_roll_back_three_times_a_day_and_then_people_are_called(engine: Engine) -> None:
-    world = watched_room(engine, config=small_gates(rollbacks_max=1, breaker_rollbacks=50, holdback_first=0.1))
+def test_programs_roll_back_three_times_a_day_and_then_people_are_called(sqlite_engine: Engine) -> None:
+    world = watched_room(sqlite_engine, config=small_gates(rollbacks_max=1, breaker_rollbacks=50, holdback_first=0.1))
     first = promoted(world, "v2")
     world.traffic.behaviours["v2"] = Behaviour(fault=0.9)
     assert world.run(world.room.desk.find(first), until=frozenset({S.ROLLED_BACK})).state is S.ROLLED_BACK
@@ -107,8 +98,8 @@ def test_programs_roll_back_three_times_a_day_and_then_people_are_called(engine:
     assert world.room.desk.pointer(POLICY).digest == "v1"
 
 
-def test_a_quarantine_is_lifted_by_two_people_and_the_version_is_a_target_of_rollbacks_again(engine: Engine) -> None:
-    world = watched_room(engine)
+def test_a_quarantine_is_lifted_by_two_people_and_the_version_is_a_target_of_rollbacks_again(sqlite_engine: Engine) -> None:
+    world = watched_room(sqlite_engine)
     desk = world.room.desk
     release = promoted(world, "v2")
     desk.roll_back(release, actor=ADA, reason="it was the network after all")
@@ -122,7 +113,7 @@ def test_a_quarantine_is_lifted_by_two_people_and_the_version_is_a_target_of_rol
         world.room.queued("v2")
     assert desk.lift(POLICY, "v2", actor=BOB, reason="the network") is True
     assert desk.find(release).state is S.SUPERSEDED
-    views = SqlReleaseViews(engine)
+    views = SqlReleaseViews(sqlite_engine)
     assert views.deployment(POLICY)["quarantine"] == []
     actions = [entry.action for entry in views.audit(subject="v2")]
     assert actions.count("version.lift_vote") == 3
@@ -132,8 +123,8 @@ def test_a_quarantine_is_lifted_by_two_people_and_the_version_is_a_target_of_rol
     assert desk.pointer(POLICY).digest == "v1", "the newest good champion"
 
 
-def test_a_freeze_that_people_lifted_does_not_come_back_for_the_same_finding(engine: Engine) -> None:
-    world = watched_room(engine)
+def test_a_freeze_that_people_lifted_does_not_come_back_for_the_same_finding(sqlite_engine: Engine) -> None:
+    world = watched_room(sqlite_engine)
     desk, release = world.room.desk, promoted(world, "v2")
     assert desk.freeze(POLICY, AlarmKind.MONITORS, actor="system:watch", reason="saturation", release_id=release)
     assert not desk.freeze(POLICY, AlarmKind.MONITORS, actor="system:watch", reason="saturation", release_id=release)
@@ -146,10 +137,11 @@ def test_a_freeze_that_people_lifted_does_not_come_back_for_the_same_finding(eng
     assert desk.freeze(POLICY, AlarmKind.MONITORS, actor="system:watch", reason="saturation", release_id="another release")
 
 
-def test_an_alarm_of_the_anchor_is_used_up_and_the_next_champion_starts_afresh(engine: Engine) -> None:
+def test_an_alarm_of_the_anchor_is_used_up_and_the_next_champion_starts_afresh(sqlite_engine: Engine) -> None:
     """After an anchor alarm three candidates 30 points better were each rolled back 30 seconds after their promotion."""
     world = watched_room(
-        engine, config=small_gates(holdback_s=600.0, anchor_share=0.3, anchor_run_length_slots=50, units_per_look=50, post_margin=0.5)
+        sqlite_engine,
+        config=small_gates(holdback_s=600.0, anchor_share=0.3, anchor_run_length_slots=50, units_per_look=50, post_margin=0.5),
     )
     promoted(world, "v2")
     fallen = promoted(world, "v3")
@@ -166,9 +158,9 @@ def test_an_alarm_of_the_anchor_is_used_up_and_the_next_champion_starts_afresh(e
     assert len(alarms(world, AlarmKind.ANCHOR)) == 1
 
 
-def test_a_release_that_waits_for_people_keeps_its_evidence_while_the_next_canary_runs(engine: Engine) -> None:
+def test_a_release_that_waits_for_people_keeps_its_evidence_while_the_next_canary_runs(sqlite_engine: Engine) -> None:
     """It got no units, was voided after eleven minutes, and an approval given later never promoted."""
-    world = watched_room(engine, config=small_gates(no_data_hold_s=120.0))
+    world = watched_room(sqlite_engine, config=small_gates(no_data_hold_s=120.0))
     release = world.run(world.queue("v2", Behaviour()), until=DECIDED)
     assert release.state is S.READY
     world.queue("v3", Behaviour())
@@ -181,9 +173,9 @@ def test_a_release_that_waits_for_people_keeps_its_evidence_while_the_next_canar
     assert world.room.desk.pointer(POLICY).digest == "v2"
 
 
-def test_three_hundred_people_who_are_always_there_are_no_doubt_about_the_data(engine: Engine) -> None:
+def test_three_hundred_people_who_are_always_there_are_no_doubt_about_the_data(sqlite_engine: Engine) -> None:
     """Everybody was seen, so no new unit came, and the canary ended in ABORT(data)."""
-    world = watched_room(engine, config=small_gates(hold_max_s=900.0, canary_max_s=3600.0))
+    world = watched_room(sqlite_engine, config=small_gates(hold_max_s=900.0, canary_max_s=3600.0))
     release = world.queue("v2", Behaviour())
     world.watch.tick()
     for _ in range(40):
@@ -195,8 +187,8 @@ def test_three_hundred_people_who_are_always_there_are_no_doubt_about_the_data(e
     assert release.state in (S.CANARY, S.INCONCLUSIVE, S.READY), release.reason
 
 
-def test_no_traffic_at_all_still_holds(engine: Engine) -> None:
-    world = watched_room(engine)
+def test_no_traffic_at_all_still_holds(sqlite_engine: Engine) -> None:
+    world = watched_room(sqlite_engine)
     release = world.queue("v2", Behaviour())
     world.watch.tick()
     world.traffic.serve(50)
@@ -206,10 +198,10 @@ def test_no_traffic_at_all_still_holds(engine: Engine) -> None:
     assert any("is there traffic" in result.reason for result in world.room.desk.recorded(release.id).values())
 
 
-def test_a_gap_between_reward_and_gold_freezes_once_and_not_again_after_two_people_lifted_it(engine: Engine) -> None:
+def test_a_gap_between_reward_and_gold_freezes_once_and_not_again_after_two_people_lifted_it(sqlite_engine: Engine) -> None:
     """Two champions running that earn more and are no better; the freeze came back one tick after two people had lifted it."""
     world = watched_room(
-        engine, config=small_gates(holdback_s=3600.0, holdback_first=0.4, anchor_share=0.4, anchor_run_length_slots=10_000)
+        sqlite_engine, config=small_gates(holdback_s=3600.0, holdback_first=0.4, anchor_share=0.4, anchor_run_length_slots=10_000)
     )
     flattering = Behaviour(reward_if_good=0.95, reward_if_bad=0.3)
     promoted(world, "v2", flattering)
@@ -232,11 +224,11 @@ def test_a_gap_between_reward_and_gold_freezes_once_and_not_again_after_two_peop
     serve(world, 2)
     [gap] = alarms(world, AlarmKind.GAP)
     assert gap.ended_by == f"{ADA}, {BOB}"
-    assert SqlReleaseViews(engine).deployment(POLICY)["frozen"] is None
+    assert SqlReleaseViews(sqlite_engine).deployment(POLICY)["frozen"] is None
 
 
-def test_nobody_stays_on_a_reference_that_burns_while_the_champion_is_healthier(engine: Engine) -> None:
-    world = watched_room(engine)
+def test_nobody_stays_on_a_reference_that_burns_while_the_champion_is_healthier(sqlite_engine: Engine) -> None:
+    world = watched_room(sqlite_engine)
     promoted(world, "v2")
     promoted(world, "v3")
     world.traffic.behaviours["v2"] = Behaviour(fault=0.8)
@@ -247,8 +239,8 @@ def test_nobody_stays_on_a_reference_that_burns_while_the_champion_is_healthier(
     assert world.traffic.serve(100) == {"v3": 100}
 
 
-def test_an_anchor_that_is_barred_is_anchor_no_more(engine: Engine) -> None:
-    world = watched_room(engine)
+def test_an_anchor_that_is_barred_is_anchor_no_more(sqlite_engine: Engine) -> None:
+    world = watched_room(sqlite_engine)
     desk, release = world.room.desk, promoted(world, "v2")
     desk.renew_anchor(POLICY, actor=ADA)
     desk.roll_back(release, actor=ADA, reason="harm")
@@ -259,8 +251,8 @@ def test_an_anchor_that_is_barred_is_anchor_no_more(engine: Engine) -> None:
     assert (desk.pointer(POLICY).digest, desk.pointer(POLICY).anchor) == ("v3", "v3")
 
 
-def test_a_doubt_takes_approvals_back_and_its_end_asks_for_new_ones(engine: Engine) -> None:
-    world = watched_room(engine, config=small_gates(approval=ApprovalConfig(n=2, ttl_s=36_000.0)))
+def test_a_doubt_takes_approvals_back_and_its_end_asks_for_new_ones(sqlite_engine: Engine) -> None:
+    world = watched_room(sqlite_engine, config=small_gates(approval=ApprovalConfig(n=2, ttl_s=36_000.0)))
     desk = world.room.desk
     release = world.run(world.queue("v2", Behaviour()), until=DECIDED)
     assert (release.state, release.approvals_needed) == (S.READY, 2)
@@ -269,5 +261,5 @@ def test_a_doubt_takes_approvals_back_and_its_end_asks_for_new_ones(engine: Engi
     serve(world, 1)
     world.room.clock.advance(400)
     world.watch.tick()
-    assert SqlReleaseViews(engine).release(release.id)["approvals"] == [], "labels are overdue: what was approved is in doubt"
+    assert SqlReleaseViews(sqlite_engine).release(release.id)["approvals"] == [], "labels are overdue: what was approved is in doubt"
     assert desk.find(release.id).state is S.READY

@@ -1,14 +1,13 @@
 """The deployment pointer on both databases: compare-and-swap, history, routes."""
 
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import Engine, insert
 
-from app.db.engine import open_engine, reading, writing
+from app.db.engine import reading, writing
 from app.db.release.pointer import SqlRoutes, champion_moved_since, good_versions, read_history, read_pointer, swap_pointer, wanted_versions
 from app.db.tables import quarantine, releases
 from app.domain.errors import StaleGeneration, Unavailable
@@ -19,12 +18,10 @@ FIRST = Pointer(policy="tab", digest="v1", generation=1, previous=None, anchor="
 
 
 @pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = open_engine(database_url)
+def engine(engine: Engine) -> Engine:
     with writing(engine) as connection:
         swap_pointer(connection, FIRST, expected=None, action="bootstrap", actor="system:test", reason=None)
-    yield engine
-    engine.dispose()
+    return engine
 
 
 def _move(engine: Engine, digest: str, *, expected: int, action: str = "promote") -> None:

@@ -1,68 +1,34 @@
 """Releases over HTTP: who may do what, and what the answers say."""
 
-from collections.abc import Iterator
-
 import pytest
-from fastapi import FastAPI
 from sqlalchemy import Engine
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.testclient import TestClient
 
-from app.api import webhooks
-from app.api.entry.access import Access
-from app.api.entry.sessions import Sessions
-from app.api.errors import problem
-from app.api.releases import ReleaseRoom as ApiRoom
-from app.api.releases import router
 from app.db.access.keys import SqlKeys
-from app.db.access.people import SqlPeople
-from app.db.engine import open_engine
 from app.db.release.release_views import SqlReleaseViews
-from app.db.release.webhooks import SqlWebhookBook
 from app.domain.access import Scope
-from app.domain.errors import RatchetError
-from app.domain.ids import utc_now
 from app.domain.people import Role
 from app.domain.release.alarms import AlarmKind
 from app.domain.release.releases import ReleaseState
 from tests.fakes.people import Town
 from tests.fakes.releases import ADA, BOB, POLICY, ReleaseRoom, release_room
-from tests.fakes.sealed import SEAL
+from tests.integration.release.service import release_service
 
 
 @pytest.fixture
-def engine(sqlite_url: str) -> Iterator[Engine]:
-    engine = open_engine(sqlite_url)
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture
-def room(engine: Engine) -> ReleaseRoom:
-    return release_room(engine)
+def room(sqlite_engine: Engine) -> ReleaseRoom:
+    return release_room(sqlite_engine)
 
 
 def _client(engine: Engine, room: ReleaseRoom) -> TestClient:
-    api = ApiRoom(desk=room.desk, releases=room.ledger, views=SqlReleaseViews(engine))
-    app = FastAPI()
-    people = SqlPeople(engine)
-    app.state.access = Access(SqlKeys(engine), clock=utc_now, sessions=Sessions(lambda: ("secret",)), people=people, loopback=True)
+    app = release_service(engine, room, loopback=True)
     app.state.access.load()
-    app.include_router(router(api))
-    app.include_router(webhooks.router(webhooks.WebhookRoom(webhooks=SqlWebhookBook(engine, SEAL), allow_loopback=True)))
-
-    def answer(_request: Request, error: Exception) -> Response:
-        assert isinstance(error, RatchetError)
-        return problem(error).response()
-
-    app.add_exception_handler(RatchetError, answer)
     return TestClient(app)
 
 
 @pytest.fixture
-def client(engine: Engine, room: ReleaseRoom) -> TestClient:
-    return _client(engine, room)
+def client(sqlite_engine: Engine, room: ReleaseRoom) -> TestClient:
+    return _client(sqlite_engine, room)
 
 
 def test_a_person_approves_what_they_looked_at(client: TestClient, room: ReleaseRoom) -> None:
@@ -92,10 +58,10 @@ def test_a_form_of_another_page_cannot_approve(client: TestClient, room: Release
     assert answer.status_code == 415
 
 
-def test_the_approver_is_whose_token_it_is(engine: Engine, room: ReleaseRoom) -> None:
-    town = Town(engine)
+def test_the_approver_is_whose_token_it_is(sqlite_engine: Engine, room: ReleaseRoom) -> None:
+    town = Town(sqlite_engine)
     grace, reader = town.token(town.person("grace")), town.token(town.person("reader", Role.VIEWER))
-    client, release = _client(engine, room), room.ready("v2")
+    client, release = _client(sqlite_engine, room), room.ready("v2")
     url, body = f"/v1/releases/{release.id}/approve", {"evidence_digest": release.evidence_digest}
     assert client.post(url, json=body).status_code == 401
     assert client.post(url, json=body, headers={"authorization": f"Bearer {reader}"}).status_code == 403
@@ -105,9 +71,9 @@ def test_the_approver_is_whose_token_it_is(engine: Engine, room: ReleaseRoom) ->
     assert client.get(f"/v1/releases/{release.id}", headers=mine).json()["approvals"][0]["approver"] == "user:grace"
 
 
-def test_a_key_of_a_program_stops_and_rolls_back_and_decides_nothing(engine: Engine, room: ReleaseRoom) -> None:
-    _, text = SqlKeys(engine).create(name="ada", scopes=[Scope.RELEASE, Scope.READ])
-    client, release = _client(engine, room), room.ready("v2")
+def test_a_key_of_a_program_stops_and_rolls_back_and_decides_nothing(sqlite_engine: Engine, room: ReleaseRoom) -> None:
+    _, text = SqlKeys(sqlite_engine).create(name="ada", scopes=[Scope.RELEASE, Scope.READ])
+    client, release = _client(sqlite_engine, room), room.ready("v2")
     theirs = {"authorization": f"Bearer {text}"}
     url = f"/v1/releases/{release.id}"
     refused = client.post(f"{url}/approve", json={"evidence_digest": release.evidence_digest}, headers=theirs)
@@ -115,12 +81,12 @@ def test_a_key_of_a_program_stops_and_rolls_back_and_decides_nothing(engine: Eng
     assert "speaks for nobody" in refused.json()["error"]["message"]
     assert client.post(f"{url}/reject", json={"reason": "x"}, headers=theirs).status_code == 403
     assert client.post(f"{url}/abort", json={"reason": "x"}, headers=theirs).json()["state"] == "ABORTED"
-    assert SqlReleaseViews(engine).release(release.id)["history"][-1]["actor"] == "service:ada"
+    assert SqlReleaseViews(sqlite_engine).release(release.id)["history"][-1]["actor"] == "service:ada"
 
 
-def test_a_key_of_one_policy_acts_on_no_other(engine: Engine, room: ReleaseRoom) -> None:
-    theirs = Town(engine).bearer("mallory", policy="another")
-    client, release = _client(engine, room), room.ready("v2")
+def test_a_key_of_one_policy_acts_on_no_other(sqlite_engine: Engine, room: ReleaseRoom) -> None:
+    theirs = Town(sqlite_engine).bearer("mallory", policy="another")
+    client, release = _client(sqlite_engine, room), room.ready("v2")
     acts: dict[str, dict[str, str]] = {
         "approve": {"evidence_digest": str(release.evidence_digest)}, "reject": {"reason": "x"}, "abort": {"reason": "x"},
         "rollback": {"reason": "x"},
@@ -132,7 +98,7 @@ def test_a_key_of_one_policy_acts_on_no_other(engine: Engine, room: ReleaseRoom)
         assert client.post(f"/v1/policies/{POLICY}/{act}", json={"reason": "x"}, headers=theirs).status_code == 403, act
     assert client.get(f"/v1/releases/{release.id}", headers=theirs).status_code == 404
     assert room.ledger.find(release.id).state is ReleaseState.READY
-    assert SqlReleaseViews(engine).release(release.id)["approvals"] == []
+    assert SqlReleaseViews(sqlite_engine).release(release.id)["approvals"] == []
 
 
 def test_a_rollback_over_http_moves_the_pointer_at_once(client: TestClient, room: ReleaseRoom) -> None:
@@ -145,16 +111,16 @@ def test_a_rollback_over_http_moves_the_pointer_at_once(client: TestClient, room
     assert [row["action"] for row in shown["history"]] == ["rollback", "promote", "bootstrap"]
 
 
-def test_two_people_lift_a_quarantine_over_http_and_alarms_are_shown_with_their_end(engine: Engine, room: ReleaseRoom) -> None:
+def test_two_people_lift_a_quarantine_over_http_and_alarms_are_shown_with_their_end(sqlite_engine: Engine, room: ReleaseRoom) -> None:
     release = room.champion("v2")
     room.desk.roll_back(release.id, actor="system:watch", reason="harm", alarm=AlarmKind.ANCHOR)
     where, body = f"/v1/policies/{POLICY}/quarantine/v2/lift", {"reason": "the network"}
     for unproven in ({}, {"X-Ratchet-User": "ada"}):
-        refused = _client(engine, room).post(where, json=body, headers=unproven)
+        refused = _client(sqlite_engine, room).post(where, json=body, headers=unproven)
         assert (refused.status_code, "could be two" in refused.json()["error"]["message"]) == (409, True)
-    town = Town(engine)
+    town = Town(sqlite_engine)
     ada, bob = town.bearer("ada"), town.bearer("bob")
-    client = _client(engine, room)
+    client = _client(sqlite_engine, room)
     answers = [client.post(where, json=body, headers=who).json() for who in (ada, ada, bob)]
     assert answers == [{"lifted": False}, {"lifted": False}, {"lifted": True}]
     for who in (ada, bob):
@@ -192,10 +158,10 @@ def test_a_webhooks_secret_is_shown_once_and_rotates(client: TestClient) -> None
     assert client.post("/v1/webhooks", json={"url": "http://169.254.169.254/latest"}).status_code == 400
 
 
-def test_a_key_of_one_policy_neither_reads_nor_acts_on_another_s_releases(engine: Engine, room: ReleaseRoom) -> None:
-    town = Town(engine)
+def test_a_key_of_one_policy_neither_reads_nor_acts_on_another_s_releases(sqlite_engine: Engine, room: ReleaseRoom) -> None:
+    town = Town(sqlite_engine)
     headers = {policy: town.bearer(f"of-{policy}", Role.ADMIN, policy=policy) for policy in (POLICY, "composer")}
-    client, release = _client(engine, room), room.ready("v2")
+    client, release = _client(sqlite_engine, room), room.ready("v2")
     foreign, own = headers["composer"], headers[POLICY]
     yes, why = {"evidence_digest": release.evidence_digest}, {"reason": "mine now"}
     for act, body in (("approve", yes), ("reject", why), ("abort", why), ("rollback", why)):
@@ -211,11 +177,11 @@ def test_a_key_of_one_policy_neither_reads_nor_acts_on_another_s_releases(engine
     assert room.ledger.find(release.id).state == release.state
 
 
-def test_a_key_of_one_policy_has_webhooks_of_its_own(engine: Engine, room: ReleaseRoom) -> None:
-    keys = SqlKeys(engine)
+def test_a_key_of_one_policy_has_webhooks_of_its_own(sqlite_engine: Engine, room: ReleaseRoom) -> None:
+    keys = SqlKeys(sqlite_engine)
     _, own = keys.create(name="own", scopes=[Scope.ADMIN], policy=POLICY)
     _, foreign = keys.create(name="foreign", scopes=[Scope.ADMIN], policy="composer")
-    client = _client(engine, room)
+    client = _client(sqlite_engine, room)
     mine, theirs = {"authorization": f"Bearer {own}"}, {"authorization": f"Bearer {foreign}"}
     made = client.post("/v1/webhooks", json={"url": "http://127.0.0.1:9/hook"}, headers=mine).json()
     assert made["policy"] == POLICY, "what names no policy hears of the key's own"

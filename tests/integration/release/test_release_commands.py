@@ -13,22 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 from click.testing import CliRunner, Result
-from fastapi import FastAPI
 from sqlalchemy import Engine
-from starlette.requests import Request
-from starlette.responses import Response
 
-from app.api.entry.access import Access
-from app.api.entry.sessions import Sessions
-from app.api.errors import problem
-from app.api.releases import ReleaseRoom as ApiRoom
-from app.api.releases import router
-from app.db.access.keys import SqlKeys
-from app.db.access.people import SqlPeople
-from app.db.engine import open_engine
 from app.db.release.release_views import SqlReleaseViews
 from app.domain.errors import RatchetError
-from app.domain.ids import utc_now
 from app.domain.release.alarms import AlarmKind
 from app.domain.release.releases import ReleaseState
 from app.domain.release.terms import Terms
@@ -37,6 +25,7 @@ from pipelines.__main__ import ratchet
 from tests.fakes.gateway import serving
 from tests.fakes.people import Town
 from tests.fakes.releases import POLICY, ReleaseRoom, release_room
+from tests.integration.release.service import release_service
 
 ME = f"user:{pwd.getpwuid(os.getuid()).pw_name}"
 CONFIG = f"""
@@ -48,30 +37,13 @@ base_model = "tiny"
 
 
 @pytest.fixture
-def engine(sqlite_url: str) -> Iterator[Engine]:
-    engine = open_engine(sqlite_url)
-    yield engine
-    engine.dispose()
+def room(sqlite_engine: Engine) -> ReleaseRoom:
+    return release_room(sqlite_engine)
 
 
 @pytest.fixture
-def room(engine: Engine) -> ReleaseRoom:
-    return release_room(engine)
-
-
-@pytest.fixture
-def url(engine: Engine, room: ReleaseRoom) -> Iterator[str]:
-    api = ApiRoom(desk=room.desk, releases=room.ledger, views=SqlReleaseViews(engine))
-    app = FastAPI()
-    app.state.access = Access(SqlKeys(engine), clock=utc_now, sessions=Sessions(lambda: ("secret",)), people=SqlPeople(engine))
-    app.include_router(router(api))
-
-    def answer(_request: Request, error: Exception) -> Response:
-        assert isinstance(error, RatchetError)
-        return problem(error).response()
-
-    app.add_exception_handler(RatchetError, answer)
-    with serving(app) as address:
+def url(sqlite_engine: Engine, room: ReleaseRoom) -> Iterator[str]:
+    with serving(release_service(sqlite_engine, room)) as address:
         yield address
 
 
@@ -101,8 +73,8 @@ def person(engine: Engine, name: str) -> str:
     return town.token(town.person(name))
 
 
-def test_one_person_cannot_be_two_at_a_terminal(terminal: Terminal, engine: Engine, room: ReleaseRoom) -> None:
-    ada, bob = person(engine, "ada"), person(engine, "bob")
+def test_one_person_cannot_be_two_at_a_terminal(terminal: Terminal, sqlite_engine: Engine, room: ReleaseRoom) -> None:
+    ada, bob = person(sqlite_engine, "ada"), person(sqlite_engine, "bob")
     strict = ReleaseDesk(room.ledger, terms=Terms(config_hash="config", approvals=2), clock=room.clock)
     release = replace(room, desk=strict).ready("v2")
     digest = str(release.evidence_digest)
@@ -118,8 +90,8 @@ def test_one_person_cannot_be_two_at_a_terminal(terminal: Terminal, engine: Engi
     assert "is APPROVED" in done.output
 
 
-def test_a_yes_is_bound_to_the_evidence_that_was_named(terminal: Terminal, engine: Engine, room: ReleaseRoom) -> None:
-    ada, release = person(engine, "ada"), room.ready("v2")
+def test_a_yes_is_bound_to_the_evidence_that_was_named(terminal: Terminal, sqlite_engine: Engine, room: ReleaseRoom) -> None:
+    ada, release = person(sqlite_engine, "ada"), room.ready("v2")
     for unnamed in (terminal("approve", release.id, key=ada), terminal("approve", release.id, "--break-glass")):
         assert f"--evidence {release.evidence_digest}" in str(unnamed.exception)
     for way in ((), ("--break-glass",)):
@@ -128,24 +100,26 @@ def test_a_yes_is_bound_to_the_evidence_that_was_named(terminal: Terminal, engin
     assert room.ledger.find(release.id).state is ReleaseState.READY
 
 
-def test_without_a_key_nobody_acts_over_http(terminal: Terminal, engine: Engine, room: ReleaseRoom) -> None:
-    person(engine, "ada")
+def test_without_a_key_nobody_acts_over_http(terminal: Terminal, sqlite_engine: Engine, room: ReleaseRoom) -> None:
+    person(sqlite_engine, "ada")
     release = room.ready("v2")
     refused = terminal("approve", release.id, "--evidence", str(release.evidence_digest))
     assert "401" in str(refused.exception)
 
 
-def test_breaking_the_glass_is_audited_and_acts_as_the_user_of_the_machine(terminal: Terminal, engine: Engine, room: ReleaseRoom) -> None:
+def test_breaking_the_glass_is_audited_and_acts_as_the_user_of_the_machine(
+    terminal: Terminal, sqlite_engine: Engine, room: ReleaseRoom
+) -> None:
     promoted = room.champion("v2")
     back = terminal("rollback", promoted.id, "--reason", "rude", "--break-glass")
     assert back.exit_code == 0, back.exception
     assert room.ledger.find(promoted.id).state is ReleaseState.ROLLED_BACK
-    (broken,) = [entry for entry in SqlReleaseViews(engine).audit(newest=1000) if entry.action == "release.break_glass"]
+    (broken,) = [entry for entry in SqlReleaseViews(sqlite_engine).audit(newest=1000) if entry.action == "release.break_glass"]
     assert (broken.actor, broken.subject, broken.detail["act"], broken.detail["reason"]) == (ME, promoted.id, "rollback", "rude")
 
 
-def test_two_votes_past_the_service_free_nothing(terminal: Terminal, engine: Engine, room: ReleaseRoom) -> None:
-    ada, bob = person(engine, "ada"), person(engine, "bob")
+def test_two_votes_past_the_service_free_nothing(terminal: Terminal, sqlite_engine: Engine, room: ReleaseRoom) -> None:
+    ada, bob = person(sqlite_engine, "ada"), person(sqlite_engine, "bob")
     room.desk.freeze(POLICY, AlarmKind.GAP, actor="system:watch", reason="paid more, no better", release_id="r")
     shown = terminal("alarms", POLICY).output
     assert "gap" in shown
@@ -157,8 +131,8 @@ def test_two_votes_past_the_service_free_nothing(terminal: Terminal, engine: Eng
     assert "user:ada, user:bob" in terminal("alarms", POLICY).output, "who ended it"
 
 
-def test_two_people_lift_a_quarantine(terminal: Terminal, engine: Engine, room: ReleaseRoom) -> None:
-    ada, bob = person(engine, "ada"), person(engine, "bob")
+def test_two_people_lift_a_quarantine(terminal: Terminal, sqlite_engine: Engine, room: ReleaseRoom) -> None:
+    ada, bob = person(sqlite_engine, "ada"), person(sqlite_engine, "bob")
     room.desk.roll_back(room.champion("v2").id, actor="user:eve", reason="all versions failed")
     assert "quarantined v2" in terminal("alarms", POLICY).output
     words = ("lift", POLICY, "v2", "--reason", "it was the network")
@@ -168,8 +142,8 @@ def test_two_people_lift_a_quarantine(terminal: Terminal, engine: Engine, room: 
     assert "0 quarantined versions" in str(terminal(*words, key=ada).exception)
 
 
-def test_every_other_act_goes_both_ways(terminal: Terminal, engine: Engine, room: ReleaseRoom) -> None:
-    ada = person(engine, "ada")
+def test_every_other_act_goes_both_ways(terminal: Terminal, sqlite_engine: Engine, room: ReleaseRoom) -> None:
+    ada = person(sqlite_engine, "ada")
     assert "ABORTED" in terminal("abort", room.queued("v2").id, "--reason", "no", key=ada).output
     assert "REJECTED" in terminal("reject", room.ready("v3").id, "--reason", "no", key=ada).output
     assert "ABORTED" in terminal("abort", room.queued("v4").id, "--reason", "no", "--break-glass").output
@@ -179,8 +153,10 @@ def test_every_other_act_goes_both_ways(terminal: Terminal, engine: Engine, room
     assert "--break-glass" in str(terminal("plant", POLICY, "v1", "--reason", "x").exception)
 
 
-def test_an_act_says_what_it_rests_on_and_is_refused_where_that_moved_on(terminal: Terminal, engine: Engine, room: ReleaseRoom) -> None:
-    ada, promoted = person(engine, "ada"), room.champion("v2")
+def test_an_act_says_what_it_rests_on_and_is_refused_where_that_moved_on(
+    terminal: Terminal, sqlite_engine: Engine, room: ReleaseRoom
+) -> None:
+    ada, promoted = person(sqlite_engine, "ada"), room.champion("v2")
     stale = terminal("rollback", promoted.id, "--reason", "rude", "--generation", "1", key=ada)
     assert isinstance(stale.exception, RatchetError)
     assert (stale.exception.exit_code, "promote of v2" in str(stale.exception)) == (5, True)
@@ -190,15 +166,17 @@ def test_an_act_says_what_it_rests_on_and_is_refused_where_that_moved_on(termina
     assert str(promoted.evidence_digest)[:12] in done.output
 
 
-def test_a_lost_answer_is_asked_for_again_and_was_done_already(terminal: Terminal, engine: Engine, room: ReleaseRoom, url: str) -> None:
+def test_a_lost_answer_is_asked_for_again_and_was_done_already(
+    terminal: Terminal, sqlite_engine: Engine, room: ReleaseRoom, url: str
+) -> None:
     """Between the terminal and the service something cuts the line after the request, and before the answer."""
-    ada, release = person(engine, "ada"), room.ready("v2")
+    ada, release = person(sqlite_engine, "ada"), room.ready("v2")
     with cutting(url, when=b"/approve") as (address, cut):
         done = terminal("approve", release.id, "--evidence", str(release.evidence_digest), "--url", address, key=ada)
     assert (done.exit_code, cut) == (0, [1]), done.exception
     assert "done already" in done.output
     assert "is APPROVED" in done.output
-    said = [entry.action for entry in SqlReleaseViews(engine).audit(subject=release.id, newest=50)]
+    said = [entry.action for entry in SqlReleaseViews(sqlite_engine).audit(subject=release.id, newest=50)]
     assert said.count("release.approval") == 1
 
 

@@ -1,6 +1,5 @@
 """The release desk on both databases: every transition, who may make it, and what it leaves behind."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -21,23 +20,14 @@ S = ReleaseState
 
 
 @pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = open_engine(database_url)
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture
 def room(engine: Engine) -> ReleaseRoom:
     return release_room(engine)
 
 
 @pytest.fixture
-def quick(sqlite_url: str) -> Iterator[ReleaseRoom]:
+def quick(sqlite_engine: Engine) -> ReleaseRoom:
     """For rules that do not depend on the database: on SQLite alone."""
-    engine = open_engine(sqlite_url)
-    yield release_room(engine)
-    engine.dispose()
+    return release_room(sqlite_engine)
 
 
 def test_a_candidate_goes_all_the_way_and_the_champion_before_it_keeps_the_holdback(room: ReleaseRoom) -> None:

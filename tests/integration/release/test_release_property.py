@@ -4,14 +4,14 @@ programs roll back no more often than a day may have it, and the pointer is alwa
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
 from sqlalchemy import Engine, select
 
-from app.db.engine import open_engine, reading
+from app.db.engine import reading
 from app.db.release import audit
 from app.db.release.alarms import read_alarms
 from app.db.release.pointer import quarantined, read_history
@@ -25,13 +25,6 @@ from tests.fakes.releases import ADA, BOB, EVE, POLICY, ReleaseRoom, answer, rel
 
 S = ReleaseState
 DIGESTS = [f"v{n}" for n in range(2, 8)]
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = open_engine(database_url)
-    yield engine
-    engine.dispose()
 
 
 def _act(room: ReleaseRoom, dice: random.Random) -> None:

@@ -1,12 +1,9 @@
 """The watch on a real database with simulated people: promotes what is fine, takes back what is not, and survives being killed."""
 
-from collections.abc import Iterator
-
 import msgspec
 import pytest
 from sqlalchemy import Engine
 
-from app.db.engine import open_engine
 from app.db.release.evidence import SqlEvidenceBook
 from app.domain.release.assignment import is_lasting
 from app.domain.release.gates import GateName, Verdict
@@ -21,15 +18,8 @@ DECIDED = frozenset(S) - IN_FLIGHT | {S.READY}
 
 
 @pytest.fixture
-def engine(sqlite_url: str) -> Iterator[Engine]:
-    engine = open_engine(sqlite_url)
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture
-def world(engine: Engine) -> WatchedRoom:
-    return watched_room(engine)
+def world(sqlite_engine: Engine) -> WatchedRoom:
+    return watched_room(sqlite_engine)
 
 
 def _promote(world: WatchedRoom, digest: str, behaviour: Behaviour) -> None:
@@ -41,7 +31,7 @@ def _promote(world: WatchedRoom, digest: str, behaviour: Behaviour) -> None:
     assert world.room.desk.pointer(POLICY).digest == digest
 
 
-def test_a_candidate_that_is_as_good_goes_from_the_queue_to_champion_and_is_explained(world: WatchedRoom, engine: Engine) -> None:
+def test_a_candidate_that_is_as_good_goes_from_the_queue_to_champion_and_is_explained(world: WatchedRoom, sqlite_engine: Engine) -> None:
     release = world.run(world.queue("v2", Behaviour()), until=DECIDED)
     assert release.state is S.READY, release.reason
     result = world.room.desk.recorded(release.id)[GateName.CANARY]
@@ -53,7 +43,7 @@ def test_a_candidate_that_is_as_good_goes_from_the_queue_to_champion_and_is_expl
     world.watch.tick()
     pointer = world.room.desk.pointer(POLICY)
     assert (pointer.digest, pointer.previous, pointer.holdback) == ("v2", "v1", 0.1)
-    explained = explain(world.room.desk.find(release.id), SqlEvidenceBook(engine))
+    explained = explain(world.room.desk.find(release.id), SqlEvidenceBook(sqlite_engine))
     assert [one.action for one in explained if one.replayed and one.action != "continue"] == ["ramp", "ramp", "ready"]
     assert [one.differences for one in explained] == [()] * len(explained)
 
@@ -71,12 +61,13 @@ def test_a_candidate_that_only_answers_otherwise_asks_two_people(world: WatchedR
     assert alarms[0].removeprefix("behaviour: ") in cause
 
 
-def test_a_candidate_whose_answers_grew_far_longer_is_held(engine: Engine) -> None:
+def test_a_candidate_whose_answers_grew_far_longer_is_held(sqlite_engine: Engine) -> None:
     narrow = tuple(m if m.margin is None else msgspec.structs.replace(m, margin=0.03) for m in small_gates().metrics)
-    world = watched_room(engine, config=small_gates(metrics=narrow))  # so that both arms have their 200 turns before it could be READY
+    # so that both arms have their 200 turns before it could be READY
+    world = watched_room(sqlite_engine, config=small_gates(metrics=narrow))
     release = world.run(world.queue("v2", Behaviour(length=75)), until=DECIDED, rounds=15)
     assert release.state is S.CANARY
-    held = SqlEvidenceBook(engine).decisions(release.id)[-1]
+    held = SqlEvidenceBook(sqlite_engine).decisions(release.id)[-1]
     assert (held["action"], "length_drift" in held["reason"]) == ("hold", True)
 
 
@@ -113,9 +104,9 @@ def test_a_flattering_candidate_needs_two_people_and_they_are_told(world: Watche
     assert world.room.desk.pointer(POLICY).digest == "v1"
 
 
-def test_suppressed_feedback_holds_and_then_aborts(engine: Engine) -> None:
+def test_suppressed_feedback_holds_and_then_aborts(sqlite_engine: Engine) -> None:
     """Cursor's broken tool call: failures that nobody can rate raise the mean of the ratings (sheet S11)."""
-    world = watched_room(engine, config=small_gates(hold_max_s=600.0))
+    world = watched_room(sqlite_engine, config=small_gates(hold_max_s=600.0))
     release = world.run(world.queue("v2", Behaviour(hides_failures=0.9)), until=frozenset({S.ABORTED}), rounds=40)
     assert release.state is S.ABORTED
     assert "feedback coverage" in str(release.reason) or "harm" in str(release.reason)
@@ -150,9 +141,9 @@ def test_labels_that_do_not_come_hold_the_canary(world: WatchedRoom) -> None:
     assert "overdue" in live.reason
 
 
-def test_an_inconclusive_canary_never_promotes(engine: Engine) -> None:
+def test_an_inconclusive_canary_never_promotes(sqlite_engine: Engine) -> None:
     """argo-rollouts#3850: an inconclusive analysis was run again until it promoted; GrowthBook ships at the end."""
-    world = watched_room(engine, config=small_gates(canary_max_s=900.0, metrics=tuple(
+    world = watched_room(sqlite_engine, config=small_gates(canary_max_s=900.0, metrics=tuple(
         metric if metric.margin is None else type(metric)(**{**{f: getattr(metric, f) for f in metric.__struct_fields__}, "margin": 0.005})
         for metric in small_gates().metrics
     )))  # fmt: skip
@@ -193,8 +184,8 @@ def test_a_champion_that_turns_bad_is_rolled_back_from_its_holdback(world: Watch
     assert world.room.desk.pointer(POLICY).digest == "v1"
 
 
-def test_a_broken_champion_is_taken_back_by_its_limits_even_without_a_holdback(engine: Engine) -> None:
-    world = watched_room(engine, config=small_gates(holdback_first=0.0))
+def test_a_broken_champion_is_taken_back_by_its_limits_even_without_a_holdback(sqlite_engine: Engine) -> None:
+    world = watched_room(sqlite_engine, config=small_gates(holdback_first=0.0))
     _promote(world, "v2", Behaviour())
     world.traffic.behaviours["v2"] = Behaviour(fault=0.6)
     promoted = next(r for r in world.room.ledger.list(policy=POLICY) if r.digest == "v2")
@@ -228,8 +219,8 @@ def test_weights_that_no_engine_can_load_end_the_release(world: WatchedRoom) -> 
     assert "digest differs" in str(ended.reason)
 
 
-def test_a_config_that_traffic_cannot_power_is_refused_with_alternatives(engine: Engine) -> None:
-    world = watched_room(engine, config=small_gates(min_power=0.6, traffic_days=0.01, canary_max_s=60.0, canary_longest_s=60.0))
+def test_a_config_that_traffic_cannot_power_is_refused_with_alternatives(sqlite_engine: Engine) -> None:
+    world = watched_room(sqlite_engine, config=small_gates(min_power=0.6, traffic_days=0.01, canary_max_s=60.0, canary_longest_s=60.0))
     release = world.queue("v2", Behaviour())
     world.watch.tick()
     refused = world.room.desk.find(release.id)
@@ -238,22 +229,23 @@ def test_a_config_that_traffic_cannot_power_is_refused_with_alternatives(engine:
     assert "times as many people" in str(refused.reason)
 
 
-def test_a_watch_killed_after_every_tick_still_comes_to_its_end(world: WatchedRoom, engine: Engine) -> None:
+def test_a_watch_killed_after_every_tick_still_comes_to_its_end(world: WatchedRoom, sqlite_engine: Engine) -> None:
     release = world.queue("v2", Behaviour())
     for _ in range(40):
-        world.watch = new_watch(engine, world.room, world.config)
+        world.watch = new_watch(sqlite_engine, world.room, world.config)
         release = world.run(release, until=DECIDED, rounds=1)
         if release.state is S.READY:
             break
     assert release.state is S.READY
-    steps = [one.action for one in explain(release, SqlEvidenceBook(engine)) if one.replayed and one.action != "continue"]
+    steps = [one.action for one in explain(release, SqlEvidenceBook(sqlite_engine)) if one.replayed and one.action != "continue"]
     assert steps == ["ramp", "ramp", "ready"]
 
 
-def test_champions_that_fall_behind_the_anchor_step_by_step_go_back_to_it(engine: Engine) -> None:
+def test_champions_that_fall_behind_the_anchor_step_by_step_go_back_to_it(sqlite_engine: Engine) -> None:
     """Each version is non-inferior to the one before it; together they are worse than what people agreed to (sheet S6)."""
     world = watched_room(
-        engine, config=small_gates(holdback_s=600.0, anchor_share=0.3, anchor_run_length_slots=50, units_per_look=50, post_margin=0.5)
+        sqlite_engine,
+        config=small_gates(holdback_s=600.0, anchor_share=0.3, anchor_run_length_slots=50, units_per_look=50, post_margin=0.5),
     )
     _promote(world, "v2", Behaviour(success=0.57))
     _promote(world, "v3", Behaviour(success=0.57))
@@ -266,12 +258,12 @@ def test_champions_that_fall_behind_the_anchor_step_by_step_go_back_to_it(engine
     assert world.room.desk.pointer(POLICY).digest == "v1"
 
 
-def test_a_ramp_with_a_lasting_cohort_is_decided_and_explained_with_the_champion_held_against_itself(engine: Engine) -> None:
+def test_a_ramp_with_a_lasting_cohort_is_decided_and_explained_with_the_champion_held_against_itself(sqlite_engine: Engine) -> None:
     """A fifth of the people never gets it, in no stage; the verdict says how often the champion was harm to itself."""
-    world = watched_room(engine, config=small_gates(lasting_share=0.2))
+    world = watched_room(sqlite_engine, config=small_gates(lasting_share=0.2))
     release = world.run(world.queue("v2", Behaviour()), until=DECIDED)
     assert release.state is S.READY, release.reason
-    sessions = SqlEvidenceBook(engine).canary_sessions(release.id)
+    sessions = SqlEvidenceBook(sqlite_engine).canary_sessions(release.id)
     kept = [session for session in sessions if is_lasting(session.stage)]
     assert {session.digest for session in kept} == {"v1"}
     assert abs(len(kept) / len(sessions) - 0.2) < 0.05
@@ -279,4 +271,4 @@ def test_a_ramp_with_a_lasting_cohort_is_decided_and_explained_with_the_champion
     assert "task_success, lasting cohort" in numbers["harm"]["effects"]
     assert numbers["live_aa"]["comparisons"] > 0
     assert "the champion against itself" in numbers["live_aa"]["told"]
-    assert all(one.differences == () for one in explain(world.room.desk.find(release.id), SqlEvidenceBook(engine)))
+    assert all(one.differences == () for one in explain(world.room.desk.find(release.id), SqlEvidenceBook(sqlite_engine)))

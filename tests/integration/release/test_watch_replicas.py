@@ -1,14 +1,13 @@
 """Two replicas of the watch at the same moment: each act names the state and stage that it was decided for, so one of them acts."""
 
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 from sqlalchemy import Engine
 
-from app.db.engine import open_engine
 from app.db.release.evidence import SqlEvidenceBook
 from app.db.release.releases import SqlReleaseLedger
 from app.domain.errors import StaleGeneration
@@ -19,13 +18,6 @@ from tests.fakes.traffic import Behaviour
 from tests.fakes.watching import WatchedRoom, new_watch, watched_room
 
 S = ReleaseState
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = open_engine(database_url)
-    yield engine
-    engine.dispose()
 
 
 class Together:

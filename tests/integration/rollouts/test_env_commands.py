@@ -1,7 +1,6 @@
 """`ratchet env list`, `check`, `try` and `run`, and the page that says how to bring a taskset and a harness of one's own."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +10,6 @@ import pytest
 from click.testing import CliRunner
 from sqlalchemy import Engine
 
-from app.db.engine import open_engine
 from app.domain.errors import BadInput, Refused
 from pipelines.__main__ import ratchet
 from pipelines.rollouts.check import validity
@@ -32,13 +30,6 @@ class None_:
     def load(self):
         return []
 """
-
-
-@pytest.fixture
-def engine(sqlite_url: str) -> Iterator[Engine]:
-    opened = open_engine(sqlite_url)
-    yield opened
-    opened.dispose()
 
 
 @pytest.fixture
@@ -80,8 +71,8 @@ def test_tasks_are_listed_checked_and_held(deployment: Path) -> None:
     assert "sound: gold passes, nothing else does" in said("try", "small-functions", "add", "--gold")
 
 
-def test_one_is_tried_and_many_are_run(deployment: Path, engine: Engine) -> None:
-    practice = Practice(engine, deployment, lambda request: "```python\ndef add(a, b):\n    return a + b\n```")
+def test_one_is_tried_and_many_are_run(deployment: Path, sqlite_engine: Engine) -> None:
+    practice = Practice(sqlite_engine, deployment, lambda request: "```python\ndef add(a, b):\n    return a + b\n```")
     try:
         shown = said("try", "small-functions", "add", "--url", practice.url)
         assert "def add(a, b)" in shown
@@ -93,7 +84,7 @@ def test_one_is_tried_and_many_are_run(deployment: Path, engine: Engine) -> None
         practice.close()
 
 
-def test_the_page_s_taskset_and_harness_work_as_they_stand_there(engine: Engine, tmp_path: Path) -> None:
+def test_the_page_s_taskset_and_harness_work_as_they_stand_there(sqlite_engine: Engine, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "rollouts.md").read_text()
     code = re.search(r"```python\n(.*?)```", page, re.DOTALL)
     assert code is not None
@@ -104,7 +95,7 @@ def test_the_page_s_taskset_and_harness_work_as_they_stand_there(engine: Engine,
     task = replace(checked(module.__dict__["Greetings"]().load())[0], deadline_s=60.0)
     assert validity(task, Grader(boxes=BOXES)) is None
     harness: Any = module.__dict__["OneAnswer"]()
-    practice = Practice(engine, tmp_path, lambda request: "def hello(name):\n    return f'Hello, {name}!'\n", harness=harness)
+    practice = Practice(sqlite_engine, tmp_path, lambda request: "def hello(name):\n    return f'Hello, {name}!'\n", harness=harness)
     try:
         assert practice.dispatch(task, config={"group_size": 2}).run(groups=1) == {"solved": 2}
     finally:

@@ -10,7 +10,6 @@ import httpx
 import pytest
 from sqlalchemy import Engine
 
-from app.db.engine import open_engine
 from app.domain.errors import LeaseLost
 from app.domain.learning.rollouts import Outcome
 from app.domain.telemetry.serving import GenerateRequest
@@ -31,22 +30,15 @@ LIBRARY = TaskData(
 )  # fmt: skip
 
 
-@pytest.fixture
-def engine(sqlite_url: str) -> Iterator[Engine]:
-    opened = open_engine(sqlite_url)
-    yield opened
-    opened.dispose()
-
-
 Open = Callable[..., Practice]
 
 
 @pytest.fixture
-def practising(engine: Engine, tmp_path: Path) -> Iterator[Open]:
+def practising(sqlite_engine: Engine, tmp_path: Path) -> Iterator[Open]:
     opened: list[Practice] = []
 
     def begin(answer: Answer) -> Practice:
-        opened.append(Practice(engine, tmp_path, answer))
+        opened.append(Practice(sqlite_engine, tmp_path, answer))
         return opened[-1]
 
     yield begin

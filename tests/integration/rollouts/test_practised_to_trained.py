@@ -1,14 +1,11 @@
 """From a rollout to the update: a real sampler, real boxes and grades, labels, a batch of practice alone, and one step of learning."""
 
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
-import pytest
 import torch
 from sqlalchemy import Engine
 
-from app.db.engine import open_engine
 from app.db.ingestion.streams import SqlEffects
 from app.db.learning.batches import SqlBatchStore
 from app.db.learning.labels import SqlLabels
@@ -29,13 +26,6 @@ GRADED = 'name = "graded"\n[[terms]]\nname = "practice"\nweight = 1.0\n'
 EVEN = "def test_it():\n    with open('answer.txt') as file:\n        assert len(file.read()) % 2 == 0\n"
 
 
-@pytest.fixture
-def engine(sqlite_url: str) -> Iterator[Engine]:
-    opened = open_engine(sqlite_url)
-    yield opened
-    opened.dispose()
-
-
 def task(key: str) -> TaskData:
     """Something that a model of random weights does half of the time."""
     return TaskData(
@@ -46,23 +36,29 @@ def task(key: str) -> TaskData:
     )  # fmt: skip
 
 
-def test_practice_is_graded_labelled_and_learned_from_against_its_group(engine: Engine, tiny_model: Path, tmp_path: Path) -> None:
-    practice = Practice(engine, tmp_path, TinyEngine(load_policy(tiny_model, dtype=torch.float32)))
+def test_practice_is_graded_labelled_and_learned_from_against_its_group(sqlite_engine: Engine, tiny_model: Path, tmp_path: Path) -> None:
+    practice = Practice(sqlite_engine, tmp_path, TinyEngine(load_policy(tiny_model, dtype=torch.float32)))
     counted = practice.dispatch(task("cats"), task("dogs"), config={"group_size": 8, "slots": 2}).run(groups=2)
     practice.close()
     assert set(counted) == {"solved", "failed"}
     turns, said = practice.turns(), practice.said()
     assert len(turns) == len(said) == 16
     segments = MemorySegments()
-    store = SqlEffects(engine, rules=lambda: RULES, write_segment=segments.write_sized, erase_from_segment=segments.erase)
+    store = SqlEffects(sqlite_engine, rules=lambda: RULES, write_segment=segments.write_sized, erase_from_segment=segments.erase)
     end = max(turn.finished_at for turn in turns) + timedelta(minutes=1)
     store.apply(EffectBatch(events=tuple(applied(effect, offset=place) for place, effect in enumerate([*turns, *said]))), now=end)
     config, now = PolicyConfig(model="m", base_name="b", base_model="B"), end + timedelta(minutes=5)
     label_due(
-        SqlLabels(engine), policy="composer", config=config, rule_set=parse_rule_set(GRADED), now=now, limit=100, learn_from_rollouts=True
+        SqlLabels(sqlite_engine),
+        policy="composer",
+        config=config,
+        rule_set=parse_rule_set(GRADED),
+        now=now,
+        limit=100,
+        learn_from_rollouts=True,
     )
     batch = cut_batch(
-        SqlBatchStore(engine), policy="composer", slot=0, champion=CHAMPION, anchor=CHAMPION, now=now,
+        SqlBatchStore(sqlite_engine), policy="composer", slot=0, champion=CHAMPION, anchor=CHAMPION, now=now,
         config=BatchingConfig(min_turns=16, rollout_share=1.0),
     )  # fmt: skip
     paid = {one.episode_id: one.value for one in said}

@@ -1,6 +1,5 @@
 """Rollouts from the request on: agents at practice are answered and labelled, and no gate, experiment, export or batch hears of them."""
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 from sqlalchemy import Engine, select
 from starlette.testclient import TestClient
 
-from app.db.engine import open_engine, reading
+from app.db.engine import reading
 from app.db.ingestion.streams import SqlEffects
 from app.db.learning.batches import SqlBatchStore
 from app.db.learning.decisions import read_decisions
@@ -62,13 +61,6 @@ class Service:
 
     def exposed(self) -> list[Exposure]:
         return [msgspec.json.decode(event.data, type=Exposure) for event in events_of(self.inbox, EventType.EXPOSURE)]
-
-
-@pytest.fixture
-def engine(sqlite_url: str) -> Iterator[Engine]:
-    opened = open_engine(sqlite_url)
-    yield opened
-    opened.dispose()
 
 
 def test_a_rollout_is_answered_by_the_champion_and_exposes_nobody() -> None:
@@ -145,30 +137,30 @@ def test_how_long_people_wait_does_not_count_rollouts() -> None:
     assert waited(service) == [1, 1]
 
 
-def test_no_gate_export_or_batch_hears_of_rollouts_and_their_rewards(engine: Engine) -> None:
+def test_no_gate_export_or_batch_hears_of_rollouts_and_their_rewards(sqlite_engine: Engine) -> None:
     service = Service()
     episode, practising = service.session(rollout="small-functions")
     _, person = service.session()
     practised, served = service.ask(practising), service.ask(person)
     for told in ({"episode_id": episode}, {"inference_id": served}):
         assert service.client.post("/feedback", json={"metric_name": "rating", "value": 1.0, **told}).status_code == 200
-    end = apply(service, engine)
+    end = apply(service, sqlite_engine)
     later = end + timedelta(minutes=2)
-    label_due(SqlLabels(engine), policy="composer", config=LABELLED, rule_set=parse_rule_set(default_toml()), now=later, limit=100)
-    with reading(engine) as connection:
+    label_due(SqlLabels(sqlite_engine), policy="composer", config=LABELLED, rule_set=parse_rule_set(default_toml()), now=later, limit=100)
+    with reading(sqlite_engine) as connection:
         assert {row.source for row in connection.execute(select(turns.c.source))} == {"gateway", "rollout:small-functions"}
         made = {row.inference_id: row for row in connection.execute(select(labels))}
         assert connection.execute(select(exposures.c.inference_id)).scalars().all() == [served]
     assert made[practised].reward == made[served].reward > 0, "labelled by the same rules"
     assert (made[practised].exclusion, made[served].exclusion) == (Exclusion.ROLLOUT, None)
-    book = SqlEvidenceBook(engine)
+    book = SqlEvidenceBook(sqlite_engine)
     assert [s.inference_id for s in book.canary_sessions("release-1")] == [served]
     assert book.history("composer", CHAMPION, since=end - LONG_AGO) == []
     assert book.sessions_of([practised]) == []
-    assert [d.inference_id for d in read_decisions(engine, policy="composer", since=None, until=None)] == [served]
+    assert [d.inference_id for d in read_decisions(sqlite_engine, policy="composer", since=None, until=None)] == [served]
     with pytest.raises(Held, match="1 rollout"):  # of the champion's, with a reward and probabilities: nothing else is against it
         cut_batch(
-            SqlBatchStore(engine), policy="composer", slot=0, champion=CHAMPION, anchor=CHAMPION,
+            SqlBatchStore(sqlite_engine), policy="composer", slot=0, champion=CHAMPION, anchor=CHAMPION,
             config=BatchingConfig(min_turns=1, max_turns_per_actor=1000), now=later,
         )  # fmt: skip
 

@@ -1,12 +1,11 @@
 """The ledger of engines on both databases."""
 
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 import pytest
 from sqlalchemy import Engine, insert, select
 
-from app.db.engine import open_engine, reading, writing
+from app.db.engine import reading, writing
 from app.db.release.engine_reads import read_engines
 from app.db.release.engines import SqlEngineLedger
 from app.db.release.pointer import swap_pointer
@@ -14,13 +13,6 @@ from app.db.tables import deployment_pointer, engine_versions
 from app.domain.ports import EngineState
 from app.domain.release.releases import Pointer
 from tests.fakes.clock import FrozenClock
-
-
-@pytest.fixture
-def database(database_url: str) -> Iterator[Engine]:
-    engine = open_engine(database_url)
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture
@@ -32,8 +24,8 @@ def ledger_of(database: Engine, clock: FrozenClock, name: str) -> SqlEngineLedge
     return SqlEngineLedger(database, engine_id=name, address=f"http://{name}", clock=clock)
 
 
-def test_engines_that_hold_a_version_are_found_while_they_report(database: Engine, clock: FrozenClock) -> None:
-    one, two = ledger_of(database, clock, "one"), ledger_of(database, clock, "two")
+def test_engines_that_hold_a_version_are_found_while_they_report(engine: Engine, clock: FrozenClock) -> None:
+    one, two = ledger_of(engine, clock, "one"), ledger_of(engine, clock, "two")
     one.report("composer", "d1", EngineState.READY)
     two.report("composer", "d1", EngineState.LOADING)
     assert one.addresses("d1") == ["http://one"]
@@ -45,20 +37,20 @@ def test_engines_that_hold_a_version_are_found_while_they_report(database: Engin
     assert one.addresses("d2") == []
 
 
-def test_an_engine_shared_by_two_policies_is_named_once(database: Engine, clock: FrozenClock) -> None:
-    one = ledger_of(database, clock, "one")
+def test_an_engine_shared_by_two_policies_is_named_once(engine: Engine, clock: FrozenClock) -> None:
+    one = ledger_of(engine, clock, "one")
     one.report("composer", "d1", EngineState.READY)
     one.report("tab", "d1", EngineState.READY)
     assert one.addresses("d1") == ["http://one"]
 
 
-def test_the_time_of_a_change_moves_with_the_state_only(database: Engine, clock: FrozenClock) -> None:
-    one = ledger_of(database, clock, "one")
+def test_the_time_of_a_change_moves_with_the_state_only(engine: Engine, clock: FrozenClock) -> None:
+    one = ledger_of(engine, clock, "one")
     started = clock()
     seen: list[tuple[str, datetime, datetime]] = []
     for state in (EngineState.LOADING, EngineState.READY, EngineState.READY):
         one.report("composer", "d1", state)
-        with reading(database) as connection:
+        with reading(engine) as connection:
             row = connection.execute(select(engine_versions)).one()
         seen.append((row.state, row.changed_at, row.seen_at))
         clock.advance(1)
@@ -68,16 +60,16 @@ def test_the_time_of_a_change_moves_with_the_state_only(database: Engine, clock:
     ]  # fmt: skip
 
 
-def test_an_engine_that_leaves_takes_its_own_rows_along(database: Engine, clock: FrozenClock) -> None:
-    one, two = ledger_of(database, clock, "one"), ledger_of(database, clock, "two")
+def test_an_engine_that_leaves_takes_its_own_rows_along(engine: Engine, clock: FrozenClock) -> None:
+    one, two = ledger_of(engine, clock, "one"), ledger_of(engine, clock, "two")
     one.report("composer", "d1", EngineState.READY)
     two.report("composer", "d1", EngineState.READY)
     one.forget()
     assert two.addresses("d1") == ["http://two"]
 
 
-def test_the_champion_is_wanted(database: Engine, clock: FrozenClock) -> None:
-    with writing(database) as connection:
+def test_the_champion_is_wanted(engine: Engine, clock: FrozenClock) -> None:
+    with writing(engine) as connection:
         connection.execute(
             insert(deployment_pointer),
             {
@@ -85,26 +77,26 @@ def test_the_champion_is_wanted(database: Engine, clock: FrozenClock) -> None:
                 "release_id": None, "changed_at": clock(),
             },
         )  # fmt: skip
-    assert ledger_of(database, clock, "one").wanted() == {("composer", "d1")}
+    assert ledger_of(engine, clock, "one").wanted() == {("composer", "d1")}
 
 
-def test_whose_log_probabilities_are_in_doubt_is_said_with_who_holds_the_version(database: Engine, clock: FrozenClock) -> None:
-    one, two = ledger_of(database, clock, "one"), ledger_of(database, clock, "two")
+def test_whose_log_probabilities_are_in_doubt_is_said_with_who_holds_the_version(engine: Engine, clock: FrozenClock) -> None:
+    one, two = ledger_of(engine, clock, "one"), ledger_of(engine, clock, "two")
     one.report("composer", "d1", EngineState.READY, "raw log-probabilities")
     two.report("composer", "d1", EngineState.READY)
     assert dict(one.holders("d1")) == {"http://one": "raw log-probabilities", "http://two": None}
 
 
-def test_engines_are_listed_with_their_lag_behind_the_pointer(database: Engine, clock: FrozenClock) -> None:
+def test_engines_are_listed_with_their_lag_behind_the_pointer(engine: Engine, clock: FrozenClock) -> None:
     """`one` took two seconds to hold the present champion; `two` still holds the one before the one before."""
-    one, two = ledger_of(database, clock, "one"), ledger_of(database, clock, "two")
+    one, two = ledger_of(engine, clock, "one"), ledger_of(engine, clock, "two")
     moves: list[tuple[int, str, str]] = [(1, "d1", "bootstrap"), (2, "d2", "promote"), (3, "d2", "anchor"), (4, "d3", "promote")]
     for generation, digest, action in moves:
         pointer = Pointer(
             policy="composer", digest=digest, generation=generation, previous=None, anchor="d1", holdback=0.0, release_id=None,
             changed_at=clock(),
         )  # fmt: skip
-        with writing(database) as connection:
+        with writing(engine) as connection:
             expected = None if generation == 1 else generation - 1
             swap_pointer(connection, pointer, expected=expected, action=action, actor="system:test", reason=None)
     two.report("composer", "d1", EngineState.READY)
@@ -112,7 +104,7 @@ def test_engines_are_listed_with_their_lag_behind_the_pointer(database: Engine, 
     one.report("composer", "d3", EngineState.READY)
     two.report("composer", "d3", EngineState.LOADING)
     clock.advance(1)
-    with reading(database) as connection:
+    with reading(engine) as connection:
         first, second = read_engines(connection, "composer", now=clock())
         assert read_engines(connection, "tab", now=clock()) == []
     assert (first["engine"], first["lag"], first["reports"]) == ("one", {"champions": 0, "seconds": 2.0}, True)
@@ -120,5 +112,5 @@ def test_engines_are_listed_with_their_lag_behind_the_pointer(database: Engine, 
     assert {version["digest"]: version["role"] for version in second["versions"]} == {"d1": None, "d3": "champion"}
     assert one.everywhere() == ["http://one", "http://two"]
     clock.advance(10)
-    with reading(database) as connection:
+    with reading(engine) as connection:
         assert [entry["reports"] for entry in read_engines(connection, None, now=clock())] == [False, False]

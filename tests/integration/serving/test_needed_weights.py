@@ -1,13 +1,12 @@
 """Which weights something still needs, and what versions are wanted for, on both databases."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import Engine, insert
 
-from app.db.engine import open_engine, reading, writing
+from app.db.engine import reading, writing
 from app.db.release.engines import SqlEngineLedger
 from app.db.release.needed_weights import SqlNeededWeights
 from app.db.release.pointer import read_pointer, swap_pointer, versions_by_role
@@ -23,8 +22,7 @@ FIRST = Pointer(policy="tab", digest="base", generation=1, previous=None, anchor
 
 
 @pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = open_engine(database_url)
+def engine(engine: Engine) -> Engine:
     book = SqlVersions(engine)
     for number in range(30):
         digest = "base" if number == 0 else f"v{number}"
@@ -37,8 +35,7 @@ def engine(database_url: str) -> Iterator[Engine]:
         )  # fmt: skip
     with writing(engine) as connection:
         swap_pointer(connection, FIRST, expected=None, action="bootstrap", actor="system:test", reason=None)
-    yield engine
-    engine.dispose()
+    return engine
 
 
 def move(engine: Engine, digest: str, *, expected: int, **changes: str) -> None:

@@ -1,6 +1,6 @@
 """Both reward hacks of production in whole agent episodes, from the request to the advantage: a good end pays for no bad way there."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
@@ -9,7 +9,6 @@ import pytest
 from sqlalchemy import Engine
 from starlette.testclient import TestClient
 
-from app.db.engine import open_engine
 from app.db.ingestion.streams import SqlEffects
 from app.db.learning.batches import SqlBatchStore
 from app.db.learning.labels import SqlLabels
@@ -81,13 +80,6 @@ class Product:
         assert self.client.post("/feedback", json=told).status_code == 200
 
 
-@pytest.fixture
-def engine(sqlite_url: str) -> Iterator[Engine]:
-    opened = open_engine(sqlite_url)
-    yield opened
-    opened.dispose()
-
-
 def learned(product: Product, engine: Engine) -> dict[tuple[str, str], list[tuple[float, float]]]:
     """What each answer is paid, and its advantage, by episode and text: applied, labelled, cut, read, compared with the baseline."""
     turns = [msgspec.json.decode(event.data, type=TurnServed) for event in events_of(product.inbox, EventType.TURN)]
@@ -118,12 +110,12 @@ COSTS = -0.05 * 2 * ((1 + 4 / 256) ** 0.5 - 1)
 """What every answer of four tokens costs: the length penalty, weighted."""
 
 
-def test_a_good_end_pays_for_no_broken_tool_call_on_the_way(engine: Engine) -> None:
+def test_a_good_end_pays_for_no_broken_tool_call_on_the_way(sqlite_engine: Engine) -> None:
     product = Product()
     product.episode("honest", CALL, CALL, DONE, kept=1.0)
     product.episode("hacker", BROKEN, BROKEN, QUESTION, DONE, kept=1.0)
     product.episode("unlucky", CALL, DONE, kept=0.0)
-    found = learned(product, engine)
+    found = learned(product, sqlite_engine)
     # The outcome, 1 - 0.3, reaches every turn; beside it +0.1 for a call that parses, -1 for a broken one, -0.3 for the question.
     assert [reward for reward, _ in found["honest", CALL]] == pytest.approx([0.8 + COSTS] * 2, abs=1e-3)
     assert [reward for reward, _ in found["hacker", BROKEN]] == pytest.approx([-0.3 + COSTS] * 2, abs=1e-3)
@@ -136,14 +128,14 @@ def test_a_good_end_pays_for_no_broken_tool_call_on_the_way(engine: Engine) -> N
     )
 
 
-def test_dodging_a_hard_task_loses_to_trying_it(engine: Engine) -> None:
+def test_dodging_a_hard_task_loses_to_trying_it(sqlite_engine: Engine) -> None:
     product = Product()
     for number in range(3):
         product.episode(f"easy-{number}", CALL, DONE, kept=1.0)
         product.episode(f"tries-{number}", CALL, DONE, kept=0.3)
         product.episode(f"breaks-{number}", CALL, BROKEN, kept=0.3)
         product.episode(f"asks-{number}", CALL, QUESTION, DONE, kept=0.3)
-    found = learned(product, engine)
+    found = learned(product, sqlite_engine)
     tries, breaks, asks = (found[episode, text][0][1] for episode, text in (("tries-0", DONE), ("breaks-0", BROKEN), ("asks-0", QUESTION)))
     assert tries > asks > breaks
     assert breaks < 0

@@ -1,21 +1,11 @@
 """Turns that no update may learn from, on both databases."""
 
-from collections.abc import Iterator
-
-import pytest
 from sqlalchemy import Engine
 
-from app.db.engine import open_engine, reading
+from app.db.engine import reading
 from app.db.learning.rewarded_turns import rewarded_turns
 from app.domain.learning.batches import RewardedTurn
 from tests.integration.batching.rows import add_turn
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = open_engine(database_url)
-    yield engine
-    engine.dispose()
 
 
 def test_only_what_cannot_be_in_a_batch_is_taken_and_the_newest_come_oldest_first(engine: Engine) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +14,6 @@ import torch
 from sqlalchemy import Engine
 from starlette.testclient import TestClient
 
-from app.db.engine import open_engine
 from app.db.ingestion.streams import SqlEffects
 from app.db.learning.batches import SqlBatchStore
 from app.db.learning.labels import SqlLabels
@@ -75,13 +74,6 @@ class TinyEngine(ScriptedEngines):
         return len(self.policy.chat.prompt(request.messages))
 
 
-@pytest.fixture
-def engine(sqlite_url: str) -> Iterator[Engine]:
-    opened = open_engine(sqlite_url)
-    yield opened
-    opened.dispose()
-
-
 def talk(client: TestClient, episode: str, exchanges: int) -> list[dict[str, Any]]:
     """A client that sends everything it knows every time; returns the conversation."""
     history: list[dict[str, Any]] = []
@@ -120,7 +112,7 @@ def cut(engine: Engine, turns: list[TurnServed]) -> BatchManifest:
     return cut_batch(SqlBatchStore(engine), policy="composer", slot=0, champion=CHAMPION, anchor=CHAMPION, config=config, now=now)
 
 
-def test_a_long_episode_is_served_labelled_and_trained_on(engine: Engine, tiny_model: Path, tmp_path: Path) -> None:
+def test_a_long_episode_is_served_labelled_and_trained_on(sqlite_engine: Engine, tiny_model: Path, tmp_path: Path) -> None:
     inbox, segments = MemoryInbox(), MemorySegments()
     served_by = TinyEngine(load_policy(tiny_model, dtype=torch.float32))
     client = TestClient(create_app(collaborators(inbox=inbox, engines=served_by, policies={"composer": CONFIG})))
@@ -131,8 +123,8 @@ def test_a_long_episode_is_served_labelled_and_trained_on(engine: Engine, tiny_m
     assert min(len(served_by.policy.chat.prompt(history)) for history in histories) > 1.5 * WINDOW, "no model could see all of it at once"
     assert all(len(turn.prompt_tokens) + len(turn.completion_tokens) <= WINDOW for turn in turns)
 
-    labelled(engine, turns, segments, {"pleased": 1.0, "annoyed": -1.0})
-    batch = cut(engine, turns)
+    labelled(sqlite_engine, turns, segments, {"pleased": 1.0, "annoyed": -1.0})
+    batch = cut(sqlite_engine, turns)
     paid = {item.inference_id: item.reward for item in batch.items}
     assert paid == {turn.inference_id: 1.0 if turn.episode_id == "pleased" else -1.0 for turn in turns}, "the chain's end pays all of it"
 
@@ -143,7 +135,7 @@ def test_a_long_episode_is_served_labelled_and_trained_on(engine: Engine, tiny_m
 
 
 @pytest.mark.parametrize("architecture", list(Architecture))
-def test_the_experts_that_served_a_turn_are_logged_and_replayed(engine: Engine, tmp_path: Path, architecture: Architecture) -> None:
+def test_the_experts_that_served_a_turn_are_logged_and_replayed(sqlite_engine: Engine, tmp_path: Path, architecture: Architecture) -> None:
     model = tmp_path / "moe"
     write_tiny_moe(model, architecture)
     inbox, segments = MemoryInbox(), MemorySegments()
@@ -153,8 +145,8 @@ def test_the_experts_that_served_a_turn_are_logged_and_replayed(engine: Engine, 
         talk(client, f"episode-{number}", 1)
     turns = [msgspec.json.decode(event.data, type=TurnServed) for event in events_of(inbox, EventType.TURN)]
     assert all(turn.routed_experts is not None and len(turn.routed_experts) == len(turn.completion_tokens) for turn in turns)
-    labelled(engine, turns, segments, {f"episode-{number}": number / 8 for number in range(8)})
-    batch = cut(engine, turns)
+    labelled(sqlite_engine, turns, segments, {f"episode-{number}": number / 8 for number in range(8)})
+    batch = cut(sqlite_engine, turns)
     replayed = trained(batch, model, segments, tmp_path / "with")
     alone = msgspec.structs.replace(TRAINING, router_replay=RouterReplayConfig(enabled=False))
     without = trained(batch, model, segments, tmp_path / "without", config=alone)
@@ -175,7 +167,7 @@ SHAPED: dict[str, dict[str, Any]] = {
 WIDE = policy_config(max_context_tokens=2048, max_tokens=120, held_out_share=0.0)
 
 
-def test_shaped_answers_keep_to_their_form_and_are_trained_on_under_it(engine: Engine, tiny_model: Path, tmp_path: Path) -> None:
+def test_shaped_answers_keep_to_their_form_and_are_trained_on_under_it(sqlite_engine: Engine, tiny_model: Path, tmp_path: Path) -> None:
     inbox, segments = MemoryInbox(), ParquetSegments(str(tmp_path / "segments"))
     served_by = TinyEngine(load_policy(tiny_model, dtype=torch.float32))
     served_by.policy = replace(served_by.policy, context=2048)
@@ -193,8 +185,8 @@ def test_shaped_answers_keep_to_their_form_and_are_trained_on_under_it(engine: E
             assert (call["function"]["name"], call["verdict"], choice["finish_reason"]) == ("greet", "valid", "tool_calls")
     turns = [msgspec.json.decode(event.data, type=TurnServed) for event in events_of(inbox, EventType.TURN)]
     assert all(turn.shape for turn in turns)
-    labelled(engine, turns, segments, {turn.episode_id: number % 3 / 2 for number, turn in enumerate(turns)})
-    batch = cut(engine, turns)
+    labelled(sqlite_engine, turns, segments, {turn.episode_id: number % 3 / 2 for number, turn in enumerate(turns)})
+    batch = cut(sqlite_engine, turns)
     run = trained(batch, tiny_model, segments, tmp_path / "under-it")
     assert (run.metrics["turns"], run.metrics["left_out"]) == (len(turns), {})
     assert run.metrics["mismatch"] < 1e-6

@@ -1,6 +1,5 @@
 """One clock for all: the database's. Processes whose own clock is wrong take nothing from anybody and block nobody."""
 
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -20,13 +19,6 @@ from app.domain.ids import utc_now
 from tests.fakes.served import at, event_of, turn
 
 HOUR = timedelta(hours=1)
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    opened = open_engine(database_url)
-    yield opened
-    opened.dispose()
 
 
 def test_the_databases_time_is_the_time(engine: Engine) -> None:

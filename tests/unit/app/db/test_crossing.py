@@ -1,11 +1,9 @@
 """Two members apply at the same moment and do not see each other: what belongs together is brought together afterwards."""
 
-from collections.abc import Iterator
-
 import pytest
 from sqlalchemy import Engine, select
 
-from app.db.engine import open_engine, reading, writing
+from app.db.engine import reading, writing
 from app.db.ingestion.observations import apply_retractions, insert_observations, join_waiting
 from app.db.ingestion.streams import SqlEffects
 from app.db.ingestion.turns import insert_turns
@@ -18,41 +16,34 @@ RULES = JoinRules(policies={}, label_wait_s=60, lateness_s=600)
 
 
 @pytest.fixture
-def engine(postgres_url: str) -> Iterator[Engine]:
-    opened = open_engine(postgres_url)  # SQLite has one writer: nobody crosses anybody
-    yield opened
-    opened.dispose()
-
-
-@pytest.fixture
-def store(engine: Engine) -> SqlEffects:
+def store(postgres_engine: Engine) -> SqlEffects:
     segments = MemorySegments()
-    return SqlEffects(engine, rules=lambda: RULES, write_segment=segments.write_sized, erase_from_segment=segments.erase)
+    return SqlEffects(postgres_engine, rules=lambda: RULES, write_segment=segments.write_sized, erase_from_segment=segments.erase)
 
 
-def test_an_observation_parked_while_its_turn_was_being_inserted_is_joined(engine: Engine, store: SqlEffects) -> None:
-    with writing(engine) as one:
+def test_an_observation_parked_while_its_turn_was_being_inserted_is_joined(postgres_engine: Engine, store: SqlEffects) -> None:
+    with writing(postgres_engine) as one:
         insert_turns(one, [turn("a", episode="e")], rules=RULES, erased={})
         join_waiting(one, ["a"], ["e"], rules=RULES)
         for said in (observation("o", of="a"), observation("about the episode", episode="e")):
             store.apply(EffectBatch(events=(applied(said),)), now=at(1))
-    with reading(engine) as connection:
+    with reading(postgres_engine) as connection:
         assert set(connection.execute(select(observations.c.status)).scalars()) == {"parked"}
     store.expire_parked(now=at(2))
-    with reading(engine) as connection:
+    with reading(postgres_engine) as connection:
         assert set(connection.execute(select(observations.c.status)).scalars()) == {"joined"}
         assert connection.execute(select(turns.c.evidence)).scalar_one() == 1
 
 
-def test_an_observation_inserted_while_it_was_being_taken_back_is_taken_back(engine: Engine, store: SqlEffects) -> None:
+def test_an_observation_inserted_while_it_was_being_taken_back_is_taken_back(postgres_engine: Engine, store: SqlEffects) -> None:
     store.apply(EffectBatch(events=(applied(turn("a")),)), now=at(0))
     said = observation("o", of="a")
-    with writing(engine) as one:
+    with writing(postgres_engine) as one:
         apply_retractions(one, [retraction("o")])
-        with writing(engine) as other:
+        with writing(postgres_engine) as other:
             insert_observations(other, [(applied(said), said)], rules=RULES)
     store.expire_parked(now=at(2))
-    with reading(engine) as connection:
+    with reading(postgres_engine) as connection:
         assert connection.execute(select(observations.c.retracted_at)).scalar_one() == at(2)
         assert connection.execute(select(retractions.c.matched)).scalar_one() is True
         assert connection.execute(select(turns.c.evidence)).scalar_one() == 1

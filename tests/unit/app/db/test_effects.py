@@ -4,7 +4,7 @@ import random
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -73,10 +73,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(database_url: str) -> Iterator[Bench]:
-    engine = open_engine(database_url)
-    yield Bench(engine)
-    engine.dispose()
+def bench(engine: Engine) -> Bench:
+    return Bench(engine)
 
 
 def test_a_turn_is_indexed_and_its_tokens_lie_in_the_segment_named_after_its_first_record(bench: Bench) -> None:

@@ -1,7 +1,5 @@
 """How databases are opened: what survives a power cut, and how long anything may take."""
 
-from collections.abc import Iterator
-
 import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError
@@ -10,13 +8,6 @@ from app.db.engine import BUSY_TIMEOUT_MS, MIGRATING, open_engine, reading, writ
 from app.db.locks import lost_race, settled
 from app.db.tables import leases
 from tests.fakes.served import at
-
-
-@pytest.fixture
-def postgres(postgres_url: str) -> Iterator[Engine]:
-    opened = open_engine(postgres_url)
-    yield opened
-    opened.dispose()
 
 
 @pytest.mark.parametrize(
@@ -55,13 +46,13 @@ def test_what_is_deleted_is_overwritten_in_the_file(sqlite_url: str) -> None:
 @pytest.mark.parametrize(
     ("setting", "value"), [("statement_timeout", "1min"), ("lock_timeout", "10s"), ("idle_in_transaction_session_timeout", "1min")]
 )
-def test_nothing_on_postgresql_lasts_for_ever(postgres: Engine, setting: str, value: str) -> None:
-    with reading(postgres) as connection:
+def test_nothing_on_postgresql_lasts_for_ever(postgres_engine: Engine, setting: str, value: str) -> None:
+    with reading(postgres_engine) as connection:
         assert connection.execute(text(f"SHOW {setting}")).scalar() == value
 
 
-def test_a_connection_whose_server_is_gone_without_a_word_is_noticed(postgres: Engine) -> None:
-    raw = postgres.raw_connection()
+def test_a_connection_whose_server_is_gone_without_a_word_is_noticed(postgres_engine: Engine) -> None:
+    raw = postgres_engine.raw_connection()
     told = raw.driver_connection.info.get_parameters()  # type: ignore[union-attr]
     raw.close()
     assert (told["connect_timeout"], told["tcp_user_timeout"]) == ("3", "5000")
@@ -82,7 +73,7 @@ def test_what_the_url_says_goes_before(postgres_url: str) -> None:
     engine.dispose()
 
 
-def test_a_transaction_that_lost_a_race_is_begun_again_and_one_that_is_wrong_is_not(postgres: Engine) -> None:
+def test_a_transaction_that_lost_a_race_is_begun_again_and_one_that_is_wrong_is_not(postgres_engine: Engine) -> None:
     tries: list[int] = []
 
     def work(connection: object) -> int:
@@ -92,10 +83,10 @@ def test_a_transaction_that_lost_a_race_is_begun_again_and_one_that_is_wrong_is_
         return len(tries)
 
     waits: list[float] = []
-    assert settled(postgres, work, pause=waits.append) == 3
+    assert settled(postgres_engine, work, pause=waits.append) == 3
     assert len(waits) == 2
     with pytest.raises(Exception, match="nowhere") as refused:
-        settled(postgres, lambda connection: connection.execute(text("SELECT 1 FROM nowhere")), pause=waits.append)
+        settled(postgres_engine, lambda connection: connection.execute(text("SELECT 1 FROM nowhere")), pause=waits.append)
     assert not lost_race(refused.value)
     assert len(waits) == 2
 

@@ -1,7 +1,7 @@
 """What is forgotten is gone, whoever is forgotten at the same moment and whatever was killed on the way."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, insert, select, update
 
 from app.db.access.erasures import SqlEraser, announce
-from app.db.engine import open_engine, reading, writing
+from app.db.engine import reading, writing
 from app.db.ingestion.inbox import SqlInbox
 from app.db.ingestion.segment_rows import GIVEN_UP, intend
 from app.db.ingestion.streams import SqlEffects
@@ -57,17 +57,13 @@ class Place:
 
 
 @pytest.fixture
-def place(database_url: str) -> Iterator[Place]:
-    engine = open_engine(database_url)
-    yield Place(engine)
-    engine.dispose()
+def place(engine: Engine) -> Place:
+    return Place(engine)
 
 
 @pytest.fixture
-def on_postgres(postgres_url: str) -> Iterator[Place]:
-    engine = open_engine(postgres_url)
-    yield Place(engine)
-    engine.dispose()
+def on_postgres(postgres_engine: Engine) -> Place:
+    return Place(postgres_engine)
 
 
 def killed_before_the_commit(place: Place, *effects: Effect) -> None:

@@ -1,25 +1,17 @@
 """Leases with fencing tokens, and members that share partitions."""
 
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
 from sqlalchemy import Engine
 
 from app.db import leases
-from app.db.engine import open_engine, writing
+from app.db.engine import writing
 from app.db.ingestion.members import SqlMembership
 from app.domain.errors import LeaseLost
 from tests.fakes.served import at
 
 TTL = timedelta(seconds=10)
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    opened = open_engine(database_url)
-    yield opened
-    opened.dispose()
 
 
 def test_a_lease_has_one_owner_until_it_expires_and_every_new_one_a_higher_token(engine: Engine) -> None:

@@ -1,13 +1,10 @@
 """What processes wait for, as `/health` tells it."""
 
-from collections.abc import Iterator
 from datetime import datetime
 
-import pytest
 from sqlalchemy import Engine
 from starlette.testclient import TestClient
 
-from app.db.engine import open_engine
 from app.db.ingestion.inbox import SqlInbox
 from app.db.ingestion.relay import SqlRelayOffice
 from app.db.troubles import SqlTroubles, ingestion_troubles
@@ -15,13 +12,6 @@ from app.domain.errors import Unavailable
 from app.main import create_app
 from tests.fakes.gateway import collaborators
 from tests.fakes.served import at, event_of, turn
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    opened = open_engine(database_url)
-    yield opened
-    opened.dispose()
 
 
 class Clock:

@@ -2,7 +2,6 @@
 
 import math
 import random
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy import Engine, insert, select, update
 
-from app.db.engine import open_engine, reading, writing
+from app.db.engine import reading, writing
 from app.db.ingestion.segment_rows import DROPPING
 from app.db.ingestion.streams import SqlEffects
 from app.db.tables import (
@@ -137,17 +136,13 @@ def release(place: Place, *, state: str, created: float, policy: str = "composer
 
 
 @pytest.fixture
-def place(sqlite_url: str) -> Iterator[Place]:
-    engine = open_engine(sqlite_url)
-    yield Place(engine)
-    engine.dispose()
+def place(sqlite_engine: Engine) -> Place:
+    return Place(sqlite_engine)
 
 
 @pytest.fixture
-def anywhere(database_url: str) -> Iterator[Place]:
-    engine = open_engine(database_url)
-    yield Place(engine)
-    engine.dispose()
+def anywhere(engine: Engine) -> Place:
+    return Place(engine)
 
 
 def test_every_class_goes_when_its_days_are_over_and_not_before(anywhere: Place) -> None:

@@ -1,11 +1,9 @@
 """Whose fault a refusal of the database is: only the data's may bury a record."""
 
-from collections.abc import Iterator
-
 import pytest
 from sqlalchemy import Engine, select, text
 
-from app.db.engine import open_engine, reading, writing
+from app.db.engine import reading, writing
 from app.db.ingestion.streams import SqlEffects
 from app.db.tables import dead_letters, turns
 from app.domain.errors import OwnFault, RatchetError, Unavailable
@@ -16,13 +14,6 @@ from tests.fakes.served import applied, at, turn
 from tests.fakes.streaming import MemorySegments
 
 FIFTY = tuple(applied(turn(f"t{n}"), offset=n) for n in range(50))
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    opened = open_engine(database_url)
-    yield opened
-    opened.dispose()
 
 
 def store_of(engine: Engine, segments: MemorySegments | None = None) -> SqlEffects:

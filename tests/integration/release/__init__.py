@@ -1,0 +1,1 @@
+"""Releases: the desk, the pointer, the watch, and what acts on them."""
