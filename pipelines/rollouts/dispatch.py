@@ -17,15 +17,16 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 
-from app.domain.errors import LeaseLost, Refused
+from app.domain.errors import LeaseLost, Refused, Unavailable
 from app.domain.ids import uuid7
 from app.domain.learning.rollouts import Closed, Outcome, Rollout, RolloutBook
 from pipelines.rollouts.bandit import Learnability
@@ -37,6 +38,7 @@ from pipelines.rollouts.tasks import Harness, TaskData
 
 log = logging.getLogger(__name__)
 POLL_S = 0.2
+MOST_REST_S = 60.0
 FEWEST_DURATIONS = 5
 """Before so many are known, nothing is held back for being expected to take long."""
 
@@ -83,6 +85,10 @@ class Dispatch:
     seed: int = 0
     running: dict[str, Rollout] = field(default_factory=dict[str, Rollout])
     _stop: threading.Event = field(default_factory=threading.Event)
+    _faults: int = 0
+    """Of ours, one after the other."""
+    _rests_until: float = 0.0
+    """`time.monotonic()`."""
 
     def stop(self) -> None:
         """Begin nothing more, and end when what is at work has ended."""
@@ -105,34 +111,50 @@ class Dispatch:
     def _group(self, task: TaskData) -> list[Rollout]:
         return group_of(task, policy=self.policy, harness=self.workplace.harness, size=self.config.group_size)
 
-    def run(self, *, groups: int | None = None, taskset: str | None = None, patience_s: float | None = None) -> dict[str, int]:
+    def run(self, *, groups: int | None = None, taskset: str | None = None) -> dict[str, int]:
         """Practise: this many groups and then an end, or on and on. Returns how many rollouts ended how."""
-        left, counted = groups, Counter[str]()
-        deadline = None if patience_s is None else time.monotonic() + patience_s
-        beating = threading.Thread(target=self._beat, daemon=True)
+        beating = threading.Thread(target=self._beat, name="rollout-heartbeat", daemon=True)
         beating.start()
-        working: set[Future[Closed | None]] = set()
+        try:
+            return self._practise(self._turns(taskset), groups)
+        finally:
+            self._stop.set()
+            beating.join()
+
+    def _turns(self, taskset: str | None) -> Iterator[str]:
+        """The tasksets, one after the other; those that are held only where there is no other, so that `plan` says why."""
+        named = [taskset] if taskset else sorted(self.tasks)
+        return cycle([name for name in named if "*" not in self.held.get(name, {})] or named)
+
+    def _practise(self, tasksets: Iterator[str], left: int | None) -> dict[str, int]:
+        counted, working = Counter[str](), set[Future[Closed | None]]()
         with ThreadPoolExecutor(self.config.slots, thread_name_prefix="rollout") as pool:
             while True:
-                free = self.config.slots - len(working)
-                taken = self._take(free) if free and not self._stop.is_set() and self._admits() else []
+                free, may_begin = self.config.slots - len(working), self._may_begin()
+                taken = self._take(free) if free and may_begin else []
                 working |= {pool.submit(self._attempt, rollout) for rollout in taken}
-                if not taken and free and not self._stop.is_set() and (left is None or left > 0):
-                    names = [taskset] if taskset else sorted(self.tasks)
-                    planned = self.plan(names[(left or 0) % len(names)], 1)
+                if free and may_begin and not taken and left != 0:
                     left = None if left is None else left - 1
-                    if planned:
+                    if self.plan(next(tasksets), 1):
                         continue
-                if not working and (self._stop.is_set() or left == 0 or (deadline is not None and time.monotonic() > deadline)):
-                    break
+                if not working and (self._stop.is_set() or (left == 0 and may_begin)):
+                    return dict(counted)
                 if not working:
                     self._stop.wait(POLL_S)
                     continue
                 done, working = wait(working, timeout=POLL_S, return_when=FIRST_COMPLETED)
-                counted.update(_named(future.result()) for future in done)
-        self._stop.set()
-        beating.join()
-        return dict(counted)
+                counted.update(self._named(future.result()) for future in done)
+
+    def _may_begin(self) -> bool:
+        return not self._stop.is_set() and time.monotonic() >= self._rests_until and self._admits()
+
+    def _named(self, closed: Closed | None) -> str:
+        """How it ended, in a word. After faults of ours there is a rest, twice as long after each: what is away fails thousands an hour."""
+        if closed is None:
+            return "lost"
+        self._faults = 0 if closed.outcome.is_of_the_model or closed.outcome is Outcome.STALE else self._faults + 1
+        self._rests_until = time.monotonic() + min(POLL_S * 2**self._faults, MOST_REST_S) if self._faults else 0.0
+        return closed.outcome.value
 
     def _take(self, at_most: int) -> list[Rollout]:
         ttl = timedelta(seconds=self.config.lease_s)
@@ -165,6 +187,9 @@ class Dispatch:
         except LeaseLost:
             log.warning("rollout_taken_over rollout=%s owner=%s", rollout.id, self.owner)
             return None
+        except Unavailable as error:
+            log.warning("rollout_left rollout=%s error=%s: it is gone on with when its lease is over", rollout.id, error)
+            return None
         finally:
             self.running.pop(rollout.id, None)
 
@@ -178,14 +203,12 @@ class Dispatch:
                     self._renew(rollout)
                 except LeaseLost:
                     continue  # who works on it finds out at its next write
+                except Unavailable as error:
+                    log.warning("rollout_not_renewed rollout=%s error=%s", rollout.id, error)  # the next beat may still be in time
             if self._stop.wait(self.config.heartbeat_s) and not self.running:
                 return
             if self._stop.is_set():
                 time.sleep(POLL_S)
-
-
-def _named(closed: Closed | None) -> str:
-    return "lost" if closed is None else closed.outcome.value
 
 
 def group_of(task: TaskData, *, policy: str, harness: Harness, size: int) -> list[Rollout]:

@@ -172,7 +172,7 @@ def killed(folder: Path, length_s: float) -> dict[str, float]:
             process.wait()
             kills += 1
     time.sleep(2.5)  # the last one's leases
-    held.dispatch(TASK, config={"group_size": 8, "slots": 4, "lease_s": 2.0, "heartbeat_s": 0.5}).run(groups=0, patience_s=60)
+    held.dispatch(TASK, config={"group_size": 8, "slots": 4, "lease_s": 2.0, "heartbeat_s": 0.5}).run(groups=0)
     rows = held.book.history("composer", "bench")
     said = Counter(one.episode_id for one in held.said())
     episodes = [row.episode for row in rows if row.episode is not None]
@@ -193,7 +193,7 @@ def killed(folder: Path, length_s: float) -> dict[str, float]:
 def dispatch_until_killed(url: str, folder: Path) -> None:
     """A dispatcher of its own process, over the same book and service."""
     held = Practice.joining(open_engine(f"sqlite:///{folder}/ratchet.db"), folder, url)
-    held.dispatch(TASK, config={"group_size": 8, "slots": 4, "lease_s": 2.0, "heartbeat_s": 0.5}).run(groups=0, patience_s=60)
+    held.dispatch(TASK, config={"group_size": 8, "slots": 4, "lease_s": 2.0, "heartbeat_s": 0.5}).run(groups=0)
 
 
 if __name__ == "__main__":
