@@ -31,6 +31,8 @@ from app.domain.learning.rollouts import Outcome
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 RETRY_S = 0.5
 MOST_BODY_BYTES = 4 << 20
+MOST_CONNECTIONS = 16
+"""Of one box. Each may hold a body of that size, and a thread."""
 ANSWER_S = 600.0
 
 
@@ -60,20 +62,19 @@ class FileJournal:
 
     def read(self) -> list[Exchange]:
         """What is whole; a line that a crash cut off was never acted upon."""
-        found: list[Exchange] = []
-        for line in self.path.read_bytes().splitlines() if self.path.exists() else []:
-            try:
-                found.append(msgspec.json.decode(line, type=Exchange))
-            except msgspec.DecodeError:
-                break
-        return found
+        return [msgspec.json.decode(line, type=Exchange) for line in self._whole().splitlines()]
 
     def append(self, exchange: Exchange) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab") as file:
+            file.truncate(len(self._whole()))  # behind a line without an end this one could not be read
             file.write(msgspec.json.encode(exchange) + b"\n")
             file.flush()
             os.fsync(file.fileno())
+
+    def _whole(self) -> bytes:
+        content = self.path.read_bytes() if self.path.exists() else b""
+        return content[: content.rfind(b"\n") + 1]
 
 
 class Permit(Protocol):
@@ -153,10 +154,13 @@ class Interception:
         if left <= 0:
             self.ended = self.ended or Outcome.TOKEN_LIMIT
             return _refused(403, f"this episode has had its {self.bounds.most_tokens} tokens")
+        wanted = request.get("max_tokens") or left
+        if not isinstance(wanted, int):
+            return _refused(400, "max_tokens is a whole number")
         asked = asked_hash(request)
         if len(self.exchanges) < len(self._recorded):
             return self._again(asked)
-        return self._ask(request, asked, left)
+        return self._ask(request, asked, min(wanted, left))
 
     def _again(self, asked: str) -> tuple[int, dict[str, Any]]:
         recorded = self._recorded[len(self.exchanges)]
@@ -167,9 +171,8 @@ class Interception:
         self.replayed += 1
         return 200, recorded.answer
 
-    def _ask(self, request: dict[str, Any], asked: str, left: int) -> tuple[int, dict[str, Any]]:
-        wanted = min(int(request.get("max_tokens") or left), left)
-        ours = {"model": self.policy, "max_tokens": wanted, "stream": False, "metadata": dict(self.tags)}
+    def _ask(self, request: dict[str, Any], asked: str, most_tokens: int) -> tuple[int, dict[str, Any]]:
+        ours = {"model": self.policy, "max_tokens": most_tokens, "stream": False, "metadata": dict(self.tags)}
         sent = {name: request[name] for name in ("messages", "tools", "temperature", "top_p", "stop") if name in request} | ours
         while time.monotonic() < self.bounds.deadline:
             if self.permit.take():
@@ -230,7 +233,22 @@ class _Server(Answering, socketserver.ThreadingUnixStreamServer):
 
     def __init__(self, path: str, answer: Answer) -> None:
         self.answer = answer
+        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
         super().__init__(path, Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - the base class's
+        """In a thread of its own, as long as there are not too many."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - the base class's
+        """To its connection's end."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - the base class's
         """A client that went away is its own business."""
@@ -243,11 +261,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """The one thing that passes."""
-        length = int(self.headers.get("content-length") or 0)
+        said = self.headers.get("content-length") or "0"
+        length = int(said) if len(said) < 10 and said.isdecimal() else -1
         if self.path != "/v1/chat/completions":
             self._send(404, {"error": {"message": "completions are all that is answered here: POST /v1/chat/completions"}})
-        elif length > MOST_BODY_BYTES:
-            self._send(413, {"error": {"message": f"a request has at most {MOST_BODY_BYTES} bytes"}})
+        elif not 0 <= length <= MOST_BODY_BYTES:
+            self._send(413, {"error": {"message": f"a request says how long it is, and has at most {MOST_BODY_BYTES} bytes"}})
         else:
             assert isinstance(self.server, Answering)
             self._send(*self.server.answer(self.rfile.read(length)))
