@@ -118,6 +118,8 @@ class Ticker:
             except LeaseLost:
                 log.warning("lease lost policy=%s slot=%d token=%d", cycle.policy, cycle.slot, cycle.fencing_token)
                 return
+            except Exception as error:  # noqa: BLE001 - a database that is away may be back at the next beat; the token decides
+                log.warning("lease not renewed policy=%s slot=%d error=%r", cycle.policy, cycle.slot, error)
 
 
 def run_forever(tickers: list[Ticker], stop: threading.Event) -> None:

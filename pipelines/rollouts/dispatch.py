@@ -203,8 +203,8 @@ class Dispatch:
                     self._renew(rollout)
                 except LeaseLost:
                     continue  # who works on it finds out at its next write
-                except Unavailable as error:
-                    log.warning("rollout_not_renewed rollout=%s error=%s", rollout.id, error)  # the next beat may still be in time
+                except Exception as error:  # noqa: BLE001 - a database that is away may be back at the next beat; the token decides
+                    log.warning("rollout_not_renewed rollout=%s error=%r", rollout.id, error)
             if self._stop.wait(self.config.heartbeat_s) and not self.running:
                 return
             if self._stop.is_set():

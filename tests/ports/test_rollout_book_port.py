@@ -7,8 +7,9 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.exc import IntegrityError
 
+from app.db.engine import open_engine
 from app.db.learning.rollouts import SqlRollouts
-from app.domain.errors import LeaseLost
+from app.domain.errors import LeaseLost, Unavailable
 from app.domain.ids import uuid7
 from app.domain.learning.rollouts import Closed, Outcome, Rollout
 
@@ -66,3 +67,10 @@ def test_no_two_rollouts_have_an_episode_and_no_two_of_a_group_an_attempt(book: 
         book.begin(two, "e")
     with pytest.raises(IntegrityError):
         book.plan([Rollout(id=uuid7(), policy="p", taskset="t", task="k", task_hash="h", group=one.group, attempt=1, harness_hash="x")])
+
+
+def test_a_database_that_is_away_is_said_to_be() -> None:
+    held, away = rollouts(1)[0], SqlRollouts(open_engine("postgresql://nobody@127.0.0.1:1/none"))
+    for act in (lambda: away.begin(held, "e"), lambda: away.renew(held, ttl=TTL), lambda: away.close(held, DONE)):
+        with pytest.raises(Unavailable, match="gone on with when its lease is over"):
+            act()

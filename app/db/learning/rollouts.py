@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Engine, Row, insert, or_, select, update
 
 from app.db.clock import database_now
-from app.db.engine import reading, writing
+from app.db.engine import expected_to_answer, reading, writing
 from app.db.leases import expired
 from app.db.tables import rollouts
 from app.domain.errors import LeaseLost
@@ -84,7 +84,7 @@ class SqlRollouts:
             return list(connection.execute(mine.order_by(rollouts.c.planned_at.desc()).limit(DURATIONS)).scalars())
 
     def _write(self, rollout: Rollout, *, ttl: timedelta | None = None, **values: Any) -> None:  # noqa: ANN401 - columns
-        with writing(self.engine) as connection:
+        with expected_to_answer("the rollout is gone on with when its lease is over"), writing(self.engine) as connection:
             now = database_now(connection)
             held = (rollouts.c.id == rollout.id) & (rollouts.c.token == rollout.token) & rollouts.c.outcome.is_(None)
             values |= {"leased_until": now + ttl} if ttl is not None else {}

@@ -5,10 +5,11 @@ The conformance cases name the bug of another project that they prevent (facts/g
 
 import threading
 import time
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 from sqlalchemy import Engine
+from sqlalchemy.exc import OperationalError
 
 from app.db.learning.cycles import SqlCycles
 from app.db.leases import PER_TIMELINE
@@ -219,16 +220,29 @@ def test_a_zombie_writes_nothing_while_its_heir_is_at_work(book: SqlCycles) -> N
     assert book.find("composer", heir.slot).run_id == "alive"
 
 
-def test_the_lease_of_a_long_step_is_renewed_by_its_heartbeat(book: SqlCycles) -> None:
+class Failing(SqlCycles):
+    """Loses its connection at every second beat, as in a failover."""
+
+    beats = 0
+
+    def renew(self, cycle: Cycle, *, now: datetime, lease: timedelta) -> None:
+        self.beats += 1
+        if self.beats % 2:
+            raise OperationalError("UPDATE cycles", None, ConnectionError("server closed the connection unexpectedly"))
+        super().renew(cycle, now=now, lease=lease)
+
+
+@pytest.mark.parametrize("kind", [SqlCycles, Failing])
+def test_the_lease_of_a_long_step_is_renewed_by_its_heartbeat(engine: Engine, kind: type[SqlCycles]) -> None:
     """Nothing else renews it: without the heartbeat every update longer than the lease would be taken over in the middle."""
-    clock = FrozenClock()
+    clock, book = FrozenClock(), kind(engine)
     rival = ticker(book, clock, Runs(book, clock), owner="rival")
     seen: list[bool] = []
 
     def long_step(cycle: Cycle) -> None:
         for _ in range(3):
             clock.advance(CONFIG.lease_s - 1)
-            wanted, give_up = clock() + timedelta(seconds=CONFIG.lease_s), time.monotonic() + 300
+            wanted, give_up = clock() + timedelta(seconds=CONFIG.lease_s), time.monotonic() + 60
             while (row := book.find(cycle.policy, cycle.slot)).lease_expires_at != wanted and time.monotonic() < give_up:
                 time.sleep(0.005)
             seen.append(row.lease_expires_at == wanted)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine
+from sqlalchemy.exc import OperationalError
 
 from app.db.learning.rollouts import SqlRollouts
 from app.domain.errors import Refused, Unavailable
@@ -97,7 +98,7 @@ def test_a_heart_beats_on_after_a_database_that_was_away(sqlite_engine: Engine, 
         def renew(self, rollout: Rollout, *, ttl: timedelta) -> None:
             Away.beats += 1
             if Away.beats == 1:
-                raise Unavailable("the database does not answer")
+                raise OperationalError("UPDATE rollouts", None, ConnectionError("server closed the connection unexpectedly"))
             super().renew(rollout, ttl=ttl)
             beaten.set()
 
