@@ -7,9 +7,10 @@ messages of the policy ──by lot──▶ a file ──people write a mood to
 import hashlib
 import math
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -25,6 +26,9 @@ from pipelines.labelling.follow_up.term import Reader
 FEWEST = 300
 """Messages that a classifier is made of; with fewer its threshold of punishing cannot be found (the shipped one had 1,260)."""
 DRAWS = 1000
+
+Pair = tuple[str, str]
+"""How people read a message, and how the reader did."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,7 +53,7 @@ class Agreement:
     kappa: float
     """Cohen 1960; 1 is always, 0 is as by chance."""
     interval: tuple[float, float]
-    """95 %, by drawing the messages again (Efron 1979)."""
+    """95 %, by drawing the conversations again (Efron 1979): messages of one are no witnesses of each other."""
     precision_punished: float | None
     """Of what it would punish, the share that people call dissatisfied; None where it would punish nothing."""
     recall_punished: float | None
@@ -69,7 +73,7 @@ def messages_of(labelled: Iterable[tuple[DueTurn, float]]) -> list[Message]:
 
 
 def draw(messages: Sequence[Message], count: int) -> list[Message]:
-    """So many by lot: the same ones whoever asks, whatever has come since."""
+    """So many by lot: the same ones whoever asks; of what has come since, each may take the place of one."""
     return sorted(messages, key=lambda message: hashlib.sha256(f"agreement/{message.id}".encode()).digest())[:count]
 
 
@@ -97,7 +101,8 @@ def read_annotated(file: Path) -> list[Message]:
 
 def agreement(annotated: Sequence[Message], read: Reader, *, confident: float = 0.6) -> Agreement:
     """Have every message read and compare."""
-    pairs: list[tuple[str, str]] = []
+    pairs: list[Pair] = []
+    by_episode: defaultdict[str, list[Pair]] = defaultdict(list)
     punished: list[bool] = []
     unread = 0
     for message in annotated:
@@ -107,6 +112,7 @@ def agreement(annotated: Sequence[Message], read: Reader, *, confident: float = 
             unread += 1
             continue
         pairs.append((_three(Mood(message.mood)), _three(found.mood)))
+        by_episode[message.episode].append(pairs[-1])
         satisfaction = found.satisfaction(confident=confident)
         punished.append(satisfaction is not None and satisfaction < 0.0)
     if not pairs:
@@ -117,13 +123,13 @@ def agreement(annotated: Sequence[Message], read: Reader, *, confident: float = 
     for people, reader in pairs:
         confusion.setdefault(people, Counter())[reader] += 1
     return Agreement(
-        messages=len(pairs), unread=unread, kappa=kappa(pairs), interval=_interval(pairs),
+        messages=len(pairs), unread=unread, kappa=kappa(pairs), interval=_interval(list(by_episode.values())),
         precision_punished=right / sum(punished) if any(punished) else None, recall_punished=right / angry if angry else None,
         confusion={people: dict(counts) for people, counts in sorted(confusion.items())},
     )  # fmt: skip
 
 
-def kappa(pairs: Sequence[tuple[str, str]]) -> float:
+def kappa(pairs: Sequence[Pair]) -> float:
     """(observed − expected) / (1 − expected) agreement; 1 where both only ever say the same one thing."""
     count = len(pairs)
     observed = sum(a == b for a, b in pairs) / count
@@ -181,7 +187,7 @@ def _three(mood: Mood) -> str:
     return mood.value if mood in (Mood.DISSATISFIED, Mood.SATISFIED) else "other"
 
 
-def _interval(pairs: Sequence[tuple[str, str]]) -> tuple[float, float]:
+def _interval(episodes: Sequence[Sequence[Pair]]) -> tuple[float, float]:
     numbers = random.Random(0)
-    found = sorted(kappa(numbers.choices(pairs, k=len(pairs))) for _ in range(DRAWS))
+    found = sorted(kappa(list(chain.from_iterable(numbers.choices(episodes, k=len(episodes))))) for _ in range(DRAWS))
     return found[math.floor(0.025 * DRAWS)], found[math.ceil(0.975 * DRAWS) - 1]

@@ -54,8 +54,9 @@ class Hindsight:
                 continue
             good, bad = (math.fsum(row) for row in trainer.forward([wanted_datum(sample, wanted), served_datum(sample)]).logprobs)
             margin = self.config.dpo_beta * ((good - self.lessons.reference[name][0]) - (bad - self.lessons.reference[name][1]))
-            loss += weight * math.log1p(math.exp(-margin)) / normaliser
-            slope = weight * self.config.dpo_beta / (1.0 + math.exp(margin))
+            lost, falls = _lost(margin)
+            loss += weight * lost / normaliser
+            slope = weight * self.config.dpo_beta * falls
             trainer.forward_backward([wanted_datum(sample, wanted, weight=slope), served_datum(sample, weight=-slope)], spec)
         return loss
 
@@ -75,3 +76,9 @@ class Hindsight:
         of = {sample.item.inference_id: sample.logprobs for sample in self.samples}
         gaps = [far - old for name, row in self.lessons.teacher.items() for far, old in zip(row, of[name], strict=True)]
         return math.fsum(gaps) / len(gaps) if gaps else None
+
+
+def _lost(margin: float) -> tuple[float, float]:
+    """−log σ(h) and σ(−h), for an h of any size."""
+    small = math.exp(-abs(margin))
+    return max(-margin, 0.0) + math.log1p(small), (small if margin > 0.0 else 1.0) / (1.0 + small)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from app.domain.errors import BadConfig, BadRequest
 from pipelines.labelling.follow_up.agreement import (
@@ -50,6 +51,17 @@ def test_agreement_counts_what_is_punished_and_what_could_not_be_read() -> None:
     assert (found.precision_punished, found.recall_punished) == (0.5, 0.5)
     assert found.confusion == {"dissatisfied": {"dissatisfied": 1, "other": 1}, "other": {"dissatisfied": 1}, "satisfied": {"satisfied": 1}}
     assert found.interval[0] <= found.kappa <= found.interval[1]
+
+
+def test_messages_of_one_conversation_are_no_witnesses_of_each_other() -> None:
+    """Ten messages of a conversation that are read alike say as much as one: the interval is as wide as with one of each."""
+    said = [("bad", "dissatisfied"), ("good", "satisfied"), ("so so", "dissatisfied"), ("bad", "neutral")] * 8
+    once = agreement([message(number, *one) for number, one in enumerate(said)], reader)
+    often = agreement([replace(message(n, *one), id=f"m{n}/{again}") for n, one in enumerate(said) for again in range(10)], reader)
+    assert (often.messages, often.kappa) == (320, pytest.approx(once.kappa))
+    assert often.interval == pytest.approx(once.interval)
+    apart = agreement([message(number, *one) for number, one in enumerate(said * 10)], reader)
+    assert apart.interval[1] - apart.interval[0] < 0.5 * (once.interval[1] - once.interval[0])
 
 
 def test_follow_ups_are_drawn_by_lot_and_once_each(tmp_path: Path) -> None:

@@ -262,13 +262,20 @@ def formula(folder: Path, turns: Sequence[TurnPayload], hindsight: HindsightConf
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def test_a_pair_that_is_won_already_pulls_less() -> None:
-    # h = 0.5·((−1 − −3) − (−6 − −4)) = 2: the slope falls from 1/2 to σ(−2) = 0.1192
+@pytest.mark.parametrize(
+    ("good", "bad", "loss", "slope"),
+    [
+        (-1.0, -6.0, math.log1p(math.exp(-2)), 0.11920292),  # h = 0.5·((−1 − −3) − (−6 − −4)) = 2: the slope falls from 1/2 to σ(−2)
+        (-2003.0, -4.0, 1000.0, 1.0),  # h = 0.5·(−2000 − 0) = −1000, of which no exponential can be taken
+        (-3.0, -2004.0, 0.0, 0.0),
+    ],
+)
+def test_a_pair_that_is_won_already_pulls_less(good: float, bad: float, loss: float, slope: float) -> None:
     class Pairs:
         seen: Sequence[Any] = ()
 
         def forward(self, data: Sequence[Any]) -> Any:
-            return type("Found", (), {"logprobs": ((-1.0,), (-6.0,))})
+            return type("Found", (), {"logprobs": ((good,), (bad,))})
 
         def forward_backward(self, data: Sequence[Any], loss: LossSpec) -> Any:
             self.seen = data
@@ -279,7 +286,6 @@ def test_a_pair_that_is_won_already_pulls_less() -> None:
     lessons = Lessons(weights={"i": 1.0}, wanted={"i": [4]}, reference={"i": [-3.0, -4.0]})
     pairs = Pairs()
     hindsight = Hindsight(HindsightConfig(objective="dpo", weight=1.0, dpo_beta=0.5), lessons, [sample])  # pyright: ignore[reportArgumentType]
-    loss = hindsight.learn_pairs(pairs, [0], 1.0)  # pyright: ignore[reportArgumentType]
-    assert loss == pytest.approx(math.log1p(math.exp(-2)))
+    assert hindsight.learn_pairs(pairs, [0], 1.0) == pytest.approx(loss)  # pyright: ignore[reportArgumentType]
     weights = list(itertools.chain.from_iterable(datum.advantages for datum in pairs.seen))
-    assert weights == pytest.approx([0.5 * 0.11920292, -0.5 * 0.11920292])
+    assert weights == pytest.approx([0.5 * slope, -0.5 * slope])
