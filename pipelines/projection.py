@@ -5,7 +5,6 @@ nothing but this file.
 """
 
 import logging
-import threading
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,7 +16,6 @@ from app.domain.release.releases import Pointer, Release, ReleaseState
 from app.domain.release.versions import TrainingRun, Version
 
 log = logging.getLogger("ratchet.projection")
-EVERY_S = 60.0
 S = ReleaseState
 CANDIDATES = (S.QUEUED, S.READY, S.APPROVED, S.PROMOTING)
 
@@ -88,11 +86,3 @@ def project_once(policies: Iterable[str], projection: Projection) -> None:
                 log.info("projected policy=%s %s", policy, repair)
         except RatchetError as error:
             log.warning("projection waits policy=%s: %s", policy, error)
-
-
-def project_forever(policies: Collection[str], stop: threading.Event, projection: Projection) -> None:
-    """Now, and once a minute until `stop` is set."""
-    while True:
-        project_once(policies, projection)
-        if stop.wait(EVERY_S):
-            return

@@ -6,6 +6,8 @@ from typing import Any
 import msgspec
 
 from app.domain.errors import BadConfig
+from app.domain.policies import PolicyConfig
+from app.domain.telemetry.streams import JoinRules
 
 
 class IngestionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,6 +24,10 @@ class IngestionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """For turns of policies that are no longer declared."""
     lateness_s: float = 14_400.0
     expire_every_s: float = 10.0
+
+    def join_rules(self, policies: Mapping[str, PolicyConfig]) -> JoinRules:
+        """When the turns of these policies are due, and how late is too late."""
+        return JoinRules(policies=policies, label_wait_s=self.label_wait_s, lateness_s=self.lateness_s)
 
 
 class RelayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

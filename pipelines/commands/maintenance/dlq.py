@@ -10,7 +10,7 @@ from app import wiring
 from app.domain.errors import BadRequest, NotFound
 from app.domain.ids import utc_now
 from app.domain.telemetry.events import CloudEvent
-from app.domain.telemetry.streams import Delivery, EffectBatch, EffectStore, JoinRules, StoredDeadLetter
+from app.domain.telemetry.streams import Delivery, EffectBatch, EffectStore, StoredDeadLetter
 from app.settings import from_environment, read_toml
 from pipelines.ingestion.config import streaming_config
 from pipelines.ingestion.decode import understand
@@ -59,7 +59,7 @@ def replay(ids: Sequence[int], reason: str | None) -> None:
     """Apply dead letters (by id, by reason, or all that wait); what was applied meanwhile is not applied twice."""
     settings = from_environment()
     config, _ = streaming_config(read_toml(settings.config))
-    rules = JoinRules(policies=wiring.load_policies(settings), label_wait_s=config.label_wait_s, lateness_s=config.lateness_s)
+    rules = config.join_rules(wiring.load_policies(settings))
     letters, store = wiring.dead_letters(settings), wiring.effect_store(settings, rules=rules)
     applied, again = 0, 0
     for stored in letters.find(ids=ids, reason=reason, pending=not ids):

@@ -8,13 +8,12 @@ from functools import cache
 import click
 
 from app import wiring
-from app.domain.errors import RatchetError, Refused
+from app.domain.errors import Refused
 from app.domain.retention import Retention, retention
 from app.settings import Settings, from_environment, read_toml
 from pipelines.commands.running.processes import owner
 
 log = logging.getLogger(__name__)
-EVERY_S = 600.0
 CLASSES = {
     "inbox": "dedupe_days", "identities": "dedupe_days", "segments": "segments_days", "turns": "turns_days", "labels": "labels_days",
     "exposures": "exposures_days", "observations": "observations_days", "dead_letters": "dead_letters_days",
@@ -78,13 +77,7 @@ def _keeper(settings: Settings):  # noqa: ANN202 - what `wiring.upkeep` gives; o
     return wiring.upkeep(settings, owner=owner())
 
 
-def keep_house_forever(settings: Settings, stop: threading.Event, *, every_s: float = EVERY_S) -> None:
-    """Every ten minutes; a store or a database that is away is waited for."""
-    while not stop.wait(every_s):
-        try:
-            done = keep_house(settings, stop)
-        except (RatchetError, OSError) as error:
-            log.warning("event=upkeep_waits error=%s", error)
-        else:
-            if done:
-                log.info("event=kept_house %s", " ".join(f"{name.replace(' ', '_')}={count}" for name, count in done.items()))
+def keep_house_and_say(settings: Settings, stop: threading.Event) -> None:
+    """One round, logged."""
+    if done := keep_house(settings, stop):
+        log.info("event=kept_house %s", " ".join(f"{name.replace(' ', '_')}={count}" for name, count in done.items()))

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Protocol
 import click
 
 from app import wiring
-from app.domain.errors import BadConfig, RatchetError
+from app.domain.errors import BadConfig
 from app.domain.retention import days, retention
 from app.logging import configure
 from app.settings import Settings, from_environment, owner_of, read_toml
+from pipelines.commands.running.repeating import repeat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,13 +107,12 @@ def broker(port: int | None) -> None:
 @click.command()
 def relay() -> None:
     """Send the inbox and the outbox to Kafka, and again what got lost on the way; one at a time is in office."""
-    from app.domain.telemetry.streams import JoinRules
     from pipelines.ingestion.config import streaming_config
     from pipelines.ingestion.relay import Relay
 
     settings, stop = begin("relay")
     ingestion, config = streaming_config(read_toml(settings.config))
-    rules = JoinRules(policies=wiring.load_policies(settings), label_wait_s=ingestion.label_wait_s, lateness_s=ingestion.lateness_s)
+    rules = ingestion.join_rules(wiring.load_policies(settings))
     clock = wiring.clock(settings)
     own = shown(settings, "relay", clock)
     candidate = Relay(
@@ -131,13 +131,12 @@ def relay() -> None:
 @click.command()
 def ingest() -> None:
     """Apply events from Kafka to the database, exactly once in effect."""
-    from app.domain.telemetry.streams import JoinRules
     from pipelines.ingestion.config import streaming_config
     from pipelines.ingestion.ingest import Ingest
 
     settings, stop = begin("ingest")
     config, _ = streaming_config(read_toml(settings.config))
-    rules = JoinRules(policies=wiring.load_policies(settings), label_wait_s=config.label_wait_s, lateness_s=config.lateness_s)
+    rules = config.join_rules(wiring.load_policies(settings))
     source = wiring.event_source(settings, group=config.group, max_records=config.max_records)
     clock, troubles = wiring.clock(settings), wiring.troubles(settings, name=f"ingest {owner()}")
     own = shown(settings, "ingest", clock)
@@ -203,11 +202,11 @@ def label() -> None:
 @click.command()
 def loop() -> None:
     """Run one cycle per slot and policy: batch, update, judge, queue."""
-    from pipelines.commands.maintenance.upkeep import keep_house_forever
+    from pipelines.commands.maintenance.upkeep import keep_house_and_say
     from pipelines.commands.running.loop_ports import loop_world
     from pipelines.config import loop_config
     from pipelines.cycle import run_cycle
-    from pipelines.projection import Projection, project_forever
+    from pipelines.projection import Projection, project_once
     from pipelines.schedule import Ticker, run_forever
 
     settings, stop = begin("loop")
@@ -235,9 +234,9 @@ def loop() -> None:
         releases=wiring.release_ledger(settings), versions=ports.versions, weights=ports.weights, runs=ports.training.runs,
         registry=ports.registry,
     )  # fmt: skip
-    threading.Thread(target=project_forever, args=(list(policies), stop, projection), name="projection", daemon=True).start()
-    threading.Thread(target=prune_forever, args=(settings, stop), name="prune", daemon=True).start()
-    threading.Thread(target=keep_house_forever, args=(settings, stop), name="upkeep", daemon=True).start()
+    repeat("projection", lambda: project_once(policies, projection), stop, every_s=PROJECT_EVERY_S, at_once=True)
+    repeat("prune", pruning(settings), stop, every_s=PRUNE_EVERY_S)
+    repeat("upkeep", lambda: keep_house_and_say(settings, stop), stop, every_s=HOUSE_EVERY_S)
     # In this thread, because Ray's own processes die with the thread that started them; and it takes SIGTERM, which is given back to us.
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     world.warm()
@@ -248,23 +247,23 @@ def loop() -> None:
     run_forever(tickers, stop)
 
 
+PROJECT_EVERY_S = 60.0
 PRUNE_EVERY_S = 3600.0
+HOUSE_EVERY_S = 600.0
 PRUNE_AGE_S = 24 * 3600.0
 """Weights younger than this are never removed: a file may be on its way to somebody who has no row yet."""
 
 
-def prune_forever(settings: Settings, stop: threading.Event, *, every_s: float = PRUNE_EVERY_S) -> None:
-    """Once an hour, remove weights that nothing needs any more (`ratchet model prune`); a store or database that is away is waited for."""
+def pruning(settings: Settings) -> "Callable[[], None]":
+    """Removes weights that nothing needs any more (`ratchet model prune`)."""
     from app.policy.storage.prune import prune
 
     rows, weights = wiring.needed_weights(settings), wiring.open_weights(settings)
-    while not stop.wait(every_s):
-        try:
-            gone = prune(weights, known=rows.known(), needed=rows.needed, min_age_s=PRUNE_AGE_S)
-        except (RatchetError, OSError) as error:
-            log.warning("pruning waits error=%s", error)
-        else:
-            log.info("weights pruned count=%d", len(gone))
+
+    def once() -> None:
+        log.info("weights pruned count=%d", len(prune(weights, known=rows.known(), needed=rows.needed, min_age_s=PRUNE_AGE_S)))
+
+    return once
 
 
 @click.command()
