@@ -80,7 +80,9 @@ class Spool:
 
     def due(self, now: float) -> list[Report]:
         """What to report at `now` (Unix seconds)."""
-        return [report for file in sorted(self._folder.glob("*.json")) for report in self._due(file, now)]
+        files = sorted(self._folder.glob("*.json"))
+        branch = self._tree.branch() if files else None
+        return [report for file in files for report in self._due(file, now, branch)]
 
     def done(self, report: Report) -> None:
         """This report was accepted by the service."""
@@ -89,10 +91,11 @@ class Spool:
         if reported.issuperset(self._horizons_s) or report.event["value"]["ended"]:
             self._forget(report.file)
 
-    def _due(self, file: Path, now: float) -> list[Report]:
+    def _due(self, file: Path, now: float, branch: str | None) -> list[Report]:
         age = max(0.0, now - file.stat().st_mtime)
-        branch = self._branches.setdefault(file, self._tree.branch())
-        reported = self._reported.setdefault(file, self._missed(file, age))
+        if file not in self._reported:
+            self._reported[file], self._branches[file] = self._missed(file, age), branch
+        reported = self._reported[file]
         ended = file.with_suffix(ENDED).exists()
         passed = [horizon for horizon in self._horizons_s if horizon <= age and horizon not in reported]
         if reported.issuperset(self._horizons_s):
@@ -100,7 +103,7 @@ class Spool:
             return []
         if not (passed or ended) or (edit := self._read(file)) is None:
             return []
-        if branch != self._tree.branch():
+        if branch != self._branches[file]:
             log.info("the branch was changed, observation ends file=%s", file.name)
             self._forget(file)
             return []
@@ -128,6 +131,7 @@ class Spool:
         except ValueError as error:  # msgspec's errors are ValueErrors
             log.warning("not an edit, set aside file=%s reason=%s", file.name, error)
             file.rename(file.with_suffix(".rejected"))
+            self._forget(file)
             return None
         return edit
 

@@ -5,6 +5,7 @@ it takes · 4 the service does not answer · 5 it moved on since it was looked a
 """
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ POLICY = click.option("--policy", help="Only this policy.")
 FLIGHT = ("CANARY", "READY", "APPROVED", "PROMOTING")
 POLL_S = 1.0
 NEWEST_LINES = 20
+BLOCK_BYTES = 1 << 16
 
 
 @click.command()
@@ -269,10 +271,17 @@ def _say(entry: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _last_lines(file: Path, lines: int, *, as_json: bool) -> int:
-    content = file.read_bytes()
-    for line in content.decode(errors="replace").splitlines()[-lines:] if lines else []:
+    """Show the last ones, read from the end: a log may be larger than memory. Returns where it ends."""
+    with file.open("rb") as opened:
+        end, tail = opened.seek(0, os.SEEK_END), b""
+        place = end
+        while place > 0 and tail.count(b"\n") <= lines:
+            size = min(BLOCK_BYTES, place)
+            place = opened.seek(place - size)
+            tail = opened.read(size) + tail
+    for line in tail.decode(errors="replace").splitlines()[-lines:] if lines else []:
         _say_line(file, line, as_json=as_json)
-    return len(content)
+    return end
 
 
 def _lines_after(file: Path, place: int, *, as_json: bool) -> int:

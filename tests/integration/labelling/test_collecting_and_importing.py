@@ -115,6 +115,29 @@ def test_a_horizon_that_passed_unwatched_is_left_out_and_junk_is_set_aside(url: 
     assert sorted(path.name for path in folder.iterdir()) == ["escape.rejected", "junk.rejected"]
 
 
+def test_a_look_asks_git_once_and_complains_of_no_horizon_that_was_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = tmp_path / "asked"
+    program = tmp_path / "bin" / "git"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\necho x >> {asked}\necho main\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    (tmp_path / "a.py").write_text(BEFORE)  # where it is missing, git is asked where it went
+    spool = Spool(tmp_path / "spool", tmp_path, (10, 60))
+    for number in range(5):
+        file = tmp_path / "spool" / f"{number}.json"
+        file.write_text(edit())
+        os.utime(file, (1000, 1000))
+    for now in (1000, 1010, 1050):  # fifty seconds old: ten was long ago, and was reported
+        asked.unlink(missing_ok=True)
+        for report in spool.due(now):
+            spool.done(report)
+        assert asked.read_text().split() == ["x"]
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
+
+
 def test_an_editor_registers_an_edit_over_http_and_says_when_nobody_looks_any_more(url: str, inbox: MemoryInbox, tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool", tmp_path, (0, 600))
     (tmp_path / "a.py").write_text(BEFORE.replace("    pass\n", INSERTED))

@@ -3,6 +3,7 @@
 import json
 import stat
 import subprocess
+import tracemalloc
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -155,6 +156,22 @@ def test_logs_are_those_of_this_machine(terminal: Terminal, tmp_path: Path) -> N
     assert terminal("logs", "--lines", "1").output == "api two�[31m\nloop three\n"
     assert json.loads(terminal("logs", "loop", "--json").stdout) == {"process": "loop", "line": "three"}
     assert "api, loop" in str(terminal("logs", "none").exception)
+
+
+def test_the_end_of_a_log_is_found_without_reading_all_of_it(terminal: Terminal, tmp_path: Path) -> None:
+    terminal.environment["RATCHET_DATA"] = str(tmp_path)
+    (tmp_path / "logs").mkdir()
+    with (tmp_path / "logs" / "api.log").open("wb") as log:
+        log.seek(64 << 20)
+        log.write(b"\n" + b"a" * 100_000 + b"\n" + b"two\n" * 3)
+    tracemalloc.start()
+    try:
+        said = terminal("logs", "--lines", "4").output.splitlines()
+        most_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert said == ["api " + "a" * 100_000, *["api two"] * 3]
+    assert most_bytes < 16 << 20
 
 
 def test_exit_codes_tell_a_script_why(terminal: Terminal, ada: str, engine: Engine) -> None:
