@@ -57,6 +57,15 @@ def _suites(evidence: Mapping[str, Any]) -> Iterator[Row]:
             measured = f"{found['difference']:+.4f} [{found.get('low', 0.0):+.4f}, {found.get('high', 0.0):+.4f}]"
             said = f"{found.get('class', '')} suite, {found.get('tasks', 0)} tasks: {'passed' if found.get('passed') else 'not passed'}"
             yield name, Cell(text=measured, value=found["difference"], kind="n"), _number(found.get("margin")), said
+            if "best_of_k_difference" in found:
+                yield _best_of_k(name, found)
+
+
+def _best_of_k(name: str, suite: Mapping[str, Any]) -> Row:
+    """Beside the mean: whether a candidate solves more when it may try again."""
+    measured = f"{suite['best_of_k_difference']:+.4f} [{suite['best_of_k_low']:+.4f}, {suite['best_of_k_high']:+.4f}]"
+    said = f"{_text(suite.get('champion_best_of_k'))} → {_text(suite.get('candidate_best_of_k'))}; told, not judged"
+    return f"{name}, best of {suite.get('samples')}", Cell(text=measured, value=suite["best_of_k_difference"], kind="n"), cell(""), said
 
 
 def _live(evidence: Mapping[str, Any]) -> Iterator[Row]:

@@ -175,6 +175,8 @@ class Judged:
     verdict: Verdict | None
     """None for an advisory one."""
     comparison: PairedComparison
+    best: PairedComparison
+    """Of the best of each task's answers: told beside the mean, and never judged (a model may get wider and no better, or the reverse)."""
     level: float | None
     """At which a core suite was tested; None where it was not: advisory, of safety, or refused."""
     power: float
@@ -187,7 +189,7 @@ def judge_suites(
     min_power: float = 0.0,
 ) -> dict[str, Judged]:  # fmt: skip
     """Every suite's answer, by name."""
-    comparisons = {s.config.name: _compare(s, *scores[s.config.name], seed=seed) for s in suites}
+    comparisons = {s.config.name: _compare(s, *scores[s.config.name], take=_mean, seed=seed) for s in suites}
     powers = {s.config.name: power_of(*scores[s.config.name], margin=s.config.margin) for s in suites}
     core = [s.config for s in suites if s.config.kind is SuiteClass.CORE]
     passing = judge_core({c.name: comparisons[c.name] for c in core}, margins={c.name: c.margin for c in core}, levels=levels)
@@ -199,8 +201,8 @@ def judge_suites(
         verdict = Verdict.INCONCLUSIVE if cure else verdict
         level = None if cure or name not in passing else (levels or {}).get(name, ALPHA)
         found[name] = Judged(
-            kind=suite.config.kind, verdict=verdict, comparison=comparisons[name], level=level, power=powers[name],
-            sentence=cure or _sentence(suite, *pair, verdict),
+            kind=suite.config.kind, verdict=verdict, comparison=comparisons[name], best=_compare(suite, *pair, take=_best, seed=seed),
+            level=level, power=powers[name], sentence=cure or _sentence(suite, *pair, verdict),
         )  # fmt: skip
     return found
 
@@ -214,9 +216,20 @@ def verdict_of(judged: Mapping[str, Judged]) -> tuple[Verdict, str]:
     return worst, ", ".join(one.sentence for one in judged.values())
 
 
-def _compare(suite: Suite, champion: Scores, candidate: Scores, *, seed: int) -> PairedComparison:
+def _compare(
+    suite: Suite, champion: Scores, candidate: Scores, *, take: Callable[[Scores], Scores], seed: int
+) -> PairedComparison:  # fmt: skip
+    """Of what `take` makes of each task's answers, [M, k] → [M]."""
     clusters = [task.cluster or task.id for task in suite.tasks]
-    return compare(candidate.mean(axis=1) - champion.mean(axis=1), clusters, margin=suite.config.margin, seed=seed)
+    return compare(take(candidate) - take(champion), clusters, margin=suite.config.margin, seed=seed)
+
+
+def _mean(scores: Scores) -> Scores:
+    return scores.mean(axis=1)
+
+
+def _best(scores: Scores) -> Scores:
+    return best_of_k(scores, scores.shape[1])
 
 
 def _judge_alone(suite: Suite, champion: Scores, candidate: Scores) -> Verdict | None:
@@ -248,7 +261,7 @@ def _too_small(suite: Suite, champion: Scores, candidate: Scores, *, power: floa
 
 
 def _suite_evidence(suite: Suite, champion: Scores, candidate: Scores, *, judged: Judged) -> dict[str, Any]:
-    comparison, k = judged.comparison, suite.config.samples
+    comparison, best, k = judged.comparison, judged.best, suite.config.samples
     per_dimension = {
         dimension: [float(champion[rows].mean()), float(candidate[rows].mean())]
         for dimension in sorted({task.dimension for task in suite.tasks})
@@ -257,7 +270,8 @@ def _suite_evidence(suite: Suite, champion: Scores, candidate: Scores, *, judged
     return {
         "suite_hash": suite.hash, "class": suite.config.kind.value, "margin": suite.config.margin, "tasks": len(suite.tasks), "samples": k,
         "champion_mean": float(champion.mean()), "candidate_mean": float(candidate.mean()),
-        "champion_best_of_k": float(best_of_k(champion, k).mean()), "candidate_best_of_k": float(best_of_k(candidate, k).mean()),
+        "champion_best_of_k": float(_best(champion).mean()), "candidate_best_of_k": float(_best(candidate).mean()),
+        "best_of_k_difference": best.mean, "best_of_k_low": best.low, "best_of_k_high": best.high,
         "difference": comparison.mean, "low": comparison.low, "high": comparison.high, "p_value": comparison.p_value,
         "level": judged.level, "passed": judged.verdict is Verdict.PASS, "power": judged.power,
         "items_needed": comparison.items_needed, "dimensions": per_dimension,

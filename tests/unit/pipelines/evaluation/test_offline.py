@@ -104,6 +104,26 @@ def test_a_candidate_as_good_as_the_champion_passes_with_every_number_in_the_evi
     assert result.evidence["known"]["difference"] == 0.0
 
 
+class SecondTry(AnsweringEngines):
+    """The candidate solves every task in one of two answers, where the champion solves half of the tasks in both."""
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerationChunk]:
+        task = request.messages[0]["content"]
+        again = any(before.digest == request.digest and before.messages[0]["content"] == task for before in self.asked)
+        self.answers = {"champion": solved(*range(20)), "candidate": {task} if again else set()}
+        async for chunk in super().generate(request):
+            yield chunk
+
+
+def test_best_of_k_stands_beside_the_mean_with_its_interval_and_judges_nothing() -> None:
+    result = gate(SecondTry({}), suite(margin=0.3)).decide(policy="p", candidate="candidate", champion="champion")
+    found = result.evidence["known"]
+    assert (found["champion_mean"], found["candidate_mean"], found["difference"]) == (0.5, 0.5, 0.0)
+    assert (found["champion_best_of_k"], found["candidate_best_of_k"], found["best_of_k_difference"]) == (0.5, 1.0, 0.5)
+    assert 0.3 < found["best_of_k_low"] < 0.5 < found["best_of_k_high"] < 0.7
+    assert "0.500 → 0.500" in result.reason
+
+
 def test_a_candidate_worse_by_far_more_than_the_margin_fails() -> None:
     engines = AnsweringEngines({"champion": solved(*range(40)), "candidate": solved(*range(10))})
     result = gate(engines, suite()).decide(policy="p", candidate="candidate", champion="champion")
