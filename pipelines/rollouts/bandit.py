@@ -1,10 +1,10 @@
 """Which task next: those whose tries come out differently, because a group in which all are paid alike teaches nothing.
 
-Thompson sampling over learnability. Task i has a Beta posterior over its success rate p_i, from the tries of the newest versions (each
-older one counts half as much as the next). For each group a p is drawn from every posterior, and the task with the largest p(1 − p) is
-taken: with K tries, 1 − p^K − (1 − p)^K, the chance of a mixed group, grows with it. A task never tried draws from Beta(1, 1), so it is
-tried; one that is always solved, or never, comes back as often as its posterior still leaves doubt. One group in ten is drawn evenly, so
-that nothing is forgotten for good (p = 0 may become p > 0 after an update).
+Thompson sampling over learnability. Task i has a Beta posterior over its success rate p_i, from its tries so far, each of which counts for
+nine tenths after the next one: what a version of long ago could do says little. For each group a p is drawn from every posterior, and the
+task with the largest p(1 − p) is taken: with K tries, 1 − p^K − (1 − p)^K, the chance of a mixed group, grows with it. A task never tried
+draws from Beta(1, 1), so it is tried; one that is always solved, or never, comes back as often as its posterior still leaves doubt. One
+group in ten is drawn evenly, so that nothing is forgotten for good (p = 0 may become p > 0 after an update).
 
 Chapelle and Li 2011 (Thompson sampling); learnability p(1 − p): Foster and Foerster 2025, arXiv 2502.12272.
 """
@@ -23,7 +23,7 @@ class Learnability:
     """The posterior of each task, and the draw."""
 
     tasks: Sequence[str]
-    seed: int = 0
+    seed: int | str = 0
     solved: dict[str, float] = field(default_factory=dict[str, float])
     failed: dict[str, float] = field(default_factory=dict[str, float])
 

@@ -2,8 +2,8 @@
 
 | loop      | consumes                           | waits for                               | unblocked by                |
 |-----------|------------------------------------|-----------------------------------------|-----------------------------|
-| planner   | the book's history, by the bandit  | fewer open rollouts than slots          | a rollout is closed         |
-| slots     | open rollouts, the oldest first    | a free slot, and admission              | a rollout is closed         |
+| planner   | the book's history, by the bandit  | no open rollout that a slot could take  | a rollout is closed         |
+| slots     | open rollouts, the oldest first    | a free slot, admission, a rest's end    | a rollout is closed, clock  |
 | each turn | a request of a harness             | a permit                                | no pressure from people     |
 | heartbeat | leases of what is at work          | a quarter of the lease                  | the clock                   |
 
@@ -39,6 +39,8 @@ from pipelines.rollouts.tasks import Harness, TaskData
 log = logging.getLogger(__name__)
 POLL_S = 0.2
 MOST_REST_S = 60.0
+NEWEST = 20_000
+"""Tries that the bandit is told of: of each task it remembers some ten."""
 FEWEST_DURATIONS = 5
 """Before so many are known, nothing is held back for being expected to take long."""
 
@@ -82,7 +84,6 @@ class Dispatch:
     """Tasks that are not practised, by taskset and key, with the reason."""
     until_promotion_s: Callable[[], float | None] = lambda: None
     """How long until turns that begin now are one promotion older; None where nobody knows of one."""
-    seed: int = 0
     running: dict[str, Rollout] = field(default_factory=dict[str, Rollout])
     _stop: threading.Event = field(default_factory=threading.Event)
     _faults: int = 0
@@ -97,7 +98,8 @@ class Dispatch:
     def plan(self, taskset: str, groups: int) -> list[Rollout]:
         """Write down this many groups of K tries."""
         tasks = self.tasks[taskset]
-        bandit = Learnability(sorted(tasks), seed=self.seed + len(history := self.book.history(self.policy, taskset)))
+        history = self.book.history(self.policy, taskset, newest=NEWEST)
+        bandit = Learnability(sorted(tasks), seed=history[-1].id if history else "")
         for rollout in history:
             if rollout.outcome is not None and rollout.outcome.is_of_the_model and rollout.task in tasks:
                 bandit.learn(rollout.task, rollout.outcome is Outcome.SOLVED)

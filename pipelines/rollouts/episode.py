@@ -129,7 +129,7 @@ class Workplace:
             box.put(path, content)
         done = box.exec(launch.argv, stdin=launch.stdin, deadline_s=task.deadline_s, most_output_bytes=MOST_SAID_BYTES)
         outcome, detail = outcome_of(done, service, task)
-        if outcome is Outcome.BOX_LOST or outcome is Outcome.GATEWAY_FAILED or outcome is Outcome.SETUP_FAILED:
+        if outcome is not None and not outcome.is_of_the_model:
             return Worked(outcome, {}, service.exchanges, detail)
         try:
             return Worked(outcome, text_of(box.patch()), service.exchanges, detail)

@@ -23,17 +23,10 @@ from app.domain.learning.rollouts import Outcome
 from app.domain.telemetry.serving import GenerateRequest, GenerationChunk
 from pipelines.rollouts.permits import Permits
 from pipelines.rollouts.service import Service
-from pipelines.rollouts.tasks import TaskData
 from tests.architecture.sources import ROOT
-from tests.integration.rollouts.practising import AnsweringEngines, Practice, calls, said_by_tools
+from tests.integration.rollouts.practising import LIBRARY, AnsweringEngines, Practice, calls, said_by_tools
 
-TASK = TaskData(
-    taskset="bench", key="double", instruction="Write `double` in lib/numbers.py again.",
-    files={"lib/__init__.py": "", "lib/numbers.py": 'def double(n):\n    """Twice n."""\n    raise RuntimeError("gone")\n',
-           "test_seen.py": "from lib.numbers import double\n\ndef test_one():\n    assert double(1) == 2\n"},
-    editable=("lib/",), tests={"hidden/test_it.py": "from lib.numbers import double\n\ndef test_it():\n    assert double(21) == 42\n"},
-    expected=("hidden/test_it.py::test_it",), gold={"lib/numbers.py": "def double(n):\n    return 2 * n\n"}, deadline_s=120,
-)  # fmt: skip
+TASK = replace(LIBRARY, taskset="bench", deadline_s=120)
 STEPS = [
     calls("search", pattern="def double"), calls("read", path="lib/numbers.py"), calls("shell", command="ls"),
     calls("edit", path="lib/numbers.py", old='raise RuntimeError("gone")', new="return 2 * n"), calls("test"),

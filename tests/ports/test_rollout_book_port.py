@@ -69,6 +69,14 @@ def test_no_two_rollouts_have_an_episode_and_no_two_of_a_group_an_attempt(book: 
         book.plan([Rollout(id=uuid7(), policy="p", taskset="t", task="k", task_hash="h", group=one.group, attempt=1, harness_hash="x")])
 
 
+def test_the_newest_of_a_history_are_the_end_of_it(book: SqlRollouts) -> None:
+    for _ in range(3):
+        book.plan(rollouts(3))
+    whole = [r.id for r in book.history("p", "t")]
+    assert len(whole) == 9
+    assert [r.id for r in book.history("p", "t", newest=4)] == whole[-4:]
+
+
 def test_a_database_that_is_away_is_said_to_be() -> None:
     held, away = rollouts(1)[0], SqlRollouts(open_engine("postgresql://nobody@127.0.0.1:1/none"))
     for act in (lambda: away.begin(held, "e"), lambda: away.renew(held, ttl=TTL), lambda: away.close(held, DONE)):

@@ -69,11 +69,12 @@ class SqlRollouts:
             flags=list(closed.flags),
         )  # fmt: skip
 
-    def history(self, policy: str, taskset: str) -> list[Rollout]:
+    def history(self, policy: str, taskset: str, *, newest: int | None = None) -> list[Rollout]:
         """As they were planned."""
-        mine = select(rollouts).where(rollouts.c.policy == policy, rollouts.c.taskset == taskset).order_by(*OLDEST_FIRST)
+        mine = select(rollouts).where(rollouts.c.policy == policy, rollouts.c.taskset == taskset)
+        backwards = mine.order_by(*(column.desc() for column in OLDEST_FIRST)).limit(newest)
         with reading(self.engine) as connection:
-            return [_rollout(row) for row in connection.execute(mine)]
+            return [_rollout(row) for row in connection.execute(backwards)][::-1]
 
     def durations_s(self, policy: str, taskset: str) -> list[float]:
         """Newest first."""

@@ -97,8 +97,8 @@ class RolloutBook(Protocol):
         """Write what it came to, once. Raises `LeaseLost` for whoever does not hold it any more."""
         ...
 
-    def history(self, policy: str, taskset: str) -> list[Rollout]:
-        """All of a taskset's, the oldest first."""
+    def history(self, policy: str, taskset: str, *, newest: int | None = None) -> list[Rollout]:
+        """A taskset's, all or so many of the newest, the oldest first."""
         ...
 
     def durations_s(self, policy: str, taskset: str) -> list[float]:

@@ -30,6 +30,14 @@ from tests.fakes.inbox import MemoryInbox
 
 Answer = Callable[[GenerateRequest], str]
 BOXES = BubblewrapBoxes()
+LIBRARY = TaskData(
+    taskset="toy", key="double", instruction="Write `double` in lib/numbers.py again.",
+    files={"lib/__init__.py": "", "lib/numbers.py": 'def double(n):\n    """Twice n."""\n    raise RuntimeError("gone")\n',
+           "test_seen.py": "from lib.numbers import double\n\ndef test_one():\n    assert double(1) == 2\n"},
+    editable=("lib/",), tests={"hidden/test_it.py": "from lib.numbers import double\n\ndef test_it():\n    assert double(21) == 42\n"},
+    expected=("hidden/test_it.py::test_it",), gold={"lib/numbers.py": "def double(n):\n    return 2 * n\n"}, deadline_s=60,
+)  # fmt: skip
+"""A library whose one function has lost its body."""
 
 
 @dataclass

@@ -44,7 +44,8 @@ def dispatch(engine: Engine, folder: Path, tries: Tries, *tasks: TaskData, confi
     by_taskset: dict[str, dict[str, TaskData]] = {}
     for task in tasks or (ADD,):
         by_taskset.setdefault(task.taskset, {})[task.key] = task
-    chosen = RolloutsConfig(**({"group_size": 2, "slots": 2} | (config or {})))
+    few: dict[str, Any] = {"group_size": 2, "slots": 2}
+    chosen = RolloutsConfig(**(few | (config or {})))
     workplace: Any = tries
     given: dict[str, Any] = {"book": SqlRollouts(engine)} | more
     return Dispatch(policy="composer", tasks=by_taskset, workplace=workplace, config=chosen, kept=Kept(folder), **given)

@@ -15,19 +15,11 @@ from app.domain.learning.rollouts import Outcome
 from app.domain.telemetry.serving import GenerateRequest
 from pipelines.rollouts.interception import FileJournal
 from pipelines.rollouts.service import Service
-from pipelines.rollouts.tasks import TaskData
 from pipelines.rollouts.tasksets.small_functions import HACKS, SmallFunctions
-from tests.integration.rollouts.practising import Answer, Practice, calls, said_by_tools
+from tests.integration.rollouts.practising import LIBRARY, Answer, Practice, calls, said_by_tools
 
 SOON = timedelta(seconds=30)
 SMALL = {task.key: task for task in SmallFunctions().load()}
-LIBRARY = TaskData(
-    taskset="toy", key="double", instruction="Write `double` in lib/numbers.py again.",
-    files={"lib/__init__.py": "", "lib/numbers.py": 'def double(n):\n    """Twice n."""\n    raise RuntimeError("gone")\n',
-           "test_seen.py": "from lib.numbers import double\n\ndef test_one():\n    assert double(1) == 2\n"},
-    editable=("lib/",), tests={"hidden/test_it.py": "from lib.numbers import double\n\ndef test_it():\n    assert double(21) == 42\n"},
-    expected=("hidden/test_it.py::test_it",), gold={"lib/numbers.py": "def double(n):\n    return 2 * n\n"}, deadline_s=60,
-)  # fmt: skip
 
 
 Open = Callable[..., Practice]
