@@ -1,10 +1,12 @@
 """The demo's plan: sizes for the machine that was measured, and a forecast that learns."""
 
+import numpy as np
 import pytest
 
 from app.domain.errors import BadConfig
 from pipelines.commands.demonstration.planning import CYCLE, MOST_PATIENCE, Forecast, Part, Speed, fit, spoken
-from pipelines.commands.demonstration.profiles import GIB, PROFILES, require_memory
+from pipelines.commands.demonstration.profiles import GIB, PROFILES, Profile, require_memory
+from pipelines.evaluation.statistics.paired import compare
 
 REAL = PROFILES["smollm2"]
 
@@ -100,3 +102,22 @@ def test_the_small_model_is_no_cure_where_it_does_not_fit_either() -> None:
     with pytest.raises(BadConfig) as refused:
         require_memory(REAL, free=GIB)
     assert "tiny" not in str(refused.value)
+
+
+def _passes(profile: Profile, *, worse_by: float) -> float:
+    """Share of candidates that the demo's suite lets through, whose answers parse less often by that much; 200 of them.
+
+    Tasks differ as the run's did: rates from a Beta(1.2, 2.4), a third of the answers parses.
+    """
+    drawn, tasks, samples = np.random.default_rng(17), profile.suite_tasks, profile.suite_samples
+    champion = drawn.beta(1.2, 2.4, size=(200, tasks))
+    candidate = np.clip(champion - worse_by, 0.0, 1.0)
+    differences = (drawn.binomial(samples, candidate) - drawn.binomial(samples, champion)) / samples
+    names = [str(task) for task in range(tasks)]
+    judged = [compare(row, names, margin=profile.suite_margin, seed=seed, draws=500) for seed, row in enumerate(differences)]
+    return sum(found.p_value <= 0.05 for found in judged) / len(judged)
+
+
+def test_the_suite_of_the_demo_seldom_stops_an_equal_candidate_and_usually_a_broken_one() -> None:
+    assert _passes(REAL, worse_by=0.0) >= 0.88
+    assert _passes(REAL, worse_by=1.0) <= 0.05
