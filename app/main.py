@@ -55,7 +55,7 @@ from app.settings import LOOPBACK, Settings, from_environment, read_toml
 
 log = logging.getLogger("ratchet.api")
 GRACE_S = 0.5
-"""What running answers get when the service stops; with the commits after it the whole stop stays under two seconds."""
+"""What the commits of answers that were cut off get; with RATCHET_DRAIN_S unset the whole stop stays under two seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,9 +142,10 @@ def create_app(with_: Collaborators) -> Application:
 class ApiServer(Server):
     """A server that says when it is ready, and that records running turns before it stops."""
 
-    def __init__(self, config: uvicorn.Config, *, chat: ChatRoute, ready: str) -> None:
+    def __init__(self, config: uvicorn.Config, *, chat: ChatRoute, ready: str, drain_s: float) -> None:
         super().__init__(config)
         self._chat = chat
+        self._drain_s = drain_s
         self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -153,8 +154,10 @@ class ApiServer(Server):
         log.info(self._ready)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Give running answers a moment, end the others as aborted, commit all of them, then close."""
-        await self._chat.finish(grace_s=GRACE_S)
+        """Take no new connection, give running answers their time, end the others as aborted, commit all of them, then close."""
+        for server in self.servers:
+            server.close()
+        await self._chat.finish(drain_s=self._drain_s, grace_s=GRACE_S)
         await super().shutdown(sockets)
 
 
@@ -180,7 +183,7 @@ def _run(settings: Settings, adapters: wiring.HttpAdapters, listener: socket.soc
     sys.setswitchinterval(SWITCH_S)
     gc.freeze()  # what is loaded stays: the collector need not look at it again and again
     ready = f"api ready address=http://{settings.host}:{settings.port} policies={','.join(adapters.policies)} ingest={settings.ingest}"
-    ApiServer(config, chat=app.chat, ready=ready).run(sockets=[listener])
+    ApiServer(config, chat=app.chat, ready=ready, drain_s=settings.drain_s).run(sockets=[listener])
 
 
 def refuse_open_door(settings: Settings, *, keyed: bool, ever: bool) -> None:

@@ -3,6 +3,7 @@
 Only entry points read this: `app.main`, `app.wiring`, `pipelines.__main__` and `pipelines.commands`.
 """
 
+import math
 import os
 import re
 import tomllib
@@ -77,6 +78,9 @@ class Settings:
     """RATCHET_STANDBY=required: refuse a database whose commits wait for no standby."""
     log_format: str = "text"
     """`text`, or `json`: one object per line."""
+    drain_s: float = 0.5
+    """RATCHET_DRAIN_S: how long the api, when it is told to end, finishes the answers that are being written; others are refused meanwhile.
+    As long as the longest answer where people use it, so that an upgrade cuts none off."""
     metrics: str | None = None
     """Where relay, ingest, label, loop and watch show their metrics and answer probes, such as `0.0.0.0:9464`; unset: nowhere."""
 
@@ -134,8 +138,19 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
         log_level=get("LOG_LEVEL", "INFO"),
         standby_required=_standby(get("STANDBY", "")),
         log_format=_log_format(get("LOG_FORMAT", "text")),
+        drain_s=_seconds("DRAIN_S", get("DRAIN_S", "0.5")),
         metrics=get("METRICS", "") or None,
     )
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds < math.inf:
+        raise BadConfig(f"RATCHET_{name} is {text!r}: set it to seconds, such as 60")
+    return seconds
 
 
 def _standby(text: str) -> bool:

@@ -1,13 +1,16 @@
 """What the gateway holds: the `Engines` port over HTTP, several engines, the one that has the version.
 
-Before the first token a refusal, and an engine that breaks, moves the request to the next engine; after it nothing is retried: the caller
-hears how it ended. Engines that fail again and again are passed over for a while (`app.serving.replicas`).
+Before the first token a refusal, and an engine that breaks or falls silent (`app.serving.silence`), moves the request to the next engine;
+after it nothing is retried: the caller hears how it ended. Engines that fail again and again are passed over for a while
+(`app.serving.replicas`).
 """
 
 import asyncio
+import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from typing import Self
 
 import httpx
@@ -18,7 +21,9 @@ from app.domain.telemetry.serving import EngineSight, GenerateRequest, Generatio
 from app.domain.telemetry.turns import FinishReason
 from app.serving.refusals import DRAINING, HEALTH_TIMEOUT_S, require_one_healthy, worst
 from app.serving.replicas import Replicas
+from app.serving.silence import Listening, Patience
 
+log = logging.getLogger(__name__)
 FORGET_S = 2.0
 """How long the client remembers which engines hold a version before it asks again."""
 
@@ -38,8 +43,12 @@ class HttpEngines:
         everywhere: Callable[[], list[str]] | None = None,
         client: httpx.AsyncClient | None = None,
         timeout_s: float = 120.0,
+        patience: Patience | None = None,
+        forget_s: float = FORGET_S,
     ) -> None:
         self._urls = [url.rstrip("/") for url in urls]
+        self._patience = patience or Patience()
+        self._forget_s = forget_s
         self._addresses = addresses
         self._everywhere = everywhere
         """All engines that report, whatever they hold."""
@@ -67,19 +76,22 @@ class HttpEngines:
         finish_reason `error`. Closing the iterator aborts the request.
         """
         refusals: list[RatchetError] = []
-        async for url, response in self._willing("/generate", request, refusals):
-            lines = response.aiter_lines()
-            chunk = await self._first(url, lines, refusals)
-            while chunk is not None:
-                yield chunk
-                if chunk.finish_reason is not None:
-                    return
-                chunk = await self._next(url, lines)
+        async with aclosing(self._willing("/generate", request, refusals)) as willing:
+            async for url, response, listening in willing:
+                lines = response.aiter_lines()
+                chunk = await self._first(url, lines, listening, refusals)
+                while chunk is not None:
+                    yield chunk
+                    if chunk.finish_reason is not None:
+                        return
+                    chunk = await self._next(url, lines, listening)
         raise worst(refusals, otherwise=f"no engine holds the weights {request.digest[:12]}")
 
-    async def _first(self, url: str, lines: AsyncIterator[str], refusals: list[RatchetError]) -> GenerationChunk | None:
+    async def _first(
+        self, url: str, lines: AsyncIterator[str], listening: Listening, refusals: list[RatchetError]
+    ) -> GenerationChunk | None:
         """The first chunk; None where the engine broke before it had sampled anything, which is added to the refusals."""
-        chunk = await self._next(url, lines)
+        chunk = await self._next(url, lines, listening)
         if chunk.finish_reason is FinishReason.ERROR and not chunk.tokens and not chunk.text:
             refusals.append(Unavailable(f"the engine at {url} broke before its first token: {chunk.message}"))
             return None
@@ -87,10 +99,14 @@ class HttpEngines:
             self._replicas.answered(url)
         return chunk
 
-    async def _next(self, url: str, lines: AsyncIterator[str]) -> GenerationChunk:
+    async def _next(self, url: str, lines: AsyncIterator[str], listening: Listening) -> GenerationChunk:
         """The next chunk; one that ends the answer where there is none."""
         try:
-            return msgspec.json.decode(await anext(lines), type=GenerationChunk)
+            return msgspec.json.decode(await listening.hear(anext(lines)), type=GenerationChunk)
+        except httpx.ReadTimeout as error:
+            fault = f"the engine fell silent ({error})"
+            self._replicas.silent(url, fault)
+            return _broken(fault)
         except httpx.HTTPError as error:
             fault = f"the engine went away while answering ({type(error).__name__})"
         except StopAsyncIteration:
@@ -132,43 +148,52 @@ class HttpEngines:
     async def _answer(self, path: str, request: GenerateRequest | ScoreRequest) -> bytes:
         """The first engine's whole answer that is not a refusal. Raises what the engines said when all refused."""
         refusals: list[RatchetError] = []
-        async for url, response in self._willing(path, request, refusals):
-            try:
-                answer = await response.aread()
-            except httpx.HTTPError as error:
-                self._replicas.failed(url, type(error).__name__)
-                refusals.append(Unavailable(f"the engine at {url} broke off ({type(error).__name__}): start it with `ratchet engine`"))
-            else:
-                self._replicas.answered(url)
-                return answer
+        async with aclosing(self._willing(path, request, refusals)) as willing:
+            async for url, response, listening in willing:
+                try:
+                    answer = await listening.hear(response.aread())
+                except httpx.HTTPError as error:
+                    self._replicas.failed(url, type(error).__name__)
+                    refusals.append(Unavailable(f"the engine at {url} broke off ({type(error).__name__}): start it with `ratchet engine`"))
+                else:
+                    self._replicas.answered(url)
+                    return answer
         raise worst(refusals, otherwise=f"no engine holds the weights {request.digest[:12]}")
 
     async def _willing(
         self, path: str, request: GenerateRequest | ScoreRequest, refusals: list[RatchetError]
-    ) -> AsyncIterator[tuple[str, httpx.Response]]:
+    ) -> AsyncGenerator[tuple[str, httpx.Response, Listening]]:
         """Engines that do not refuse, one after the other, each with its answer, which is closed when the next one is asked for."""
         body = msgspec.json.encode(request)
         for url in await self._candidates(request.digest):
-            try:
-                sent = self._client.build_request("POST", url + path, content=body, headers={"content-type": "application/json"})
-                response = await self._client.send(sent, stream=True)
-            except httpx.HTTPError as error:
-                self._known.pop(request.digest, None)
-                self._replicas.failed(url, type(error).__name__)
-                refusals.append(
-                    Unavailable(f"the engine at {url} does not answer ({type(error).__name__}): start it with `ratchet engine`")
-                )
-                continue
-            try:
-                if response.status_code == 200:
-                    yield url, response
+            async with Listening(self._client, url, self._patience) as listening:
+                response = await self._sent(url, path, body, listening, refusals)
+                if response is None:
+                    self._known.pop(request.digest, None)
                     continue
-                refusals.append(await _refusal(response))
-                self._note(url, response.status_code, refusals[-1])
-            finally:
-                await response.aclose()
+                try:
+                    if response.status_code == 200:
+                        yield url, response, listening
+                        continue
+                    refusals.append(await _refusal(response))
+                    self._note(url, response.status_code, refusals[-1])
+                finally:
+                    await response.aclose()
             if isinstance(refusals[-1], BadRequest):
                 return
+
+    async def _sent(self, url: str, path: str, body: bytes, listening: Listening, refusals: list[RatchetError]) -> httpx.Response | None:
+        """The head of the engine's answer; None where it does not answer, which is added to the refusals."""
+        try:
+            sent = self._client.build_request("POST", url + path, content=body, headers={"content-type": "application/json"})
+            return await listening.hear(self._client.send(sent, stream=True))
+        except httpx.ReadTimeout as error:
+            self._replicas.silent(url, str(error))
+            refusals.append(Unavailable(f"the engine at {url} is gone ({error}): start it with `ratchet engine`"))
+        except httpx.HTTPError as error:
+            self._replicas.failed(url, type(error).__name__)
+            refusals.append(Unavailable(f"the engine at {url} does not answer ({type(error).__name__}): start it with `ratchet engine`"))
+        return None
 
     def _note(self, url: str, status: int, refusal: RatchetError) -> None:
         """What a refusal says about the engine."""
@@ -180,10 +205,16 @@ class HttpEngines:
             self._replicas.answered(url)
 
     async def _candidates(self, digest: str) -> list[str]:
-        """Engines to try: those said to hold the version, beginning with another one each time; else all."""
+        """Engines to try: those said to hold the version, beginning with another one each time; else all.
+
+        While the ledger does not answer, those that it named last: an answer needs an engine and no database.
+        """
         known_at, urls = self._known.get(digest, (0.0, []))
-        if self._addresses is not None and time.monotonic() - known_at > FORGET_S:
-            urls = await asyncio.to_thread(self._addresses, digest)
+        if self._addresses is not None and time.monotonic() - known_at > self._forget_s:
+            try:
+                urls = await asyncio.to_thread(self._addresses, digest)
+            except Unavailable as error:
+                log.warning("engines as last known, the ledger is away: %s", error)
             self._known[digest] = (time.monotonic(), urls)
         return self._replicas.ordered(urls or self._urls)
 

@@ -51,6 +51,11 @@ class Replicas:
         wait_s = min(LONGEST_S, FIRST_S * 2 ** (failures - EJECT_AFTER)) if failures >= EJECT_AFTER else 0.0
         self._health[url] = Health(failures=failures, until=self._clock() + wait_s if wait_s else 0.0, fault=fault)
 
+    def silent(self, url: str, fault: str) -> None:
+        """It took seconds to find out that it is gone: nobody else waits so long for it, it is ejected at once."""
+        self._health[url] = replace(self.health(url), failures=max(self.health(url).failures, EJECT_AFTER - 1))
+        self.failed(url, fault)
+
     def leaves(self, url: str) -> None:
         """It said that it takes no more requests: passed over at once, and tried again soon, because it may be started anew."""
         self._health[url] = replace(self.health(url), until=self._clock() + FIRST_S, fault="it is going away")

@@ -16,6 +16,20 @@ from pipelines.training.ray_cluster import LOOPBACK
 from pipelines.training.trainer import LocalTrainer, TrainerSetup
 
 
+def node_address() -> str:
+    """The address of the Ray node that this process runs on."""
+    import ray.util
+
+    return str(ray.util.get_node_ip_address())  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has an address; None where it is none of this machine's, as behind some container networks."""
+    import psutil
+
+    return next((name for name, own in psutil.net_if_addrs().items() if address in {one.address for one in own}), None)
+
+
 class TrainingWorker:
     """An actor that outlives runs, so that the next run finds its libraries loaded; between runs it holds no model."""
 
@@ -31,9 +45,7 @@ class TrainingWorker:
 
         torch's store listens on every interface and asks nobody who they are, so on one machine there is none.
         """
-        import ray.util
-
-        host = str(ray.util.get_node_ip_address())  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+        host = node_address()
         if host == LOOPBACK:
             return f"file://{tempfile.mkdtemp(prefix='ratchet-workers-')}/store"
         with socket.socket() as probe:
@@ -44,6 +56,10 @@ class TrainingWorker:
         """Meet the other workers (a worker alone meets nobody)."""
         if address.startswith("file:"):
             os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
+        elif (interface := interface_of(node_address())) is not None:
+            # Else gloo takes the address of the host's name, which is loopback on many machines: workers of other nodes never reach it.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
         self.shards = Shards.join(rank=self.rank, count=self.count, address=address) if self.count > 1 else Shards.alone()
 
     def resolve(self, dtype: str) -> str:

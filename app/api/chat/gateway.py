@@ -117,7 +117,7 @@ class Gateway:
         request = requests[-1]
         if not request.dryrun and arm.arm != PINNED:
             if not is_rollout(request.source):
-                await self.inbox.append([exposure_event(each, arm, self.clock()) for each in requests])
+                await self._append_patiently([exposure_event(each, arm, self.clock()) for each in requests], even_full=False)
             self.conversations.remember(
                 request.episode_id, policy=request.policy, arm=arm, inference_id=request.inference_id, summaries=summaries
             )
@@ -260,7 +260,7 @@ class Gateway:
         """Commit a turn, patiently: what was sampled is worth a few seconds of waiting."""
         if redacted:
             turn = await asyncio.to_thread(redact, turn, self.redactor)
-        await self._append_patiently(await self._event(turn))
+        await self._append_patiently([await self._event(turn)])
         log.info(
             "turn_served inference_id=%s episode_id=%s policy=%s version=%s arm=%s finish=%s tokens=%d",
             turn.inference_id, turn.episode_id, turn.policy, turn.version[:12], turn.assignment.arm, turn.finish_reason,
@@ -279,16 +279,20 @@ class Gateway:
             return event
         return turn_event(without_payload(turn, claim))
 
-    async def _append_patiently(self, event: CloudEvent) -> None:
+    async def _append_patiently(self, events: Sequence[CloudEvent], *, even_full: bool = True) -> None:
+        """Commit, over a database that is being started anew: people wait for seconds and are not sent away.
+
+        `even_full`: over a full inbox too, because what was sampled would be lost; who only comes is told so at once.
+        """
         deadline = time.monotonic() + COMMIT_PATIENCE_S
         while True:
             try:
-                await self.inbox.append([event])
+                await self.inbox.append(events)
                 return
             except Unavailable as error:
                 wait_s = min(error.retry_after_s, 1.0) if isinstance(error, Overloaded) else 0.25
-                if time.monotonic() + wait_s > deadline:
-                    log.error("turn_lost inference_id=%s error=%s", event.id, error)
+                if time.monotonic() + wait_s > deadline or (isinstance(error, Overloaded) and not even_full):
+                    log.error("events_lost ids=%s error=%s", ",".join(event.id for event in events), error)
                     raise
                 await asyncio.sleep(wait_s)
 

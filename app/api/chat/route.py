@@ -37,10 +37,10 @@ class ChatRoute:
     running: set["asyncio.Future[None]"] = field(default_factory=set["asyncio.Future[None]"])
     """Answers under way, so that a stop can end and record them."""
 
-    async def finish(self, *, grace_s: float) -> None:
+    async def finish(self, *, drain_s: float, grace_s: float) -> None:
         """Wait for the running answers, then end those that take too long; all of them are recorded when this returns."""
         if self.running:
-            await asyncio.wait(set(self.running), timeout=grace_s)
+            await asyncio.wait(set(self.running), timeout=drain_s)
         for answering in self.running:
             answering.cancel()
         if self.running:

@@ -48,27 +48,27 @@ class SqlEngineLedger:
             connection.execute(delete(engine_versions).where(engine_versions.c.engine_id == self._engine_id))
 
     def addresses(self, digest: str) -> list[str]:
-        """Base URLs of engines that hold the version, the most recently heard of first."""
+        """Base URLs of engines that hold the version, the most recently heard of first. Raises `Unavailable`."""
         return list(self.holders(digest))
 
     def holders(self, digest: str) -> dict[str, str | None]:
-        """The same, each with what is wrong with its log-probabilities."""
+        """The same, each with what is wrong with its log-probabilities. Raises `Unavailable`."""
         table = engine_versions
         query = (
             select(table.c.address, table.c.detail)
             .where(table.c.digest == digest, table.c.state == EngineState.READY.value, table.c.seen_at >= self._clock() - SEEN_WITHIN)
             .order_by(table.c.seen_at.desc())
         )
-        with reading(self._database) as connection:
+        with expected_to_answer(), reading(self._database) as connection:
             found: dict[str, str | None] = {}
             for address, detail in connection.execute(query):
                 found.setdefault(address, detail)
             return found
 
     def everywhere(self) -> list[str]:
-        """Base URLs of all engines that reported in the last seconds, whatever they hold."""
+        """Base URLs of all engines that reported in the last seconds, whatever they hold. Raises `Unavailable`."""
         table = engine_versions
-        with reading(self._database) as connection:
+        with expected_to_answer(), reading(self._database) as connection:
             seen = select(table.c.address).where(table.c.seen_at >= self._clock() - SEEN_WITHIN).distinct().order_by(table.c.address)
             return list(connection.execute(seen).scalars())
 

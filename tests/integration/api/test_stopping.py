@@ -29,9 +29,26 @@ def test_running_answers_are_recorded_as_aborted_when_the_service_stops() -> Non
         assert response.status_code == 200, first
         (running,) = app.chat.running
         loop = running.get_loop()
-        asyncio.run_coroutine_threadsafe(app.chat.finish(grace_s=0.2), loop).result(5)
+        asyncio.run_coroutine_threadsafe(app.chat.finish(drain_s=0.2, grace_s=0.2), loop).result(5)
         (event,) = events_of(inbox, EventType.TURN)
     assert msgspec.json.decode(event.data, type=TurnServed).finish_reason == FinishReason.ABORTED
+
+
+def test_an_answer_that_ends_within_the_drain_is_whole() -> None:
+    """What RATCHET_DRAIN_S is for: a rolling upgrade cuts nobody off."""
+    inbox = MemoryInbox()
+    app = create_app(collaborators(inbox=inbox, engines=ScriptedEngines(before_token=lambda index: asyncio.sleep(0 if index == 0 else 1))))
+    body = {"model": "composer", "messages": [{"role": "user", "content": "x"}], "stream": True}
+    with serving(app) as url, httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as response:
+        chunks = response.iter_raw()
+        next(chunks)
+        (running,) = app.chat.running
+        ending = asyncio.run_coroutine_threadsafe(app.chat.finish(drain_s=60, grace_s=0.2), running.get_loop())
+        rest = b"".join(chunks)
+        ending.result(60)
+        (event,) = events_of(inbox, EventType.TURN)
+    assert b"[DONE]" in rest
+    assert msgspec.json.decode(event.data, type=TurnServed).finish_reason == FinishReason.STOP
 
 
 def test_a_body_that_drips_in_is_a_408_and_does_not_shut_out_others() -> None:

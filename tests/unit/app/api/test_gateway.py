@@ -1,6 +1,7 @@
 """The gateway's decisions, over fakes: consent, segments, arms, tools, redaction, refusals."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +11,9 @@ from starlette.testclient import TestClient
 
 from app.domain.errors import BadRequest, Overloaded, Unavailable
 from app.domain.ids import hash_actor
-from app.domain.ports import EpisodeState
+from app.domain.ports import EpisodeState, Receipt
 from app.domain.release.assignment import Arm
-from app.domain.telemetry.events import EventType, Exposure
+from app.domain.telemetry.events import CloudEvent, EventType, Exposure
 from app.domain.telemetry.turns import FinishReason, PayloadClaim, ToolVerdict, TurnServed
 from app.main import create_app
 from tests.fakes.gateway import (
@@ -351,6 +352,26 @@ def test_a_busy_inbox_is_a_429_before_any_work() -> None:
     response = ask(client)
     assert (response.status_code, response.headers["retry-after"]) == (429, "1")
     assert engines.requests == []
+
+
+class AwayForAMoment(MemoryInbox):
+    """A database that is being started anew: the first two commits find nobody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tries = 0
+
+    async def append(self, events: Sequence[CloudEvent]) -> list[Receipt]:
+        self.tries += 1
+        if self.tries <= 2:
+            raise Unavailable("the database does not answer")
+        return await super().append(events)
+
+
+def test_a_database_that_is_away_for_a_moment_sends_nobody_away() -> None:
+    client, inbox = service(inbox=AwayForAMoment())
+    assert ask(client).status_code == 200
+    assert len(exposures(inbox)) == len(turns(inbox)) == 1
 
 
 def test_nothing_deployed_is_a_503() -> None:

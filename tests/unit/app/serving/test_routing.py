@@ -67,9 +67,9 @@ class Servers:
 
     def engines(self) -> HttpEngines:
         urls = [f"http://{name}" for name in self.answers]
-        return HttpEngines(urls, client=httpx.AsyncClient(transport=httpx.MockTransport(self._answer)))
+        return HttpEngines(urls, client=httpx.AsyncClient(transport=httpx.MockTransport(self.answer)))
 
-    def _answer(self, request: httpx.Request) -> httpx.Response:
+    def answer(self, request: httpx.Request) -> httpx.Response:
         if request.url.path == "/health":
             return httpx.Response(200, content=b'{"status": "ok", "load": 3}')
         self.asked.append(request.url.host)
@@ -109,6 +109,26 @@ def test_one_that_drains_is_passed_over_at_its_first_word() -> None:
     servers = Servers(one=refusing(DRAINING), two=whole)
     ask(servers, times=20)
     assert servers.asked.count("one") == 1
+
+
+def test_while_the_ledger_is_away_the_engines_it_named_last_answer(caplog: pytest.LogCaptureFixture) -> None:
+    servers = Servers(one=dead, two=whole)
+    said = [["http://two"]]
+
+    def ledger(_: str) -> list[str]:
+        if not said:
+            raise Unavailable("the database does not answer")
+        return said.pop()
+
+    async def inside() -> None:
+        client = httpx.AsyncClient(transport=httpx.MockTransport(servers.answer))
+        async with HttpEngines(["http://one"], addresses=ledger, client=client, forget_s=0.0) as engines:
+            for _ in range(3):
+                assert [chunk async for chunk in engines.generate(ASKED)] == [FIRST, LAST]
+
+    asyncio.run(inside())
+    assert servers.asked == ["two"] * 3
+    assert "the ledger is away" in caplog.text
 
 
 def test_when_all_are_ejected_they_are_still_asked() -> None:
