@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, delete, func, insert, or_, select, text
+from sqlalchemy import Connection, bindparam, delete, insert, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 
 from app.db.tables import label_rollups, labels
@@ -101,6 +101,7 @@ def _apply(connection: Connection, sums: Mapping[Key, Sums]) -> None:
 
 
 _NAMES = ("policy", "version", "hour", "segment", "measure", *Sums._fields)
+_PARTS = tuple(f"gone_{name}" for name in _NAMES[:5])
 
 
 def recount(connection: Connection) -> dict[Key, Sums]:
@@ -130,20 +131,24 @@ def read_rollups(connection: Connection) -> dict[Key, Sums]:
 
 
 def rebuild(connection: Connection, *, only_if_empty: bool = False) -> int:
-    """Write the rows anew from the labels there are, and how many rows that makes. Hours before the oldest label stay as they are.
+    """Write the rows anew from the labels there are, and how many rows that makes.
 
-    Nobody writes labels meanwhile: on PostgreSQL they wait for this transaction, on SQLite writers follow each other anyway.
+    A cell (policy, version, hour, segment) that says more labels than there are stays as it is: what retention took from the labels is
+    known here alone, and nothing else takes a label away. Nobody writes labels meanwhile: on PostgreSQL they wait for this transaction,
+    on SQLite writers follow each other anyway.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(text("LOCK TABLE labels IN SHARE ROW EXCLUSIVE MODE"))
     if only_if_empty and connection.execute(select(label_rollups.c.n).limit(1)).first() is not None:
         return 0
-    oldest = connection.execute(select(func.min(labels.c.finished_at)).where(labels.c.current)).scalar()
-    if oldest is None:
-        return 0
-    connection.execute(delete(label_rollups).where(or_(label_rollups.c.hour >= hour_of(oldest), label_rollups.c.n == 0)))
-    found = recount(connection)
-    rows = [dict(zip(_NAMES, (*key, *found[key]), strict=True)) for key in sorted(found)]
+    before, found = read_rollups(connection), recount(connection)
+    kept = {key[:4] for key, sums in before.items() if key[4] == REWARD and sums.n > found.get(key, Sums()).n}
+    anew = {key: sums for key, sums in found.items() if key[:4] not in kept}
+    gone = sorted(key for key in before if key[:4] not in kept)
+    for start in range(0, len(gone), PAGE):
+        parts = [dict(zip(_PARTS, key, strict=True)) for key in gone[start : start + PAGE]]
+        connection.execute(delete(label_rollups).where(*(label_rollups.c[name] == bindparam(f"gone_{name}") for name in _NAMES[:5])), parts)
+    rows = [dict(zip(_NAMES, (*key, *anew[key]), strict=True)) for key in sorted(anew)]
     for start in range(0, len(rows), PAGE):
         connection.execute(insert(label_rollups), rows[start : start + PAGE])
     return len(rows)

@@ -104,3 +104,17 @@ def test_rows_that_were_lost_are_counted_anew_and_older_hours_than_any_label_sta
         after = read_rollups(connection)
     assert after.pop(tuple(old.values())).n == 3
     assert after == before
+
+
+def test_what_retention_took_from_the_labels_stays_added_up(line: Line) -> None:
+    """A label that a batch took outlives its neighbours; counting anew from it alone would forget their hour, and every hour since."""
+    line.apply(*(turn(f"i{n}", finished=3600.0 * n) for n in range(4)), received=4 * 3600.0)
+    while line.label(1e5):
+        pass
+    before = line.compare()
+    with writing(line.engine) as connection:
+        connection.execute(delete(labels).where(labels.c.inference_id.in_(["i1", "i2"])))  # as retention does; a batch holds i0, i3 is new
+        connection.execute(delete(label_rollups).where(label_rollups.c.hour == at(3 * 3600.0)))  # lost, and there to be counted
+        rebuild(connection)
+        after = read_rollups(connection)
+    assert after == before
