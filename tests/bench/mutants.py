@@ -1,13 +1,15 @@
 """Change the product on one line at a time and see whether a test notices: `make bench-mutants` (`ARGS="--sample 300"`)
 
 Every file has its turn before any has a second one; the order is decided by `--seed`. For each mutant the test files that import its module
-run, the nearest first, until one fails (at most `--files` files, `--limit` seconds). A test that fails without it too has caught nothing;
-what is not decided in time counts for neither (`undecided`). End-to-end and learning tests are left out, so what is printed is a lower
-bound of what the whole suite catches.
+run, the nearest first, until one fails (at most `--files` files, `--limit` seconds). A test that fails without it too has caught nothing,
+and what no test decided in time counts as survived. Left out are end-to-end and learning tests and the PostgreSQL half of the tests that
+run on both databases (`-k "not postgres"`: a server takes seconds to start). So what is printed is a lower bound of what the whole suite
+catches.
 
 Who has read a survivor and found that it changes nothing anybody can see writes it down in tests/data/equivalent_mutants.txt, with the
-reason. `--resume FILE` appends to a file of JSON lines and passes over what it holds. Ends with one JSON line, `by_room` being caught and
-decided of each; exit code 1 below 85 % caught of what is not equivalent.
+reason. `--resume FILE` appends to a file of JSON lines and passes over what it holds; with `--again` it tries anew what survived there,
+the last try counting. `--part 1/2` and `--part 2/2` share one file. Ends with one JSON line, `by_room` being caught and all that is not
+equivalent of each; exit code 1 below 85 % caught of what is not equivalent.
 """
 
 import argparse
@@ -39,19 +41,44 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=120.0, help="seconds a mutant, at most")
     parser.add_argument("--minutes", type=float, default=1e9, help="stop after this long")
     parser.add_argument("--resume", type=Path, help="a file of JSON lines, appended to")
+    parser.add_argument("--again", action="store_true", help="try anew what survived in the file of --resume")
+    parser.add_argument("--part", default="1/1", help="every n-th mutant of the sample: 1/2 and 2/2 side by side")
     options = parser.parse_args()
-    known = [json.loads(line) for line in options.resume.read_text().splitlines()] if options.resume and options.resume.exists() else []
-    tried = known + _try(options, {row["name"] for row in known})
-    found = summary(tried, equivalents(EQUIVALENT.read_text()))
+    equivalent = equivalents(EQUIVALENT.read_text())
+    known = _held(options.resume)
+    if options.again:
+        wanted = [_found_again(row) for row in known.values() if _kind(row, equivalent) == "survived"]
+    else:
+        drawn = zip(sample(ROOT, seed=options.seed, room=options.room), range(options.sample), strict=False)
+        wanted = [mutant for mutant, _ in drawn if mutant.name not in known]
+    part, parts = map(int, options.part.split("/"))
+    known |= {row["name"]: row for row in _try(options, wanted[part - 1 :: parts])}
+    tried = list((known | _held(options.resume)).values())
+    found = summary(tried, equivalent)
     for row in tried:
-        if row["by"] is None:
+        if _kind(row, equivalent) == "survived":
             print(f"# survived {row['file']}:{row['line']}: {row['before']} → {row['after']}", flush=True)
     print(json.dumps(found))
     return 0 if is_enough(found) else 1
 
 
-def _try(options: argparse.Namespace, known: set[str]) -> list[dict[str, Any]]:
-    wanted = [mutant for mutant, _ in zip(sample(ROOT, seed=options.seed, room=options.room), range(options.sample), strict=False)]
+def _held(resume: Path | None) -> dict[str, dict[str, Any]]:
+    """What a file holds of each mutant, the last try of it, by its name."""
+    rows = [json.loads(line) for line in resume.read_text().splitlines()] if resume and resume.exists() else []
+    return {row["name"]: row for row in rows}
+
+
+def _found_again(row: Mapping[str, Any]) -> Mutant:
+    """The mutant of a row in today's source. Raises `ValueError` where its line is gone."""
+    lines = [line.strip() for line in (ROOT / row["file"]).read_text().splitlines()]
+    places = [number for number, line in enumerate(lines, start=1) if line == row["before"]]
+    if not places:
+        raise ValueError(f"{row['before']!r} is no longer in {row['file']}: take its row out of the file")
+    line = min(places, key=lambda place: abs(place - row["line"]))
+    return Mutant(file=row["file"], line=line, before=row["before"], after=row["after"])
+
+
+def _try(options: argparse.Namespace, wanted: Iterable[Mutant]) -> list[dict[str, Any]]:
     until, rows = time.monotonic() + options.minutes * 60, list[dict[str, Any]]()
     preload()
     reach = Reach(ROOT)
@@ -59,10 +86,10 @@ def _try(options: argparse.Namespace, known: set[str]) -> list[dict[str, Any]]:
         copy = Copy(Path(folder))
         copy.fill(ROOT)
         for mutant in wanted:
-            if mutant.name in known or time.monotonic() > until:
-                continue
+            if time.monotonic() > until:
+                break
             rows.append(_row(mutant, copy.attempt(mutant, reach.tests_of(mutant.file, at_most=options.files), limit_s=options.limit)))
-            print(f"# {'survived' if rows[-1]['by'] is None else 'caught  '} {mutant.name} ({rows[-1]['seconds']} s)", flush=True)
+            print(f"# {rows[-1]['by'] or 'survived'} | {mutant.name} ({rows[-1]['seconds']} s)", flush=True)
             if options.resume:
                 with options.resume.open("a") as file:
                     file.write(json.dumps(rows[-1]) + "\n")
@@ -84,7 +111,7 @@ def equivalents(text: str) -> Mapping[str, str]:
 
 
 def summary(tried: Iterable[Mapping[str, Any]], equivalent: Mapping[str, str]) -> dict[str, Any]:
-    """Counts, altogether and by room. A run that proves nothing (its test fails without the mutant) counts as survived."""
+    """Counts, altogether and by room. A run that proves nothing (its test fails without it too, or its time is up) counts as survived."""
     rooms: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for row in tried:
         rooms[row["room"]][_kind(row, equivalent)] += 1
@@ -92,14 +119,12 @@ def summary(tried: Iterable[Mapping[str, Any]], equivalent: Mapping[str, str]) -
     by_room = {room: [counts["caught"], counts["caught"] + counts["survived"]] for room, counts in sorted(rooms.items())}
     return {
         "mutants": total.total(), "caught": total["caught"], "survived": total["survived"], "equivalent": total["equivalent"],
-        "undecided": total["undecided"], "by_room": by_room,
+        "by_room": by_room,
     }  # fmt: skip
 
 
 def _kind(row: Mapping[str, Any], equivalent: Mapping[str, str]) -> str:
-    if row["by"] is not None and row["by"].endswith("timeout"):
-        return "undecided"
-    if row["by"] is not None and not row["by"].startswith("BROKEN"):
+    if row["by"] is not None and not row["by"].startswith("BROKEN") and not row["by"].endswith("timeout"):
         return "caught"
     return "equivalent" if row["name"] in equivalent else "survived"
 

@@ -115,7 +115,7 @@ def test_a_mutant_is_caught_survives_or_proves_nothing(tree: Path, tmp_path: Pat
     assert (tmp_path / "copy/app/db/near.py").read_text() == (tree / "app/db/near.py").read_text(), "the copy is sound again"
 
 
-def test_what_proves_nothing_counts_as_survived_and_what_somebody_read_as_equivalent() -> None:
+def test_what_proves_nothing_or_takes_too_long_counts_as_survived_and_what_somebody_read_as_equivalent() -> None:
     rows = [
         {"name": "a", "room": "app/db", "by": "tests/x.py::y"},
         {"name": "b", "room": "app/db", "by": None},
@@ -126,7 +126,7 @@ def test_what_proves_nothing_counts_as_survived_and_what_somebody_read_as_equiva
     known = bench.equivalents("# how\n\nd\nnobody sees it\n")
     found = bench.summary(rows, known)
     assert found == {
-        "mutants": 5, "caught": 1, "survived": 2, "equivalent": 1, "undecided": 1, "by_room": {"app/api": [0, 1], "app/db": [1, 2]},
+        "mutants": 5, "caught": 1, "survived": 3, "equivalent": 1, "by_room": {"app/api": [0, 2], "app/db": [1, 2]},
     }  # fmt: skip
     assert not bench.is_enough(found)
     assert bench.is_enough({"caught": 17, "survived": 3})
