@@ -82,10 +82,13 @@ class Crash:
 class Supervisor:
     """Owns the processes. Not thread-safe: one thread calls `start`, then `check` about twice a second, then `stop`."""
 
-    def __init__(self, programs: Sequence[Program], *, logs: Path, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, programs: Sequence[Program], *, logs: Path, monotonic: Callable[[], float] = time.monotonic, grace_s: float = GRACE_S
+    ) -> None:
         self.processes = {program.name: Process(program=program) for program in programs}
         self._logs = logs
         self._now = monotonic
+        self._grace_s = grace_s
 
     def add(self, program: Program) -> None:
         """One more program, to be started by name."""
@@ -139,7 +142,7 @@ class Supervisor:
         families = [member for running in alive for member in _family(running.pid)]
         for running in alive:
             _signal_group(running.pid, signal.SIGTERM)
-        _, stubborn = psutil.wait_procs(families, timeout=GRACE_S)
+        _, stubborn = psutil.wait_procs(families, timeout=self._grace_s)
         for member in stubborn:
             _kill(member)
         for running in alive:

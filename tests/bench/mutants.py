@@ -1,10 +1,11 @@
 """Change the product on one line at a time and see whether a test notices: `make bench-mutants` (`ARGS="--sample 300"`)
 
-Every file has its turn before any has a second one; the order is decided by `--seed`. For each mutant the test files that import its module
-run, the nearest first, until one fails (at most `--files` files, `--limit` seconds). A test that fails without it too has caught nothing,
-and what no test decided in time counts as survived. Left out are end-to-end and learning tests and the PostgreSQL half of the tests that
-run on both databases (`-k "not postgres"`: a server takes seconds to start). So what is printed is a lower bound of what the whole suite
-catches.
+Every file has its turn before any has a second one; the order is decided by `--seed`. For each mutant those tests run that run its line,
+as `make coverage` found (run it first: build/coverage), the nearest and the quickest first, until one fails. Where they are few (a constant
+is read when its module is imported), and without the data, the test files that import its module run, at most `--files` of them. At most
+`--limit` seconds each. A test that fails without it too has caught nothing, and what no test decided in time counts as survived. Left out
+are end-to-end and learning tests and the PostgreSQL half of the tests that run on both databases (`-k "not postgres"`: a server takes
+seconds to start). So what is printed is a lower bound of what the whole suite catches.
 
 Who has read a survivor and found that it changes nothing anybody can see writes it down in tests/data/equivalent_mutants.txt, with the
 reason. `--resume FILE` appends to a file of JSON lines and passes over what it holds; with `--again` it tries anew what survived there,
@@ -19,16 +20,20 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.bench.mutating.mutants import Mutant, sample
+from tests.bench.mutating.covering import Covered
+from tests.bench.mutating.mutants import Mutant, apply, sample
 from tests.bench.mutating.reach import Reach
 from tests.bench.mutating.trying import Copy, Outcome, preload
 
 ROOT = Path(__file__).resolve().parents[2]
+KEPT = ROOT / "build" / "coverage"
 EQUIVALENT = ROOT / "tests" / "data" / "equivalent_mutants.txt"
 CAUGHT_SHARE = 0.85
+FEW = 3
 
 
 def main() -> int:
@@ -81,14 +86,17 @@ def _found_again(row: Mapping[str, Any]) -> Mutant:
 def _try(options: argparse.Namespace, wanted: Iterable[Mutant]) -> list[dict[str, Any]]:
     until, rows = time.monotonic() + options.minutes * 60, list[dict[str, Any]]()
     preload()
-    reach = Reach(ROOT)
+    reach, covered = Reach(ROOT), Covered(KEPT)
     with tempfile.TemporaryDirectory(prefix="ratchet-mutants-") as folder:
         copy = Copy(Path(folder))
         copy.fill(ROOT)
         for mutant in wanted:
             if time.monotonic() > until:
                 break
-            rows.append(_row(mutant, copy.attempt(mutant, reach.tests_of(mutant.file, at_most=options.files), limit_s=options.limit)))
+            near = reach.tests_of(mutant.file, at_most=options.files)
+            tests = covered.tests_of(mutant.file, mutant.line, near=near)
+            tests += near if len(tests) < FEW else []
+            rows.append(_row(mutant, copy.attempt(mutant.file, partial(apply, mutant), tests, limit_s=options.limit)))
             print(f"# {rows[-1]['by'] or 'survived'} | {mutant.name} ({rows[-1]['seconds']} s)", flush=True)
             if options.resume:
                 with options.resume.open("a") as file:

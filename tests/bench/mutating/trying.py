@@ -11,13 +11,11 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from tests.bench.mutating.mutants import Mutant, apply
 
 PRELOADED = (
     "pytest", "numpy", "torch", "transformers", "sqlalchemy", "fastapi", "fastapi.testclient", "uvicorn", "httpx", "pyarrow.parquet",
@@ -59,11 +57,11 @@ class Copy:
         for name in (".venv", ".cache"):
             (self.root / name).symlink_to((source / name).resolve())
 
-    def attempt(self, mutant: Mutant, tests: Sequence[str], *, limit_s: float) -> Outcome:
-        """Run the tests with the mutant in place; a test counts as having noticed it when it passes without."""
-        path = self.root / mutant.file
+    def attempt(self, file: str, change: Callable[[str], str], tests: Sequence[str], *, limit_s: float) -> Outcome:
+        """Run the tests with the file changed; a test counts as having noticed it when it passes without."""
+        path = self.root / file
         sound = path.read_text()
-        path.write_text(apply(mutant, sound))
+        path.write_text(change(sound))
         try:
             found = self.run(tests, limit_s=limit_s)
         finally:

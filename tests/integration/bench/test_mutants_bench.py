@@ -86,14 +86,17 @@ def test_every_file_has_its_turn_before_any_has_a_second_one_and_a_seed_says_whi
 TRY = """
 import json, sys
 from pathlib import Path
-from tests.bench.mutating.mutants import Mutant
+from functools import partial
+from tests.bench.mutating.mutants import Mutant, apply
 from tests.bench.mutating.reach import Reach
 from tests.bench.mutating.trying import Copy
 
 tree, copy = Path(sys.argv[1]), Copy(Path(sys.argv[2]))
 copy.fill(tree)
 tried = [Mutant(**fields) for fields in json.loads(sys.argv[3])]
-print("\\n" + json.dumps([copy.attempt(m, Reach(tree).tests_of(m.file, at_most=9), limit_s=100).failed for m in tried]))
+reach = Reach(tree)
+found = [copy.attempt(m.file, partial(apply, m), reach.tests_of(m.file, at_most=9), limit_s=100) for m in tried]
+print("\\n" + json.dumps([outcome.failed for outcome in found]))
 """
 
 

@@ -22,8 +22,10 @@ from app.db.migrate import downgrade
 from app.db.tables import audit, dead_letters, suite_scores
 from app.domain.errors import BadInput, RatchetError, Refused, Unavailable
 from app.domain.learning.cycles import CycleStatus
+from app.domain.release.versions import Version, VersionKind
 from app.policy.storage.fetch import REQUIREMENT, fetch
 from app.policy.storage.fetch import main as fetch_main
+from app.policy.tiny import write_tiny
 from app.settings import from_environment
 from pipelines.__main__ import ratchet
 from pipelines.evaluation.suites.suites import Grader, GraderKind, Task
@@ -108,7 +110,7 @@ def test_audit_shows_the_newest_entries_and_those_of_one_subject(terminal: Termi
     release = room.champion("v2")
     room.desk.roll_back(release.id, actor="user:ada", reason="rude")
     newest = terminal("audit", "show", "--limit", "1").output
-    assert " user:ada release.rolled_back " in newest or "user:ada" in newest
+    assert " user:ada " in newest
     assert len(newest.splitlines()) == 1
     own = terminal("audit", "show", "--subject", release.id, "--limit", "1000").output.splitlines()
     assert own
@@ -256,6 +258,38 @@ def test_a_tiny_model_is_made_twice_alike_and_listed(terminal: Terminal, tmp_pat
     assert first.split()[-1] == again.split()[-1] != other.split()[-1]
     listed = terminal("model", "list", "--folder", str(tmp_path / "models")).output
     assert [line.split()[0] for line in listed.splitlines()] == [text.split()[-1] for text in (first, other, again)]
+
+
+def test_weights_that_nobody_needs_are_pruned_and_a_strangers_and_a_fresh_one_s_stay(
+    sqlite_url: str, tmp_path: Path, tiny_model: Path
+) -> None:
+    environment = Terminal(tmp_path / "data").environment | {"RATCHET_DATABASE_URL": sqlite_url}
+    settings = from_environment(environment)
+
+    def prune(*options: str) -> list[str]:
+        command = ["model", "prune", "--keep", "2", *options]
+        return CliRunner(env=environment).invoke(ratchet, command, catch_exceptions=False).output.splitlines()
+
+    base = deployed(settings, tiny_model)
+    weights, book = wiring.open_weights(settings), wiring.version_book(settings)
+    digests = [weights.publish(tmp_path / f"v{n}") for n in range(5) if write_tiny(tmp_path / f"v{n}", seed=n + 1)]
+    needless, fresh, stranger, newest, newer = digests
+    for number, digest in enumerate((needless, fresh, newer, newest)):
+        book.add(
+            Version(
+                digest=digest, policy="composer", name=f"n{number}", kind=VersionKind.RL, parent=base, step=number, run_id=None,
+                created_at=NOON + timedelta(days=1000, hours=number), base_model="tiny", licence="Apache-2.0", optimizer_uri=None,
+            )
+        )  # fmt: skip
+    for digest in {base, *digests} - {fresh}:
+        os.utime(settings.data / "weights" / digest / "READY", (0, 0))
+    shown = prune("--dry-run")
+    assert shown[0] == f"would remove {needless[:12]}"
+    assert shown[1].startswith("1 of 6 versions in ")
+    assert weights.exists(needless)
+    assert prune() == [f"removed {needless[:12]}", shown[1]]
+    assert [weights.exists(digest) for digest in (needless, fresh, stranger, newer, newest, base)] == [False, *[True] * 5]
+    assert f"removed {fresh[:12]}" in prune("--older-than-h", "0")
 
 
 def test_a_model_that_is_there_is_not_fetched_again(terminal: Terminal, tmp_path: Path) -> None:

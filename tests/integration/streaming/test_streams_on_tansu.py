@@ -5,7 +5,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from app.db.tables import dead_letters, observations, outbox, topic_epochs, turn
 from app.domain.errors import Unavailable
 from app.domain.ids import utc_now
 from app.domain.telemetry.events import Topic
-from app.domain.telemetry.streams import PARTITIONS, Ack, JoinRules, OutgoingEvent
+from app.domain.telemetry.streams import PARTITIONS, Ack, JoinRules, OutgoingEvent, Sent
 from app.messaging.consumer import KafkaSource
 from app.messaging.producer import KafkaSink
 from app.messaging.topics import administering
@@ -40,6 +40,22 @@ FOREVER_S = 100 * 365 * 86_400.0
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # kafka-python leaves sockets of failed connections to the collector
 
 
+class Attentive(KafkaSink):
+    """Counts the sendings that the broker did not answer."""
+
+    unanswered = 0
+
+    def send(self, events: Sequence[OutgoingEvent]) -> list[Sent]:
+        """As the sink does."""
+        try:
+            acks = super().send(events)
+        except Unavailable:
+            self.unanswered += 1
+            raise
+        self.unanswered += None in acks
+        return acks
+
+
 class Line:
     """Relay and ingestion in threads, over one database and one broker."""
 
@@ -47,6 +63,7 @@ class Line:
         self.engine, self.broker = engine, broker
         self.segments = ParquetSegments(str(folder / "segments"))
         self.door = SqlInbox(engine, free_bytes=lambda: 1 << 40)
+        self.sinks: list[Attentive] = []
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -62,8 +79,9 @@ class Line:
             positions=SqlPositions(self.engine, group=GROUP), backlog=lambda: has_backlog(self.engine),
         )  # fmt: skip
 
-    def sink(self) -> KafkaSink:
-        return KafkaSink(self.broker.cluster, SqlEpochs(self.engine))
+    def sink(self) -> Attentive:
+        self.sinks.append(Attentive(self.broker.cluster, SqlEpochs(self.engine)))
+        return self.sinks[-1]
 
     def start_relay(self) -> None:
         relay = Relay(
@@ -142,7 +160,7 @@ def test_a_broker_that_is_paused_longer_than_every_timeout_loses_nothing(line: L
     eventually(lambda: line.joined() == 50)
     line.broker.pause()
     line.accept(50, 50)
-    time.sleep(12)  # longer than the producer's delivery timeout: the idempotent one would hang for ever here
+    eventually(lambda: line.sinks[0].unanswered > 1)  # the producer gave up and so did the one after it: the idempotent one would hang
     line.broker.resume()
     eventually(lambda: line.joined() == 100)
 
@@ -195,9 +213,18 @@ def test_rotation_opens_a_new_epoch_and_deletes_the_old_one_when_it_is_applied(l
     while got < 15 and time.monotonic() < deadline:
         got += len(source.poll(0.5))
     assert got == 15
+
+    def reads_epoch_one() -> bool:
+        return "ratchet.events.1" in {topic for topic, _ in source.high_waters()}
+
     sink.rotate(applied_before=utc_now())
-    time.sleep(1.1)
-    source.poll(0.1)  # lets go of the old epoch
+    assert reads_epoch_one()
+
+    def let_go() -> bool:
+        source.poll(0.1)
+        return not reads_epoch_one()
+
+    eventually(let_go)
     sink.rotate(applied_before=utc_now())
     assert sink.live_topics() >= {"ratchet.events.2"}
     assert "ratchet.events.1" not in sink.live_topics()

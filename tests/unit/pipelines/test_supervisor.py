@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from app.domain.errors import AlreadyRunning
-from pipelines.supervisor import FIRST_WAIT_S, Crash, Program, Supervisor, owning
+from pipelines.supervisor import FIRST_WAIT_S, GRACE_S, Crash, Program, Supervisor, owning
 
 SLEEP = (sys.executable, "-c", "import time; time.sleep(60)")
 
@@ -53,19 +53,40 @@ def test_a_killed_process_is_told_and_started_again_after_a_wait(tmp_path: Path,
     assert supervisor.pid("one") not in (None, first)
 
 
-def test_the_wait_doubles_while_a_process_keeps_dying(tmp_path: Path, ended: list[Supervisor]) -> None:
+def test_the_wait_doubles_up_to_ten_seconds_and_a_minute_alive_begins_anew(tmp_path: Path, ended: list[Supervisor]) -> None:
     now = [0.0]
-    supervisor = Supervisor([program("bad", sys.executable, "-c", "raise SystemExit(3)")], logs=tmp_path, monotonic=lambda: now[0])
+    supervisor = Supervisor([program("bad", "/bin/sh", "-c", "exit 3")], logs=tmp_path, monotonic=lambda: now[0])
     ended.append(supervisor)
     supervisor.start_all()
     waits: list[float] = []
-    for _ in range(3):
+    for alive_s in (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 59.0, 61.0):
+        now[0] += alive_s
         crash = wait_for_crash(supervisor)
         assert crash.code == 3
         waits.append(crash.wait_s)
         now[0] += crash.wait_s
         supervisor.check()
-    assert waits == [0.5, 1.0, 2.0]
+    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 0.5]
+
+
+STOPS = "trap 'sleep 0.3; echo well > ended; exit 0' TERM; echo > ready; while :; do sleep 0.02; done"
+REFUSES = "trap '' TERM; echo > ready; while :; do sleep 0.02; done"
+
+
+def test_whoever_needs_a_moment_ends_well_and_whoever_does_not_listen_is_killed(tmp_path: Path) -> None:
+    for name, script in (("stops", STOPS), ("refuses", REFUSES)):
+        (tmp_path / name).mkdir()
+        command = f"cd {tmp_path / name}; {script}"
+        supervisor = Supervisor([program(name, "/bin/sh", "-c", command)], logs=tmp_path, grace_s=0.2 if name == "refuses" else GRACE_S)
+        supervisor.start_all()
+        while not (tmp_path / name / "ready").exists():
+            time.sleep(0.01)
+        pid = supervisor.pid(name)
+        assert pid is not None
+        supervisor.stop()
+        assert not psutil.pid_exists(pid)
+    assert (tmp_path / "stops" / "ended").read_text() == "well\n"
+    assert 2.0 < GRACE_S < 10.0, "every process takes up to 2 s, and a container's stop kills after 10 s"
 
 
 def test_a_program_that_runs_once_and_ends_well_is_no_crash(tmp_path: Path, ended: list[Supervisor]) -> None:
