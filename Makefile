@@ -16,7 +16,7 @@ endif
 BIN := .venv/bin
 SETUP = @$(if $(PYTHON),$(PYTHON),$(error Ratchet needs Python 3.11 and found none on the path: install it, or name it with make PYTHON=/path/to/python3.11)) infra/setup.py
 
-.PHONY: help setup venv model data demo up test test-real drill check clean lock release
+.PHONY: help setup venv model data demo up test test-real coverage drill check clean lock release
 
 help: ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,10 @@ endif
 test-real: ## real servers, clients and a browser of other make (vLLM, litellm, AI SDK, Chromium, …), in environments of their own
 	$(SETUP) venv model
 	@$(BIN)/python -m pytest -m real tests/real $(ARGS)
+
+coverage: ## which statements the fast tests run, by room (ARGS="--part 1/30" for some of the test files, ARGS=--report)
+	$(SETUP) venv model data
+	@$(BIN)/python -m tests.bench.covering $(ARGS)
 
 check: ## ruff, pyright, import contracts
 	$(SETUP) venv

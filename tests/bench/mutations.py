@@ -58,6 +58,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="ratchet-mutations-") as folder:
         copy = Copy(Path(folder))
         copy.fill(ROOT)
+        copy.load()
         for mutation in wanted:
             outcome = found[mutation.name] = copy.attempt(mutation.file, mutation.planted, mutation.tests, limit_s=LIMIT_S)
             print(f"| {mutation.name} | {mutation.would} | {outcome.failed or 'NONE, it survived'} |", flush=True)

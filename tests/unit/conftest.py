@@ -1,4 +1,4 @@
-"""Unit tests speak to nobody: a network address, loopback included, is refused in all of them."""
+"""Unit tests speak to nobody: a network address, loopback included, is refused in all of them, and so is a database server."""
 
 import sys
 from collections.abc import Iterator
@@ -16,6 +16,12 @@ def no_network() -> Iterator[None]:
     """Refuses the network for the length of a test."""
     with _refusing():
         yield
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> str:
+    """No server: it takes seconds to start."""
+    raise RuntimeError("a unit test asked for PostgreSQL: move it to tests/integration/database")
 
 
 @contextmanager

@@ -18,3 +18,8 @@ def test_a_unit_test_cannot_listen() -> None:
 
 def test_an_event_loop_still_runs() -> None:
     assert asyncio.run(asyncio.sleep(0, "ran")) == "ran"
+
+
+def test_a_unit_test_gets_no_database_server(request: pytest.FixtureRequest) -> None:
+    with pytest.raises(RuntimeError, match="tests/integration"):
+        request.getfixturevalue("postgres_url")

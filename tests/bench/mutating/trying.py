@@ -1,6 +1,7 @@
 """Runs tests in a copy of the tree, each time in a fresh fork of a process that has the large libraries loaded already.
 
-A fork starts in milliseconds where a new interpreter takes seconds. Nothing of the product is loaded before it.
+A fork starts in milliseconds where a new interpreter takes seconds. Where the copy was told to `load`, the product is loaded before it too,
+and what is changed is swapped in the fork; its file is changed as well, for the processes that tests start.
 """
 
 import importlib
@@ -16,6 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tests.bench.mutating.swapping import Loaded
 
 PRELOADED = (
     "pytest", "numpy", "torch", "transformers", "sqlalchemy", "fastapi", "fastapi.testclient", "uvicorn", "httpx", "pyarrow.parquet",
@@ -44,6 +47,7 @@ class Copy:
     """A tree that may be broken."""
 
     root: Path
+    loaded: Loaded | None = None
     proven: set[str] = field(default_factory=set[str])
     """Tests that pass without a mutant."""
 
@@ -57,13 +61,17 @@ class Copy:
         for name in (".venv", ".cache"):
             (self.root / name).symlink_to((source / name).resolve())
 
+    def load(self) -> None:
+        """Import the product once, for all forks to come."""
+        self.loaded = Loaded(self.root)
+
     def attempt(self, file: str, change: Callable[[str], str], tests: Sequence[str], *, limit_s: float) -> Outcome:
         """Run the tests with the file changed; a test counts as having noticed it when it passes without."""
         path = self.root / file
         sound = path.read_text()
         path.write_text(change(sound))
         try:
-            found = self.run(tests, limit_s=limit_s)
+            found = self.run(tests, limit_s=limit_s, changed=(path, sound))
         finally:
             path.write_text(sound)
         if found.failed is None or found.failed in self.proven:
@@ -87,13 +95,13 @@ class Copy:
             raise RuntimeError(f"{module}.{function} did not end well: {log.read_text()[-3000:]}")
         return json.loads(log.read_text().splitlines()[-1])
 
-    def run(self, tests: Sequence[str], *, limit_s: float) -> Outcome:
-        """Run tests until the first failure."""
+    def run(self, tests: Sequence[str], *, limit_s: float, changed: tuple[Path, str] | None = None) -> Outcome:
+        """Run tests until the first failure; `changed` is a file with its sound text, which is another one by now."""
         started = time.monotonic()
         log = self.root / "run.log"
         child = os.fork()
         if child == 0:
-            _run_tests(self.root, tests, log)
+            _run_tests(self.root, tests, log, keeps=lambda: self._keeps(changed))
         status = _wait(child, started + limit_s)
         seconds = round(time.monotonic() - started, 1)
         if status is None:
@@ -101,8 +109,16 @@ class Copy:
         if status == PASSED:
             return Outcome(seconds=seconds)
         text = log.read_text(errors="replace")
-        names = [line.split(" ")[1] for line in text.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+        names = [line.partition(" ")[2].partition(" - ")[0] for line in text.splitlines() if line.startswith(("FAILED ", "ERROR "))]
         return Outcome(failed=names[0] if names else f"exit {status}: {text[-300:]}", seconds=seconds)
+
+    def _keeps(self, changed: tuple[Path, str] | None) -> bool:
+        """Whether the product that is loaded is the product as it is now."""
+        if self.loaded is None or changed is None:
+            return self.loaded is not None
+        path, sound = changed
+        name = ".".join(path.relative_to(self.root).with_suffix("").parts)
+        return name not in sys.modules or self.loaded.swap(path, sound, path.read_text())
 
 
 def preload() -> None:
@@ -111,13 +127,13 @@ def preload() -> None:
         importlib.import_module(name)
 
 
-def _run_tests(root: Path, tests: Sequence[str], log: Path) -> None:
+def _run_tests(root: Path, tests: Sequence[str], log: Path, *, keeps: Callable[[], bool]) -> None:
     """In the fork: forget our own modules, run, and leave without cleaning up after the parent."""
     code = 3
     try:
         os.setsid()
         _write_to(log)
-        _enter(root)
+        _enter(root, keep_product=keeps())
         code = int(importlib.import_module("pytest").main([*OPTIONS, *tests]))
     except BaseException:
         traceback.print_exc()
@@ -152,12 +168,13 @@ def _write_to(log: Path) -> None:
     sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1, closefd=False)
 
 
-def _enter(root: Path) -> None:
+def _enter(root: Path, *, keep_product: bool = False) -> None:
     os.chdir(root)
     sys.dont_write_bytecode = True
     os.environ |= {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     sys.path[:] = [str(root), *(place for place in sys.path if "site-packages" in place or "lib/python" in place)]
-    for name in [name for name in sys.modules if name.partition(".")[0] in {"app", "pipelines", "tests", "migrations"}]:
+    left = {"tests", "migrations"} | (set() if keep_product else {"app", "pipelines"})
+    for name in [name for name in sys.modules if name.partition(".")[0] in left]:
         del sys.modules[name]
 
 
