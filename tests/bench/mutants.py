@@ -90,8 +90,7 @@ def _try(options: argparse.Namespace, wanted: Iterable[Mutant]) -> list[dict[str
     with tempfile.TemporaryDirectory(prefix="ratchet-mutants-") as folder:
         copy = Copy(Path(folder))
         copy.fill(ROOT)
-        if not options.again:  # whoever survived does so with everything imported anew
-            copy.load()
+        copy.load()
         for mutant in wanted:
             if time.monotonic() > until:
                 break

@@ -1,4 +1,4 @@
-"""`make bench-mutations`: plant the mistakes of tests/data/mutations.toml one by one; a test has to turn red each time.
+"""`make bench-mutations`: plant the mistakes of tests/data/mutations one by one; a test has to turn red each time.
 
 They are those that an audit of the tests found to survive, and V10 of the gates sheet: what each would have done in production stands
 beside it. Works on a copy in a temporary folder, PostgreSQL left out as in `make bench-mutants`. A mutation whose text is no longer in the
@@ -18,7 +18,7 @@ import msgspec
 from tests.bench.mutating.trying import Copy, Outcome, preload
 
 ROOT = Path(__file__).resolve().parents[2]
-PLANTED = ROOT / "tests" / "data" / "mutations.toml"
+PLANTED = ROOT / "tests" / "data" / "mutations"
 LIMIT_S = 240.0
 
 
@@ -41,9 +41,10 @@ class Mutation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return sound.replace(self.old, self.new)
 
 
-def mutations(text: str) -> list[Mutation]:
-    """Those of a file."""
-    return msgspec.convert(tomllib.loads(text)["mutation"], list[Mutation])
+def mutations(folder: Path = PLANTED) -> list[Mutation]:
+    """Those of all files."""
+    texts = [path.read_text() for path in sorted(folder.glob("*.toml"))]
+    return [mutation for text in texts for mutation in msgspec.convert(tomllib.loads(text)["mutation"], list[Mutation])]
 
 
 def main() -> int:
@@ -51,7 +52,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Mistakes that tests once let through.")
     parser.add_argument("--only", default="", help="those whose names have these words in them")
     options = parser.parse_args()
-    wanted = [mutation for mutation in mutations(PLANTED.read_text()) if options.only in mutation.name]
+    wanted = [mutation for mutation in mutations() if options.only in mutation.name]
     preload()
     found: dict[str, Outcome] = {}
     print("| mutation | what production would do | the test that noticed |\n|---|---|---|")

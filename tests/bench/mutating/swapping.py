@@ -1,7 +1,7 @@
 """Changes functions of modules that are loaded already, so that a mutant needs no import anew: a second instead of ten.
 
-What runs while a module is imported (constants, defaults, class bodies) cannot be changed afterwards; `Loaded.swap` says so, and they are
-loaded anew. A function that something called at import has left its traces, which is why survivors are looked at again without swapping.
+What runs while a module is imported (constants, defaults, class bodies, the functions that they call) cannot be changed afterwards;
+`Loaded.swap` says so, and the modules are loaded anew.
 """
 
 import gc
@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType, FrameType, FunctionType
 
 PRODUCT = ("app", "pipelines")
 NOT_LOADED = ("__main__", ".boxed.", ".ray_")
@@ -28,17 +28,31 @@ class Loaded:
 
     def __init__(self, root: Path) -> None:
         sys.path.insert(0, str(root))
+        self._called: set[Place] = set()
+        """Functions that something called at import."""
+
+        def note(frame: FrameType, event: str, _: object) -> None:
+            if event == "call" and frame.f_code.co_filename.startswith(str(root)):
+                self._called.add(_place(frame.f_code))
+
+        sys.setprofile(note)
+        try:
+            self._import(root)
+        finally:
+            sys.setprofile(None)
+        self._functions: defaultdict[Place, list[FunctionType]] = defaultdict(list)
+        for thing in gc.get_objects():
+            if type(thing) is FunctionType and thing.__code__.co_filename.startswith(str(root)):
+                self._functions[_place(thing.__code__)].append(thing)
+        gc.freeze()  # a fork need not look at it again
+
+    def _import(self, root: Path) -> None:
         for part in PRODUCT:
             for path in sorted((root / part).rglob("*.py")):
                 name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
                 if not any(word in f"{name}." for word in NOT_LOADED):
                     with suppress(ImportError):
                         importlib.import_module(name)
-        self._functions: defaultdict[Place, list[FunctionType]] = defaultdict(list)
-        for thing in gc.get_objects():
-            if type(thing) is FunctionType and thing.__code__.co_filename.startswith(str(root)):
-                self._functions[_place(thing.__code__)].append(thing)
-        gc.freeze()  # a fork need not look at it again
 
     def swap(self, path: Path, sound: str, changed: str) -> bool:
         """Give the functions of a file the code of its changed text; False where that is not enough."""
@@ -47,7 +61,7 @@ class Loaded:
             return False
         for old, new in pairs:
             functions = self._functions.get(_place(old), [])
-            if not functions or old.co_freevars != new.co_freevars:
+            if not functions or _place(old) in self._called or old.co_freevars != new.co_freevars:
                 return False
             for function in functions:
                 function.__code__ = new

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from tests.bench import mutants as bench
+from tests.bench import mutations
 from tests.bench.mutating.mutants import Mutant, apply, is_sound, mutants_of, sample
 from tests.bench.mutating.reach import Reach
+from tests.bench.mutating.trying import Outcome
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCE = '''"""A text: 1 < 2."""
@@ -93,6 +95,8 @@ from tests.bench.mutating.trying import Copy
 
 tree, copy = Path(sys.argv[1]), Copy(Path(sys.argv[2]))
 copy.fill(tree)
+if sys.argv[4] == "loaded":
+    copy.load()
 tried = [Mutant(**fields) for fields in json.loads(sys.argv[3])]
 reach = Reach(tree)
 found = [copy.attempt(m.file, partial(apply, m), reach.tests_of(m.file, at_most=9), limit_s=100) for m in tried]
@@ -100,7 +104,8 @@ print("\\n" + json.dumps([outcome.failed for outcome in found]))
 """
 
 
-def test_a_mutant_is_caught_survives_or_proves_nothing(tree: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("product", ["loaded", "imported anew"])
+def test_a_mutant_is_caught_survives_or_proves_nothing(tree: Path, tmp_path: Path, product: str) -> None:
     (tmp_path / "copy").mkdir()
     near: dict[str, Any] = {"file": "app/db/near.py", "line": 2, "before": "return n * 2"}
     tried = [
@@ -108,7 +113,7 @@ def test_a_mutant_is_caught_survives_or_proves_nothing(tree: Path, tmp_path: Pat
         near | {"after": "return (n + 2)"},
         {"file": "pipelines/broken.py", "line": 1, "before": "ONE = 1", "after": "ONE = 2"},
     ]
-    command = [sys.executable, "-c", TRY, str(tree), str(tmp_path / "copy"), json.dumps(tried)]
+    command = [sys.executable, "-c", TRY, str(tree), str(tmp_path / "copy"), json.dumps(tried), product]
     told = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True)
     assert json.loads(told.stdout.splitlines()[-1]) == [
         "tests/test_far.py::test_four",
@@ -116,6 +121,24 @@ def test_a_mutant_is_caught_survives_or_proves_nothing(tree: Path, tmp_path: Pat
         "BROKEN without the mutant too: tests/test_broken.py::test_never",
     ]
     assert (tmp_path / "copy/app/db/near.py").read_text() == (tree / "app/db/near.py").read_text(), "the copy is sound again"
+
+
+def test_every_named_mutation_fits_the_source_and_names_tests_that_are_there() -> None:
+    found = mutations.mutations()
+    assert len({mutation.name for mutation in found}) == len(found) > 50
+    for mutation in found:
+        assert mutation.planted((ROOT / mutation.file).read_text())
+        assert [test for test in mutation.tests if not (ROOT / test).is_file()] == []
+
+
+def test_a_named_mutation_that_no_longer_fits_is_an_error_and_only_a_test_that_is_named_has_caught_one() -> None:
+    mutation = mutations.Mutation(name="m", would="w", file="f", old="one", new="two", tests=())
+    assert mutation.planted("a one") == "a two"
+    for text in ("none", "one one"):
+        with pytest.raises(ValueError, match="no longer fits f"):
+            mutation.planted(text.replace("none", "nought"))
+    told = ["tests/x.py::y", None, "timeout", "exit 3: out of memory", "BROKEN without the mutant too: tests/x.py::y"]
+    assert [mutations.is_caught(Outcome(failed=failed, seconds=1.0)) for failed in told] == [True, False, False, False, False]
 
 
 def test_what_proves_nothing_or_takes_too_long_counts_as_survived_and_what_somebody_read_as_equivalent() -> None:
