@@ -32,7 +32,7 @@ class Mutation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     old: str
     new: str
     tests: tuple[str, ...]
-    """The test files that have to notice; naming them keeps the check quick."""
+    """Test files, or tests of them, that have to notice; naming them keeps the check quick."""
 
     def planted(self, sound: str) -> str:
         """The source with the mistake in it. Raises `ValueError` where it no longer fits."""
