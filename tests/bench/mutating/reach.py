@@ -37,7 +37,8 @@ class Reach:
         distance = self._distances(_module(Path(file)))
         near = {self._place(name): far for name, far in distance.items() if _is_test(self._place(name))}
         if file.startswith("pipelines/commands/"):
-            near |= {place: 0 for place in self._texts if _is_test(place) and f'"{Path(file).stem}"' in self._texts[place]}
+            words = {Path(file).stem, *_commands((self._root / file).read_text())}
+            near |= {place: 0 for place, text in self._texts.items() if _is_test(place) and any(f'"{word}"' in text for word in words)}
         names = _defined((self._root / file).read_text())
         said = {place: sum(name in self._texts[place] for name in names) + (Path(file).stem.rstrip("s") in place) for place in near}
         return sorted(near, key=lambda place: (near[place] - min(3, said[place]), -said[place], place))[:at_most]
@@ -70,6 +71,17 @@ def _defined(source: str) -> set[str]:
     """Public names of a module, methods included; short ones are everywhere."""
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
     return {node.name for node in nodes if not node.name.startswith("_") and len(node.name) > 4}
+
+
+def _commands(source: str) -> set[str]:
+    """Words of the terminal that a module defines: decorated functions by their names, or as the decorator says."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        for decorator in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
+            if isinstance(decorator, ast.Call) and ast.unparse(decorator.func).endswith((".command", ".group")):
+                said = [argument.value for argument in decorator.args if isinstance(argument, ast.Constant)]
+                found.add(str(said[0]) if said else node.name.replace("_", "-"))
+    return found
 
 
 def _module(path: Path) -> str:

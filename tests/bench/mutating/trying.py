@@ -67,6 +67,8 @@ class Copy:
 
     def attempt(self, file: str, change: Callable[[str], str], tests: Sequence[str], *, limit_s: float) -> Outcome:
         """Run the tests with the file changed; a test counts as having noticed it when it passes without."""
+        if not tests:
+            return Outcome(seconds=0.0)
         path = self.root / file
         sound = path.read_text()
         path.write_text(change(sound))

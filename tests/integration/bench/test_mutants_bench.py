@@ -78,6 +78,14 @@ def test_tests_are_asked_that_reach_the_module_the_nearest_first(tree: Path) -> 
     assert Reach(tree).tests_of("app/db/far.py", at_most=9) == ["tests/test_far.py"]
 
 
+def test_a_command_is_asked_about_in_tests_that_say_its_word(tree: Path) -> None:
+    command = '@group.command("list")\ndef list_things() -> None:\n    pass\n'
+    (tree / "pipelines/commands").mkdir()
+    (tree / "pipelines/commands/things.py").write_text(command)
+    (tree / "tests/test_terminal.py").write_text('def test_list():\n    assert run("thing", "list")\n')
+    assert Reach(tree).tests_of("pipelines/commands/things.py", at_most=9) == ["tests/test_terminal.py"]
+
+
 def test_every_file_has_its_turn_before_any_has_a_second_one_and_a_seed_says_which(tree: Path) -> None:
     drawn = [mutant.file for mutant in sample(tree, seed=1)]
     assert sorted(drawn[:3]) == ["app/db/far.py", "app/db/near.py", "pipelines/broken.py"]
