@@ -76,8 +76,8 @@ def _defined(source: str) -> set[str]:
 def _commands(source: str) -> set[str]:
     """Words of the terminal that a module defines: decorated functions by their names, or as the decorator says."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        for decorator in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
+    for node in [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]:
+        for decorator in node.decorator_list:
             if isinstance(decorator, ast.Call) and ast.unparse(decorator.func).endswith((".command", ".group")):
                 said = [argument.value for argument in decorator.args if isinstance(argument, ast.Constant)]
                 found.add(str(said[0]) if said else node.name.replace("_", "-"))
