@@ -57,6 +57,13 @@ def loop_config(toml: Mapping[str, Any]) -> LoopConfig:
     if unknown:
         raise BadConfig(f"the configuration has unknown tables {', '.join(unknown)}; known ones are {', '.join(sorted(known))}")
     try:
-        return msgspec.convert({name: table for name, table in toml.items() if name in LoopConfig.__struct_fields__}, LoopConfig)
+        found = msgspec.convert({name: table for name, table in toml.items() if name in LoopConfig.__struct_fields__}, LoopConfig)
     except msgspec.ValidationError as error:
         raise BadConfig(f"the configuration: {error}") from error
+    people = found.gates.people
+    if people.enabled and found.offline.blind_pairs < people.votes:
+        raise BadConfig(
+            f"[gates.people] wants {people.votes} votes, and [offline] keeps {found.offline.blind_pairs} pairs: set blind_pairs to "
+            f"{2 * people.votes}, so that those who disagree find more to judge"
+        )
+    return found

@@ -7,9 +7,10 @@ TLDR: for every policy, first look for harm in everything that is being served, 
             2. canary and whatever waits (READY, APPROVED, PROMOTING)
                                     harm? ──▶ abort + quarantine      data in doubt? ──▶ hold, void approvals
                                     stage done? ──▶ ramp              non-inferior? ──▶ READY (asks people)
+               judged by people     enough votes? ──▶ READY, REJECTED     no answer in time ──▶ INCONCLUSIVE
             3. deadlines            nobody approved in time ──▶ EXPIRED
             4. approved             ──▶ PROMOTING ──▶ pointer swapped (champion before it keeps the holdback)
-            5. queue                newest candidate, engines hold it, no canary runs ──▶ CANARY
+            5. queue                newest candidate, engines hold it, nobody is judged ──▶ CANARY; no traffic can judge it ──▶ JUDGING
             6. holdback             the slot is over ──▶ anchor keeps a few percent; anchor guard
 
 | waits for                | state     | unblocked by                                                     |
@@ -17,6 +18,7 @@ TLDR: for every policy, first look for harm in everything that is being served, 
 | an engine to hold it     | QUEUED    | the engines' ledger says `ready`                                 |
 | a canary to end          | QUEUED    | any decision about that canary, at the latest `canary_max_s`     |
 | units                    | CANARY    | traffic; without any: HOLD, then ABORT after `hold_max_s`        |
+| people's votes           | JUDGING   | enough votes of enough people, or `people.longest_s`             |
 | people                   | READY     | approve, reject, or `approval_expires_at`                        |
 | an engine to hold it     | PROMOTING | the ledger; harm or an abort wins                                |
 
@@ -94,7 +96,10 @@ class Watch:
     def tick(self) -> None:
         """One round, in the order of the picture. What goes wrong with one release never stops the look at the others."""
         judged = self.ports.releases.list(policy=self.policy, states=JUDGED)
-        self._each([("champion", self._judge_champion), *((r.id, lambda r=r: self._judge(r)) for r in judged)])
+        by_traffic = [release for release in judged if release.config.get("by_people") is None]
+        self._each([("champion", self._judge_champion), *((r.id, lambda r=r: self._judge(r)) for r in by_traffic)])
+        asked = self.ports.releases.list(policy=self.policy, states=(S.JUDGING,))
+        self._each([(r.id, lambda r=r: self._count_votes(r)) for r in asked])
         waiting = self.ports.releases.list(policy=self.policy, states=(S.READY, S.APPROVED, S.PROMOTING))
         self._each([(r.id, lambda r=r: self._advance(r)) for r in waiting])
         self._each([("queue", self._start_canary), ("holdback", self._keep_holdback)])
@@ -251,6 +256,13 @@ class Watch:
             config_hash=decision.config_hash, evidence_hash=decision.evidence_hash, decided_at=now,
         )  # fmt: skip
 
+    def _count_votes(self, release: Release) -> None:
+        found = self.ports.desk.count_votes(release.id, seen=release)
+        self.ports.progress.report(
+            self.policy, "votes", len(found.numbers["said"]), release.config["people"]["votes"], {"reason": found.reason}
+        )
+        self._say(release.id, found.reason)
+
     # --- 3. and 4. people's answers
 
     def _advance(self, release: Release) -> None:
@@ -281,7 +293,7 @@ class Watch:
 
     def _start_canary(self) -> None:
         queued = self.ports.releases.list(policy=self.policy, states=(S.QUEUED,))
-        if not queued or self.ports.releases.list(policy=self.policy, states=(S.CANARY,)):
+        if not queued or self.ports.releases.list(policy=self.policy, states=(S.CANARY, S.JUDGING)):
             return
         release, now = queued[0], self.ports.clock()
         failure = self.ports.evidence.engine_failure(self.policy, release.digest, seen_since=now - ENGINE_ALIVE)
@@ -295,6 +307,10 @@ class Watch:
     def _open_canary(self, release: Release, now: datetime) -> None:
         champion = self.ports.desk.pointer(self.policy).digest
         plan = plan_canary(frozen_config(release), self.ports.evidence, policy=self.policy, champion=champion, now=now)
+        if isinstance(plan, power.Refused) and release.config.get("people", {}).get("enabled"):
+            asked = self.ports.desk.ask_people(release.id, because=plan.message, seen=release)
+            log.info("people_asked policy=%s release=%s state=%s reason=%s", self.policy, release.id, asked.state, asked.reason)
+            return
         if isinstance(plan, power.Refused):
             self.ports.desk.stop(release.id, to=S.REJECTED, reason=plan.message, actor=ACTOR, seen=release)
             log.warning("refused policy=%s release=%s %s", self.policy, release.id, plan.message)
@@ -315,12 +331,19 @@ class Watch:
 
     def _keep_holdback(self) -> None:
         pointer = self.ports.desk.pointer(self.policy)
-        over = self.ports.clock() - pointer.changed_at >= timedelta(seconds=self.config.holdback_s)
+        over = self.ports.clock() - pointer.changed_at >= timedelta(seconds=self._holdback_s(pointer))
         if pointer.holdback > 0.0 and pointer.holdback_digest is None and over:
             kept = self.config.anchor_share if pointer.anchor != pointer.digest else 0.0
             why = "the slot after the promotion is over: the anchor keeps its share"
             self.ports.desk.hold_back(self.policy, share=kept, digest=pointer.anchor if kept else None, reason=why, seen=pointer)
         self._guard_anchor()
+
+    def _holdback_s(self, pointer: Pointer) -> float:
+        """How long the champion before keeps its share: long where no traffic judged the champion."""
+        if pointer.release_id is None or pointer.holdback == 0.0:
+            return self.config.holdback_s
+        config = self.ports.desk.find(pointer.release_id).config
+        return self.config.holdback_s if config.get("by_people") is None else float(config["people"]["holdback_s"])
 
     def _guard_anchor(self) -> None:
         if self._anchor is None:

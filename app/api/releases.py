@@ -24,6 +24,7 @@ from app.api.errors import HttpError
 from app.api.telemetry.intake import read_json
 from app.domain.errors import BadRequest, DoneAlready, NotFound, Refused
 from app.domain.people import Action
+from app.domain.release.by_people import BY_PEOPLE, BY_TRAFFIC
 from app.domain.release.releases import AuditEntry, Pointer, Release, ReleaseState
 from app.release.basis import Basis
 
@@ -317,7 +318,8 @@ async def _visible_release(room: ReleaseRoom, release_id: str, caller: Caller) -
 
 
 def _plain(release: Release) -> dict[str, Any]:
-    return {name: value for name, value in vars(release).items() if name != "config"}
+    plain = {name: value for name, value in vars(release).items() if name != "config"}
+    return plain | {"judged_by": BY_TRAFFIC if release.config.get("by_people") is None else BY_PEOPLE}
 
 
 def _json(body: object, status: int = 200) -> Response:

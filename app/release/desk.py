@@ -3,7 +3,7 @@
     the cycle    open · start_offline · record · queue · stop
     the watch    start_canary · ramp · mark_ready · void · expire · begin_promotion · promote · abort · roll_back
     people       approve · reject · abort · roll_back · plant
-    either       what `PolicyDesk` does with a policy
+    either       what `PolicyDesk` does with a policy, and `PeopleDesk` where people judge
 
 Acts of the watch name the release as it was seen (`seen`): where another replica moved it meanwhile, `StaleGeneration` says so and nothing
 happens. The judge never acts, the actor never judges (invariant I5): anybody may abort at any time, nobody can promote without a recorded
@@ -12,12 +12,12 @@ pass and the approvals bound to exactly this evidence.
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, TypeVar
 
 import msgspec
 
-from app.domain.errors import Quarantined, Refused, StaleGeneration
+from app.domain.errors import Quarantined, Refused
 from app.domain.ids import utc_now, uuid7
 from app.domain.release.alarms import AlarmKind
 from app.domain.release.gates import GateName, GateResult, Verdict
@@ -27,17 +27,16 @@ from app.domain.release.versions import Version
 from app.release import promotion
 from app.release.alarms import freeze, require_calm
 from app.release.ledger import ReleaseLedger, ReleaseTransaction
-from app.release.people import approvers, evidence_digest, people_needed, require_independent, require_person
-from app.release.policy_desk import PolicyDesk
+from app.release.people import approvers, evidence_digest, require_independent, require_person
+from app.release.people_desk import PeopleDesk
 from app.release.promotion import terms_of
+from app.release.readiness import make_ready, require_offline
 
 S = ReleaseState
 T = TypeVar("T")
-REQUIRED_OFFLINE = (GateName.TRAINING_HEALTH, GateName.OFFLINE)
-"""Gates that have to pass before the canary; the others may only veto."""
 
 
-class ReleaseDesk(PolicyDesk):
+class ReleaseDesk(PeopleDesk):
     """Acts on releases. `terms` are those that releases opened from now on are frozen with."""
 
     def __init__(
@@ -131,8 +130,8 @@ class ReleaseDesk(PolicyDesk):
         def act(tx: ReleaseTransaction, release: Release) -> Release:
             pointer = tx.pointer()
             require_calm(tx)
-            if tx.releases(states={S.CANARY}):
-                raise Refused(f"a canary of {release.policy} is running: one at a time")
+            if tx.releases(states={S.CANARY, S.JUDGING}):
+                raise Refused(f"a candidate of {release.policy} is being judged: one at a time")
             if tx.is_quarantined(release.digest):
                 raise Quarantined(f"version {release.digest} was rolled back and may never serve again: train a new one")
             if pointer is None or pointer.digest == release.digest:
@@ -168,19 +167,7 @@ class ReleaseDesk(PolicyDesk):
             if result.gate is not GateName.CANARY or result.verdict is not Verdict.PASS or result.digest != release.digest:
                 raise Refused(f"release {release.id} needs a passing canary result about {release.digest}: only an explicit pass promotes")
             tx.add_result(release_id, result, action="ready")
-            terms, results = terms_of(release), tx.results(release_id)
-            self._require_offline(release, terms, results)
-            needed, why = people_needed(tx, release, terms)
-            ttl = tx.now + timedelta(seconds=terms.approval_ttl_s)
-            for older in tx.releases(states={S.READY, S.APPROVED}):
-                tx.void_approvals(older.id, actor="system:watch", reason="a newer release is ready")
-                to = S.SUPERSEDED_BY_NEWER if older.state is S.READY else S.EXPIRED
-                tx.move(older, to, actor="system:watch", reason=f"{release.version_name} is ready", changes={"stage": None})
-            changes = {
-                "evidence_digest": evidence_digest(release, terms, results), "approvals_needed": needed,
-                "approval_expires_at": min(ttl, next_ready_at) if next_ready_at else ttl,
-            }  # fmt: skip
-            return tx.move(release, S.READY, actor="system:watch", reason=f"{needed} approvals needed ({why})", changes=changes)
+            return make_ready(tx, release, next_ready_at=next_ready_at)
 
         return self._act(release_id, act, seen=seen)
 
@@ -326,14 +313,6 @@ class ReleaseDesk(PolicyDesk):
 
     # --- inside a transaction
 
-    def _act(self, release_id: str, act: Callable[[ReleaseTransaction, Release], T], *, seen: Release | None = None) -> T:
-        with self._ledger.transaction(self._ledger.find(release_id).policy) as tx:
-            release = tx.release(release_id)
-            if seen is not None and (release.state, release.stage) != (seen.state, seen.stage):
-                now, then = f"{release.state} at stage {release.stage}", f"{seen.state} at stage {seen.stage}"
-                raise StaleGeneration(f"release {release_id} is {now}, not {then}: read it again and decide afresh")
-            return act(tx, release)
-
     def _keep(self, tx: ReleaseTransaction, release: Release, result: GateResult | None, *, action: str) -> None:
         """Record the live decision that an act follows from, in the act's transaction: who loses a race records nothing."""
         if result is not None:
@@ -362,21 +341,10 @@ class ReleaseDesk(PolicyDesk):
         )  # fmt: skip
 
     def _queue(self, tx: ReleaseTransaction, release: Release, *, actor: str) -> Release:
-        self._require_offline(release, terms_of(release), tx.results(release.id))
+        require_offline(release, terms_of(release), tx.results(release.id))
         for older in tx.releases(states={S.QUEUED}):
             tx.move(older, S.SUPERSEDED_BY_NEWER, actor=actor, reason=f"{release.version_name} is newer")
         return tx.move(release, S.QUEUED, actor=actor, reason="waits for its canary")
-
-    def _require_offline(self, release: Release, terms: Terms, results: dict[GateName, GateResult]) -> None:
-        """Explicit passes about exactly these weights; a veto by any gate stops (invariant I1)."""
-        if terms.forced is not None:
-            return
-        vetoed = [gate.value for gate, result in results.items() if result.verdict is Verdict.FAIL]
-        missing = [g.value for g in REQUIRED_OFFLINE if g not in results or results[g].verdict is not Verdict.PASS]
-        stale = [gate.value for gate, result in results.items() if result.digest != release.digest]
-        if vetoed or missing or stale:
-            names = ", ".join(dict.fromkeys([*vetoed, *missing, *stale]))
-            raise Refused(f"release {release.id} has no explicit pass of {names}: only a pass lets a candidate go on")
 
     def _require_open(self, tx: ReleaseTransaction, release: Release, evidence: str) -> None:
         if release.state is not S.READY:

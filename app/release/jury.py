@@ -2,8 +2,9 @@
 
 from typing import Protocol
 
-from app.domain.errors import DoneAlready, NotFound
+from app.domain.errors import DoneAlready, NotFound, Refused
 from app.domain.release.pairs import BlindVote, Choice, part_of
+from app.domain.release.releases import ReleaseState
 from app.release.ledger import ReleaseLedger
 from app.release.people import require_person
 from app.release.promotion import terms_of
@@ -31,6 +32,10 @@ class ReleaseJury:
             release, pair = tx.release(release_id), tx.pair(pair_id)
             if pair.release_id != release.id:
                 raise NotFound("there is no such pair of this release: open the page again")
+            if terms_of(release).by_people is not None and release.state is not ReleaseState.JUDGING:
+                raise Refused(
+                    f"{release.version_name} is {release.state}: what people said of it is evidence by now, and no more votes are taken"
+                )
             votes, names = tx.votes(release.id), tx.names_of(voter) | {voter}
             about = [vote for vote in votes if vote.pair_id == pair.id]
             if any(vote.voter in names for vote in about):

@@ -4,18 +4,19 @@ the watch    hold_back · freeze · raise_incident · end_incident · remind
 people       renew_anchor · unfreeze · lift
 """
 
+from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
-from typing import Self
+from typing import Self, TypeVar
 
 from app.domain.errors import DoneAlready, Refused, StaleGeneration
 from app.domain.release.alarms import Alarm, AlarmKind
-from app.domain.release.gates import GateName
-from app.domain.release.releases import Pointer, ReleaseState
+from app.domain.release.releases import Pointer, Release, ReleaseState
 from app.release import alarms, promotion
 from app.release.basis import BasedLedger, Basis
-from app.release.ledger import ReleaseLedger
+from app.release.ledger import ReleaseLedger, ReleaseTransaction
 
+T = TypeVar("T")
 WATCH = "system:watch"
 
 
@@ -30,6 +31,15 @@ class PolicyDesk:
         desk = copy(self)
         desk._ledger = BasedLedger(self._ledger, basis)
         return desk
+
+    def _act(self, release_id: str, act: Callable[[ReleaseTransaction, Release], T], *, seen: Release | None = None) -> T:
+        """One transaction about one release. Raises `StaleGeneration` where it is no longer in the state and stage it was `seen` in."""
+        with self._ledger.transaction(self._ledger.find(release_id).policy) as tx:
+            release = tx.release(release_id)
+            if seen is not None and (release.state, release.stage) != (seen.state, seen.stage):
+                now, then = f"{release.state} at stage {release.stage}", f"{seen.state} at stage {seen.stage}"
+                raise StaleGeneration(f"release {release_id} is {now}, not {then}: read it again and decide afresh")
+            return act(tx, release)
 
     def pointer(self, policy: str) -> Pointer:
         """What is live. Raises `Unavailable` when nothing was deployed yet."""
@@ -64,7 +74,7 @@ class PolicyDesk:
             release = tx.release(release_id)
             if release.state is not ReleaseState.READY or release.approval_expires_at is None:
                 return False
-            since = tx.results(release_id)[GateName.CANARY].decided_at
+            since = tx.results(release_id)[promotion.live_gate(promotion.terms_of(release))].decided_at
             if tx.now < since + (release.approval_expires_at - since) / 2:
                 return False
             try:

@@ -13,6 +13,7 @@ import msgspec
 
 from app.domain.errors import Quarantined, Refused
 from app.domain.release.alarms import AlarmKind
+from app.domain.release.by_people import BY_PEOPLE
 from app.domain.release.gates import GateName, Verdict
 from app.domain.release.releases import IN_FLIGHT, Pointer, Release, ReleaseState
 from app.domain.release.terms import Terms
@@ -30,6 +31,11 @@ def terms_of(release: Release) -> Terms:
     return msgspec.convert(release.config, Terms)
 
 
+def live_gate(terms: Terms) -> GateName:
+    """What judged a release last: its canary, or people where no traffic could."""
+    return GateName.CANARY if terms.by_people is None else GateName.PEOPLE
+
+
 def require_promotable(tx: ReleaseTransaction, release: Release) -> Pointer:
     """Everything that has to hold at the moment of promotion, asked again inside its transaction; returns the pointer to swap.
 
@@ -44,9 +50,9 @@ def require_promotable(tx: ReleaseTransaction, release: Release) -> Pointer:
     if pointer.digest != release.champion_digest or tx.champion_moved_since(release.champion_generation):
         raise Refused(f"release {release.id} was compared with {release.champion_digest}, which is no longer the champion: judge it again")
     results = tx.results(release.id)
-    live = results.get(GateName.CANARY)
+    live = results.get(live_gate(terms))
     if live is None or live.verdict is not Verdict.PASS or live.digest != release.digest:
-        raise Refused(f"release {release.id} has no passing canary on record: only an explicit pass promotes")
+        raise Refused(f"release {release.id} has no passing {live_gate(terms)} on record: only an explicit pass promotes")
     if release.evidence_digest is None or evidence_digest(release, terms, results) != release.evidence_digest:
         raise Refused(f"the evidence of release {release.id} changed after it was approved: approve it again")
     said_yes = approvers(release, tx.approvals(release.id))
@@ -60,14 +66,16 @@ def require_promotable(tx: ReleaseTransaction, release: Release) -> Pointer:
 def finish(tx: ReleaseTransaction, release: Release, *, actor: str) -> Release:
     """Swap the pointer to a release in PROMOTING, keep the holdback on the champion before it, and end what it makes moot."""
     pointer = require_promotable(tx, release)
-    reason = f"promoted over {pointer.digest[:12]} at generation {pointer.generation}"
+    reason, terms = f"promoted over {pointer.digest[:12]} at generation {pointer.generation}", terms_of(release)
+    reason = reason if terms.by_people is None else f"{reason}, {BY_PEOPLE}"
     for champion in tx.releases(states={S.CHAMPION}):
         tx.move(champion, S.SUPERSEDED, actor=actor, reason=f"superseded by {release.version_name}")
     _end_comparisons(tx, pointer.digest, actor=actor, besides=release.id, because=f"{release.version_name} became champion")
     promoted = tx.move(release, S.CHAMPION, actor=actor, reason=reason, changes={"stage": None})
     after = replace(
-        pointer, digest=release.digest, generation=pointer.generation + 1, previous=pointer.digest, holdback=terms_of(release).holdback,
-        holdback_digest=None, release_id=release.id, changed_at=tx.now,
+        pointer, digest=release.digest, generation=pointer.generation + 1, previous=pointer.digest,
+        holdback=terms.holdback if terms.by_people is None else terms.people.holdback, holdback_digest=None,
+        release_id=release.id, changed_at=tx.now,
     )  # fmt: skip
     tx.swap(after, expected=pointer.generation, action="promote", actor=actor, reason=reason)
     return promoted
@@ -151,10 +159,10 @@ def _break_circuit(tx: ReleaseTransaction, release: Release, *, actor: str) -> N
 
 def _end_comparisons(tx: ReleaseTransaction, champion: str, *, actor: str, besides: str, because: str) -> None:
     """End releases that were compared with a champion that is no more. A queued one starts its comparison later, and may stay."""
-    for other in tx.releases(states={S.CANARY} | LATE):
+    for other in tx.releases(states={S.CANARY, S.JUDGING} | LATE):
         if other.id != besides and other.champion_digest == champion:
             tx.void_approvals(other.id, actor=actor, reason=because)
-            to = S.ABORTED if other.state is S.CANARY else S.EXPIRED
+            to = S.ABORTED if other.state in (S.CANARY, S.JUDGING) else S.EXPIRED
             tx.move(other, to, actor=actor, reason=f"{because}: its comparison no longer holds", changes={"stage": None})
     if tx.is_quarantined(champion):
         for other in tx.releases(states=IN_FLIGHT):

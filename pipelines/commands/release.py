@@ -10,6 +10,7 @@ from rich.table import Table
 from app import wiring
 from app.domain.errors import NotFound, Refused
 from app.domain.ids import utc_now
+from app.domain.release.by_people import BY_PEOPLE
 from app.domain.release.releases import Release
 from app.release.desk import ReleaseDesk
 from app.settings import Settings, from_environment, owner_of, read_toml
@@ -56,6 +57,8 @@ def explain(release_id: str) -> None:
     settings = from_environment()
     found = _find(settings, release_id)
     explained = explain_all(found, wiring.evidence_book(settings))
+    if (why := found.config.get("by_people")) is not None:
+        click.echo(f"{BY_PEOPLE}: {why}")
     for one in explained:
         mark = "" if not one.replayed else ("differs" if one.differences else "same again")
         click.echo(f"{one.decided_at:%Y-%m-%d %H:%M:%S} {one.gate} {one.action or ''} {one.verdict} {mark}".replace("  ", " "))
@@ -94,12 +97,13 @@ def plan(policy: str) -> None:
     click.echo("habits explain " + ", ".join(f"{share:.0%} of {name}'s variance" for name, share in explained.items()))
     refused = uninformed(config, traffic.references)
     chosen = next((window for window in found if window.answers(config)), None)
-    if refused is not None:
-        click.echo(f"refused: {refused.message}")
-    elif chosen is None:
-        click.echo(f"no canary up to {_length(windows[-1])} answers: set margins that the last one attains, or raise canary_longest_s")
-    else:
+    if refused is None and chosen is not None:
         click.echo(f"a canary of this policy is planned for {_length(chosen.lasts_s)} at most")
+        return
+    none = f"no canary up to {_length(windows[-1])} answers: set margins that the last one attains, or raise canary_longest_s"
+    click.echo(none if refused is None else f"refused: {refused.message}")
+    cure = "or let people judge blind pairs: `enabled = true` under [gates.people] (docs/small-products.md)"
+    click.echo(f"{BY_PEOPLE}: {config.people.told()}" if config.people.enabled else cure)
 
 
 @release.command()

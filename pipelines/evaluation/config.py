@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from app.domain.errors import BadConfig
+from app.domain.release.by_people import PeopleTerms
 from app.domain.release.gates import content_hash
 from app.domain.release.terms import Terms
 from pipelines.evaluation.default_metrics import default_metrics
@@ -156,6 +157,8 @@ class GatesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     rollbacks_max: int = 3
     """So many automatic rollbacks within `breaker_window_s`; then people decide."""
     approval: ApprovalConfig = ApprovalConfig()
+    people: PeopleTerms = PeopleTerms()
+    """Whether and how people judge where traffic cannot."""
     health: HealthConfig = HealthConfig()
     off_policy: OffPolicyGateConfig = OffPolicyGateConfig()
     interval_s: float = 1.5
@@ -167,7 +170,9 @@ class GatesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def hash(self) -> str:
-        return content_hash(self)
+        """Of everything that can matter: `people` while it is off cannot, and decisions from before there was one are made again."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return content_hash({name: value for name, value in plain.items() if name != "people" or self.people.enabled})
 
     def window_of(self, metric: MetricConfig) -> float:
         """Seconds after a unit's first session during which its sessions count."""
@@ -182,7 +187,7 @@ class GatesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 def check(config: GatesConfig, *, rewarded: frozenset[str] = frozenset()) -> None:
     """Refuse a configuration that could not protect anybody. `rewarded` names the terms of the active rule set. Raises `BadConfig`."""
-    for problem in (_stages(config), _alphas(config), _metrics(config), _gold(config, rewarded), _editor(config)):
+    for problem in (_stages(config), _alphas(config), _metrics(config), _gold(config, rewarded), _editor(config), _people(config)):
         if problem is not None:
             raise BadConfig(f"[gates] in the configuration: {problem}")
 
@@ -197,7 +202,7 @@ def terms_of(config: GatesConfig, *, owner: str | None = None) -> Terms:
         approval_ttl_s=config.approval.ttl_s, high_tier=config.approval.high_tier, edited_by=owner if named == FROM_FILE else named,
         breaker_rollbacks=config.breaker_rollbacks, breaker_window_s=config.breaker_window_s,
         rollbacks_max=config.rollbacks_max, config_hash=config.hash, gates=gates,
-        sealed=config.anchor_needs_sealed,
+        sealed=config.anchor_needs_sealed, people=config.people,
     )  # fmt: skip
 
 
@@ -219,6 +224,11 @@ def _editor(config: GatesConfig) -> str | None:
     if named is None or named == FROM_FILE or named.startswith("user:"):
         return None
     return f'approval.edited_by is {named!r}: write "user:NAME", or "{FROM_FILE}" for the owner of the configuration file'
+
+
+def _people(config: GatesConfig) -> str | None:
+    problem = config.people.problem()
+    return None if problem is None else f"people: {problem}"
 
 
 def _alphas(config: GatesConfig) -> str | None:

@@ -11,6 +11,7 @@ from app.console.views.inbox import who_can
 from app.console.views.tables import REWARD, SUCCESS, SURVIVAL, measure_cell, release_sheet, step_sheet, version_cell
 from app.console.wording import age, clock_time, left, plural
 from app.domain.errors import NotFound
+from app.domain.release.by_people import BY_PEOPLE
 from app.domain.release.releases import IN_FLIGHT, Approval, Release, ReleaseState
 from app.domain.release.sums import Sums
 from app.domain.sight import Course, Served
@@ -51,7 +52,7 @@ def candidate(asked: Asked, release_id: str) -> dict[str, Any]:
         "gate_name": gate_name, "who_can": who_can(asked, release, yes), "said": said, "yes": yes, "exposed": _exposed(served),
         "tiles": tiles(release, course), "evidence_chart": evidence_chart(decisions), "alarms": sight.alarms(asked.policy, release.id),
         "champion_name": names.get(release.champion_digest, release.champion_digest[:12]), "run": run, "frozen_at": None,
-        "preference": sight.preference(release.id),
+        "preference": sight.preference(release.id), "by_people": release.config.get("by_people"),
         "lineage": _lineage(asked, release), "acts": acts(release),
         "sheets": {
             "gates": gate_sheet(gates), "exposed": _served_sheet(served), "effects": effect_sheet(live),
@@ -80,9 +81,11 @@ def verdict(release: Release, gates: Sequence[GateRow], yes: set[str]) -> tuple[
     """(go, wait or stop; one sentence)."""
     failed = [gate_name(gate.gate) for gate in gates if gate.verdict == "fail"]
     match release.state:
+        case S.JUDGING:
+            return "wait", f"Nobody is served by it. {(release.reason or BY_PEOPLE)[:1].upper()}{(release.reason or BY_PEOPLE)[1:]}."
         case S.READY:
             missing = (release.approvals_needed or 1) - len(yes)
-            return "go", f"Safe by every gate: needs {plural(missing, 'more approval')}, {left(release.approval_expires_at)}."
+            return "go", f"{_passed(release)}: needs {plural(missing, 'more approval')}, {left(release.approval_expires_at)}."
         case S.APPROVED | S.PROMOTING:
             return "go", "Approved: the pointer moves as soon as the watch has asked every condition again."
         case S.CHAMPION:
@@ -96,6 +99,11 @@ def verdict(release: Release, gates: Sequence[GateRow], yes: set[str]) -> tuple[
             return "go", f"Was champion; {release.reason or 'a newer one took over'}."
         case _:
             return "stop", f"{release.state.value.replace('_', ' ').capitalize()}: {release.reason or 'no reason given'}."
+
+
+def _passed(release: Release) -> str:
+    by_people = release.config.get("by_people") is not None
+    return f"Passed by people's blind votes, {BY_PEOPLE}" if by_people else "Safe by every gate"
 
 
 def _measures(asked: Asked, release: Release) -> list[str]:

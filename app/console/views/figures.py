@@ -12,6 +12,7 @@ Row = tuple[str, Cell, Cell, str]
 NAMES = {
     GateName.TRAINING_HEALTH: "training health", GateName.OFFLINE: "offline suites", GateName.SEALED: "sealed suites",
     GateName.OFF_POLICY: "off-policy estimate", GateName.CANARY: "canary", GateName.HOLDBACK: "holdback", GateName.LICENCE: "licence",
+    GateName.PEOPLE: "people's blind votes, no traffic",
 }  # fmt: skip
 
 
@@ -42,6 +43,8 @@ def _rows(gate: GateRow) -> Iterator[Row]:
         yield from _suites(evidence)
     elif gate.gate in (GateName.CANARY, GateName.HOLDBACK):
         yield from _live(evidence)
+    elif gate.gate == GateName.PEOPLE:
+        yield from _people(evidence)
 
 
 def _health(evidence: Mapping[str, Any]) -> Iterator[Row]:
@@ -66,6 +69,14 @@ def _best_of_k(name: str, suite: Mapping[str, Any]) -> Row:
     measured = f"{suite['best_of_k_difference']:+.4f} [{suite['best_of_k_low']:+.4f}, {suite['best_of_k_high']:+.4f}]"
     said = f"{_text(suite.get('champion_best_of_k'))} → {_text(suite.get('candidate_best_of_k'))}; told, not judged"
     return f"{name}, best of {suite.get('samples')}", Cell(text=measured, value=suite["best_of_k_difference"], kind="n"), cell(""), said
+
+
+def _people(evidence: Mapping[str, Any]) -> Iterator[Row]:
+    needed: Mapping[str, Any] = evidence.get("needed") or {}
+    yield "votes that count", _number(len(evidence.get("said") or [])), _number(needed.get("votes")), "at least"
+    yield "people", _number(evidence.get("people")), _number(needed.get("people")), "at least, none whose credential another one made"
+    said = f"[{_text(evidence.get('low'))}, {_text(evidence.get('high'))}], {needed.get('rule', '')}"
+    yield "preference", _number(evidence.get("net")), _number(needed.get("above")), f"the whole interval has to lie above: {said}"
 
 
 def _live(evidence: Mapping[str, Any]) -> Iterator[Row]:

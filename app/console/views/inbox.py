@@ -10,6 +10,7 @@ from app.console.views.asked import Asked
 from app.console.wording import age, left, plural
 from app.domain.ids import utc_now
 from app.domain.people import Action, actions_of
+from app.domain.release.by_people import BY_PEOPLE
 from app.domain.release.releases import Release, ReleaseState
 from app.domain.sight import Needs
 
@@ -49,6 +50,7 @@ def items(asked: Asked, needs: Needs) -> list[Item]:
     """Everything that waits, the most urgent first."""
     found = [*_harms(asked, needs), *_alarms(asked, needs)]
     found += [_ready(asked, release) for release in needs.ready]
+    found += [_judging(asked, release) for release in needs.in_flight if release.state is ReleaseState.JUDGING]
     if needs.held:
         detail = f"since {_slot_time(needs.held[-1].slot)}: {needs.held[0].reason or 'no reason given'}"
         found.append(Item(kind="held", title=f"{len(needs.held)} slots in a row came to nothing", detail=detail, href="#slots", act="See"))
@@ -63,6 +65,14 @@ def items(asked: Asked, needs: Needs) -> list[Item]:
         title = f"{plural(needs.dead_letters, 'dead letter')} not replayed"
         found.append(Item(kind="data", title=title, detail="events that make no sense as they came", href=asked.link("/data"), act="See"))
     return found
+
+
+def _judging(asked: Asked, release: Release) -> Item:
+    detail = f"{BY_PEOPLE}: {asked.sight.preference(release.id).sentence()}"
+    return Item(
+        kind="ready", title=f"{release.version_name} waits for blind votes", detail=detail, href=asked.link(f"/pairs/{release.id}"),
+        act="Judge", id=release.id,
+    )  # fmt: skip
 
 
 def _harms(asked: Asked, needs: Needs) -> list[Item]:

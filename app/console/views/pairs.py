@@ -8,6 +8,8 @@ POST  /console/pairs/RELEASE              a vote, stored before anything is reve
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from app.console.acts import signing
 from app.console.views.asked import Asked
 from app.console.views.candidate import find
@@ -15,6 +17,7 @@ from app.domain.errors import BadRequest, DoneAlready, NotFound, Refused
 from app.domain.people import MAY, Action
 from app.domain.release.pairs import BlindPair, BlindVote, Choice, next_for, part_of
 from app.domain.release.releases import Release
+from app.domain.release.terms import Terms
 from app.release.jury import Jury
 
 LONGEST = 12_000
@@ -34,7 +37,7 @@ def page(asked: Asked, release_id: str, *, moved: str = "") -> dict[str, Any]:
     voter = _voter(asked)
     mine = [vote for vote in votes if vote.voter == voter]
     allowed = asked.viewer.may(Action.JUDGE, asked.policy)
-    part = part_of(len(pairs), judges=release.config.get("judges", 1))
+    part = part_of(len(pairs), judges=msgspec.convert(release.config, Terms).judges)
     chosen = next_for(voter, pairs, votes, part=part) if allowed else None
     shown = None if chosen is None else asked.sight.pair(chosen)
     seen = asked.word("seen")

@@ -126,7 +126,8 @@ def read_route(connection: Connection, policy: str) -> Route | None:
         return None
     route = Route(policy=policy, pointer=pointer, quarantined=quarantined(connection, policy))
     table = releases
-    served = connection.execute(select(table).where(table.c.policy == policy, table.c.state.in_(SERVED))).all()
+    staged = table.c.stage.is_not(None)  # what people judged was never in a stage, and nobody is served by it before its promotion
+    served = connection.execute(select(table).where(table.c.policy == policy, table.c.state.in_(SERVED), staged)).all()
     candidates = sorted(served, key=lambda row: (SERVED.index(ReleaseState(row.state)), -row.changed_at.timestamp()))
     if not candidates or candidates[0].champion_digest != pointer.digest:
         return route

@@ -11,6 +11,7 @@ from app.db.release.pairs import read_preference
 from app.db.release.pointer import read_history, read_pointer
 from app.db.release.releases import read_approvals, read_frozen, read_release
 from app.db.tables import circuit_breakers, cycles, deployment_pointer, gate_results, quarantine, release_history
+from app.domain.release.by_people import BY_PEOPLE, BY_TRAFFIC
 from app.domain.release.releases import AuditEntry, Release
 
 
@@ -87,7 +88,8 @@ class SqlReleaseViews:
 
 def row_of(release: Release) -> dict[str, Any]:
     """A release as plain data, without its frozen configuration."""
-    return {name: value for name, value in vars_of(release).items() if name != "config"}
+    plain = {name: value for name, value in vars_of(release).items() if name != "config"}
+    return plain | {"judged_by": BY_TRAFFIC if release.config.get("by_people") is None else BY_PEOPLE}
 
 
 def vars_of(value: object) -> dict[str, Any]:

@@ -27,6 +27,8 @@ class GateName(StrEnum):
     """The suites' sealed split, the champion against the anchor: asked only before the anchor moves."""
     OFF_POLICY = "g2_off_policy"
     CANARY = "g3_canary"
+    PEOPLE = "g4_people"
+    """People's blind votes, where no traffic can judge."""
     HOLDBACK = "g5_holdback"
     """The champion against its holdback, after the promotion."""
     LICENCE = "licence"

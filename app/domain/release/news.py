@@ -3,6 +3,7 @@
 A signed webhook gets every event it asked for, as it is; a channel (`slack+https://…`, `teams+https://…`, `mailto:…`) gets news: one
 message for what happened, however many events that makes, and what can flap once in six hours.
 
+    JUDGING               release.judging: people are asked to judge what no traffic can
     READY                 release.ready, and release.waiting at half of its time
     harm                  release.aborted by a program
     rollback              deployment.rollback
@@ -25,7 +26,7 @@ REST = timedelta(hours=6)
 def is_news(action: str, actor: str, detail: Mapping[str, Any]) -> bool:
     """Whether somebody has to hear of it."""
     match action:
-        case "release.ready" | "release.waiting" | "deployment.rollback" | "alarm.raised" | "alarm.ended":
+        case "release.ready" | "release.judging" | "release.waiting" | "deployment.rollback" | "alarm.raised" | "alarm.ended":
             return True
         case "release.aborted":
             return not actor.startswith("user:")

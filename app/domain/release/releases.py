@@ -13,6 +13,8 @@ class ReleaseState(StrEnum):
     OFFLINE = "OFFLINE"
     QUEUED = "QUEUED"
     CANARY = "CANARY"
+    JUDGING = "JUDGING"
+    """People judge it, nobody is served by it (`app.domain.release.by_people`)."""
     READY = "READY"
     APPROVED = "APPROVED"
     PROMOTING = "PROMOTING"
@@ -30,8 +32,9 @@ S = ReleaseState
 MOVES: dict[ReleaseState, frozenset[ReleaseState]] = {
     S.TRAINED: frozenset({S.OFFLINE, S.REJECTED, S.ABORTED}),
     S.OFFLINE: frozenset({S.QUEUED, S.REJECTED, S.ABORTED, S.INCONCLUSIVE}),
-    S.QUEUED: frozenset({S.CANARY, S.REJECTED, S.ABORTED, S.EXPIRED, S.SUPERSEDED_BY_NEWER}),
+    S.QUEUED: frozenset({S.CANARY, S.JUDGING, S.REJECTED, S.ABORTED, S.INCONCLUSIVE, S.EXPIRED, S.SUPERSEDED_BY_NEWER}),
     S.CANARY: frozenset({S.READY, S.REJECTED, S.ABORTED, S.INCONCLUSIVE}),
+    S.JUDGING: frozenset({S.READY, S.REJECTED, S.ABORTED, S.INCONCLUSIVE}),
     S.READY: frozenset({S.APPROVED, S.REJECTED, S.ABORTED, S.EXPIRED, S.SUPERSEDED_BY_NEWER}),
     S.APPROVED: frozenset({S.PROMOTING, S.REJECTED, S.ABORTED, S.EXPIRED, S.READY}),
     S.PROMOTING: frozenset({S.CHAMPION, S.REJECTED, S.ABORTED, S.EXPIRED}),
@@ -47,7 +50,7 @@ MOVES: dict[ReleaseState, frozenset[ReleaseState]] = {
 """Allowed moves. SUPERSEDED → CHAMPION is the previous champion coming back by a rollback; APPROVED → READY is a voided approval;
 ROLLED_BACK → SUPERSEDED is a quarantine that two people lifted."""
 
-IN_FLIGHT = frozenset({S.TRAINED, S.OFFLINE, S.QUEUED, S.CANARY, S.READY, S.APPROVED, S.PROMOTING})
+IN_FLIGHT = frozenset({S.TRAINED, S.OFFLINE, S.QUEUED, S.CANARY, S.JUDGING, S.READY, S.APPROVED, S.PROMOTING})
 WATCHED = frozenset({S.CANARY, S.READY, S.APPROVED, S.PROMOTING, S.CHAMPION, S.SUPERSEDED})
 """States in which harm is evaluated, before holds, dwell times and approvals (invariant I2)."""
 

@@ -4,6 +4,8 @@ from typing import Any
 
 import msgspec
 
+from app.domain.release.by_people import PeopleTerms
+
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
     """What the release desk needs to know of the gates' configuration. Stored as JSON in `Release.config`."""
@@ -18,8 +20,10 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     approval_ttl_s: float = 14_400.0
     high_tier: bool = False
     """Two people have to approve, always."""
-    judges: int = 1
-    """So many people share the votes on blind pairs that count: nobody has more than their part."""
+    people: PeopleTerms = PeopleTerms()
+    """How people judge where traffic cannot."""
+    by_people: str | None = None
+    """Why people judge this release and no traffic does; None where a canary judges it."""
     breaker_rollbacks: int = 2
     """So many rollbacks within `breaker_window_s` freeze promotions."""
     breaker_window_s: float = 86_400.0
@@ -37,3 +41,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     """Why the offline gates were skipped by hand; such a release is marked so everywhere and needs two people."""
     plan: dict[str, Any] = {}
     """Declared at the canary's start: N_max per required metric, references of the champion, traffic (see `pipelines.watch`)."""
+
+    @property
+    def judges(self) -> int:
+        """So many people share the votes on blind pairs that count: nobody has more than their part."""
+        return self.people.judges if self.people.enabled else 1

@@ -11,6 +11,7 @@ SENTENCES = {
     S.TRAINED: "{name} was trained",
     S.OFFLINE: "{name} is asked by the offline gates",
     S.QUEUED: "{name} passed the offline gates and waits for its canary",
+    S.JUDGING: "{name} waits for people's blind votes: {reason}",
     S.READY: "{name} is not worse on any required metric: READY, a person has to approve",
     S.APPROVED: "{name} was approved",
     S.PROMOTING: "{name} is being promoted",

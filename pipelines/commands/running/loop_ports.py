@@ -37,7 +37,7 @@ from pipelines.training.ray_actors import RayTrainers
 MOVING = frozenset(
     {ReleaseState.TRAINED, ReleaseState.OFFLINE, ReleaseState.QUEUED, ReleaseState.CANARY, ReleaseState.APPROVED, ReleaseState.PROMOTING}
 )
-"""Releases that end by themselves. One that waits for people (READY) does not keep the loop from training."""
+"""Releases that end by themselves. One that waits for people (READY, JUDGING) does not keep the loop from training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ def loop_world(settings: Settings, config: LoopConfig, policies: dict[str, Polic
                 reason = "its cycle ended before every offline gate had answered"
                 ports.releases.stop(release.id, to=ReleaseState.ABORTED, reason=reason)
 
-    blocking = MOVING | {ReleaseState.READY} if config.schedule.ready_blocks else MOVING
+    blocking = MOVING | {ReleaseState.READY, ReleaseState.JUDGING} if config.schedule.ready_blocks else MOVING
 
     def blocked(policy: str) -> str | None:
         waiting = pretrained_release(ledger, policy)

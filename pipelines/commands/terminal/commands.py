@@ -25,7 +25,7 @@ from pipelines.commands.terminal.shown import needs_of, plain, show
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON document (a line each where it goes on).")
 POLICY = click.option("--policy", help="Only this policy.")
-FLIGHT = ("CANARY", "READY", "APPROVED", "PROMOTING")
+FLIGHT = ("CANARY", "JUDGING", "READY", "APPROVED", "PROMOTING")
 POLL_S = 1.0
 NEWEST_LINES = 20
 BLOCK_BYTES = 1 << 16

@@ -8,14 +8,16 @@ from typing import Any, Protocol
 import msgspec
 
 from app.domain.errors import NotFound
-from app.domain.release.gates import GateName, canonical_json
+from app.domain.release.by_people import PeopleTerms, judge
+from app.domain.release.gates import GateName, canonical_json, content_hash
+from app.domain.release.pairs import Favoured
 from app.domain.release.releases import Release
 from pipelines.evaluation.counting.evidence import hash_of, unpacked
 from pipelines.evaluation.counting.subjects import frozen_config
 from pipelines.evaluation.live.champion import decide_champion
 from pipelines.evaluation.live.decide import Decision, decide
 
-LIVE = frozenset({GateName.CANARY.value, GateName.HOLDBACK.value})
+LIVE = frozenset({GateName.CANARY.value, GateName.HOLDBACK.value, GateName.PEOPLE.value})
 
 
 class Record(Protocol):
@@ -60,6 +62,8 @@ def _differences(release: Release, row: Mapping[str, Any], record: Record) -> li
     config = frozen_config(release)
     if config.hash != row["config_hash"]:
         return [f"the frozen configuration hashes to {config.hash}, the decision was made under {row['config_hash']}"]
+    if row["gate"] == GateName.PEOPLE:
+        return _votes_compared(config.people, row)
     try:
         evidence = unpacked(record.kept(row["evidence_hash"]))
     except (NotFound, msgspec.DecodeError) as error:
@@ -68,6 +72,17 @@ def _differences(release: Release, row: Mapping[str, Any], record: Record) -> li
         return ["its evidence was changed after the decision"]
     again = decide(config, evidence) if row["gate"] == GateName.CANARY else decide_champion(config, evidence)
     return _compared(again, row)
+
+
+def _votes_compared(terms: PeopleTerms, row: Mapping[str, Any]) -> list[str]:
+    """The votes are in the record itself."""
+    kept: Mapping[str, Any] = row["evidence"]
+    if content_hash(kept) != row["evidence_hash"]:
+        return ["its votes were changed after the decision"]
+    said = [Favoured(one) for one in kept["said"]]
+    again = judge(terms, said, pairs=kept["pairs"], people=kept["people"], waited_s=kept["waited_s"])
+    same = (again.verdict, again.reason, content_hash(again.numbers)) == (row["verdict"], row["reason"], row["evidence_hash"])
+    return [] if same else [f"decided again: {again.verdict}, {again.reason}"]
 
 
 def _compared(again: Decision, row: Mapping[str, Any]) -> list[str]:
