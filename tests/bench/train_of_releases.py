@@ -11,6 +11,9 @@ under any rule. The gate is the production one: the plan's arithmetic chooses th
 week cannot answer 1.5 points, the margin that it can; then betting and group-sequential halves decide. Beside it: ship
 unless z, GrowthBook's sequence or Spotify's group-sequential test finds harm, each slot.
 
+At the production margin of 1.5 points a product of 2,000 turns a day gets no canary at all; what people's blind votes could find in
+its place (`[gates.people]`) is told beside it: how often candidates pass, by how far people favour them.
+
 A false promotion is a candidate worse by the margin or more that was promoted, as a share of all promoted; "worse" counts every candidate
 that was promoted and is worse at all. Exit status 1 where the gain is not positive at every size, or false promotions exceed 5 %.
 """
@@ -26,6 +29,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from app.domain.release.by_people import BY_PEOPLE, PeopleTerms
+from app.domain.release.pairs import ALPHA, rejects
 from pipelines.evaluation.statistics import power
 from pipelines.evaluation.statistics.units import BoolArray
 from tests.bench.common.sections import Section
@@ -112,6 +117,44 @@ def year(rng: np.random.Generator, turns: int, rule: str, *, years: int) -> dict
     }  # fmt: skip
 
 
+PAIRS = (60, 120, 240)
+FAVOURED = ((0.375, 0.375), (0.30, 0.45), (0.45, 0.30), (0.50, 0.25), (0.60, 0.15))
+"""Shares of votes for the candidate and for the champion; a quarter says that both are the same or bad."""
+
+
+def by_people(rng: np.random.Generator, *, repetitions: int) -> tuple[Section, list[float]]:
+    """How often people's votes pass a candidate, looked at after every vote by the production rule at its defaults."""
+    section, equal = Section(title="Judged by people, not by traffic: share of candidates that pass"), list[float]()
+    section.header("votes for the candidate", "for the champion", *(f"{pairs} pairs" for pairs in PAIRS))
+    for ours_, theirs in FAVOURED:
+        passed = [float(np.mean([_passes(rng, ours_, theirs, pairs) for _ in range(repetitions)])) for pairs in PAIRS]
+        section.row(ours_, theirs, *passed)
+        equal += passed if ours_ <= theirs else []
+    return section, equal
+
+
+def _passes(rng: np.random.Generator, ours_: float, theirs: float, pairs: int) -> bool:
+    """Superior at some look within so many pairs; what is below 0 for sure was rejected before."""
+    said = rng.choice([1.0, -1.0, 0.0], size=pairs, p=[ours_, theirs, 1.0 - ours_ - theirs]).tolist()
+    return rejects(said, 0.0, alpha=ALPHA / 2.0) and not rejects([-value for value in said], 0.0, alpha=ALPHA / 2.0)
+
+
+def honest(turns: int) -> str:
+    """What the plan says to a product of this size at the production margin."""
+    power_ = {days: _power_at(turns, days) for days in LENGTHS_D}
+    found = next((days for days, value in power_.items() if value >= power.MINIMUM_POWER), None)
+    if found is not None:
+        return f"{turns:,} turns a day: a canary of {found:g} days finds {100 * MARGINS[0]:g} pp"
+    best = max(power_.values())
+    none = f"{turns:,} turns a day: no canary up to a week finds {100 * MARGINS[0]:g} pp (power {best:.2f})"
+    return f"{none}; {BY_PEOPLE}: {PeopleTerms().told()}"
+
+
+def _power_at(turns: int, days: float) -> float:
+    units = people(turns, days - UNFINISHED_D)
+    return power.power_of(margin=MARGINS[0], variance=VARIANCE, information=units / 4.0)
+
+
 def main() -> int:
     """The table, then one line of JSON: a list per key, one entry for each size."""
     parser = argparse.ArgumentParser(description="A year of releases for products of four sizes.")
@@ -128,6 +171,11 @@ def main() -> int:
             found += [row] if rule == "ours" else []
     section.require("gain positive at every size", all(row["gain_pp_per_month"] > 0.0 for row in found))
     section.require("false promotions <= 5 %", all(row["false_promotions"] <= 0.05 for row in found))
+    people_, equal = by_people(np.random.default_rng(20261122), repetitions=60 if options.quick else 400)
+    section.require("an equal or worse candidate passes people's votes in <= 2.5 % + 3 SE", max(equal) <= (0.09 if options.quick else 0.05))
+    for turns in SIZES:
+        print(honest(turns))
+    print(people_.text())
     print(section.text())
     print(json.dumps({key: [round(row[key], 4) for row in found] for key in ("traffic", *keys)}))
     return 1 if section.broken else 0

@@ -1,0 +1,74 @@
+"""Judged by people: only enough votes of enough people whose interval lies where it has to pass; nothing else ever does."""
+
+import random
+
+import msgspec
+import pytest
+
+from app.domain.release.by_people import PeopleTerms, Rule, judge
+from app.domain.release.gates import CanaryAction, Verdict
+from app.domain.release.pairs import Favoured
+
+F = Favoured
+TERMS = PeopleTerms(enabled=True, votes=40, judges=2)
+DAY = 86_400.0
+
+
+def said(candidate: int, champion: int, same: int = 0) -> list[Favoured]:
+    """So many of each, in an order drawn once."""
+    words = [F.CANDIDATE] * candidate + [F.CHAMPION] * champion + [F.SAME] * same
+    random.Random(20261122).shuffle(words)
+    return words
+
+
+def test_votes_for_the_candidate_pass() -> None:
+    found = judge(TERMS, said(40, 10, 10), pairs=100, people=2, waited_s=0.0)
+    assert (found.action, found.verdict) == (CanaryAction.READY, Verdict.PASS)
+    assert found.reason.startswith("judged by people, not by traffic: preference +0.50 [")
+    assert found.numbers["net"] == 0.5  # (40 - 10) / 60
+
+
+@pytest.mark.parametrize(
+    ("votes", "people", "why"),
+    [
+        ([], 0, "nobody has voted"),
+        (said(39, 0), 2, "it takes 40 votes of 2 people"),
+        (said(60, 0), 1, "it takes 40 votes of 2 people"),
+        (said(25, 20), 2, "does not lie above"),
+    ],
+)
+def test_without_enough_votes_of_enough_people_nothing_passes(votes: list[Favoured], people: int, why: str) -> None:
+    found = judge(TERMS, votes, pairs=100, people=people, waited_s=0.0)
+    assert (found.action, found.verdict) == (CanaryAction.CONTINUE, Verdict.INCONCLUSIVE)
+    assert why in found.reason
+    late = judge(TERMS, votes, pairs=100, people=people, waited_s=TERMS.longest_s)
+    assert (late.action, late.verdict) == (CanaryAction.INCONCLUSIVE, Verdict.INCONCLUSIVE)
+    assert "the champion stays" in late.reason
+
+
+def test_when_every_pair_was_judged_in_vain_it_ends() -> None:
+    assert judge(TERMS, said(20, 20), pairs=40, people=2, waited_s=0.0).action is CanaryAction.INCONCLUSIVE
+
+
+def test_votes_for_the_champion_end_it_at_once() -> None:
+    found = judge(TERMS, said(0, 30), pairs=100, people=1, waited_s=0.0)
+    assert (found.action, found.verdict) == (CanaryAction.ABORT, Verdict.FAIL)
+
+
+def test_non_inferior_is_a_weaker_rule_than_superior() -> None:
+    weak = msgspec.structs.replace(TERMS, rule=Rule.NON_INFERIOR, margin=0.4)
+    even = said(40, 40, 40)
+    assert judge(weak, even, pairs=200, people=2, waited_s=0.0).action is CanaryAction.READY
+    assert judge(TERMS, even, pairs=200, people=2, waited_s=0.0).action is CanaryAction.CONTINUE
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"votes": 19}, {"judges": 0}, {"margin": 0.0}, {"margin": 1.0}, {"holdback": 0.01}, {"holdback": 0.9}, {"holdback_s": 60.0},
+        {"longest_s": 0.0},
+    ],
+)  # fmt: skip
+def test_terms_that_protect_nobody_are_refused(wrong: dict[str, float]) -> None:
+    assert PeopleTerms().problem() is None
+    assert PeopleTerms(**wrong).problem() is not None  # type: ignore[arg-type] - a test's own names
