@@ -22,7 +22,7 @@ from multiprocessing import get_context
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from tests.bench.common.sections import Section
-from tests.bench.gate_cells import data, harm, live, people, release, turns
+from tests.bench.gate_cells import data, erasures, harm, live, people, release, turns
 
 QUICK = 0.05
 PARTS = 4
@@ -35,6 +35,7 @@ KEYS = (
     "aa_holdback_eras",
     "small_baseline_promoted",
     "aa_returning_people",
+    "aa_erasures",
     "aa_all_turns",
     "aa_cuped",
     "cuped_promote_at_margin",
@@ -65,6 +66,7 @@ SECTIONS: tuple[Callable[[float, int], Section], ...] = (
     turns.identical_people,
     turns.who_is_hurt,
     live.returning_people,
+    erasures.erasures,
     live.absolute_limits,
     live.incidents,
     live.replicas,

@@ -55,6 +55,7 @@ def answer(gate: GateName, digest: str, verdict: Verdict = Verdict.PASS, *, note
 class ReleaseRoom:
     """A desk with a clock that stands still, on a database where version v1 is champion."""
 
+    engine: Engine
     desk: ReleaseDesk
     ledger: SqlReleaseLedger
     clock: FrozenClock
@@ -99,4 +100,4 @@ def release_room(engine: Engine, *, terms: Terms | None = None) -> ReleaseRoom:
     numbers = count(1)  # known ids: the arms that people draw are the same in every run
     desk = ReleaseDesk(ledger, terms=terms, clock=clock, new_id=lambda: f"release-{next(numbers)}")
     desk.bootstrap(version("v1"), actor="system:loop")
-    return ReleaseRoom(desk=desk, ledger=ledger, clock=clock, terms=msgspec.convert(msgspec.to_builtins(terms), Terms))
+    return ReleaseRoom(engine=engine, desk=desk, ledger=ledger, clock=clock, terms=msgspec.convert(msgspec.to_builtins(terms), Terms))

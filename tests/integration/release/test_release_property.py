@@ -1,6 +1,7 @@
-"""Whatever sequence of acts comes, and however many people and replicas of the watch act at once: the states move along MOVES, one canary
-at a time and no stage skipped, no quarantined version comes back unless two people lifted it, nothing moves forward in an incident,
-programs roll back no more often than a day may have it, and the pointer is always somewhere good with the right predecessor."""
+"""Whatever sequence of acts comes, and however many people and replicas of the watch act at once: the states move along MOVES, one is
+judged at a time (by traffic or by people) and no stage skipped, no quarantined version comes back unless two people lifted it, nothing
+moves forward in an incident, programs roll back no more often than a day may have it, nothing is let through without its own pass, and
+the pointer is always somewhere good with the right predecessor."""
 
 import random
 import threading
@@ -14,17 +15,31 @@ from sqlalchemy import Engine, select
 from app.db.engine import reading
 from app.db.release import audit
 from app.db.release.alarms import read_alarms
+from app.db.release.pairs import SqlPairs
 from app.db.release.pointer import quarantined, read_history
 from app.db.tables import release_history
-from app.domain.errors import RatchetError, Refused, StaleGeneration
+from app.domain.errors import DoneAlready, RatchetError, Refused, StaleGeneration
 from app.domain.release.alarms import FREEZING, Alarm, AlarmKind
+from app.domain.release.by_people import PeopleTerms
 from app.domain.release.gates import GateName, Verdict
+from app.domain.release.pairs import BlindPair, Choice
 from app.domain.release.releases import MOVES, Release, ReleaseState
 from app.domain.release.terms import Terms
+from app.release.jury import ReleaseJury
 from tests.fakes.releases import ADA, BOB, EVE, POLICY, ReleaseRoom, answer, release_room, version
 
 S = ReleaseState
+PEOPLE = PeopleTerms(enabled=True, votes=20, judges=2)
+PAIRS = 24
+TERMS = Terms(config_hash="config", breaker_rollbacks=50, people=PEOPLE)
 DIGESTS = [f"v{n}" for n in range(2, 8)]
+
+
+def pair_of(release: Release, number: int) -> BlindPair:
+    return BlindPair(
+        id=f"{release.id}-{number:02}", release_id=release.id, policy=POLICY, suite="s", task=f"t{number}", cluster="", messages=[],
+        champion_answer="old", candidate_answer="new", champion_score=0.0, candidate_score=0.0, salt=str(number),
+    )  # fmt: skip
 
 
 def _act(room: ReleaseRoom, dice: random.Random) -> None:
@@ -34,7 +49,8 @@ def _act(room: ReleaseRoom, dice: random.Random) -> None:
     release = dice.choice(found) if found else None
     desk = room.desk
     if release is None or dice.random() < 0.15:
-        room.queued(digest)
+        opened = room.queued(digest)
+        SqlPairs(room.engine).keep([pair_of(opened, n) for n in range(PAIRS)], at=room.clock())
         return
     evidence, person = release.evidence_digest or "", dice.choice([ADA, BOB, EVE, "system:bot"])
     acts: list[Callable[[], object]] = [
@@ -67,8 +83,27 @@ def _act(room: ReleaseRoom, dice: random.Random) -> None:
         lambda: desk.lift(POLICY, digest, actor=person, reason="the network"),
         lambda: desk.lift(POLICY, digest, actor=dice.choice([ADA, BOB]), reason="the network"),
         lambda: _two_replicas(room, release),
+        lambda: desk.ask_people(release.id, because="too few people"),
+        lambda: desk.count_votes(release.id),
+        lambda: _judged(room, release, dice),
+        lambda: _judged(room, release, dice),
     ]
     dice.choice(acts)()
+
+
+def _judged(room: ReleaseRoom, release: Release, dice: random.Random) -> None:
+    """Some people judge some of its pairs, then the watch counts."""
+    jury, wanted = ReleaseJury(room.ledger), dice.choice([("candidate", 1.0), ("candidate", 0.9), ("champion", 0.9)])
+    people = dice.choice([(ADA,), (ADA, BOB), (ADA, BOB, EVE)])
+    for number in range(PAIRS):
+        by, kind = people[number % len(people)], wanted[0] if dice.random() < wanted[1] else "same"
+        left = pair_of(release, number).candidate_is_left(by) is (kind == "candidate")
+        choice = Choice.SAME if kind == "same" else Choice.LEFT if left else Choice.RIGHT
+        try:
+            jury.vote(release.id, pair_of(release, number).id, choice, voter=by, shown_to=by, proven=True)
+        except DoneAlready:
+            continue
+    room.desk.count_votes(release.id)
 
 
 def _two_replicas(room: ReleaseRoom, seen: Release) -> None:
@@ -113,10 +148,24 @@ def _check(room: ReleaseRoom, engine: Engine) -> None:
     assert len(by_programs) <= room.terms.rollbacks_max, "the clock stands still: all of it is one day"
     _check_alarms(raised, lifted)
     states = [r.state for r in room.ledger.list(policy=POLICY, limit=1000)]
-    assert states.count(S.CANARY) <= 1
+    assert states.count(S.CANARY) + states.count(S.JUDGING) <= 1, "one is judged at a time"
+    _check_judged(room)
     assert states.count(S.CHAMPION) == 1
     champion = next(r for r in room.ledger.list(policy=POLICY, limit=1000) if r.state is S.CHAMPION)
     assert champion.digest == pointer.digest
+
+
+def _check_judged(room: ReleaseRoom) -> None:
+    """What people let through had enough votes of enough people, and a canary's pass never stood in for them, nor theirs for it."""
+    for release in room.ledger.list(policy=POLICY, limit=1000):
+        results = room.desk.recorded(release.id)
+        by_people = release.config["by_people"] is not None
+        if release.state in (S.READY, S.APPROVED, S.PROMOTING, S.CHAMPION, S.SUPERSEDED) and release.digest != "v1":
+            assert results[GateName.PEOPLE if by_people else GateName.CANARY].verdict is Verdict.PASS
+        if by_people and (found := results.get(GateName.PEOPLE)) is not None and found.verdict is Verdict.PASS:
+            assert len(found.evidence["said"]) >= PEOPLE.votes
+            assert found.evidence["people"] >= PEOPLE.judges
+            assert found.evidence["low"] > 0.0
 
 
 def _check_alarms(raised: list[Alarm], lifted: set[str]) -> None:
@@ -142,14 +191,14 @@ def test_nothing_moves_forward_in_an_incident(engine: Engine) -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_random_sequences_of_acts_keep_every_invariant(engine: Engine, seed: int) -> None:
-    room = release_room(engine, terms=Terms(config_hash="config", breaker_rollbacks=50))
+    room = release_room(engine, terms=TERMS)
     for part in range(2):
         _acts(room, seed * 10 + part, 40)
         _check(room, engine)
 
 
 def test_eight_people_acting_at_once_keep_every_invariant(engine: Engine) -> None:
-    room = release_room(engine, terms=Terms(config_hash="config", breaker_rollbacks=50))
+    room = release_room(engine, terms=TERMS)
     gate = threading.Barrier(8)
 
     def act(seed: int) -> None:
