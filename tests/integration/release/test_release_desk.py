@@ -189,9 +189,8 @@ def test_two_people_are_needed_when_the_gates_changed_since_the_last_promotion(q
     from app.release import ReleaseDesk
 
     edited = ReleaseRoom(
-        engine=engine,
-        desk=ReleaseDesk(quick.ledger, terms=Terms(config_hash="another"), clock=quick.clock), ledger=quick.ledger, clock=quick.clock,
-        terms=quick.terms,
+        engine=quick.engine, desk=ReleaseDesk(quick.ledger, terms=Terms(config_hash="another"), clock=quick.clock), ledger=quick.ledger,
+        clock=quick.clock, terms=quick.terms,
     )  # fmt: skip
     assert edited.ready("v2").approvals_needed == 2
 
