@@ -30,6 +30,9 @@ class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How long into a slot the election waits for enough labels and for a release in flight to end; 0 decides at the first tick."""
     ready_blocks: bool = False
     """Whether a release that waits for people keeps the next cycle from starting: for slots that are shorter than people take."""
+    chain: int = 0
+    """So many candidates may be ahead of the champion when another one is trained, which then continues from the newest of them: slots
+    train on while a canary of days runs, and the last one gets the next canary. At most `batching.staleness`; 0 waits for the canary."""
     lease_s: float = 60.0
     """A cycle whose owner has not renewed for this long is taken over."""
     heartbeat_s: float = 15.0
@@ -60,6 +63,11 @@ def loop_config(toml: Mapping[str, Any]) -> LoopConfig:
         found = msgspec.convert({name: table for name, table in toml.items() if name in LoopConfig.__struct_fields__}, LoopConfig)
     except msgspec.ValidationError as error:
         raise BadConfig(f"the configuration: {error}") from error
+    if not 0 <= found.schedule.chain <= found.batching.staleness:
+        raise BadConfig(
+            f"[schedule] chain = {found.schedule.chain}: at most [batching] staleness ({found.batching.staleness}), or the champion's "
+            "labels are too old for the last of them; 0 waits for the canary"
+        )
     people = found.gates.people
     if people.enabled and found.offline.blind_pairs < people.votes:
         raise BadConfig(

@@ -14,11 +14,13 @@ replica that takes the slot over after a kill goes on from there. What each step
 
 | step      | consumes                       | waits for                          | unblocked by                |
 |-----------|--------------------------------|------------------------------------|-----------------------------|
-| batch     | labels of the champion         | nothing (HELD if too few)          |                             |
+| batch     | labels of the champion (*)     | nothing (HELD if too few)          |                             |
 | train     | the batch's token payloads     | the training workers               | Ray                         |
 | register  | the candidate's snapshot       | nothing (MLflow may be down)       |                             |
 | judge     | suites, logged turns           | an engine holding the candidate    | the engines' ledger         |
 | queue     | the verdicts                   | nothing                            |                             |
+
+(*) or of the newest candidate that is being judged and its ancestors: with `[schedule] chain` slots train on while a canary of days runs.
 """
 
 import logging
@@ -92,6 +94,8 @@ class CyclePorts:
     clock: Clock
     code: str = ""
     """What is running, for the versions it makes."""
+    ahead: Callable[[str], str | None] = lambda _policy: None
+    """The candidate to continue from while it or an older one is being judged, by digest; None is the champion (`[schedule] chain`)."""
 
 
 def run_cycle(cycle: Cycle, *, policy: PolicyConfig, config: LoopConfig, ports: CyclePorts) -> None:
@@ -163,9 +167,13 @@ class _Turn:
     def cut(self) -> BatchManifest:
         """The slot's batch; the same one after a resume. Raises `Held` when there is too little to learn from."""
         return cut_batch(
-            self._ports.batches, policy=self._cycle.policy, slot=self._cycle.slot, champion=self._pointer.digest,
+            self._ports.batches, policy=self._cycle.policy, slot=self._cycle.slot, champion=self._ahead() or self._pointer.digest,
             anchor=self._pointer.anchor, config=self._config.batching, now=self._ports.clock(),
         )  # fmt: skip
+
+    def _ahead(self) -> str | None:
+        """The candidate that the slot continues from; the champion where there is none."""
+        return self._ports.ahead(self._cycle.policy)
 
     def update(self, batch: BatchManifest) -> TrainingRun:
         """The RL update, resumed where an earlier attempt left it. Raises `Held` with the guard's reason."""
@@ -204,7 +212,7 @@ class _Turn:
 
     def judge(self, release: Release, candidate: Version, run: TrainingRun) -> list[GateResult]:
         """Ask every offline gate that has not answered yet, and record each answer."""
-        champion = self._ports.versions.find(release.policy, run.parent)
+        champion = self._ports.versions.find(release.policy, release.champion_digest)  # not its parent, where it continues from a candidate
         case = Case(candidate=candidate, champion=champion, run=run, release=release)
         recorded = self._ports.releases.recorded(release.id)
         for gate, ask in self._ports.judges.items():

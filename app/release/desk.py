@@ -222,6 +222,7 @@ class ReleaseDesk(PeopleDesk):
             tx.void_approvals(release.id, actor=approver, reason=f"rejected: {reason}")
             if release.evidence_digest is not None:
                 tx.add_approval(self._word(tx, release, approver, approved=False, reason=reason))
+            promotion.end_descendants(tx, release, actor=approver, because=f"{release.version_name} was rejected: {reason}")
             return tx.move(release, S.REJECTED, actor=approver, reason=reason, changes={"stage": None})
 
         return self._act(release_id, act)
@@ -337,7 +338,8 @@ class ReleaseDesk(PeopleDesk):
             id=self._new_id(), policy=version.policy, digest=version.digest, version_name=version.name, state=S.TRAINED, generation=1,
             stage=None,
             champion_digest=champion, champion_generation=generation, evidence_digest=None, reason="a candidate was trained",
-            created_at=tx.now, changed_at=tx.now, initiator=initiator, config=msgspec.to_builtins(terms),
+            created_at=tx.now, changed_at=tx.now, initiator=initiator,
+            config=msgspec.to_builtins(msgspec.structs.replace(terms, parent=version.parent)),
         )  # fmt: skip
 
     def _queue(self, tx: ReleaseTransaction, release: Release, *, actor: str) -> Release:

@@ -90,6 +90,7 @@ def roll_back(tx: ReleaseTransaction, release: Release, *, actor: str, reason: s
             return _bar(tx, release, actor=actor, reason=reason)
         case state if state in IN_FLIGHT:
             _quarantine(tx, release, actor=actor, reason=reason)
+            end_descendants(tx, release, actor=actor, because=f"{release.version_name} was taken back")
             tx.void_approvals(release.id, actor=actor, reason=reason)
             return tx.move(release, S.ABORTED, actor=actor, reason=reason, changes={"stage": None})
         case _:
@@ -113,6 +114,7 @@ def _dethrone(tx: ReleaseTransaction, release: Release, *, actor: str, reason: s
         raise Refused(f"there is no earlier good version of {release.policy} to go back to: deploy one with `ratchet release plant`")
     tx.quarantine(release, actor=actor, reason=reason)
     gone = tx.move(release, S.ROLLED_BACK, actor=actor, reason=reason)
+    end_descendants(tx, release, actor=actor, because=f"champion {release.version_name} was rolled back")
     _end_comparisons(tx, release.digest, actor=actor, besides=release.id, because=f"champion {release.version_name} was rolled back")
     back = next(iter(tx.releases(states={S.SUPERSEDED}, digest=target)), None)
     if back is not None:
@@ -168,6 +170,18 @@ def _end_comparisons(tx: ReleaseTransaction, champion: str, *, actor: str, besid
         for other in tx.releases(states=IN_FLIGHT):
             if other.id != besides and other.champion_digest == champion:
                 tx.move(other, S.ABORTED, actor=actor, reason=f"{because}: it was trained from it")
+
+
+def end_descendants(tx: ReleaseTransaction, release: Release, *, actor: str, because: str) -> None:
+    """End what continues from weights that are no good, over however many candidates; not what was judged good itself meanwhile."""
+    tainted, good = {release.digest}, {S.CHAMPION, S.SUPERSEDED}
+    for other in reversed(tx.releases()):
+        if other.id == release.id or terms_of(other).parent not in tainted or other.state in good:
+            continue
+        tainted.add(other.digest)
+        if other.state in IN_FLIGHT:
+            tx.void_approvals(other.id, actor=actor, reason=because)
+            tx.move(other, S.ABORTED, actor=actor, reason=f"{because}, and it continues from it", changes={"stage": None})
 
 
 def renew_anchor(tx: ReleaseTransaction, *, actor: str, reason: str) -> Pointer:

@@ -39,6 +39,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     """The anchor moves only to a version that passed the suites' sealed split."""
     forced: str | None = None
     """Why the offline gates were skipped by hand; such a release is marked so everywhere and needs two people."""
+    parent: str | None = None
+    """The version that it continues from: the champion, or a candidate that was being judged."""
     plan: dict[str, Any] = {}
     """Declared at the canary's start: N_max per required metric, references of the champion, traffic (see `pipelines.watch`)."""
 

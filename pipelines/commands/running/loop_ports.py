@@ -15,6 +15,7 @@ from app.domain.release.gates import GateName, GateResult
 from app.domain.release.releases import Release, ReleaseState
 from app.domain.release.versions import VersionKind
 from app.settings import Settings, owner_of
+from pipelines.chain import AHEAD, ahead_of
 from pipelines.config import LoopConfig
 from pipelines.cycle import LOOP, PRETRAINER, Case, CyclePorts, Judge
 from pipelines.evaluation.config import terms_of
@@ -71,8 +72,16 @@ def loop_world(settings: Settings, config: LoopConfig, policies: dict[str, Polic
         releases=wiring.release_desk(settings, terms=terms_of(config.gates, owner=owner_of(settings.config))),
         registry=wiring.registry(settings), training=training,
         progress=progress, judges=judges_of(settings, config, policies), pretrained=lambda policy: pretrained_release(ledger, policy),
-        clock=wiring.clock(settings), code=wiring.code_version(),
+        clock=wiring.clock(settings), code=wiring.code_version(), ahead=lambda policy: ahead(policy)[0],
     )  # fmt: skip
+    known, chain = ports.versions, config.schedule.chain
+
+    def ahead(policy: str) -> tuple[str | None, int]:
+        """The candidate to continue from, and how many updates it is ahead of the champion."""
+        if not chain:
+            return None, 0
+        judged = ledger.list(policy=policy, states=AHEAD)
+        return ahead_of(ledger.pointer(policy).digest, judged, lambda digest: known.find(policy, digest).parent, chain=chain)
 
     def close_orphans(policy: str) -> None:
         for release in ledger.list(policy=policy, states={ReleaseState.TRAINED, ReleaseState.OFFLINE}):
@@ -85,6 +94,9 @@ def loop_world(settings: Settings, config: LoopConfig, policies: dict[str, Polic
     def blocked(policy: str) -> str | None:
         waiting = pretrained_release(ledger, policy)
         moving = [release for release in ledger.list(policy=policy, states=blocking) if waiting is None or release.id != waiting.id]
+        if chain and all(release.state in AHEAD for release in moving):
+            depth = ahead(policy)[1]
+            return f"{depth} updates are ahead of the champion already (chain = {chain})" if depth > chain else None
         return f"release {moving[0].version_name} is in {moving[0].state}" if moving else None
 
     count = wiring.trainable_labels(settings)

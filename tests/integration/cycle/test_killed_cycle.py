@@ -21,7 +21,7 @@ from app.domain.errors import Unavailable
 from app.domain.ids import utc_now
 from app.domain.learning.cycles import Cycle, CycleStatus
 from app.domain.policies import PolicyConfig
-from app.domain.release.gates import GateName
+from app.domain.release.gates import GateName, GateResult
 from app.domain.release.releases import ReleaseState
 from app.domain.release.versions import TrainingRun, Version
 from app.settings import Settings, from_environment
@@ -81,8 +81,11 @@ class Loop:
     settings: Settings
     trajectories: FakeTrajectories
 
-    def run(self, cycle: Cycle, *, book: Any, registry: FakeRegistry, config: LoopConfig = CONFIG) -> None:
-        """One attempt of a cycle by a replica that has just started."""
+    def run(
+        self, cycle: Cycle, *, book: Any, registry: FakeRegistry, config: LoopConfig = CONFIG, ahead: str | None = None,
+        asked: list[Case] | None = None,
+    ) -> None:  # fmt: skip
+        """One attempt of a cycle by a replica that has just started. `asked` takes the cases that the gates were asked about."""
         settings = self.settings
         training = TrainingPorts(
             trajectories=self.trajectories, weights=wiring.open_weights(settings), runs=wiring.run_store(settings),
@@ -91,7 +94,8 @@ class Loop:
         run_cycle(cycle, policy=POLICY, config=config, ports=CyclePorts(
             cycles=book, batches=wiring.batch_store(settings), versions=wiring.version_book(settings), weights=training.weights,
             releases=wiring.release_desk(settings), registry=registry, training=training, progress=training.progress,
-            judges={gate: _pass(gate) for gate in (GateName.TRAINING_HEALTH, GateName.OFFLINE)}, pretrained=lambda _: None, clock=utc_now,
+            judges={gate: _pass(gate, asked) for gate in (GateName.TRAINING_HEALTH, GateName.OFFLINE)}, pretrained=lambda _: None,
+            clock=utc_now, ahead=lambda _: ahead,
         ))  # fmt: skip
 
     def counted(self) -> dict[str, int]:
@@ -103,12 +107,13 @@ class Loop:
         return found
 
 
-def _pass(gate: GateName) -> Any:
-    return lambda case: answer(gate, _digest(case))
+def _pass(gate: GateName, asked: list[Case] | None) -> Any:
+    def ask(case: Case) -> GateResult:
+        if asked is not None:
+            asked.append(case)
+        return answer(gate, case.candidate.digest)
 
-
-def _digest(case: Case) -> str:
-    return case.candidate.digest
+    return ask
 
 
 @pytest.fixture
@@ -181,3 +186,23 @@ def test_a_run_that_a_guard_held_does_not_burn_its_labels(loop: Loop) -> None:
         ended = book.find("composer", slot)
         assert ended.status is expected, ended.reason
     assert loop.counted()["batch_items"] == 24, "the second slot learned from what the first had held"
+
+
+def test_a_slot_continues_from_the_candidate_that_is_judged_and_is_held_against_the_champion(loop: Loop) -> None:
+    book, desk, cases = wiring.cycle_book(loop.settings), wiring.release_desk(loop.settings), list[Case]()
+    half = msgspec.structs.replace(CONFIG, batching=msgspec.structs.replace(CONFIG.batching, max_turns=12))
+    champion = desk.pointer("composer").digest
+    ledger = wiring.release_ledger(loop.settings)
+    for slot in (0, 18_000, 36_000):
+        newest = next((r for r in ledger.list(policy="composer", states={ReleaseState.CANARY, ReleaseState.QUEUED})), None)
+        cycle = book.elect("composer", slot, owner="a", now=utc_now(), lease=LEASE)
+        assert cycle is not None
+        loop.run(cycle, book=book, registry=FakeRegistry(), config=half, ahead=None if newest is None else newest.digest, asked=cases)
+        if slot == 0:
+            desk.start_canary(ledger.list(policy="composer", states={ReleaseState.QUEUED})[0].id)
+    first, second = cases[0].candidate, cases[2].candidate
+    assert (first.parent, second.parent, second.step) == (champion, first.digest, first.step + 1)
+    assert {case.champion.digest for case in cases} == {champion}, "every gate compares with what would be replaced"
+    known = wiring.release_ledger(loop.settings).list(policy="composer")
+    assert [r.state for r in known if r.digest == second.digest] == [ReleaseState.QUEUED]
+    assert len(cases) == 4, "the third slot finds no labels that nobody learned from"
