@@ -137,7 +137,7 @@ def test_it_says_what_it_is_on_its_pages_in_what_is_read_of_it_and_in_the_chain(
     again = [one for one in explain(room.room.desk.find(release.id), book) if one.gate == GateName.PEOPLE]
     assert [(one.verdict, one.replayed, one.differences) for one in again] == [("pass", True, ())]
     with writing(engine) as connection:
-        kept = again[0].numbers | {"said": ["candidate"] * 40}
+        kept = {**again[0].numbers, "said": ["candidate"] * 40}
         connection.execute(update(gate_results).where(gate_results.c.gate == GateName.PEOPLE).values(evidence=kept))
     changed = [one for one in explain(room.room.desk.find(release.id), book) if one.gate == GateName.PEOPLE]
     assert changed[0].differences
