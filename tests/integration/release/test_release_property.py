@@ -85,14 +85,15 @@ def _act(room: ReleaseRoom, dice: random.Random) -> None:
         lambda: _two_replicas(room, release),
         lambda: desk.ask_people(release.id, because="too few people"),
         lambda: desk.count_votes(release.id),
-        lambda: _judged(room, release, dice),
-        lambda: _judged(room, release, dice),
+        *[lambda: _judged(room, release, dice)] * 4,
     ]
     dice.choice(acts)()
 
 
 def _judged(room: ReleaseRoom, release: Release, dice: random.Random) -> None:
-    """Some people judge some of its pairs, then the watch counts."""
+    """Some people judge its pairs, then the watch counts."""
+    if release.state is S.QUEUED:
+        room.desk.ask_people(release.id, because="too few people")
     jury, wanted = ReleaseJury(room.ledger), dice.choice([("candidate", 1.0), ("candidate", 0.9), ("champion", 0.9)])
     people = dice.choice([(ADA,), (ADA, BOB), (ADA, BOB, EVE)])
     for number in range(PAIRS):
