@@ -7,11 +7,14 @@ from pathlib import Path
 from app import wiring
 from app.db.access.people import SqlPeople
 from app.db.engine import open_engine
+from app.db.release.pairs import SqlPairs
+from app.domain.ids import utc_now
 from app.domain.people import Role
+from app.domain.release.pairs import BlindPair
 from app.logging import configure
 from app.main import serve
 from app.settings import Settings, from_environment
-from tests.fakes.releases import ReleaseRoom
+from tests.fakes.releases import POLICY, ReleaseRoom
 from tests.integration.console.deployment import deploy
 
 PEOPLE = {"ada": Role.OPERATOR, "bob": Role.OPERATOR, "vic": Role.VIEWER}
@@ -33,7 +36,19 @@ def prepare(settings: Settings) -> ReleaseRoom:
     for name, role in PEOPLE.items():
         book.add(name, roles=[role], by="user:setup")
         door.accept(book.invite(name, lasts=timedelta(hours=1), by="user:setup"), PASSWORD)
-    return deploy(engine)
+    room = deploy(engine)
+    SqlPairs(engine).keep([_pair(number) for number in range(4)], at=utc_now())
+    return room
+
+
+def _pair(number: int) -> BlindPair:
+    """One question with two answers, long lines and code in them."""
+    question = f"How is a list sorted, and what does it cost? Number {number}\n\n    def sort(values): ...  # {'long ' * 60}"
+    return BlindPair(
+        id=f"pair-{number}", release_id="release-2", policy=POLICY, suite="known", task=f"t{number}", cluster="",
+        messages=[{"role": "user", "content": question}], champion_answer=f"By hand.\n{'x' * 400}", candidate_answer="`sorted(values)`",
+        champion_score=0.0, candidate_score=1.0, salt=f"salt {number}",
+    )  # fmt: skip
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from tests.real.console.conftest import Open, prepare, served, settings_of
 pytestmark = pytest.mark.real
 PATHS = (
     "", "/releases", "/releases/release-2", "/versions?a=v1&b=v2", "/versions/v2", "/rewards?a=r1&b=r2", "/labels/i3", "/data", "/trust",
-    "/audit?verify=1", "/act/approve/release-2", "/act/roll_back/release-1", "/nothing/here",
+    "/audit?verify=1", "/act/approve/release-2", "/act/roll_back/release-1", "/nothing/here", "/pairs/release-2",
 )  # fmt: skip
 DEFICIENCIES = ("protanopia", "deuteranopia", "tritanopia", "achromatopsia")
 
