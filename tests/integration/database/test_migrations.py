@@ -8,7 +8,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Engine, insert, inspect, select, text
+from sqlalchemy import Engine, Inspector, insert, inspect, select, text
 
 from app.db.engine import open_engine, reading, writing
 from app.db.ingestion.turn_counts import read_turn_counts, recount
@@ -29,12 +29,23 @@ def schema_of(engine: Engine) -> dict[str, object]:
             named = connection.execute(text("SELECT type, name, tbl_name FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'"))
             found: dict[str, object] = {f"{kind} {name}": table for kind, name, table in named}
         seen = inspect(engine)
-        return found | {name: sorted(column["name"] for column in seen.get_columns(name)) for name in seen.get_table_names()}
+        return found | _columns(seen)
     with reading(engine) as connection:
         named = connection.execute(text("SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'public'"))
         indexes: dict[str, object] = {row[0]: row[1] for row in named}
     seen = inspect(engine)
-    return indexes | {name: sorted(column["name"] for column in seen.get_columns(name)) for name in seen.get_table_names()}
+    return indexes | _columns(seen)
+
+
+def _columns(seen: Inspector) -> dict[str, object]:
+    """Each table's columns and what it checks."""
+    return {
+        name: [
+            sorted(column["name"] for column in seen.get_columns(name)),
+            sorted(str(check["sqltext"]) for check in seen.get_check_constraints(name)),
+        ]
+        for name in seen.get_table_names()
+    }
 
 
 def test_the_migrations_make_the_tables_that_the_code_declares(database_url: str) -> None:
