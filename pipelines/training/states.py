@@ -18,6 +18,7 @@ from typing import Any
 from app.domain.ports import Trainer
 from app.domain.release.versions import Version
 from pipelines.training.checkpoint import damage, seal
+from pipelines.training.config import TrainingConfig
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,12 @@ def inherited(parent: Version, *, shape: dict[str, object]) -> Inherited:
     if found["shape"] != shape:
         return Inherited(kind=Inheritance.OTHER, folder=folder)
     return Inherited(kind=Inheritance.INHERITED, folder=folder, base=found["base"])
+
+
+def shape_of(config: TrainingConfig) -> dict[str, object]:
+    """Which parameters are trained: a state of others cannot be inherited."""
+    lora = config.lora
+    return {} if lora is None else {"rank": lora.rank, "alpha": lora.alpha, "target_modules": list(lora.target_modules)}
 
 
 def keep_state(root: Path, trainer: Trainer, *, policy: str, digest: str, shape: dict[str, object], base: str | None) -> Path:

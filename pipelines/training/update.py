@@ -1,26 +1,20 @@
 """The work of one run, step by step; see `pipelines.training.run` for the picture."""
 
 import logging
-import shutil
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from app.domain.errors import Held
 from app.domain.learning.batches import BatchManifest
 from app.domain.learning.training import AdamParams, Datum, ForwardBackward, LossSpec
 from app.domain.ports import Trainer
-from app.domain.release.versions import HoldReason, Version
+from app.domain.release.versions import Version
 from app.policy.chat import Chat
 from pipelines.training import guards
 from pipelines.training.checkpoint import Restored, newest_checkpoint, write_checkpoint
 from pipelines.training.config import TrainingConfig
 from pipelines.training.estimators import Estimator
-from pipelines.training.estimators.batch_mean import BatchMean
-from pipelines.training.estimators.group_mean import GroupMean
-from pipelines.training.estimators.grouped import Grouped
-from pipelines.training.estimators.segment_tracker import SegmentTracker
+from pipelines.training.estimators.choice import estimator_of
 from pipelines.training.guards import Estimate, RatioReport, estimate, ratio_report
 from pipelines.training.hindsight.lessons import Lessons, read_lessons, score_lessons
 from pipelines.training.hindsight.objective import Hindsight
@@ -37,10 +31,10 @@ from pipelines.training.numerics.advantage import above_expectation, advantages,
 from pipelines.training.numerics.nucleus import with_masses, work_out_masses
 from pipelines.training.plan import Step, cut_micro_batches, plan_steps
 from pipelines.training.ports import TrainingPorts
-from pipelines.training.probing import write_probe
 from pipelines.training.progress import Progress, UpdateResult
+from pipelines.training.publication import publish
 from pipelines.training.samples import Sample, limits_of, read_samples
-from pipelines.training.states import Inherited, inherited, keep_state
+from pipelines.training.states import Inherited, inherited, keep_state, shape_of
 from pipelines.training.stopwatch import Stopwatch
 from pipelines.training.trainer import TrainerSetup
 
@@ -107,7 +101,7 @@ class Update:
         self.samples, left_out = read_samples(self.batch, self.ports.trajectories, limits, has_weights=there)
         self.metrics |= {"left_out": left_out, **batch_metrics(self.batch)}
         guards.check_turns(len(self.samples), self.config.guards)
-        estimator = self._estimator()
+        estimator = estimator_of(self.batch, self.config, self.ports.runs, parent=self.parent.digest)
         turns = [sample.rewarded() for sample in self.samples]
         self.baselines = estimator.baselines(turns)
         self.metrics |= turn_metrics(self.samples, self.baselines)
@@ -137,31 +131,15 @@ class Update:
         authors = {correction.inference_id: correction.author or "" for correction in shown}
         self.progress.corrections = self.metrics["corrections"] = self.hindsight.metrics(left_out, authors)
 
-    def _estimator(self) -> Estimator:
-        configured = self._configured_estimator()
-        return Grouped(configured) if any(item.group for item in self.batch.items) else configured
-
-    def _configured_estimator(self) -> Estimator:
-        if self.config.estimator == "group_mean":
-            return GroupMean()
-        if self.config.estimator == "batch_mean":
-            return BatchMean()
-        return SegmentTracker(self.config.tracker, self.ports.runs.tracker(self.parent.digest), rule_set=self.batch.rule_set)
-
     def _setup(self) -> TrainerSetup:
         config = self.config
-        self.inherited = inherited(self.parent, shape=self._shape())
+        self.inherited = inherited(self.parent, shape=shape_of(self.config))
         base = self.ports.weights.path(self.inherited.base) if self.inherited.base else self.parent_folder
         begun = str((self.restored.progress or {}).get("dtype", ""))
         return TrainerSetup(
             snapshot=self.parent_folder, base=base, scratch=self.folder, dtype=begun or config.dtype, threads=config.threads,
             lora=config.lora, activations=config.activations, share_prefixes=config.share_prefixes, router_replay=config.router_replay,
         )  # fmt: skip
-
-    def _shape(self) -> dict[str, object]:
-        """Which parameters are trained: a state of others cannot be inherited."""
-        lora = self.config.lora
-        return {} if lora is None else {"rank": lora.rank, "alpha": lora.alpha, "target_modules": list(lora.target_modules)}
 
     def _prepare(self, trainer: Trainer, steps: Sequence[Step]) -> None:
         """Resume from the newest whole checkpoint; or score everything under the anchor and start from the parent."""
@@ -376,25 +354,11 @@ class Update:
         }  # fmt: skip
 
     def _publish(self, trainer: Trainer) -> str:
-        """Write the bf16 snapshot and hand it to the store; keep the optimizer under the candidate's digest."""
-        folder = self.folder / "candidate"
-        shutil.rmtree(folder, ignore_errors=True)
-        digest = trainer.save_weights_for_sampler(folder, self.parent_folder)
-        if digest == self.parent.digest:
-            raise Held(
-                HoldReason.EQUAL_REWARDS,
-                "the update is too small to change a single bf16 weight: raise training.learning_rate or wait for more labels",
-            )
-        write_probe(trainer, folder)
-        stored = self.ports.weights.publish(folder)
-        assert stored == digest, f"the store says {stored}, the snapshot {digest}"
-        self.metrics["optimizer_uri"] = str(self._keep_state(trainer, digest))
-        return digest
-
-    def _keep_state(self, trainer: Trainer, digest: str) -> Path:
-        base = None
-        if self.config.lora is not None:
-            base = self.inherited.base or self.parent.digest
-        return keep_state(
-            self.ports.folder / "optimizer", trainer, policy=self.batch.policy, digest=digest, shape=self._shape(), base=base
+        """Hand the snapshot to the store; keep the optimizer under the candidate's digest."""
+        digest = publish(trainer, self.folder / "candidate", parent=self.parent, like=self.parent_folder, weights=self.ports.weights)
+        base = None if self.config.lora is None else self.inherited.base or self.parent.digest
+        state = keep_state(
+            self.ports.folder / "optimizer", trainer, policy=self.batch.policy, digest=digest, shape=shape_of(self.config), base=base
         )  # fmt: skip
+        self.metrics["optimizer_uri"] = str(state)
+        return digest
