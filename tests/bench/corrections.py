@@ -17,10 +17,7 @@ learning rate; each objective's weight was chosen on seed 100. Exit code 1 where
 (of two whose labels differ by less than a batch, the one that ends higher), or where it does not need fewer labels than the reward alone.
 """
 
-import argparse
-import gc
 import json
-import logging
 import random
 import statistics
 import sys
@@ -29,13 +26,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 
 from app.domain.learning.corrections import Correction, CorrectionKind
 from pipelines.training import TrainingConfig
 from pipelines.training.hindsight.config import HindsightConfig
+from tests.bench.common.styled import base_for, styled_arguments
 from tests.learning.lines import CONFIG, Lesson, Line, interval
-from tests.learning.styles import MOVES, Problem, Turn, answered, problems, styled, text_of, write_base
+from tests.learning.styles import MOVES, Problem, Turn, answered, problems, styled, text_of
 
 TURNS = 32
 GOAL = 0.45
@@ -115,21 +112,12 @@ def best_of(found: dict[str, dict[str, Any]]) -> str:
 
 def main() -> int:
     """The last line is JSON."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--cycles", type=int, default=20)
+    parser = styled_arguments()
     parser.add_argument("--only", nargs="+", choices=OBJECTIVES, default=list(OBJECTIVES))
     parser.add_argument("--weight", type=float, help="Of the corrections, in place of each objective's own.")
-    parser.add_argument("--base", type=Path, help="A base that was made before.")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    logging.disable(logging.WARNING)
-    gc.freeze()
     found: dict[str, dict[str, Any]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        base = arguments.base or Path(folder) / "base"
-        if arguments.base is None:
-            write_base(base)
+    with base_for(arguments.base) as base:
         for name in arguments.only:
             objective = OBJECTIVES[name]
             if arguments.weight is not None:

@@ -16,10 +16,7 @@ Per product and method: `liked_first`, `liked_last` (of new answers, mean over t
 less than ten points, its interval reaches down to where it began, or plain REINFORCE ends higher by more than both intervals allow.
 """
 
-import argparse
-import gc
 import json
-import logging
 import statistics
 import sys
 import tempfile
@@ -27,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 
 from pipelines.training import TrainingConfig
+from tests.bench.common.styled import base_for, styled_arguments
 from tests.learning.lines import CONFIG, Line, interval
 from tests.learning.shops import SHOPS, Shop, lessons_of
-from tests.learning.styles import answered, problems, write_base
+from tests.learning.styles import answered, problems
 
 ASKED = 96
 TRIES = 4
@@ -97,21 +94,12 @@ def missed(found: dict[str, dict[str, Any]]) -> list[str]:
 
 def main() -> int:
     """The last line is JSON: per product and method."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--cycles", type=int, default=20)
+    parser = styled_arguments()
     parser.add_argument("--products", nargs="+", choices=SHOPS, default=list(SHOPS))
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
-    parser.add_argument("--base", type=Path, help="A base that was made before.")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    logging.disable(logging.WARNING)
-    gc.freeze()
     found: dict[str, dict[str, Any]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        base = arguments.base or Path(folder) / "base"
-        if arguments.base is None:
-            write_base(base)
+    with base_for(arguments.base) as base:
         for product in arguments.products:
             found[product] = {}
             for method in arguments.methods:

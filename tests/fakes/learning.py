@@ -224,3 +224,15 @@ def random_prompts(count: int, *, length: int = 5, vocabulary: int = 24, seed: i
 def broken(turn: TurnPayload, **changes: Any) -> TurnPayload:
     """The turn with something wrong in it."""
     return replace(turn, **changes)
+
+
+@torch.no_grad()
+def drawn(model: Any, prompts: Sequence[Sequence[int]], *, length: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """An answer to each prompt, all of them equally long: tokens [N, P + length] with their prompts, and log-probabilities [N, length]."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens, logprobs = torch.tensor(prompts), torch.empty(len(prompts), 0)
+    for _ in range(length):
+        likely = model(tokens).logits[:, -1].float().log_softmax(-1)
+        taken = torch.multinomial(likely.exp(), 1, generator=generator)
+        tokens, logprobs = torch.cat([tokens, taken], dim=1), torch.cat([logprobs, likely.gather(1, taken)], dim=1)
+    return tokens, logprobs

@@ -11,7 +11,7 @@ from app.domain.release.versions import Version
 from app.policy.model import load_model
 from pipelines.training import TrainingConfig, TrainingPorts, train
 from pipelines.training.config import GuardLimits
-from tests.fakes.learning import NOON, make_batch, put_version, random_prompts, version_of
+from tests.fakes.learning import NOON, drawn, make_batch, put_version, random_prompts, version_of
 
 LIKED = 8
 """Tokens below this please the simulated user: a third of the 24 there are, so a random policy starts near 1/3 and the optimum is 1."""
@@ -79,16 +79,10 @@ def is_allowed(step: Mapping[str, float], limits: GuardLimits = GuardLimits()) -
     return within and step["effective_share"] >= limits.min_effective_sample_share
 
 
-@torch.no_grad()
 def answers(folder: Path, prompts: Sequence[tuple[int, ...]], *, version: str, seed: int, length: int = 5) -> list[TurnPayload]:
     """One answer per prompt with its true log-probabilities; the prompts are equally long, so all are sampled together."""
     model = load_model(folder, dtype=torch.float32).eval()
-    generator = torch.Generator().manual_seed(seed)
-    tokens, logprobs = torch.tensor(prompts), torch.empty(len(prompts), 0)
-    for _ in range(length):
-        likely = model(tokens).logits[:, -1].float().log_softmax(-1)
-        drawn = torch.multinomial(likely.exp(), 1, generator=generator)
-        tokens, logprobs = torch.cat([tokens, drawn], dim=1), torch.cat([logprobs, likely.gather(1, drawn)], dim=1)
+    tokens, logprobs = drawn(model, prompts, length=length, seed=seed)
     return [
         TurnPayload(
             inference_id=f"turn-{seed}-{number:04d}", episode_id=f"episode-{seed}-{number:04d}", policy="composer", version=version,

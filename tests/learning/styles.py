@@ -22,7 +22,7 @@ from app.policy.chat import Chat
 from app.policy.model import load_model
 from app.policy.storage.snapshot import finish_snapshot, replacing
 from pipelines.training.hindsight.lessons import HINTS
-from tests.fakes.learning import NOON
+from tests.fakes.learning import NOON, drawn
 
 WORDS = tuple("abcdefghijklmnopqrstuvwx")
 SPECIAL = ("<pad>", "<unk>", "<u>", "<e>", "<a>")
@@ -125,18 +125,12 @@ def _pretrain(model: LlamaForCausalLM, chat: Chat, *, steps: int, seed: int) -> 
         optimizer.zero_grad()
 
 
-@torch.no_grad()
 def answered(folder: Path, asked: Sequence[Problem], *, version: str, seed: int, name: str = "turn") -> list[Turn]:
     """One sampled answer to each problem, with true log-probabilities."""
     model, chat = load_model(folder, dtype=torch.float32).eval(), Chat.load(folder)
     first, *rest = chat.prompt([{"role": "user", "content": text_of([0] * LENGTH)}])
     prompts = [[first, *(word + len(SPECIAL) for word in problem), *rest[LENGTH:]] for problem in asked]
-    generator = torch.Generator().manual_seed(seed)
-    tokens, logprobs = torch.tensor(prompts), torch.empty(len(prompts), 0)
-    for _ in range(LENGTH):
-        likely = model(tokens).logits[:, -1].float().log_softmax(-1)
-        drawn = torch.multinomial(likely.exp(), 1, generator=generator)
-        tokens, logprobs = torch.cat([tokens, drawn], dim=1), torch.cat([logprobs, likely.gather(1, drawn)], dim=1)
+    tokens, logprobs = drawn(model, prompts, length=LENGTH, seed=seed)
     return [
         Turn(
             problem=problem, answer=tuple(token - len(SPECIAL) if token >= len(SPECIAL) else -1 for token in row[-LENGTH:]),
