@@ -14,9 +14,11 @@ from app.domain.learning.label_reports import LabelReport
 from app.settings import from_environment, read_toml
 from pipelines.config import loop_config
 from pipelines.labelling.follow_up.agreement import (
+    SAMPLED,
     Agreement,
     Message,
     agreement,
+    apart,
     distil,
     draw,
     messages_of,
@@ -52,7 +54,7 @@ def report(policy: str, as_json: bool) -> None:
 
 @labels.command()
 @click.argument("policy")
-@click.option("--count", type=click.IntRange(min=1), default=200, show_default=True, help="Follow-ups to draw.")
+@click.option("--count", type=click.IntRange(min=1), default=SAMPLED, show_default=True, help="Follow-ups to draw.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="File for people to write moods into.")
 def sample(policy: str, count: int, out: Path) -> None:
     """Draw follow-ups of POLICY by lot, one JSON object a line. People write dissatisfied, satisfied, refinement or neutral into `mood`;
@@ -81,8 +83,11 @@ def compare(file: Path, as_json: bool) -> None:
 @labels.command("distil")
 @click.argument("policy")
 @click.option("--count", type=click.IntRange(min=1), default=2000, show_default=True, help="Follow-ups that the judge reads.")
+@click.option("--sampled", type=click.IntRange(min=0), default=SAMPLED, show_default=True, help=(
+    "As many as `ratchet labels sample` drew for people: nothing of their conversations is learned from."
+))  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="Where the classifier is written.")
-def make(policy: str, count: int, out: Path) -> None:
+def make(policy: str, count: int, sampled: int, out: Path) -> None:
     """Have the judge model read follow-ups of POLICY and fit a classifier to its readings, which reads a thousand a second without it.
 
     Compare it with people before it is used ([labelling] follow_up_model): `ratchet labels agreement`.
@@ -90,7 +95,7 @@ def make(policy: str, count: int, out: Path) -> None:
     judge = _readers().get("judge")
     if judge is None:
         raise click.ClickException("no judge is configured: set judge_url and judge_model under [labelling]")
-    model = distil(draw(_messages(policy), count), judge)
+    model = distil(apart(_messages(policy), count, sampled=sampled), judge)
     out.write_bytes(msgspec.json.encode(model) + b"\n")
     click.echo(f'wrote {out}, which punishes from {model.punish_from:.2f} on; to use it: [labelling] follow_up_model = "{out}"')
 

@@ -25,6 +25,8 @@ from pipelines.labelling.follow_up.term import Reader
 
 FEWEST = 300
 """Messages that a classifier is made of; with fewer its threshold of punishing cannot be found (the shipped one had 1,260)."""
+SAMPLED = 200
+"""Messages that people read, unless they want more or fewer."""
 DRAWS = 1000
 
 Pair = tuple[str, str]
@@ -75,6 +77,13 @@ def messages_of(labelled: Iterable[tuple[DueTurn, float]]) -> list[Message]:
 def draw(messages: Sequence[Message], count: int) -> list[Message]:
     """So many by lot: the same ones whoever asks; of what has come since, each may take the place of one."""
     return sorted(messages, key=lambda message: hashlib.sha256(f"agreement/{message.id}".encode()).digest())[:count]
+
+
+def apart(messages: Sequence[Message], count: int, *, sampled: int) -> list[Message]:
+    """So many by lot out of other conversations than the `sampled` messages that `draw` gives to people: what a classifier was made of
+    cannot say how well it reads."""
+    theirs = {message.episode for message in draw(messages, sampled)}
+    return draw([message for message in messages if message.episode not in theirs], count)
 
 
 def write_messages(messages: Iterable[Message], file: Path) -> None:

@@ -10,6 +10,7 @@ from app.domain.errors import BadConfig, BadRequest
 from pipelines.labelling.follow_up.agreement import (
     Message,
     agreement,
+    apart,
     distil,
     draw,
     kappa,
@@ -76,6 +77,15 @@ def test_follow_ups_are_drawn_by_lot_and_once_each(tmp_path: Path) -> None:
     many = [message(number, "x") for number in range(50)]
     assert draw(many, 10) == draw(list(reversed(many)), 10)
     assert draw([*many, message(99, "later")], 50)[:1] in ([draw(many, 1)[0]], [message(99, "later")])
+
+
+def test_a_classifier_is_made_of_other_conversations_than_people_read() -> None:
+    many = [replace(message(number, "x"), episode=f"e{number % 20}") for number in range(100)]
+    people, learned = draw(many, 10), apart(many, 60, sampled=10)
+    assert not {m.episode for m in people} & {m.episode for m in learned}
+    theirs = len({m.episode for m in people})
+    assert len(learned) == min(60, 5 * (20 - theirs)), "all of the other conversations, as far as they are wanted"
+    assert apart(many, 100, sampled=0) == draw(many, 100)
 
 
 def test_an_annotated_file_is_read_back_and_faults_are_named(tmp_path: Path) -> None:
