@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import coverage
 import pytest
 
 from tests.bench import mutants as bench
 from tests.bench import mutations
+from tests.bench.covering import by_room
+from tests.bench.mutating.covering import Covered
 from tests.bench.mutating.mutants import Mutant, apply, is_sound, mutants_of, sample
 from tests.bench.mutating.reach import Reach
 from tests.bench.mutating.trying import Outcome
@@ -129,6 +132,31 @@ def test_a_mutant_is_caught_survives_or_proves_nothing(tree: Path, tmp_path: Pat
         "BROKEN without the mutant too: tests/test_broken.py::test_never",
     ]
     assert (tmp_path / "copy/app/db/near.py").read_text() == (tree / "app/db/near.py").read_text(), "the copy is sound again"
+
+
+def test_the_tests_that_ran_a_line_are_asked_the_near_and_the_quick_ones_first(tmp_path: Path) -> None:
+    seconds = {"far.py::quick": 0.1, "far.py::slow": 9.0, "near.py::slow": 30.0, "far.py::too_slow": 44.0, "far.py::x[postgres]": 0.1}
+    (tmp_path / "1-of-1").mkdir()
+    data = coverage.CoverageData(str(tmp_path / "1-of-1" / "all"))
+    for test in (*seconds, "far.py::failed"):
+        data.set_context(test)
+        data.add_lines({"/elsewhere/app/db/a.py": [10], "/elsewhere/app/db/b.py": [1]})
+    data.set_context("far.py::other")
+    data.add_lines({"/elsewhere/app/db/a.py": [20]})
+    data.write()
+    times = [json.dumps([test, taken / 2]) for test, taken in seconds.items()]
+    (tmp_path / "1-of-1" / "durations").write_text("\n".join(times * 2))  # of setting up and of running
+    covered = Covered(tmp_path)
+    expected = ["near.py::slow", "far.py::quick", "far.py::slow"]  # 39 of 45 seconds
+    assert covered.tests_of("app/db/a.py", 10, near=["near.py"]) == expected
+    assert covered.tests_of("app/db/a.py", 12, near=["near.py"]) == expected, "a line of the statement that begins at 10"
+    assert covered.tests_of("app/db/a.py", 9, near=["near.py"]) == []
+    assert covered.tests_of("app/db/c.py", 10, near=[]) == []
+
+
+def test_files_of_a_room_are_counted_together() -> None:
+    counts = {"app/db/a.py": (1, 2), "app/db/sight/b.py": (2, 2), "app/main.py": (0, 5), "pipelines/cycle.py": (3, 3)}
+    assert by_room(counts) == {"app": (0, 5), "app/db": (3, 4), "pipelines": (3, 3)}
 
 
 def test_every_named_mutation_fits_the_source_and_names_tests_that_are_there() -> None:
