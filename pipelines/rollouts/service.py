@@ -46,7 +46,7 @@ class Service:
                 return None
             said = answered.json()
             return Pressure(first_token_p95_s=said["first_token_p95_s"], waiting=said["waiting"])
-        except (httpx.HTTPError, ValueError, KeyError):
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):
             return None
 
     def _client(self) -> httpx.Client:
@@ -63,9 +63,17 @@ class Service:
                 answered = client.post(path, json=body, timeout=30.0)
         except httpx.HTTPError as error:
             raise Unavailable(f"the gateway does not answer ({error}): check that it runs, and its address") from error
-        if answered.status_code == 400 and answered.json().get("error", {}).get("code") == "conflict":
+        status = answered.status_code
+        if status == 400 and _is_conflict(answered):
             return {}  # another verdict was given before: the first one stands
-        if answered.status_code >= 400:
-            kind = Unavailable if answered.status_code in (429, 503) else NotFound if answered.status_code == 404 else Refused
-            raise kind(f"the gateway refused {path} with {answered.status_code}: {answered.text[:300]}")
+        if status >= 400:
+            kind = Unavailable if status == 429 or status >= 500 else NotFound if status == 404 else Refused
+            raise kind(f"the gateway refused {path} with {status}: {answered.text[:300]}")
         return answered.json()
+
+
+def _is_conflict(answered: httpx.Response) -> bool:
+    try:
+        return answered.json()["error"]["code"] == "conflict"
+    except (ValueError, KeyError, TypeError):
+        return False  # the gateway's own errors have a code
