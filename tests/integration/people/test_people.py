@@ -50,6 +50,31 @@ def test_a_link_sets_a_password_once_and_in_time(engine: Engine) -> None:
     assert not any(secret in stored for secret in (first, second, PASSWORD))
 
 
+def test_an_account_at_a_provider_is_bound_by_its_address_once_and_counts_alone_from_then_on(engine: Engine) -> None:
+    people = Town(engine).people
+    ada = people.add("ada", roles=[Role.ADMIN], email="Ada@example.com", by="user:root")
+    people.add("bob", roles=[Role.VIEWER], email="bob@example.com", by="user:root")
+    people.change("bob", by="user:root", disabled=True)
+    assert people.of_account("provider|1", None) is None, "its address is not verified"
+    assert people.of_account("provider|1", "eve@example.com") is None
+    assert people.of_account("provider|2", "bob@example.com") is None
+    assert people.of_account("provider|1", "ada@example.com") == ada
+    assert people.of_account("provider|9", "ada@example.com") is None, "whoever gets the address next is not ada"
+    people.change("ada", by="user:root", email="else@example.com")
+    assert (people.of_account("provider|1", None) or ada).name == "ada"
+    assert people.of_account("provider|9", "else@example.com") is None
+    with reading(engine) as connection:
+        bound = [(entry.subject, entry.actor, entry.detail) for entry in entries(connection) if entry.action == "person.account_bound"]
+    assert bound == [("ada", "user:ada", {"account": "provider|1"})]
+    people.change("bob", by="user:root", disabled=False)
+    assert people.of_account("provider|1", "bob@example.com") == people.find("ada"), "the account counts, not its address"
+    bob = people.of_account("provider|2", "bob@example.com")
+    assert bob is not None, "nothing was bound while bob was disabled"
+    assert people.of_account("provider|2", None) == people.find("bob")
+    people.change("bob", by="user:root", disabled=True)
+    assert people.of_account("provider|2", "bob@example.com") is None
+
+
 def test_a_session_ends_by_leaving_idling_age_a_new_sign_in_and_being_disabled(engine: Engine) -> None:
     clock = FrozenClock()
     town = Town(engine, clock)
