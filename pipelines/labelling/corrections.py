@@ -16,7 +16,7 @@ import msgspec
 
 from app.domain.learning.corrections import Correction, CorrectionKind, Reaction
 from app.domain.learning.rewards import DueTurn
-from app.domain.telemetry.events import Observation
+from app.domain.telemetry.events import IMPORTED, Observation
 from app.domain.telemetry.signals import ObservationName, RawEdit
 from pipelines.labelling.follow_up.term import FollowUp
 from pipelines.labelling.persistence import similarity
@@ -91,9 +91,14 @@ def _regenerate(reaction: Reaction) -> Found | None:
     last = reaction.retries[-1]
     refused = any(o.value for name in (ObservationName.REGENERATE, ObservationName.UNDO) for o in _named(last, name))
     kept = last.facts.completion
-    if refused or last.facts.erased or not kept.strip() or kept.strip() == reaction.turn.facts.completion.strip():
+    if refused or not _may_teach(last) or not kept.strip() or kept.strip() == reaction.turn.facts.completion.strip():
         return None
     return CorrectionKind.REGENERATE, asked[-1], kept, kept
+
+
+def _may_teach(turn: DueTurn) -> bool:
+    """Whether its answer may be learned from, which is its own to say: it is not in the batch, so nothing else asks."""
+    return turn.facts.train_consent and not turn.facts.erased and not turn.facts.source.startswith(IMPORTED)
 
 
 def _complaint(rule_set: RuleSet) -> Callable[[Reaction], Found | None]:

@@ -1,6 +1,7 @@
 """What people did with an answer, read as what it should have been."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -51,8 +52,8 @@ def test_measured_survival_without_texts_teaches_nothing() -> None:
     assert read(observed("edit_persistence", {"horizon_s": 30.0, "four_gram": 0.1})) is None
 
 
-def retry(completion: str, *observations: Observation) -> DueTurn:
-    return due(*observations, inference_id="j", completion=completion, started_at=NOON + timedelta(seconds=20))
+def retry(completion: str, *observations: Observation, **changes: Any) -> DueTurn:
+    return due(*observations, inference_id="j", completion=completion, started_at=NOON + timedelta(seconds=20), **changes)
 
 
 def test_of_answers_asked_for_again_the_last_one_that_was_kept_teaches() -> None:
@@ -62,6 +63,12 @@ def test_of_answers_asked_for_again_the_last_one_that_was_kept_teaches() -> None
     assert read(observed("regenerate", False), retries=(retry("second"),)) is None
     refused = Observation(id="q", inference_id="j", name="undo", value=True, occurred_at=NOON, source="api")
     assert read(asked, retries=(retry("second", refused),)) is None
+
+
+def test_an_answer_that_nobody_allowed_to_learn_from_teaches_nothing_by_way_of_another() -> None:
+    asked = observed("regenerate", True)
+    for changes in ({"train_consent": False}, {"erased": True}, {"source": "import:old"}):
+        assert read(asked, retries=(retry("first"), retry("second", **changes))) is None
 
 
 def test_a_complaint_teaches_by_its_words_and_a_next_step_does_not() -> None:
