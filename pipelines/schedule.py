@@ -137,5 +137,9 @@ def run_forever(tickers: list[Ticker], stop: threading.Event) -> None:
 
 
 def _tick_all(tickers: list[Ticker]) -> None:
+    """One after the other; what breaks for one policy is logged, and costs the others no slot."""
     for ticker in tickers:
-        ticker.tick()
+        try:
+            ticker.tick()
+        except Exception:
+            log.exception("tick failed policy=%s", ticker.policy)
