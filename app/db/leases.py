@@ -1,6 +1,6 @@
 """Leases with fencing tokens: one owner at a time, and whoever lost the lease finds out at its next write.
 
-`now` is the database's clock (`app.db.clock`). A lease that ends further ahead than it can have been given for is expired: the clock
+`now` is the database's clock (`app.db.clock`). A lease that ends more than twice as far ahead as it was given for is expired: the clock
 was set back, and nobody waits an hour for an owner that may be dead. A living owner renews within a second.
 
 A failover to a standby that had not everything takes commits back, and would give the same tokens out again, to somebody else. So a token
@@ -48,8 +48,12 @@ def next_token(held: ColumnElement[int], lowest: int) -> ColumnElement[int]:
 
 
 def expired(expires_at: ColumnElement[datetime], *, ttl: timedelta, now: datetime) -> ColumnElement[bool]:
-    """Whether a lease given for `ttl` is over, or never can have been given."""
-    return or_(expires_at <= now, expires_at > now + ttl)
+    """Whether a lease given for `ttl` is over, or never can have been given.
+
+    Not from `now + ttl` on: `now` was read before this transaction had its connection and its row, and an owner that renewed meanwhile, or
+    whose reading of the clock is a millisecond ahead, is a living one. Twice the time leaves all of `ttl` for that.
+    """
+    return or_(expires_at <= now, expires_at > now + 2 * ttl)
 
 
 def renew(connection: Connection, lease: Lease, *, ttl: timedelta, now: datetime) -> Lease:

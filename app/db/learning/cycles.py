@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Engine, Row, func, or_, select, update
+from sqlalchemy import Engine, Row, func, select, update
 
+from app.db import leases
 from app.db.engine import insert_or_ignore, reading, writing
 from app.db.leases import lowest_token
 from app.db.tables import cycles
@@ -43,7 +44,7 @@ class SqlCycles:
     def take_over(self, policy: str, *, owner: str, now: datetime, lease: timedelta) -> Cycle | None:
         """Take over the newest running cycle whose lease has expired; one that has no attempts left is recorded as failed."""
         expired = (cycles.c.policy == policy) & (cycles.c.status == CycleStatus.RUNNING)
-        expired &= or_(cycles.c.lease_expires_at < now, cycles.c.lease_expires_at > now + lease)  # the clock was set back
+        expired &= leases.expired(cycles.c.lease_expires_at, ttl=lease, now=now)
         with writing(self._engine) as connection:
             row = connection.execute(select(cycles).where(expired).order_by(cycles.c.slot.desc()).with_for_update()).first()
             if row is None:

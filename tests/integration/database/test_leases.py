@@ -8,6 +8,7 @@ from sqlalchemy import Engine
 from app.db import leases
 from app.db.engine import writing
 from app.db.ingestion.members import SqlMembership
+from app.db.learning.cycles import SqlCycles
 from app.domain.errors import LeaseLost
 from tests.fakes.served import at
 
@@ -35,6 +36,23 @@ def test_renewing_keeps_the_lease_and_losing_it_is_told(engine: Engine) -> None:
         for act in (lambda: leases.require(connection, first), lambda: leases.renew(connection, first, ttl=TTL, now=at(19))):
             with pytest.raises(LeaseLost, match="taken over"):
                 act()
+
+
+@pytest.mark.parametrize("behind_s", [0.001, 1, 5])
+def test_whoever_read_the_clock_before_the_owner_renewed_takes_nothing(engine: Engine, behind_s: float) -> None:
+    """Between reading the time and writing lie a connection, a lock, another process's turn on the processor."""
+    with writing(engine) as connection:
+        assert leases.acquire(connection, "relay", "one", ttl=TTL, now=at(behind_s)) is not None
+        assert leases.acquire(connection, "relay", "two", ttl=TTL, now=at(0)) is None
+        assert leases.acquire(connection, "relay", "two", ttl=TTL, now=at(-3600)) is not None, "a clock set back by an hour blocks nobody"
+
+
+@pytest.mark.parametrize("behind_s", [0.001, 1, 15])
+def test_a_running_cycle_is_not_taken_from_an_owner_who_has_just_renewed(engine: Engine, behind_s: float) -> None:
+    book, lease = SqlCycles(engine), timedelta(seconds=20)
+    assert book.elect("composer", 1, owner="one", now=at(behind_s), lease=lease) is not None
+    assert book.take_over("composer", owner="two", now=at(0), lease=lease) is None
+    assert book.take_over("composer", owner="two", now=at(-3600), lease=lease) is not None
 
 
 def test_a_released_lease_is_free_at_once_and_a_late_release_harms_nobody(engine: Engine) -> None:
