@@ -19,16 +19,20 @@ RESTART_AFTER_S = 0.5
 
 
 class KillablePostgres:
-    """One server with one database, on a Unix socket, and on loopback where a port is given; gone at the end of the block."""
+    """One server with one database, on a Unix socket, and at a port of `host` where one is given; gone at the end of the block.
 
-    def __init__(self, *, port: int | None = None) -> None:
+    `clients`: a range of addresses other than loopback from which it is reached.
+    """
+
+    def __init__(self, *, port: int | None = None, host: str = "127.0.0.1", clients: str | None = None) -> None:
         self._home = Path(tempfile.mkdtemp(prefix="ratchet-pg-", dir=_short_temporary_folder()))
         self._owner = _server_user()
         self._programs = _binaries(self._home, self._owner)
         self._data = self._home / "data"
         self._process: subprocess.Popen[Any] | None = None
         self._lock = threading.Lock()
-        self._options = OPTIONS if port is None else OPTIONS | {"listen_addresses": "127.0.0.1", "port": str(port)}
+        self._options = OPTIONS if port is None else OPTIONS | {"listen_addresses": host, "port": str(port)}
+        self._clients = clients
         self.url = f"postgresql+psycopg://postgres@/postgres?host={self._home}" + ("" if port is None else f"&port={port}")
 
     def __enter__(self) -> Self:
@@ -46,6 +50,9 @@ class KillablePostgres:
             "--locale=C",
         ]
         subprocess.run(initdb, check=True, capture_output=True, **self._as_owner())
+        if self._clients is not None:
+            with (self._data / "pg_hba.conf").open("a") as allowed:
+                allowed.write(f"host all all {self._clients} trust\n")
         self._start()
         return self
 
