@@ -38,10 +38,14 @@ def require_space(folder: Path, *, needed: int = FREE_BYTES_NEEDED) -> None:
 
 
 def require_writable(folder: Path) -> None:
-    """Refuse a data folder that cannot be made or written."""
+    """Refuse a data folder that cannot be made or written.
+
+    It is closed to others where it is ours. A mounted volume is somebody else's who let us in (Kubernetes' fsGroup): its mode is theirs.
+    """
     probe = folder / ".probe"
     try:
-        private_folder(folder)
+        if not folder.exists() or folder.stat().st_uid == os.geteuid():
+            private_folder(folder)
         probe.touch()
         probe.unlink()
     except OSError as error:

@@ -1,5 +1,6 @@
 """What cannot work is refused in one sentence that names the cure."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,22 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadConfig, match="cannot write"):
         require_writable(tmp_path / "file" / "data")
+
+
+def test_a_volume_of_somebody_elses_is_written_to_and_keeps_its_mode(tmp_path: Path) -> None:
+    """As Kubernetes mounts one: root's, writable by the pod's group. Nobody but its owner may change its mode."""
+    volume = tmp_path / "data"
+    volume.mkdir()
+    volume.chmod(0o777)
+    child = os.fork()
+    if child == 0:
+        os.chdir(volume)  # what lies above is closed to others
+        if os.geteuid() == 0:
+            os.setuid(65534)
+        try:
+            require_writable(Path("."))
+        except BadConfig:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert volume.stat().st_mode & 0o777 == (0o777 if os.geteuid() == 0 else 0o700)
