@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cache, partial
 
 import uvicorn
 from fastapi import APIRouter, Depends
@@ -23,6 +24,7 @@ from app.api.application import Application, TurnAway, build
 from app.api.chat.conversations import Conversations
 from app.api.chat.gateway import Gateway
 from app.api.chat.route import ChatRoute
+from app.api.data import dead_letters, erasures, rules
 from app.api.dialects import areal, langfuse, mlflow, otel, phoenix
 from app.api.dialects.counter import Counter
 from app.api.entry.access import Access, PeopleBook
@@ -174,7 +176,7 @@ def serve(settings: Settings) -> None:
 
 
 def _run(settings: Settings, adapters: wiring.HttpAdapters, listener: socket.socket) -> None:
-    app = create_app(_collaborators(settings, adapters))
+    app = application(settings, adapters)
     config = uvicorn.Config(
         app, http=Connection, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1, backlog=2048
     )
@@ -195,13 +197,13 @@ def refuse_open_door(settings: Settings, *, keyed: bool, ever: bool) -> None:
     if settings.host not in LOOPBACK:
         raise BadConfig(
             f"RATCHET_HOST is {settings.host}, which other machines reach, and there is no API key that is good: "
-            "run `ratchet keys create --name ops --scope admin` first, or set RATCHET_HOST=127.0.0.1"
+            "run `ratchet keys create --break-glass --name ops --scope admin` on this machine first, or set RATCHET_HOST=127.0.0.1"
         )
     if ever:
-        log.warning("api closed: every API key is expired or revoked, so nobody gets in; `ratchet keys create` makes one")
+        log.warning("api closed: every API key is expired or revoked, so nobody gets in; `ratchet keys create --break-glass` makes one")
     else:
         log.warning(
-            "api open: no API key exists, so every process of this machine may do everything; `ratchet keys create` closes the door"
+            "api open: no API key exists, so every process of this machine may do everything; `ratchet people first` closes the door"
         )
 
 
@@ -220,6 +222,11 @@ def listen(settings: Settings) -> socket.socket:
     return listener
 
 
+def application(settings: Settings, adapters: wiring.HttpAdapters) -> Application:
+    """The application of a deployment."""
+    return create_app(_collaborators(settings, adapters))
+
+
 def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collaborators:
     async def ingestion() -> None:
         if said := await asyncio.to_thread(adapters.ingestion_troubles):
@@ -231,8 +238,11 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
     room = releases.ReleaseRoom(
         desk=wiring.release_desk(settings), releases=wiring.release_ledger(settings), views=wiring.release_views(settings)
     )
-    hooks = webhooks.WebhookRoom(webhooks=wiring.webhook_book(settings), allow_loopback=settings.host in LOOPBACK)
-    keyring = keys.router(wiring.key_book(settings), policies=adapters.policies)
+    hooks = webhooks.WebhookRoom(
+        webhooks=wiring.webhook_book(settings), send_test=wiring.courier(settings).send_test, allow_loopback=settings.host in LOOPBACK,
+        policies=adapters.policies,
+    )  # fmt: skip
+    keyring = keys.router(wiring.key_book(settings), rotate=partial(wiring.rotate_session_secret, settings), policies=adapters.policies)
     desk = wiring.sign_in(settings)
     crowd = people.router(
         people.PeopleRoom(people=adapters.people, keys=adapters.keys, desk=desk, policies=adapters.policies, address=settings.address)
@@ -255,12 +265,31 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
         loopback=settings.host in LOOPBACK,
         claims=adapters.claims, notes={"ingestion": ingestion}, known_for=retention(read_toml(settings.config)).horizon,
         checks={"database": database, "engines": adapters.check_engines},
-        routers=[releases.router(room), webhooks.router(hooks), keyring, crowd, static(), entrance.router(), guarded],
+        routers=[
+            releases.router(room), webhooks.router(hooks), keyring, crowd, *_mending(settings, adapters), static(), entrance.router(),
+            guarded,
+        ],
         people=adapters.people, turn_away=entrance.turn_away,
         barrier=Barrier(
             hosts=settings.hosts | reached_as(settings.host), origins=settings.origins, loopback=settings.host in LOOPBACK
         ),
     )  # fmt: skip
+
+
+def _mending(settings: Settings, adapters: wiring.HttpAdapters) -> list[APIRouter]:
+    """What people do to stored data."""
+    clock = wiring.clock(settings)
+    letters = dead_letters.LetterRoom(
+        letters=wiring.dead_letters(settings), store=cache(lambda: wiring.effect_store(settings)),
+        note=partial(wiring.write_audit, settings), clock=clock,
+    )  # fmt: skip
+    forgetting = erasures.ErasureRoom(
+        pseudonym_of=partial(wiring.pseudonym_of, settings), forget=partial(wiring.forget, settings),
+        left_of=lambda pseudonym: wiring.traces(settings).find(pseudonym), sweep=lambda: wiring.sweep_segments(settings),
+        note=partial(wiring.write_audit, settings),
+    )  # fmt: skip
+    paid = rules.RuleRoom(rules=wiring.rule_book(settings, ""), policies=adapters.policies, clock=clock)
+    return [dead_letters.router(letters), erasures.router(forgetting), rules.router(paid)]
 
 
 def main() -> None:

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Engine
 
 from app.domain.errors import BadConfig, Unavailable, UnknownPolicy
-from app.domain.ids import utc_now
+from app.domain.ids import checked_pseudonym, hash_actor, utc_now, uuid7
 from app.domain.policies import PolicyConfig
 from app.domain.release.terms import Terms
 from app.domain.retention import retention
-from app.domain.telemetry.streams import JoinRules
+from app.domain.telemetry.events import Erasure
+from app.domain.telemetry.streams import ErasureReport, JoinRules, join_rules
 from app.sealing import Seal
 from app.secret_files import SecretReader, read_secrets, rotate, secret_file
 from app.settings import LOOPBACK, Settings, policies, read_toml
@@ -351,10 +352,11 @@ def upkeep(settings: Settings, *, owner: str) -> "SqlUpkeep":
     )  # fmt: skip
 
 
-def effect_store(settings: Settings, *, rules: JoinRules) -> "SqlEffects":
-    """The EffectStore port: rows in the state database, tokens in segments."""
+def effect_store(settings: Settings, *, rules: JoinRules | None = None) -> "SqlEffects":
+    """The EffectStore port: rows in the state database, tokens in segments. Joined as configured, without `rules`."""
     from app.db.ingestion.streams import SqlEffects
 
+    rules = rules or join_rules(load_policies(settings), read_toml(settings.config))
     segments = trajectories(settings)
     return SqlEffects(
         open_state(settings), rules=lambda: rules, write_segment=segments.write_sized, erase_from_segment=segments.erase,
@@ -391,6 +393,23 @@ def eraser(settings: Settings) -> "SqlEraser":
 
     store = trajectories(settings)
     return SqlEraser(open_state(settings), open_inbox(settings), erase_from_segment=store.erase, note=store.note_erasure)
+
+
+def pseudonym_of(settings: Settings, *, actor: str | None = None, pseudonym: str | None = None) -> str:
+    """Under which a person is stored, by the id that the product sends or by itself. Raises `BadRequest` for what is no pseudonym."""
+    return hash_actor(actor or "", salt=actor_salt(settings)) if pseudonym is None else checked_pseudonym(pseudonym)
+
+
+def forget(settings: Settings, pseudonym: str, *, by: str) -> ErasureReport:
+    """Remove everything of a person, everywhere; and as an event, so that a replay of the events forgets as well."""
+    now = clock(settings)()
+    erasure = Erasure(id=uuid7(), actor=pseudonym, requested_by=by, occurred_at=now)
+    inbox = inbox_writer(settings)
+    try:
+        inbox.append_blocking([erasure.as_event()])
+    finally:
+        inbox.close()
+    return eraser(settings).erase(erasure, now=now)
 
 
 def recovery(settings: Settings) -> "SqlRecovery":
@@ -683,11 +702,13 @@ def webhook_keys(settings: Settings) -> Sequence[str]:
     return read_secrets(secret_file(settings.secrets, WEBHOOK_KEY))
 
 
-def rotate_session_secret(settings: Settings) -> Path:
+def rotate_session_secret(settings: Settings, *, by: str) -> Path:
     """A fresh secret in front of the one in use; keys signed with older ones than that end. Raises `BadConfig` where ours is not in use."""
     if settings.session_secrets:
         raise BadConfig("RATCHET_SESSION_SECRETS is set: put a fresh secret in front of it, and drop the last one, where you set it")
-    return rotate(settings.secrets, SESSION_SECRET)
+    rotated = rotate(settings.secrets, SESSION_SECRET)
+    write_audit(settings, actor=by, action="session_secret.rotated", subject="keys of sessions", detail={})
+    return rotated
 
 
 def refuse_weak_secrets(settings: Settings) -> None:
@@ -799,6 +820,15 @@ class LateClaims:
     def deposit(self, payload: "TurnPayload") -> "PayloadClaim":
         """See `ParquetSegments.deposit`."""
         return self._open().deposit(payload)
+
+
+def write_audit(settings: Settings, *, actor: str, action: str, subject: str, detail: dict[str, Any]) -> None:
+    """An entry of the audit chain about something that no policy's releases depend on."""
+    from app.db.engine import writing
+    from app.db.release import audit
+
+    with writing(open_state(settings)) as connection:
+        audit.append(connection, actor=actor, action=action, subject=subject, detail=detail, now=utc_now())
 
 
 def key_book(settings: Settings) -> "SqlKeys":

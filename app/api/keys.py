@@ -1,14 +1,14 @@
 """Keys over HTTP, as `ratchet keys` makes them: made (and shown once), listed without secrets, revoked. For admins and such keys.
 
 A key of one policy makes, sees and ends keys of that policy alone. Whoever does it stands in the audit chain. To rotate a key, make the
-new one, hand it out, and revoke the old one: until then both are good. The first key is made on the command line: it closes the service,
+new one, hand it out, and revoke the old one: until then both are good. The first key is made on the machine itself: it closes the service,
 and that is not for whoever is let in without one to decide.
 """
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 from fastapi import APIRouter, Depends
@@ -16,20 +16,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api import openapi
+from app.api.asking import Name, declared_policy, read_body, require_every_policy, visible_policy
 from app.api.dialects.counter import json_response
 from app.api.entry.access import ANONYMOUS, Access, Caller, requires
 from app.api.errors import HttpError
-from app.api.telemetry.drafts import decode
-from app.api.telemetry.intake import read_json
 from app.domain.access import ApiKey, Scope
-from app.domain.errors import BadRequest, NotFound
+from app.domain.errors import NotFound
 from app.domain.ids import utc_now
 from app.domain.people import Action
 
-MOST_BYTES = 16 * 1024
 Admin = Annotated[Caller, Depends(requires(Action.MANAGE_KEYS))]
 Reader = Annotated[Caller, Depends(requires(Action.SEE_ACCESS))]
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=150)]
 
 
 class KeyBook(Protocol):
@@ -62,24 +59,23 @@ class KeyMade(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str
 
 
-_body = msgspec.json.Decoder(KeyBody)
-
-
-def router(book: KeyBook, *, policies: Collection[str], clock: Callable[[], datetime] = utc_now) -> APIRouter:
-    """The endpoints."""
+def router(
+    book: KeyBook, *, rotate: Callable[..., object], policies: Collection[str], clock: Callable[[], datetime] = utc_now
+) -> APIRouter:
+    """The endpoints. `rotate` puts a fresh secret in front of those that sign keys of sessions, as asked `by` somebody."""
     made = APIRouter(prefix="/v1/keys", tags=["keys"], responses=openapi.ERRORS)
 
     @made.get("")
     async def keys(caller: Reader) -> Response:
         """The keys there are and were, oldest first; never their secrets."""
         found = await asyncio.to_thread(book.history)
-        return json_response({"keys": [_told(key, clock()) for key in found if caller.policy in (None, key.policy)]})
+        return json_response({"keys": [key.told(clock()) for key in found if caller.policy in (None, key.policy)]})
 
     @made.post("", openapi_extra=openapi.body(KeyBody), responses={201: openapi.answer(KeyMade, "Made; its text is shown this once.")})
     async def create(caller: Admin, request: Request) -> Response:
         """Make a key."""
-        body: KeyBody = decode(_body, await read_json(request, most=MOST_BYTES))
-        policy = _policy_of(body, caller, policies)
+        body = await read_body(request, KeyBody)
+        policy = declared_policy(visible_policy(body.policy, caller), policies)  # never wider than that of the key which makes it
         expires_at = clock() + timedelta(days=body.expires_days) if body.expires_days else None
         by = _person(caller)
         key, text = await asyncio.to_thread(
@@ -96,30 +92,26 @@ def router(book: KeyBook, *, policies: Collection[str], clock: Callable[[], date
         found = await asyncio.to_thread(book.history)
         if not any(key.prefix == wanted and caller.policy in (None, key.policy) for key in found):
             raise NotFound(f"no key of yours begins with {wanted!r}: GET /v1/keys lists them")
-        return json_response(_told(await asyncio.to_thread(lambda: book.revoke(wanted, by=by)), clock()))
+        ended = await asyncio.to_thread(lambda: book.revoke(wanted, by=by))
+        return json_response(ended.told(clock()))
+
+    @made.post("/rotate-sessions")
+    async def rotate_sessions(caller: Admin) -> Response:
+        """Sign the keys of sessions with a fresh secret; those signed with the one before it stay good, older ones end."""
+        require_every_policy(caller, "keys of sessions are of every policy")
+        who = _person(caller)
+        await asyncio.to_thread(lambda: rotate(by=who))
+        return json_response({"rotated": True})
 
     return made
 
 
-def _policy_of(body: KeyBody, caller: Caller, policies: Collection[str]) -> str | None:
-    """The policy of a new key, never wider than that of the key which makes it. Raises `BadRequest`, `HttpError` 403."""
-    if caller.policy is not None and body.policy not in (None, caller.policy):
-        raise HttpError(403, f"this key is for the policy {caller.policy!r} only", code="wrong_policy", param="policy")
-    policy = body.policy or caller.policy
-    if policy is not None and policy not in policies:
-        raise BadRequest(f"no policy is named {policy!r} (declared: {', '.join(sorted(policies))})", param="policy", code="unknown_policy")
-    return policy
-
-
 def _person(caller: Caller) -> str:
     if caller is ANONYMOUS:
-        raise HttpError(403, "make the first key with `ratchet keys create`: it closes this service, and says who you are", code="no_key")
+        raise HttpError(
+            403,
+            "this service is open, and whoever makes its first key closes it: `ratchet people first` and `ratchet login` say who you are, "
+            "or make it on the machine itself (`ratchet keys create --break-glass`)",
+            code="no_key",
+        )
     return caller.actor
-
-
-def _told(key: ApiKey, now: datetime) -> dict[str, Any]:
-    return {
-        "prefix": key.prefix, "name": key.name, "personal": key.person_id is not None, "made_by": key.made_by,
-        "scopes": sorted(key.scopes), "policy": key.policy, "rate_per_s": key.rate_per_s,
-        "created_at": key.created_at, "expires_at": key.expires_at, "revoked_at": key.revoked_at, "usable": key.usable_at(now),
-    }  # fmt: skip

@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Any
 
-import msgspec
 from fastapi import APIRouter, Depends, Query
 from starlette.responses import Response
 
+from app.api.asking import Limit
 from app.api.dialects import langsmith
+from app.api.dialects.counter import json_response
 from app.api.entry.access import Caller, requires
 from app.api.metrics import Metrics
 from app.domain.access import Scope
@@ -21,7 +22,6 @@ from app.domain.release.licences import licences, obligations_of
 Check = Callable[[], Awaitable[None]]
 """Raises a `RatchetError` where the dependency is not well."""
 CHECK_S = 2.0
-Limit = Annotated[int, Query(ge=1, le=1000)]
 PolicyName = Annotated[str | None, Query(max_length=200)]
 Reader = Annotated[Caller, Depends(requires(Action.LOOK))]
 Asking = Annotated[Caller, Depends(requires(Scope.INGEST))]
@@ -40,12 +40,12 @@ def probes(*, checks: Mapping[str, Check], metrics: Metrics, notes: Mapping[str,
         asked = {**checks, **(notes or {})}
         results = await asyncio.gather(*(_outcome(check) for check in asked.values()))
         body = dict(zip(asked, results, strict=True))
-        return _json(body, 200 if all(body[name] == "ok" for name in checks) else 503)
+        return json_response(body, 200 if all(body[name] == "ok" for name in checks) else 503)
 
     @router.get("/status")
     async def status() -> Response:
         """Whether this process lives."""
-        return _json({"status": "ok"})
+        return json_response({"status": "ok"})
 
     @router.get("/metrics", responses={401: {}, 403: {}})
     async def scrape(caller: Reader) -> Response:
@@ -56,12 +56,12 @@ def probes(*, checks: Mapping[str, Check], metrics: Metrics, notes: Mapping[str,
     @router.get("/v1/pressure", responses={401: {}, 403: {}})
     async def pressure(caller: Asking, policy: PolicyName = None) -> Response:
         """How long people wait for a first token at this replica just now: practice makes room by it."""
-        return _json(metrics.waits.read(caller.policy or policy))
+        return json_response(metrics.waits.read(caller.policy or policy))
 
     @router.get("/info", tags=["dialects"])
     async def info() -> Response:
         """What LangSmith's client asks first."""
-        return _json(langsmith.info())
+        return json_response(langsmith.info())
 
     return router
 
@@ -75,36 +75,36 @@ def views(*, reads: Reads, routes: Routes, policies: Mapping[str, PolicyConfig],
     async def models(caller: Annotated[Caller, Depends(requires(Scope.SAMPLE))]) -> Response:
         """The policies as OpenAI's list of models, each with the digest that is live."""
         names = [name for name in sorted(policies) if caller.policy in (None, name)]
-        return _json({"object": "list", "data": [_model(name, routes, clock) for name in names]})
+        return json_response({"object": "list", "data": [_model(name, routes, clock) for name in names]})
 
     @router.get("/v1/models/{name}", responses={404: {}})
     @router.get("/openai/v1/models/{name}", include_in_schema=False)
     async def model(caller: Annotated[Caller, Depends(requires(Scope.SAMPLE))], name: str) -> Response:
         """One policy as OpenAI's model."""
         _require(name, policies, caller)
-        return _json(_model(name, routes, clock))
+        return json_response(_model(name, routes, clock))
 
     @router.get("/v1/runs")
     async def runs(_caller: Reader, policy: PolicyName = None, limit: Limit = 50) -> Response:
         """Training runs, newest first."""
-        return _json({"data": await asyncio.to_thread(reads.runs, _visible(policy, _caller), limit)})
+        return json_response({"data": await asyncio.to_thread(reads.runs, _visible(policy, _caller), limit)})
 
     @router.get("/v1/versions")
     async def versions(_caller: Reader, policy: PolicyName = None, limit: Limit = 50) -> Response:
         """Versions, newest first."""
-        return _json({"data": await asyncio.to_thread(reads.versions, _visible(policy, _caller), limit)})
+        return json_response({"data": await asyncio.to_thread(reads.versions, _visible(policy, _caller), limit)})
 
     @router.get("/v1/labels/report", responses={404: {}})
     async def report(_caller: Reader, policy: Annotated[str, Query(max_length=200)]) -> Response:
         """Turns served, labels, exclusions by reason, rewards per version and segment."""
         _require(policy, policies, _caller)
-        return _json(await asyncio.to_thread(reads.labels_report, policy))
+        return json_response(await asyncio.to_thread(reads.labels_report, policy))
 
     @router.get("/v1/policies/{policy}/attribution", responses={404: {}})
     async def attribution(_caller: Reader, policy: str) -> Response:
         """What the base model's licence asks a product to show, and what it asks besides."""
         _require(policy, policies, _caller)
-        return _json(_attribution(policies[policy]))
+        return json_response(_attribution(policies[policy]))
 
     return router
 
@@ -151,7 +151,3 @@ async def _outcome(check: Check) -> str:
     except RatchetError as error:
         return str(error)
     return "ok"
-
-
-def _json(value: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")

@@ -16,12 +16,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api import openapi
+from app.api.asking import Name, declared_policy, read_body, visible_policy
 from app.api.dialects.counter import json_response
 from app.api.entry.access import Access, Caller, requires
 from app.api.errors import HttpError
-from app.api.releases import Name, read_body
 from app.domain.access import ApiKey, Scope
-from app.domain.errors import BadRequest, NotFound
+from app.domain.errors import NotFound
 from app.domain.ids import utc_now
 from app.domain.people import (
     INVITATION_LASTS,
@@ -149,7 +149,7 @@ def _everybody(made: APIRouter, room: PeopleRoom) -> None:
     async def add(caller: Admin, request: Request) -> Response:
         """Add somebody; `link` is shown this once."""
         body = await read_body(request, PersonBody)
-        _known(room, body.policy)
+        declared_policy(body.policy, room.policies)
 
         def act() -> tuple[Person, str]:
             person = room.people.add(
@@ -165,7 +165,7 @@ def _everybody(made: APIRouter, room: PeopleRoom) -> None:
         """Give and take roles, name the policy, disable and enable."""
         body = await read_body(request, ChangeBody)
         changes = {field: value for field in body.__struct_fields__ if (value := getattr(body, field)) is not msgspec.UNSET}
-        _known(room, changes.get("policy"))
+        declared_policy(changes.get("policy"), room.policies)
         who = openapi.path_id(name)
         return json_response(told(await asyncio.to_thread(lambda: room.people.change(who, by=caller.actor, **changes))))
 
@@ -205,10 +205,8 @@ def _tokens(made: APIRouter, room: PeopleRoom) -> None:
     async def create(caller: Viewer, request: Request) -> Response:
         """A token of one's own; its text is shown this once."""
         person, body = _somebody(caller), await read_body(request, TokenBody)
-        _known(room, body.policy)
-        if caller.policy is not None and body.policy not in (None, caller.policy):
-            raise HttpError(403, f"you are there for the policy {caller.policy!r} only", code="wrong_policy", param="policy")
-        return await _made(request, person, body.name, body.expires_days, body.policy or caller.policy)
+        policy = visible_policy(declared_policy(body.policy, room.policies), caller)
+        return await _made(request, person, body.name, body.expires_days, policy)
 
     async def _made(request: Request, person: Person, name: str, days: float, policy: str | None) -> Response:
         ends = room.clock() + timedelta(days=days)
@@ -254,9 +252,3 @@ def _somebody(caller: Caller) -> Person:
     if caller.person is None:
         raise HttpError(403, "tokens belong to people, and this is a program's key or nobody: sign in as yourself", code="no_person")
     return caller.person
-
-
-def _known(room: PeopleRoom, policy: str | None) -> None:
-    if policy is not None and policy not in room.policies:
-        known = ", ".join(sorted(room.policies))
-        raise BadRequest(f"no policy is named {policy!r} (declared: {known})", param="policy", code="unknown_policy")

@@ -11,7 +11,7 @@ asking again after a lost answer safe: the answer then says `already`.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol
 
 import msgspec
 from fastapi import APIRouter, Depends, Query
@@ -19,30 +19,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api import openapi
+from app.api.asking import NOBODY, Limit, Name, Text, read_body, signer, visible_policy
+from app.api.dialects.counter import json_response
 from app.api.entry.access import ANONYMOUS, Caller, requires
-from app.api.errors import HttpError
-from app.api.telemetry.intake import read_json
 from app.domain.errors import BadRequest, DoneAlready, NotFound, Refused
 from app.domain.people import Action
 from app.domain.release.by_people import BY_PEOPLE, BY_TRAFFIC
 from app.domain.release.releases import AuditEntry, Pointer, Release, ReleaseState
 from app.release.basis import Basis
 
-NOBODY = "user:anonymous"
 UNPROVEN = (
     "on an open deployment anybody can say any name, so one person could be two: add people (`ratchet people first`, then `ratchet people "
     "add`), and let each sign in as themselves"
 )
-MOST_BYTES = 64 * 1024
-"""Of a body: names and a reason."""
-T = TypeVar("T")
-Text = Annotated[str, msgspec.Meta(min_length=1, max_length=2000)]
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=150)]
 Reader = Annotated[Caller, Depends(requires(Action.LOOK))]
 Auditor = Annotated[Caller, Depends(requires(Action.READ_AUDIT))]
 Generation = Annotated[int, msgspec.Meta(ge=1)]
 PolicyQuery = Annotated[str | None, Query(max_length=200)]
-Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
 class ApproveBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -124,13 +117,13 @@ def _reading(made: APIRouter, room: ReleaseRoom) -> None:
     async def policies(caller: Reader) -> Response:
         """Policies with a deployment."""
         found = await asyncio.to_thread(room.views.policies)
-        return _json({"data": [name for name in found if caller.policy in (None, name)]})
+        return json_response({"data": [name for name in found if caller.policy in (None, name)]})
 
     @made.get("/v1/slots")
     async def slots(caller: Reader, policy: PolicyQuery = None, limit: Limit = 48) -> Response:
         """The newest slots of the loop, newest first, and what became of each."""
         wanted = visible_policy(policy, caller)
-        return _json({"data": await asyncio.to_thread(lambda: room.views.slots(policy=wanted, limit=limit))})
+        return json_response({"data": await asyncio.to_thread(lambda: room.views.slots(policy=wanted, limit=limit))})
 
     @made.get("/v1/releases")
     async def releases(caller: Reader, policy: PolicyQuery = None, state: PolicyQuery = None, limit: Limit = 50) -> Response:
@@ -138,30 +131,30 @@ def _reading(made: APIRouter, room: ReleaseRoom) -> None:
         states = () if state is None else (_state(state),)
         wanted = visible_policy(policy, caller)
         found = await asyncio.to_thread(lambda: room.releases.list(policy=wanted, states=states, limit=limit))
-        return _json({"data": [_plain(release) for release in found]})
+        return json_response({"data": [_plain(release) for release in found]})
 
     @made.get("/v1/releases/{release_id}")
     async def release(caller: Reader, release_id: str) -> Response:
         """One release: its way, every gate's newest answer with its numbers, the approvals that stand, the alarms about it."""
         await _visible_release(room, release_id, caller)
-        return _json(await asyncio.to_thread(room.views.release, release_id))
+        return json_response(await asyncio.to_thread(room.views.release, release_id))
 
     @made.get("/v1/policies/{policy}/deployment")
     async def deployment(caller: Reader, policy: str) -> Response:
         """What is live, what was, what is quarantined, whether promotions are frozen, and every alarm with its end."""
-        _require_policy(policy, caller)
-        return _json(await asyncio.to_thread(room.views.deployment, policy))
+        visible_policy(policy, caller)
+        return json_response(await asyncio.to_thread(room.views.deployment, policy))
 
     @made.get("/v1/audit")
     async def audit(caller: Auditor, subject: PolicyQuery = None, limit: Limit = 100) -> Response:
         """The newest entries of the audit chain; a key for one policy reads those about it."""
         entries = await asyncio.to_thread(lambda: room.views.audit(subject=subject, policy=caller.policy, newest=limit))
-        return _json({"data": [dict(vars(entry)) for entry in entries]})
+        return json_response({"data": [dict(vars(entry)) for entry in entries]})
 
     @made.get("/v1/audit/verify")
     async def verify(_caller: Auditor) -> Response:
         """Recompute the audit chain; `problem` is null for an intact one."""
-        return _json(dict(vars(await asyncio.to_thread(room.views.verify))))
+        return json_response(dict(vars(await asyncio.to_thread(room.views.verify))))
 
 
 def _acting(made: APIRouter, room: ReleaseRoom) -> None:
@@ -189,7 +182,7 @@ def _acting(made: APIRouter, room: ReleaseRoom) -> None:
     async def abort(caller: Annotated[Caller, Depends(requires(Action.ABORT))], release_id: str, request: Request) -> Response:
         """Stop a release that is not live yet."""
         body = await read_body(request, ActBody)
-        who = _anybody(request, caller, body.approver)
+        who = signer(request, caller, body.approver)
         found = await _visible_release(room, release_id, caller)
         desk = room.desk.on(_basis(body, who, Action.ABORT, release_id))
         return await _done(room, found, lambda: desk.abort(release_id, actor=who, reason=body.reason))
@@ -198,7 +191,7 @@ def _acting(made: APIRouter, room: ReleaseRoom) -> None:
     async def rollback(caller: Annotated[Caller, Depends(requires(Action.ROLL_BACK))], release_id: str, request: Request) -> Response:
         """Take a version back, whatever its state, and quarantine it."""
         body = await read_body(request, ActBody)
-        who = _anybody(request, caller, body.approver)
+        who = signer(request, caller, body.approver)
         found = await _visible_release(room, release_id, caller)
         desk = room.desk.on(_basis(body, who, Action.ROLL_BACK, release_id))
         return await _done(room, found, lambda: desk.roll_back(release_id, actor=who, reason=body.reason))
@@ -210,7 +203,7 @@ def _governing(made: APIRouter, room: ReleaseRoom) -> None:
         """Make the champion the anchor that later versions are held against."""
         body = await read_body(request, ActBody)
         who = _person(request, caller, body.approver)
-        _require_policy(policy, caller)
+        visible_policy(policy, caller)
         desk = room.desk.on(_basis(body, who, Action.RENEW_ANCHOR, policy))
         return await _told(lambda: dict(vars(desk.renew_anchor(policy, actor=who, reason=body.reason))))
 
@@ -219,7 +212,7 @@ def _governing(made: APIRouter, room: ReleaseRoom) -> None:
         """One of the two votes that free promotions again."""
         body = await read_body(request, ActBody)
         who = _one_of_two(request, caller, body.approver)
-        _require_policy(policy, caller)
+        visible_policy(policy, caller)
         desk = room.desk.on(_basis(body, who, Action.UNFREEZE, policy))
         return await _told(lambda: {"free": desk.unfreeze(policy, actor=who)})
 
@@ -228,7 +221,7 @@ def _governing(made: APIRouter, room: ReleaseRoom) -> None:
         """One of the two votes that lift a version's quarantine; it may serve again, and rollbacks may go to it."""
         body = await read_body(request, ActBody)
         who = _one_of_two(request, caller, body.approver)
-        _require_policy(policy, caller)
+        visible_policy(policy, caller)
         desk = room.desk.on(_basis(body, who, Action.LIFT, policy))
         return await _told(lambda: {"lifted": desk.lift(policy, digest, actor=who, reason=body.reason)})
 
@@ -244,31 +237,22 @@ def _basis(body: ApproveBody | ActBody, who: str, act: Action, subject: str) -> 
 async def _done(room: ReleaseRoom, found: Release, act: Callable[[], Release]) -> Response:
     """The release after the act; where the same request was carried out before, as it is now, with `already`."""
     try:
-        return _json(_plain(await asyncio.to_thread(act)))
+        return json_response(_plain(await asyncio.to_thread(act)))
     except DoneAlready as error:
         now = await asyncio.to_thread(room.releases.find, found.id)
-        return _json({**_plain(now), "already": str(error)})
+        return json_response({**_plain(now), "already": str(error)})
 
 
 async def _told(act: Callable[[], dict[str, Any]]) -> Response:
     try:
-        return _json(await asyncio.to_thread(act))
+        return json_response(await asyncio.to_thread(act))
     except DoneAlready as error:
-        return _json({"already": str(error)})
-
-
-async def read_body(request: Request, kind: type[T]) -> T:
-    """The body of an act. Raises `BadRequest`."""
-    body = await read_json(request, most=MOST_BYTES)
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
-        raise BadRequest(f"the body: {error}") from error
+        return json_response({"already": str(error)})
 
 
 def _person(request: Request, caller: Caller, said: str | None) -> str:
     """Who says yes or no. Raises `Refused` where nobody is named."""
-    who = _anybody(request, caller, said)
+    who = signer(request, caller, said)
     if who == NOBODY:
         raise Refused("nobody is named: send the header X-Ratchet-User, or a token of your own (`ratchet login`)")
     return who
@@ -281,33 +265,12 @@ def _one_of_two(request: Request, caller: Caller, said: str | None) -> str:
     return _person(request, caller, said)
 
 
-def _anybody(request: Request, caller: Caller, said: str | None) -> str:
-    if caller is not ANONYMOUS:
-        who = caller.actor
-        if said is not None and f"user:{said.removeprefix('user:')}" != who:
-            raise HttpError(403, f"this is {who}, not {said}", code="wrong_person", param="approver")
-        return who
-    named = said or request.headers.get("x-ratchet-user", "").strip()
-    return f"user:{named.removeprefix('user:')[:150]}" if named else NOBODY
-
-
 def _state(text: str) -> ReleaseState:
     try:
         return ReleaseState(text.upper())
     except ValueError as error:
         known = ", ".join(state.value for state in ReleaseState)
         raise BadRequest(f"there is no state {text!r}: use one of {known}", param="state") from error
-
-
-def visible_policy(policy: str | None, caller: Caller) -> str | None:
-    """The policy to read: a key that is good for one policy sees that one only."""
-    if caller.policy is not None and policy not in (None, caller.policy):
-        raise HttpError(403, f"this key is for the policy {caller.policy!r} only", code="wrong_policy", param="policy")
-    return caller.policy or policy
-
-
-def _require_policy(policy: str, caller: Caller) -> None:
-    visible_policy(policy, caller)
 
 
 async def _visible_release(room: ReleaseRoom, release_id: str, caller: Caller) -> Release:
@@ -320,7 +283,3 @@ async def _visible_release(room: ReleaseRoom, release_id: str, caller: Caller) -
 def _plain(release: Release) -> dict[str, Any]:
     plain = {name: value for name, value in vars(release).items() if name != "config"}
     return plain | {"judged_by": BY_TRAFFIC if release.config.get("by_people") is None else BY_PEOPLE}
-
-
-def _json(body: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(body), status, media_type="application/json")

@@ -348,6 +348,21 @@ rule_set_activations = Table(
     sqlite_autoincrement=True,
 )
 
+rule_set_proposals = Table(
+    "rule_set_proposals",
+    metadata,
+    Column("id", Name, primary_key=True),
+    Column("policy", Name, nullable=False),
+    Column("toml", Text, nullable=False),
+    Column("proposed_by", Name, nullable=False),
+    Column("proposed_at", UtcMicros, nullable=False),
+    Column("settled_at", UtcMicros),
+    Column("digest", Id),
+    Column("refused", Text),
+    Index("ix_rule_set_proposals_policy", "policy", "proposed_at"),
+)
+"""Rule sets that people asked for; the labeller put each in force (`digest`) or said what is wrong with it (`refused`)."""
+
 _TELLS = "batch_id IS NULL AND (exclusion IS NULL OR exclusion IN ('empty_completion', 'no_logprobs'))"
 POOL, POOL_SQLITE = f"current AND NOT held_out AND {_TELLS}", f"current = 1 AND held_out = 0 AND {_TELLS}"
 """Labels from which batches are drawn: unused, and of turns that something is known about. Said exactly so by who wants the index."""

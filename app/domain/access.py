@@ -6,10 +6,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 
 class Scope(StrEnum):
-    """What a key may do. `admin` may do everything, `ingest` includes `sample`, the others are exactly one kind of thing."""
+    """What a key may do. `admin` may do all that takes no person, `ingest` includes `sample`, the others are exactly one kind of thing."""
 
     SAMPLE = "sample"
     """Ask for completions, and nothing else: what an agent at work is given, which must not reward itself."""
@@ -17,7 +18,7 @@ class Scope(StrEnum):
     """Ask for completions and report observations."""
     READ = "read"
     RELEASE = "release"
-    """Approve, abort and roll back."""
+    """Abort and roll back."""
     ADMIN = "admin"
 
     def is_within(self, scopes: "Collection[Scope]") -> bool:
@@ -54,9 +55,13 @@ class ApiKey:
         """Neither revoked nor expired."""
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
-    def allows(self, scope: Scope) -> bool:
-        """Whether it carries the scope."""
-        return scope.is_within(self.scopes)
+    def told(self, now: datetime) -> dict[str, Any]:
+        """As others see it: all but what it is checked by."""
+        return {
+            "prefix": self.prefix, "name": self.name, "personal": self.person_id is not None, "made_by": self.made_by,
+            "scopes": sorted(self.scopes), "policy": self.policy, "rate_per_s": self.rate_per_s,
+            "created_at": self.created_at, "expires_at": self.expires_at, "revoked_at": self.revoked_at, "usable": self.usable_at(now),
+        }  # fmt: skip
 
 
 def hash_secret(key_id: str, secret: str) -> bytes:

@@ -3,9 +3,12 @@
 import hashlib
 import hmac
 import os
+import re
 import time
 import uuid
 from datetime import UTC, datetime
+
+from app.domain.errors import BadRequest
 
 
 def uuid7() -> str:
@@ -19,6 +22,15 @@ def uuid7() -> str:
 def hash_actor(actor: str, *, salt: str) -> str:
     """The pseudonym under which a person is stored: 32 hex digits of HMAC-SHA256(salt, actor)."""
     return hmac.new(salt.encode(), actor.encode(), hashlib.sha256).hexdigest()[:32]
+
+
+def checked_pseudonym(text: str) -> str:
+    """What `hash_actor` could have made. Raises `BadRequest`: a shorter text would be found in everybody's words, and take them along."""
+    if not re.fullmatch("[0-9a-f]{32}", text):
+        raise BadRequest(
+            f"{text[:40]!r} is no pseudonym: it has 32 hex digits; name a person by the product's id as the actor", param="pseudonym"
+        )
+    return text
 
 
 def utc_now() -> datetime:

@@ -93,7 +93,7 @@ MAY: Mapping[Action, frozenset[Role]] = {
 
 PERSONAL = frozenset({A.APPROVE, A.REJECT, A.RENEW_ANCHOR, A.UNFREEZE, A.LIFT, A.JUDGE, A.MANAGE_PEOPLE})
 """What takes a person: no program's key can do it, whatever its scopes."""
-DEPLOYMENT_WIDE = frozenset({A.MANAGE_PEOPLE})
+DEPLOYMENT_WIDE = frozenset({A.MANAGE_PEOPLE, A.ERASE})
 """What touches every policy: somebody bound to one policy may not do it."""
 
 OF_SCOPE: Mapping[Scope, frozenset[Action]] = {

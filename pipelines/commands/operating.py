@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import urlencode
 
 import click
 import httpx
@@ -69,10 +70,13 @@ def os_user() -> str:
     return f"user:{pwd.getpwuid(os.getuid()).pw_name}"
 
 
-def break_glass(settings: Settings, *, policy: str, subject: str, act: str, reason: str) -> str:
-    """Write into the audit chain that somebody acts past the service; returns who."""
+def break_glass(settings: Settings, *, act: str, subject: str, reason: str = "", policy: str | None = None) -> str:
+    """Write into the audit chain that somebody acts past the service; returns who. `policy` where the act is on its releases."""
     who = os_user()
     detail = {"act": act, "reason": reason, "host": socket.gethostname()}
+    if policy is None:
+        wiring.write_audit(settings, actor=who, action="break_glass", subject=subject, detail=detail)
+        return who
     with wiring.release_ledger(settings).transaction(policy) as tx:
         tx.note(actor=who, action="release.break_glass", subject=subject, detail=detail)
     return who
@@ -122,24 +126,25 @@ class Remote:
         except (httpx.TransportError, ValueError) as error:
             raise Silent(f"{self.url} does not answer ({error or type(error).__name__}): name the service with --url") from error
 
-    def get(self, path: str) -> Any:  # noqa: ANN401 - the service's answer
+    def get(self, path: str, **asked: str | int | None) -> Any:  # noqa: ANN401 - the service's answer
         """Read. Raises `Refused` with the service's sentence, `Unavailable` where it does not answer."""
-        return self._send("GET", path, None)
+        named = urlencode({name: value for name, value in asked.items() if value is not None})
+        return self._send("GET", f"{path}?{named}" if named else path, None)
 
-    def send(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:  # noqa: ANN401 - the service's answer
+    def send(self, method: str, path: str, body: dict[str, Any] | None = None, *, patience_s: float = TIMEOUT_S) -> Any:  # noqa: ANN401 - the service's answer
         """Do something that is not an act on a release."""
-        return self._send(method, path, body)
+        return self._send(method, path, body, patience_s=patience_s)
 
     def act(self, path: str, body: dict[str, Any]) -> Any:  # noqa: ANN401 - the service's answer
         """Do it, once however often the answer gets lost. Raises `Refused`, `Unavailable`."""
         named = {name: value for name, value in body.items() if value is not None} | {"request_id": uuid7()}
         return self._send("POST", path, named, tries=TRIES)
 
-    def _send(self, method: str, path: str, body: dict[str, Any] | None, *, tries: int = 1) -> Any:  # noqa: ANN401 - the service's answer
+    def _send(self, method: str, path: str, body: dict[str, Any] | None, *, tries: int = 1, patience_s: float = TIMEOUT_S) -> Any:  # noqa: ANN401 - the service's answer
         who = {"authorization": f"Bearer {self.token}"} if self.token else {"x-ratchet-user": os_user().removeprefix("user:")}
         for attempt in range(1, tries + 1):
             try:
-                answer = httpx.request(method, self.url + path, json=body, headers=who, timeout=TIMEOUT_S)
+                answer = httpx.request(method, self.url + path, json=body, headers=who, timeout=patience_s)
             except httpx.TransportError as error:
                 if isinstance(error, LOST) and attempt < tries:
                     time.sleep(PAUSE_S * 2**attempt)

@@ -1,7 +1,7 @@
 """`ratchet rules`: what turns are paid for. A rule set is a TOML file, known by the digest of its content."""
 
 import difflib
-import getpass
+import time
 from pathlib import Path
 
 import click
@@ -9,14 +9,19 @@ from rich.console import Console
 from rich.table import Table
 
 from app import wiring
-from app.domain.errors import BadConfig
+from app.domain.errors import BadConfig, Refused
 from app.domain.ids import utc_now
 from app.settings import Settings, from_environment, read_toml
+from pipelines.commands.operating import Remote, Silent, acting
+from pipelines.commands.operating import break_glass as _break_glass
+from pipelines.commands.ruling import usable
 from pipelines.config import loop_config
 from pipelines.labelling.replay import SHARES, Replay, replay
 from pipelines.labelling.rule_set import RuleSet, parse_rule_set, starting_toml
 from pipelines.labelling.terms import Signals
 
+SETTLED_S, LOOK_S = 20.0, 0.25
+"""How long a labeller is waited for, and how often it is asked after."""
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -78,16 +83,40 @@ def replay_(file: Path, policy: str, limit: int, movers: int) -> None:
 @rules.command()
 @click.argument("file", type=FILE)
 @click.option("--policy", required=True)
-@click.option("--by", default=getpass.getuser, show_default="your user name", help="Who decides; goes into the audit chain.")
-def activate(file: Path, policy: str, by: str) -> None:
-    """Put FILE in force for a policy from now on. Labels that exist keep the rule set they were made under."""
+@acting
+def activate(file: Path, policy: str, url: str | None, break_glass: bool) -> None:
+    """Put FILE in force for a policy from now on. Labels that exist keep the rule set they were made under.
+
+    Over HTTP it is proposed, and a running labeller puts it in force or says why not.
+    """
     settings = from_environment()
+    digest = _activate_here(settings, file, policy) if break_glass else _propose(Remote.of(settings, url), file, policy)
+    click.echo(f"{digest[:12]} is in force for {policy}; running labellers score by it within seconds")
+
+
+def _activate_here(settings: Settings, file: Path, policy: str) -> str:
     config = wiring.require_policy(wiring.load_policies(settings), policy)
-    text = file.read_text()
-    rule_set = _parsed(settings, text, signals=config.signals)
-    book = wiring.rule_book(settings, "")
-    book.activate(policy=policy, digest=rule_set.digest, name=rule_set.config.name, toml=text, by=by, now=utc_now())
-    click.echo(f"{rule_set.config.name} ({rule_set.digest[:12]}) is in force for {policy}; running labellers take it up within seconds")
+    text, whole = file.read_text(), loop_config(read_toml(settings.config))
+    rule_set = usable(text, policy=config, loop=whole)
+    who = _break_glass(settings, act="rules activate", subject=policy)
+    wiring.rule_book(settings, "").activate(
+        policy=policy, digest=rule_set.digest, name=rule_set.config.name, toml=text, by=who, now=wiring.clock(settings)()
+    )  # fmt: skip
+    return rule_set.digest
+
+
+def _propose(service: Remote, file: Path, policy: str) -> str:
+    """The digest, once it is in force. Raises `Refused` with what is wrong with it, `Silent` where no labeller looked at it."""
+    path = f"/v1/policies/{policy}/rules"
+    mine, ends = service.act(path, {"toml": file.read_text()}), time.monotonic() + SETTLED_S
+    while mine["state"] == "waiting" and time.monotonic() < ends:
+        time.sleep(LOOK_S)
+        mine = next(one for one in service.get(path)["proposals"] if one["id"] == mine["id"])
+    if mine["state"] == "waiting":
+        raise Silent(f"it is proposed, and no labeller has looked at it for {SETTLED_S:g} s (`ratchet label`): the next one that runs does")
+    if mine["refused"] is not None:
+        raise Refused(f"refused by the labeller: {mine['refused']}")
+    return mine["digest"]
 
 
 def _parsed(settings: Settings, text: str, *, signals: Signals | None = None) -> RuleSet:

@@ -6,11 +6,10 @@ from typing import Any
 import msgspec
 
 from app.domain.errors import BadConfig
-from app.domain.policies import PolicyConfig
-from app.domain.telemetry.streams import JoinRules
+from app.domain.telemetry.streams import JoinConfig
 
 
-class IngestionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class IngestionConfig(JoinConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[ingestion]` of the configuration."""
 
     group: str = "ratchet-ingest"
@@ -20,14 +19,7 @@ class IngestionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     poll_s: float = 0.25
     retries: int = 3
     """Tries of a transaction that fails in a way nobody expected; then the record at fault is looked for and buried."""
-    label_wait_s: float = 1800.0
-    """For turns of policies that are no longer declared."""
-    lateness_s: float = 14_400.0
     expire_every_s: float = 10.0
-
-    def join_rules(self, policies: Mapping[str, PolicyConfig]) -> JoinRules:
-        """When the turns of these policies are due, and how late is too late."""
-        return JoinRules(policies=policies, label_wait_s=self.label_wait_s, lateness_s=self.lateness_s)
 
 
 class RelayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -17,9 +17,9 @@ from functools import cached_property
 from app.domain.errors import OwnFault, Unavailable
 from app.domain.ids import utc_now
 from app.domain.ports import Clock
+from app.domain.telemetry.decoding import DECODERS, Decoder, sort_out
 from app.domain.telemetry.streams import Delivery, EffectBatch, EffectStore, EventSource, TopicPartition
 from pipelines.ingestion.config import IngestionConfig
-from pipelines.ingestion.decode import DECODERS, Decoder, sort_out
 from pipelines.ingestion.isolate import Isolator, log_burial
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from app.domain.errors import BadRequest, OwnFault, RatchetError
 from app.domain.ports import Clock
+from app.domain.telemetry.decoding import as_dead_letter
 from app.domain.telemetry.streams import AppliedEvent, DeadLetter, EffectBatch, EffectStore
-from pipelines.ingestion.decode import as_dead_letter
 
 log = logging.getLogger(__name__)
 

@@ -18,6 +18,7 @@ from functools import cached_property
 from app.domain.errors import LeaseLost, Unavailable
 from app.domain.ids import utc_now, uuid7
 from app.domain.ports import Clock
+from app.domain.telemetry.decoding import sort_out
 from app.domain.telemetry.events import Topic, envelope
 from app.domain.telemetry.streams import (
     Ack,
@@ -32,7 +33,6 @@ from app.domain.telemetry.streams import (
     Sent,
 )
 from pipelines.ingestion.config import RelayConfig
-from pipelines.ingestion.decode import sort_out
 from pipelines.ingestion.isolate import Isolator
 from pipelines.ingestion.journey import ALONE, Journey, Setbacks
 

@@ -54,7 +54,7 @@ def test_a_key_is_found_by_its_prefix_and_matches_its_secret_only(keys: Filled) 
     assert key.matches(parts[1])
     assert not key.matches(others[1])
     assert (key.scopes, key.policy, key.rate_per_s) == (frozenset({Scope.INGEST, Scope.READ}), "composer", 5)
-    assert (key.allows(Scope.READ), key.allows(Scope.RELEASE)) == (True, False)
+    assert (Scope.READ.is_within(key.scopes), Scope.RELEASE.is_within(key.scopes)) == (True, False)
 
 
 def test_secrets_are_not_stored_and_revoked_and_expired_keys_are_gone(database_url: str) -> None:

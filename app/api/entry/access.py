@@ -335,13 +335,13 @@ def _of_person(person: Person, *, name: str, policy: str | None, bucket: Bucket 
 def why_not(caller: Caller, action: Action) -> str:
     """Why somebody may not do that, and who may."""
     who = ", ".join(sorted(MAY[action])) or "products alone, with keys of their own"
+    bound = " of all policies" if caller.policy is not None and action in DEPLOYMENT_WIDE else ""
     if caller.person is not None:
-        bound = " of all policies" if caller.policy is not None and action in DEPLOYMENT_WIDE else ""
         return f"{caller.person.name} is {', '.join(sorted(caller.person.roles))}, and {action.value} is for {who}{bound}: ask an admin"
     if action in PERSONAL:
         return f"{action.value} takes a person ({who}), and this is a program's key, which speaks for nobody: `ratchet login` as yourself"
     scopes = " or ".join(scope.value for scope, actions in OF_SCOPE.items() if action in actions)
-    return f"this key has the scopes {', '.join(sorted(caller.scopes)) or 'none'}; {action.value} takes {scopes}: create one with it"
+    return f"this key has the scopes {', '.join(sorted(caller.scopes)) or 'none'}; {action.value} takes {scopes}{bound}: create one with it"
 
 
 def _token(headers: Headers) -> str | None:

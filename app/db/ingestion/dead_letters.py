@@ -60,10 +60,10 @@ def _event(letter: DeadLetter) -> OutboxEvent:
 
 
 def list_dead_letters(
-    connection: Connection, *, ids: Sequence[int] = (), reason: str | None = None, pending: bool = True, limit: int = 1_000
+    connection: Connection, *, ids: Sequence[int] = (), reason: str | None = None, pending: bool = True, after: int = 0, limit: int = 1_000
 ) -> list[StoredDeadLetter]:
-    """Dead letters, oldest first: chosen by id, by words of their reason, or all that were not replayed."""
-    statement: Select[Any] = select(dead_letters).order_by(dead_letters.c.id).limit(limit)
+    """Dead letters behind the id `after`, oldest first: chosen by id, by words of their reason, or all that were not replayed."""
+    statement: Select[Any] = select(dead_letters).where(dead_letters.c.id > after).order_by(dead_letters.c.id).limit(limit)
     if ids:
         statement = statement.where(dead_letters.c.id.in_(ids))
     if reason:
@@ -95,17 +95,17 @@ def mark_failed_again(connection: Connection, id_: int, reason: str, *, now: dat
 
 
 class SqlDeadLetters:
-    """The dead letters of a deployment, for the command line."""
+    """The dead letters of a deployment, for people."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def find(
-        self, *, ids: Sequence[int] = (), reason: str | None = None, pending: bool = True, limit: int = 1_000
+        self, *, ids: Sequence[int] = (), reason: str | None = None, pending: bool = True, after: int = 0, limit: int = 1_000
     ) -> list[StoredDeadLetter]:
         """See `list_dead_letters`."""
         with reading(self._engine) as connection:
-            return list_dead_letters(connection, ids=ids, reason=reason, pending=pending, limit=limit)
+            return list_dead_letters(connection, ids=ids, reason=reason, pending=pending, after=after, limit=limit)
 
     def failed_again(self, id_: int, reason: str, *, now: datetime) -> None:
         """Replaying did not help."""

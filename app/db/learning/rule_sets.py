@@ -1,25 +1,17 @@
-"""Rule sets in SQL: every text ever activated, and which one is in force per policy."""
+"""Rule sets in SQL: every text ever activated, which one is in force per policy, and what people propose."""
 
-from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import Connection, Engine, insert, select
+from sqlalchemy import Connection, Engine, Row, insert, select, update
 
 from app.db.engine import insert_or_ignore, reading, writing
 from app.db.release import audit
-from app.db.tables import rule_set_activations, rule_sets
+from app.db.tables import rule_set_activations, rule_set_proposals, rule_sets
+from app.domain.errors import Refused
+from app.domain.learning.rule_sets import Activation, Proposal
 
 MIN_PREFIX = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class Activation:
-    """A rule set put in force."""
-
-    digest: str
-    name: str
-    activated_by: str
-    activated_at: datetime
 
 
 def active_rule_set(connection: Connection, policy: str) -> str | None:
@@ -58,6 +50,55 @@ class SqlRules:
         with writing(self._engine) as connection:
             activate_rule_set(connection, policy=policy, digest=digest, name=name, toml=toml, by=by, now=now)
 
+    def propose(self, proposal: Proposal) -> Proposal:
+        """Write it down, once however often it is sent. Raises `Refused` where the same request was another proposal."""
+        table = rule_set_proposals
+        asked = {name: getattr(proposal, name) for name in ("id", "policy", "toml", "proposed_by", "proposed_at")}
+        with writing(self._engine) as connection:
+            new = connection.execute(insert_or_ignore(connection, table).values(asked)).rowcount
+            known = _proposal(connection.execute(select(table).where(table.c.id == proposal.id)).one())
+            if (known.policy, known.toml, known.proposed_by) != (proposal.policy, proposal.toml, proposal.proposed_by):
+                raise Refused(f"the request {proposal.id} was another proposal: send this one under a name of its own")
+            if new:
+                audit.append(
+                    connection, actor=known.proposed_by, action="rule_set.propose", subject=known.policy, detail={"proposal": known.id},
+                    now=known.proposed_at,
+                )  # fmt: skip
+        return known
+
+    def proposals(self, policy: str, *, newest: int = 20) -> list[Proposal]:
+        """What people proposed, newest first."""
+        table = rule_set_proposals
+        query = select(table).where(table.c.policy == policy).order_by(table.c.proposed_at.desc(), table.c.id.desc()).limit(newest)
+        with reading(self._engine) as connection:
+            return [_proposal(row) for row in connection.execute(query)]
+
+    def waiting(self, policy: str) -> list[Proposal]:
+        """What was proposed and neither put in force nor refused, oldest first."""
+        table = rule_set_proposals
+        query = select(table).where(table.c.policy == policy, table.c.settled_at.is_(None)).order_by(table.c.proposed_at, table.c.id)
+        with reading(self._engine) as connection:
+            return [_proposal(row) for row in connection.execute(query)]
+
+    def accept(self, proposal: Proposal, *, digest: str, name: str, now: datetime) -> bool:
+        """Put it in force, in the name of whoever proposed it; False where somebody settled it meanwhile."""
+        with writing(self._engine) as connection:
+            settled = _settle(connection, proposal, settled_at=now, digest=digest)
+            if settled:
+                activate_rule_set(
+                    connection, policy=proposal.policy, digest=digest, name=name, toml=proposal.toml, by=proposal.proposed_by, now=now
+                )  # fmt: skip
+            return settled
+
+    def refuse(self, proposal: Proposal, *, why: str, now: datetime) -> bool:
+        """Say what is wrong with it; False where somebody settled it meanwhile."""
+        with writing(self._engine) as connection:
+            settled = _settle(connection, proposal, settled_at=now, refused=why)
+            if settled:
+                detail = {"proposal": proposal.id, "why": why}
+                audit.append(connection, actor="system:label", action="rule_set.refuse", subject=proposal.policy, detail=detail, now=now)
+            return settled
+
     def history(self, policy: str) -> list[Activation]:
         """What was ever in force for a policy, newest first."""
         query = (
@@ -81,3 +122,13 @@ class SqlRules:
                 connection.execute(select(rule_sets.c.toml).where(rule_sets.c.digest.startswith(prefix, autoescape=True))).scalars().all()
             )
         return found[0] if len(found) == 1 else None
+
+
+def _settle(connection: Connection, proposal: Proposal, **outcome: Any) -> bool:  # noqa: ANN401 - columns
+    table = rule_set_proposals
+    waiting = (table.c.id == proposal.id) & table.c.settled_at.is_(None)
+    return connection.execute(update(table).where(waiting).values(**outcome)).rowcount == 1
+
+
+def _proposal(row: Row[Any]) -> Proposal:
+    return Proposal(**row._mapping)

@@ -6,16 +6,20 @@ from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import urlsplit
 
 from sqlalchemy import Connection, Engine, Row, insert, select, update
 
 from app.db.engine import reading, writing
+from app.db.release import audit
 from app.db.tables import outbox, webhook_deliveries, webhooks
 from app.domain.errors import NotFound
 from app.domain.ids import uuid7
 from app.domain.release.news import CHANNELS, FLAPPING, REST, is_news
 from app.sealing import Seal
 
+SYSTEM = "system:webhooks"
+"""Who acts where nobody says who: a receiver that says it is gone (410)."""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -33,6 +37,10 @@ class Webhook:
     """Prefixes of event types such as `release.` or `deployment.promote`; empty for all."""
     created_at: datetime
     disabled_at: datetime | None
+
+    def told(self) -> dict[str, Any]:
+        """As people see it: how many signatures a delivery carries, and no secret."""
+        return {name: value for name, value in vars(self).items() if name != "secrets"} | {"signatures": len(self.secrets)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,13 +87,16 @@ class SqlWebhookBook:
         self._engine = engine
         self._seal = seal
 
-    def add(self, *, policy: str | None, url: str, secret: str, events: Sequence[str], now: datetime) -> Webhook:
-        """Register a receiver."""
+    def add(self, *, policy: str | None, url: str, secret: str, events: Sequence[str], now: datetime, by: str = SYSTEM) -> Webhook:
+        """Register a receiver; audited."""
         webhook_id = uuid7()
         row = {"id": webhook_id, "policy": policy, "url": url, "secrets": [], "events": list(events), "created_at": now}
         row["sealed"] = [self._seal.seal(secret, about=webhook_id)]
         with writing(self._engine) as connection:
             connection.execute(insert(webhooks).values(row))
+            where = urlsplit(url)  # not the whole address: a chat's is a secret, a person's is theirs
+            said = {"policy": policy, "scheme": where.scheme, "host": where.hostname, "events": list(events)}
+            audit.append(connection, actor=by, action="webhook.added", subject=webhook_id, detail=said, now=now)
         return self.find(webhook_id)
 
     def find(self, webhook_id: str) -> Webhook:
@@ -104,14 +115,29 @@ class SqlWebhookBook:
     def set_secrets(self, webhook_id: str, secrets: Sequence[str]) -> Webhook:
         """Replace the signing secrets: [new, old] to start a rotation, [new] to end it."""
         with writing(self._engine) as connection:
-            sealed = [self._seal.seal(secret, about=webhook_id) for secret in secrets]
-            connection.execute(update(webhooks).where(webhooks.c.id == webhook_id).values(sealed=sealed, secrets=[]))
+            self._put(connection, webhook_id, secrets)
         return self.find(webhook_id)
 
-    def disable(self, webhook_id: str, *, now: datetime) -> Webhook:
-        """Stop deliveries; what waits is dropped, what was delivered stays on record."""
+    def rotate(self, webhook_id: str, secret: str, *, now: datetime, by: str = SYSTEM) -> Webhook:
+        """A new secret in front of the newest one, and no others; audited. Two at once come one after the other. Raises `NotFound`."""
         with writing(self._engine) as connection:
-            connection.execute(update(webhooks).where(webhooks.c.id == webhook_id).values(disabled_at=now))
+            row = connection.execute(select(webhooks).where(webhooks.c.id == webhook_id).with_for_update()).one_or_none()
+            if row is None:
+                raise NotFound(f"there is no webhook {webhook_id}: list them first")
+            self._put(connection, webhook_id, [secret, *self._webhook(row).secrets[:1]])
+            audit.append(connection, actor=by, action="webhook.rotated", subject=webhook_id, detail={}, now=now)
+        return self.find(webhook_id)
+
+    def _put(self, connection: Connection, webhook_id: str, secrets: Sequence[str]) -> None:
+        sealed = [self._seal.seal(secret, about=webhook_id) for secret in secrets]
+        connection.execute(update(webhooks).where(webhooks.c.id == webhook_id).values(sealed=sealed, secrets=[]))
+
+    def disable(self, webhook_id: str, *, now: datetime, by: str = SYSTEM) -> Webhook:
+        """Stop deliveries; what waits is dropped, what was delivered stays on record. Audited; a second time changes nothing."""
+        with writing(self._engine) as connection:
+            active = (webhooks.c.id == webhook_id) & webhooks.c.disabled_at.is_(None)
+            if connection.execute(update(webhooks).where(active).values(disabled_at=now)).rowcount:
+                audit.append(connection, actor=by, action="webhook.removed", subject=webhook_id, detail={}, now=now)
             waiting = (webhook_deliveries.c.webhook_id == webhook_id) & webhook_deliveries.c.delivered_at.is_(None)
             connection.execute(update(webhook_deliveries).where(waiting).values(next_attempt_at=None, last_status="disabled"))
         return self.find(webhook_id)

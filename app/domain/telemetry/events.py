@@ -168,3 +168,9 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
     actor: str
     requested_by: str
     occurred_at: datetime
+
+    def as_event(self) -> CloudEvent:
+        """As it travels."""
+        return CloudEvent(
+            id=self.id, source="ratchet", type=EventType.ERASURE, time=self.occurred_at, key=self.actor, data=msgspec.json.encode(self)
+        )  # fmt: skip

@@ -6,8 +6,11 @@ inbox, outbox ──Relay──▶ EventSink ──▶ (Kafka) ──▶ EventSo
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
+from app.domain.errors import BadConfig
 from app.domain.learning.batches import TurnPayload
 from app.domain.policies import PolicyConfig
 from app.domain.telemetry.events import CloudEvent, Erasure, Exposure, Observation, Retraction
@@ -157,6 +160,22 @@ class JoinRules:
         """How long after the deadline an observation still corrects the label."""
         config = self.policies.get(policy) if policy is not None else None
         return timedelta(seconds=self.lateness_s if config is None else config.lateness_s)
+
+
+class JoinConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What `[ingestion]` says about turns of policies that are no longer declared."""
+
+    label_wait_s: float = JoinRules.label_wait_s
+    lateness_s: float = JoinRules.lateness_s
+
+
+def join_rules(policies: Mapping[str, PolicyConfig], toml: Mapping[str, Any]) -> JoinRules:
+    """Of a deployment, by its configuration. Raises `BadConfig`."""
+    try:
+        others = msgspec.convert(toml.get("ingestion", {}), JoinConfig)
+    except msgspec.ValidationError as error:
+        raise BadConfig(f"[ingestion] in the configuration: {error}") from error
+    return JoinRules(policies=policies, label_wait_s=others.label_wait_s, lateness_s=others.lateness_s)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,19 +1,22 @@
-"""`ratchet dlq`: look at dead letters, and apply them after all once their cause is mended."""
+"""`ratchet dlq`: look at dead letters, and apply them after all once their cause is mended. Over HTTP."""
 
 import json
-from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
 
 import click
+import msgspec
 
 from app import wiring
-from app.domain.errors import BadRequest, NotFound
-from app.domain.ids import utc_now
-from app.domain.telemetry.events import CloudEvent
-from app.domain.telemetry.streams import Delivery, EffectBatch, EffectStore, StoredDeadLetter
-from app.settings import from_environment, read_toml
-from pipelines.ingestion.config import streaming_config
-from pipelines.ingestion.decode import understand
+from app.domain.telemetry.dead_letters import letter_of, told, told_whole
+from app.domain.telemetry.dead_letters import replay as replay_page
+from app.settings import Settings, from_environment
+from pipelines.commands.operating import Remote, acting
+from pipelines.commands.operating import break_glass as _break_glass
+
+PAGE_S = 300.0
+"""A page of letters, each a transaction of its own."""
 
 
 @click.group()
@@ -24,85 +27,75 @@ def dlq() -> None:
 @dlq.command(name="list")
 @click.option("--reason", help="Only those whose reason holds these words.")
 @click.option("--all", "everything", is_flag=True, help="Replayed ones too.")
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True)
-def list_(reason: str | None, everything: bool, limit: int) -> None:
+@click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
+@acting
+def list_(reason: str | None, everything: bool, limit: int, url: str | None, break_glass: bool) -> None:
     """List dead letters, oldest first."""
-    found = wiring.dead_letters(from_environment()).find(reason=reason, pending=not everything, limit=limit)
-    for stored in found:
-        place = f"{stored.letter.topic}:{stored.letter.partition}:{stored.letter.offset}"
-        state = "replayed" if stored.replayed_at else f"tried {stored.attempts}×"
-        click.echo(f"{stored.id}\t{stored.first_seen_at:%Y-%m-%dT%H:%M:%SZ}\t{place}\t{state}\t{stored.letter.reason}")
-    click.echo(f"{len(found)} dead letters", err=True)
+    settings = from_environment()
+    if break_glass:
+        found = wiring.dead_letters(settings).find(reason=reason, pending=not everything, limit=limit)
+        rows: list[dict[str, Any]] = [msgspec.to_builtins(told(stored)) for stored in found]
+    else:
+        asked = Remote.of(settings, url)
+        rows = asked.get("/v1/dead-letters", reason=reason, replayed="true" if everything else None, limit=limit)["data"]
+    for row in rows:
+        place = f"{row['topic']}:{row['partition']}:{row['offset']}"
+        state = "replayed" if row["replayed_at"] else f"tried {row['attempts']}×"
+        click.echo(f"{row['id']}\t{datetime.fromisoformat(row['first_seen_at']):%Y-%m-%dT%H:%M:%SZ}\t{place}\t{state}\t{row['reason']}")
+    click.echo(f"{len(rows)} dead letters", err=True)
 
 
 @dlq.command()
 @click.argument("id_", metavar="ID", type=int)
-def show(id_: int) -> None:
-    """Show one dead letter whole, as JSON."""
-    found = wiring.dead_letters(from_environment()).find(ids=[id_], pending=False)
-    if not found:
-        raise NotFound(f"there is no dead letter {id_}; `ratchet dlq list --all` shows those there are")
-    stored = found[0]
-    answer = {
-        "id": stored.id, "topic": stored.letter.topic, "partition": stored.letter.partition, "offset": stored.letter.offset,
-        "reason": stored.letter.reason, "attempts": stored.attempts, "first_seen_at": stored.first_seen_at.isoformat(),
-        "last_seen_at": stored.last_seen_at.isoformat(), "replayed_at": stored.replayed_at and stored.replayed_at.isoformat(),
-        "headers": dict(stored.letter.headers), "payload": stored.letter.payload.decode(errors="backslashreplace"),
-    }  # fmt: skip
-    click.echo(json.dumps(answer, indent=2, ensure_ascii=False))
+@acting
+def show(id_: int, url: str | None, break_glass: bool) -> None:
+    """Show one dead letter whole, as JSON: it is what somebody said."""
+    settings = from_environment()
+    if break_glass:
+        _break_glass(settings, act="dlq show", subject=f"dead letter {id_}")
+        letter = msgspec.to_builtins(told_whole(letter_of(wiring.dead_letters(settings), id_)))
+    else:
+        letter = Remote.of(settings, url).get(f"/v1/dead-letters/{id_}")
+    click.echo(json.dumps(letter, indent=2, ensure_ascii=False))
 
 
 @dlq.command()
 @click.argument("ids", metavar="[ID]...", type=int, nargs=-1)
 @click.option("--reason", help="Those whose reason holds these words, instead of ids.")
-def replay(ids: Sequence[int], reason: str | None) -> None:
+@acting
+def replay(ids: Sequence[int], reason: str | None, url: str | None, break_glass: bool) -> None:
     """Apply dead letters (by id, by reason, or all that wait); what was applied meanwhile is not applied twice."""
     settings = from_environment()
-    config, _ = streaming_config(read_toml(settings.config))
-    rules = config.join_rules(wiring.load_policies(settings))
-    letters, store = wiring.dead_letters(settings), wiring.effect_store(settings, rules=rules)
-    applied, again = 0, 0
-    for stored in letters.find(ids=ids, reason=reason, pending=not ids):
-        try:
-            replay_one(stored, store)
-            applied += 1
-        except (ValueError, BadRequest) as error:
-            again += 1
-            letters.failed_again(stored.id, str(error), now=utc_now())
-            click.echo(f"{stored.id}: still {error}", err=True)
+    page = _here(settings, ids, reason) if break_glass else _there(Remote.of(settings, url), ids, reason)
+    applied, again, after = 0, 0, 0
+    while after is not None:
+        done = page(after)
+        for id_, why in done["still"].items():
+            click.echo(f"{id_}: still {why}", err=True)
+        applied, again, after = applied + done["applied"], again + len(done["still"]), done["after"]
     click.echo(f"{applied} replayed, {again} still make no sense")
 
 
-def replay_one(stored: StoredDeadLetter, store: EffectStore) -> None:
-    """Apply one dead letter through the same deduplication as everything else. Raises ValueError or `BadRequest`."""
-    event = understand(_delivery(stored))
-    store.apply(EffectBatch(events=(event,), replayed_dead_letters=(stored.id,)), now=utc_now())
+def _there(service: Remote, ids: Sequence[int], reason: str | None) -> Callable[[int], dict[str, Any]]:
+    asked = {"ids": ids} | ({"reason": reason} if reason else {})
+    return lambda after: service.send("POST", "/v1/dead-letters/replay", asked | {"after": after}, patience_s=PAGE_S)
 
 
-def _delivery(stored: StoredDeadLetter) -> Delivery:
-    """The record again, from its headers; without an identity of its own it gets one from where it lay."""
-    letter, headers = stored.letter, stored.letter.headers
-    event = CloudEvent(
-        id=headers.get("ce_id") or f"{letter.topic}:{letter.partition}:{letter.offset}", source=headers.get("ce_source") or "dlq",
-        type=headers.get("ce_type") or "", time=stored.first_seen_at, key="", data=letter.payload,
-    )  # fmt: skip
-    return Delivery(
-        topic=f"replay-{stored.id}-{letter.topic}", partition=letter.partition, offset=letter.offset, headers=headers,
-        value=letter.payload, event=event, received_at=_received_at(stored),
-    )  # fmt: skip
-
-
-def _received_at(stored: StoredDeadLetter) -> datetime:
-    """When the inbox committed it, as the header says; an outside producer's record counts from when it was buried."""
-    micros = stored.letter.headers.get("ce_ratchetreceived", "")
-    if not (micros.isdecimal() and len(micros) <= 17):
-        return stored.first_seen_at
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=int(micros))
+def _here(settings: Settings, ids: Sequence[int], reason: str | None) -> Callable[[int], dict[str, Any]]:
+    _break_glass(settings, act="dlq replay", subject="dead letters", reason=reason or "")
+    letters, store, clock = wiring.dead_letters(settings), wiring.effect_store(settings), wiring.clock(settings)
+    return lambda after: dict(vars(replay_page(letters, store, ids=ids, reason=reason, after=after, clock=clock)))
 
 
 @dlq.command()
 @click.option("--days", type=click.FloatRange(0), default=30.0, show_default=True, help="Age since their replay.")
-def purge(days: float) -> None:
+@acting
+def purge(days: float, url: str | None, break_glass: bool) -> None:
     """Delete dead letters that were replayed long ago."""
-    deleted = wiring.dead_letters(from_environment()).purge(before=utc_now() - timedelta(days=days))
+    settings = from_environment()
+    if break_glass:
+        _break_glass(settings, act="dlq purge", subject="dead letters")
+        deleted = wiring.dead_letters(settings).purge(before=wiring.clock(settings)() - timedelta(days=days))
+    else:
+        deleted = Remote.of(settings, url).send("POST", "/v1/dead-letters/purge", {"days": days})["deleted"]
     click.echo(f"{deleted} deleted")

@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import click
@@ -112,12 +113,11 @@ def relay() -> None:
 
     settings, stop = begin("relay")
     ingestion, config = streaming_config(read_toml(settings.config))
-    rules = ingestion.join_rules(wiring.load_policies(settings))
     clock = wiring.clock(settings)
     own = shown(settings, "relay", clock)
     candidate = Relay(
         office=wiring.relay_office(settings, group=ingestion.group), sink=wiring.event_sink(settings),
-        store=wiring.effect_store(settings, rules=rules), config=config, owner=owner(), clock=clock,
+        store=wiring.effect_store(settings), config=config, owner=owner(), clock=clock,
         sweep=wiring.claim_sweep(settings).sweep, keep_payloads=days(retention(read_toml(settings.config)).inbox_days),
         sent=own.counter("ratchet_relay_sent_total").inc,
     )  # fmt: skip
@@ -136,7 +136,6 @@ def ingest() -> None:
 
     settings, stop = begin("ingest")
     config, _ = streaming_config(read_toml(settings.config))
-    rules = config.join_rules(wiring.load_policies(settings))
     source = wiring.event_source(settings, group=config.group, max_records=config.max_records)
     clock, troubles = wiring.clock(settings), wiring.troubles(settings, name=f"ingest {owner()}")
     own = shown(settings, "ingest", clock)
@@ -147,7 +146,7 @@ def ingest() -> None:
         troubles.report(trouble)
 
     member = Ingest(
-        source=source, store=wiring.effect_store(settings, rules=rules), config=config, clock=clock, report=report,
+        source=source, store=wiring.effect_store(settings), config=config, clock=clock, report=report,
         applied=own.counter("ratchet_ingest_applied_total").inc,
     )  # fmt: skip
     end_within(stop)
@@ -160,36 +159,35 @@ def ingest() -> None:
 @click.command()
 def label() -> None:
     """Label turns whose wait is over, with the rule set in force for each policy."""
+    from pipelines.commands.ruling import parsed, require_practice, usable
     from pipelines.config import loop_config
     from pipelines.labelling.follow_up.agreement import open_reader
     from pipelines.labelling.labeller import label_due
-    from pipelines.labelling.rule_set import parse_rule_set, starting_toml
+    from pipelines.labelling.proposals import settle
+    from pipelines.labelling.rule_set import starting_toml
 
     settings, stop = begin("label")
     policies = wiring.load_policies(settings)
     whole = loop_config(read_toml(settings.config))
-    config, practice = whole.labelling, whole.batching.rollout_share > 0
+    config = whole.labelling
     book, backlog, clock = wiring.label_book(settings), wiring.backlog(settings), wiring.clock(settings)
     rules = wiring.rule_book(settings, starting_toml(config.rule_set, config=settings.config))
     read = open_reader(config)
     gc.freeze()  # the garbage collector need not look at the imported code again: a sixth of the labeller's time
     for name, policy in policies.items():
-        active = parse_rule_set(rules.active(name), read=read, signals=policy.signals, allowed=config.allowed_terms)
-        if practice and not any(term.name in ("practice", "task_success") for term, _ in active.terms):
-            raise BadConfig(
-                f"batching.rollout_share is above 0 and the rule set {active.config.name!r} of {name} pays nothing for practice: "
-                "add the term `practice` to it (`ratchet rules activate`)"
-            )
+        settle(rules, policy=name, read=partial(usable, policy=policy, loop=whole, read=read), clock=clock)  # may mend what is in force
+        require_practice(parsed(rules.active(name), policy=policy, loop=whole, read=read), whole)
     log.info("label ready policies=%s", ",".join(policies))
     own = shown(settings, "label", clock)
     counted, stopping, own.ready = own.counter("ratchet_label_labelled_total"), own.rounds(stop.is_set), True
     while not stopping():
         labelled, complete_until = 0, backlog.complete_until(now=clock())
         for name, policy in policies.items():
-            rule_set = parse_rule_set(rules.active(name), read=read, signals=policy.signals, allowed=config.allowed_terms)
+            settle(rules, policy=name, read=partial(usable, policy=policy, loop=whole, read=read), clock=clock)
+            rule_set = parsed(rules.active(name), policy=policy, loop=whole, read=read)
             done = label_due(
                 book, policy=name, config=policy, rule_set=rule_set, now=clock(), limit=config.batch_turns, complete_until=complete_until,
-                learn_from_rollouts=practice,
+                learn_from_rollouts=whole.batching.rollout_share > 0,
             )  # fmt: skip
             counted.labels(name).inc(done)
             labelled += done

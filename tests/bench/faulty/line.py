@@ -24,11 +24,11 @@ from app.db.learning.labels import SqlLabels
 from app.db.tables import applied_events, labels, observations, stream_offsets, turns
 from app.domain.errors import LeaseLost, Unavailable
 from app.domain.policies import PolicyConfig
+from app.domain.telemetry.decoding import sort_out
 from app.domain.telemetry.events import CloudEvent
 from app.domain.telemetry.streams import EffectBatch, JoinRules
 from app.trajectories.segments import ParquetSegments
 from pipelines.ingestion.config import RelayConfig
-from pipelines.ingestion.decode import sort_out
 from pipelines.ingestion.relay import Relay, Term
 from pipelines.labelling.labeller import label_due
 from pipelines.labelling.rule_set import default_toml, parse_rule_set

@@ -12,9 +12,9 @@ from app.db.ingestion.streams import SqlEffects
 from app.db.migrate import upgrade
 from app.db.tables import turns
 from app.domain.ids import utc_now, uuid7
+from app.domain.telemetry.decoding import sort_out
 from app.domain.telemetry.streams import EffectBatch
 from app.trajectories.segments import ParquetSegments
-from pipelines.ingestion.decode import sort_out
 from tests.bench.common.driving import ROOT
 from tests.bench.ingesting.streams import RULES, about, label_all
 from tests.fakes.served import at, delivery_of, event_of, observation

@@ -87,13 +87,13 @@ def test_it_refuses_another_address_until_there_is_a_key(start: Start) -> None:
     assert refused.wait(PATIENCE_S) == 2
     assert refused.stdout is not None
     assert "ratchet keys create" in refused.stdout.read()
-    created = start("pipelines", "keys", "create", "--name", "ops", "--scope", "admin")
+    created = start("pipelines", "keys", "create", "--break-glass", "--name", "ops", "--scope", "admin")
     shown, _ = created.communicate(timeout=PATIENCE_S)
     key = shown.splitlines()[0]
-    listed, _ = start("pipelines", "keys", "list").communicate(timeout=PATIENCE_S)
+    listed, _ = start("pipelines", "keys", "list", "--break-glass").communicate(timeout=PATIENCE_S)
     assert key[:11] in listed
     assert key[12:] not in listed
-    revoked, _ = start("pipelines", "keys", "revoke", key[:11]).communicate(timeout=PATIENCE_S)
+    revoked, _ = start("pipelines", "keys", "revoke", key[:11], "--break-glass").communicate(timeout=PATIENCE_S)
     assert "revoked" in revoked
     assert start(RATCHET_HOST="0.0.0.0").wait(PATIENCE_S) == 2
 

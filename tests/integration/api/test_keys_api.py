@@ -15,7 +15,7 @@ from tests.fakes.gateway import collaborators, policy_config
 
 def service(engine: Engine) -> tuple[TestClient, SqlKeys]:
     book, policies = SqlKeys(engine), {"composer": policy_config(), "tab": policy_config()}
-    app = create_app(collaborators(keys=book, policies=policies, routers=[keys.router(book, policies=policies)]))
+    app = create_app(collaborators(keys=book, policies=policies, routers=[keys.router(book, rotate=lambda by: None, policies=policies)]))
     return TestClient(app, raise_server_exceptions=False), book
 
 

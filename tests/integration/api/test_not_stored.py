@@ -11,10 +11,10 @@ from app.db.ingestion.relay import SqlRelayOffice
 from app.db.ingestion.streams import SqlEffects
 from app.db.tables import turns
 from app.domain.ids import utc_now
+from app.domain.telemetry.decoding import sort_out
 from app.domain.telemetry.streams import Delivery, EffectBatch, JoinRules
 from app.main import create_app
 from app.trajectories.segments import ParquetSegments
-from pipelines.ingestion.decode import sort_out
 from tests.fakes.gateway import collaborators
 
 SECRET, KEPT = b"canary-that-nobody-keeps", b"canary-that-may-be-kept"

@@ -11,10 +11,13 @@ from starlette.testclient import TestClient
 
 from app.access import SignIn
 from app.api import keys, people, releases, webhooks
+from app.api.data import dead_letters, erasures, rules
 from app.api.entry.access import Caller, requires
 from app.db.access.keys import SqlKeys
 from app.db.access.people import SqlPeople
 from app.db.engine import open_engine
+from app.db.ingestion.dead_letters import SqlDeadLetters
+from app.db.learning.rule_sets import SqlRules
 from app.db.release.release_views import SqlReleaseViews
 from app.db.release.webhooks import SqlWebhookBook
 from app.domain.access import Scope
@@ -39,6 +42,9 @@ REAL = {
     Action.UNFREEZE: ("POST", f"/v1/policies/{POLICY}/unfreeze"),
     Action.LIFT: ("POST", f"/v1/policies/{POLICY}/quarantine/x/lift"),
     Action.NOTIFY: ("GET", "/v1/webhooks"),
+    Action.MEND_DATA: ("POST", "/v1/dead-letters/purge"),
+    Action.ERASE: ("POST", "/v1/erasures"),
+    Action.CHANGE_RULES: ("POST", f"/v1/policies/{POLICY}/rules"),
     Action.MANAGE_KEYS: ("POST", "/v1/keys"),
     Action.MANAGE_PEOPLE: ("POST", "/v1/people"),
 }
@@ -66,6 +72,15 @@ def client(town: Town, callers: object) -> TestClient:
     return service(town.engine, town)
 
 
+def noted(*, actor: str, action: str, subject: str, detail: dict[str, Any]) -> None:
+    """Bodies here are empty, so nothing comes of any act."""
+    raise AssertionError((actor, action, subject, detail))
+
+
+def nothing_is_applied() -> Any:
+    """An empty replay finds no letter to apply."""
+
+
 def service(engine: Engine, town: Town) -> TestClient:
     doors = APIRouter()
     for action in Action:
@@ -77,10 +92,19 @@ def service(engine: Engine, town: Town) -> TestClient:
     room, book, policies = release_room(engine), SqlKeys(engine, clock=town.clock), {POLICY: policy_config()}
     desk = SignIn(town.people, passwords=quick_passwords(), clock=town.clock)
     crowd = people.PeopleRoom(people=town.people, keys=book, desk=desk, policies=policies, address="http://here", clock=town.clock)
+    hooks = webhooks.WebhookRoom(
+        webhooks=SqlWebhookBook(engine, SEAL), send_test=lambda _hook: ("204", True), policies=policies, allow_loopback=True
+    )
+    forgetting = erasures.ErasureRoom(
+        pseudonym_of=lambda **_person: "", forget=noted, left_of=lambda _person: [], sweep=lambda: 0, note=noted
+    )  # fmt: skip
+    letters = dead_letters.LetterRoom(letters=SqlDeadLetters(engine), store=nothing_is_applied, note=noted, clock=town.clock)
+    paid = rules.RuleRoom(rules=SqlRules(engine, ""), policies=policies, clock=town.clock)
+    mending = [dead_letters.router(letters), erasures.router(forgetting), rules.router(paid)]
     routers = [
-        doors, keys.router(book, policies=policies, clock=town.clock), people.router(crowd),
+        *mending, doors, keys.router(book, rotate=lambda by: None, policies=policies, clock=town.clock), people.router(crowd),
         releases.router(releases.ReleaseRoom(desk=room.desk, releases=room.ledger, views=SqlReleaseViews(engine))),
-        webhooks.router(webhooks.WebhookRoom(webhooks=SqlWebhookBook(engine, SEAL), allow_loopback=True)),
+        webhooks.router(hooks),
     ]  # fmt: skip
     given = collaborators(keys=book, people=SqlPeople(engine, clock=town.clock), clock=town.clock, policies=policies, routers=routers)
     return TestClient(create_app(given), raise_server_exceptions=False)

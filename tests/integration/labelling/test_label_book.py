@@ -23,6 +23,7 @@ from app.domain.policies import PolicyConfig
 from app.domain.telemetry.streams import EffectBatch, JoinRules
 from app.settings import from_environment
 from pipelines.commands.labels import labels as labels_command
+from pipelines.commands.operating import os_user
 from pipelines.commands.rules import rules as rules_command
 from pipelines.labelling.labeller import label, label_due
 from pipelines.labelling.rule_set import RuleSet, default_toml, parse_rule_set
@@ -174,12 +175,13 @@ def test_rules_are_replayed_without_a_trace_and_activated_with_one(deployment: D
     assert "no_signal" in shown
     assert deployment.bench.rows("inference_id", "revision", "reward") == before
     assert "never activated" in deployment.run(rules_command, "show", "composer").output
-    assert "in force for composer" in deployment.run(rules_command, "activate", file, "--policy", "composer", "--by", "user:eva").output
+    assert "in force for composer" in deployment.run(rules_command, "activate", file, "--policy", "composer", "--break-glass").output
     history = deployment.run(rules_command, "show", "composer").output
-    assert "only-rating activated by user:eva" in history
+    assert f"only-rating activated by {os_user()}" in history
     with reading(deployment.bench.engine) as connection:
         assert [tuple(row) for row in connection.execute(select(audit.c.actor, audit.c.action, audit.c.subject))] == [
-            ("user:eva", "rule_set.activate", "composer")
+            (os_user(), "break_glass", "composer"),
+            (os_user(), "rule_set.activate", "composer"),
         ]
     digest = rule_set(ONLY_RATING).digest
     assert "no difference" in deployment.run(rules_command, "diff", file, digest[:12]).output

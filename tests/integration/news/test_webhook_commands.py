@@ -15,6 +15,8 @@ from app.domain.errors import BadRequest, NotFound, Refused
 from pipelines.commands.webhooks import webhooks
 from tests.fakes.sealed import SEAL
 
+GLASS = "--break-glass"
+
 
 class Door(BaseHTTPRequestHandler):
     """Keeps what it is sent and answers with the server's status."""
@@ -46,7 +48,9 @@ def runner(sqlite_url: str, tmp_path: Path) -> CliRunner:
 
 def _add(runner: CliRunner, door: ThreadingHTTPServer, sqlite_url: str) -> tuple[str, str]:
     """(id, secret) of a new receiver."""
-    told = runner.invoke(webhooks, ["add", f"http://127.0.0.1:{door.server_port}/hook", "--event", "release."], catch_exceptions=False)
+    told = runner.invoke(
+        webhooks, ["add", f"http://127.0.0.1:{door.server_port}/hook", "--event", "release.", GLASS], catch_exceptions=False
+    )
     engine = open_engine(sqlite_url)
     newest = SqlWebhookBook(engine, SEAL).all()[-1]
     engine.dispose()
@@ -55,33 +59,33 @@ def _add(runner: CliRunner, door: ThreadingHTTPServer, sqlite_url: str) -> tuple
 
 def test_a_receiver_is_added_tried_rotated_and_removed(runner: CliRunner, door: ThreadingHTTPServer, sqlite_url: str) -> None:
     name, secret = _add(runner, door, sqlite_url)
-    assert "answered 204" in runner.invoke(webhooks, ["test", name], catch_exceptions=False).output
+    assert "answered 204" in runner.invoke(webhooks, ["test", name, GLASS], catch_exceptions=False).output
     body, headers = door.got[0]  # type: ignore[attr-defined] - set by the fixture
     assert Verifier(secret).verify(body, headers)["type"] == "webhook.test"
 
-    fresh = runner.invoke(webhooks, ["rotate", name], catch_exceptions=False).stdout.strip()
-    runner.invoke(webhooks, ["test", name], catch_exceptions=False)
+    fresh = runner.invoke(webhooks, ["rotate", name, GLASS], catch_exceptions=False).stdout.strip()
+    runner.invoke(webhooks, ["test", name, GLASS], catch_exceptions=False)
     body, headers = door.got[1]  # type: ignore[attr-defined] - set by the fixture
     for valid in (secret, fresh):
         Verifier(valid).verify(body, headers)
 
-    shown = runner.invoke(webhooks, ["list"], catch_exceptions=False).output
+    shown = runner.invoke(webhooks, ["list", GLASS], catch_exceptions=False).output
     assert name in shown
     assert secret not in shown
-    assert "hears no more" in runner.invoke(webhooks, ["remove", name], catch_exceptions=False).output
-    assert "removed" in runner.invoke(webhooks, ["list"], catch_exceptions=False).output
-    assert runner.invoke(webhooks, ["deliveries", name], catch_exceptions=False).exit_code == 0
+    assert "hears no more" in runner.invoke(webhooks, ["remove", name, GLASS], catch_exceptions=False).output
+    assert "removed" in runner.invoke(webhooks, ["list", GLASS], catch_exceptions=False).output
+    assert runner.invoke(webhooks, ["deliveries", name, GLASS], catch_exceptions=False).exit_code == 0
 
 
 def test_a_receiver_that_does_not_take_it_is_told(runner: CliRunner, door: ThreadingHTTPServer, sqlite_url: str) -> None:
     name, _ = _add(runner, door, sqlite_url)
     door.status = 500  # type: ignore[attr-defined] - read by the handler
-    refused = runner.invoke(webhooks, ["test", name])
+    refused = runner.invoke(webhooks, ["test", name, GLASS])
     assert isinstance(refused.exception, Refused)
     assert "(500)" in str(refused.exception)
 
 
 def test_addresses_and_ids_that_lead_nowhere_are_refused(runner: CliRunner) -> None:
-    assert isinstance(runner.invoke(webhooks, ["add", "ftp://x"]).exception, BadRequest)
-    assert isinstance(runner.invoke(webhooks, ["add", "https://10.0.0.1/hook"]).exception, BadRequest)
-    assert isinstance(runner.invoke(webhooks, ["test", "nobody"]).exception, NotFound)
+    assert isinstance(runner.invoke(webhooks, ["add", "ftp://x", GLASS]).exception, BadRequest)
+    assert isinstance(runner.invoke(webhooks, ["add", "https://10.0.0.1/hook", GLASS]).exception, BadRequest)
+    assert isinstance(runner.invoke(webhooks, ["test", "nobody", GLASS]).exception, NotFound)

@@ -196,17 +196,17 @@ def test_dead_letters_that_were_replayed_long_ago_are_purged_and_no_others(termi
     ]  # fmt: skip
     with writing(engine) as connection:
         connection.execute(insert(dead_letters), rows)
-    assert terminal("dlq", "purge").output == "1 deleted\n"
+    assert terminal("dlq", "purge", "--break-glass").output == "1 deleted\n"
     with reading(engine) as connection:
         assert connection.execute(select(dead_letters.c.offset).order_by(dead_letters.c.offset)).scalars().all() == [0, 2]
-    assert terminal("dlq", "purge", "--days", "0").output == "1 deleted\n"
+    assert terminal("dlq", "purge", "--days", "0", "--break-glass").output == "1 deleted\n"
 
 
 def test_sessions_are_signed_anew_and_the_old_secret_is_kept_once(terminal: Terminal, engine: Engine) -> None:
-    path = Path(terminal("keys", "rotate-sessions").output.split()[0])
+    path = Path(terminal("keys", "rotate-sessions", "--break-glass").output.split()[0])
     first = path.read_text().splitlines()
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-    assert terminal("keys", "rotate-sessions").exit_code == 0
+    assert terminal("keys", "rotate-sessions", "--break-glass").exit_code == 0
     second = path.read_text().splitlines()
     assert second[0] not in first
     assert second[1] == first[0], "what it signed stays good once"

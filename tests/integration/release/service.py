@@ -17,7 +17,7 @@ from app.db.release.release_views import SqlReleaseViews
 from app.db.release.webhooks import SqlWebhookBook
 from app.domain.errors import RatchetError
 from app.domain.ids import utc_now
-from tests.fakes.releases import ReleaseRoom
+from tests.fakes.releases import POLICY, ReleaseRoom
 from tests.fakes.sealed import SEAL
 
 
@@ -27,7 +27,10 @@ def release_service(engine: Engine, room: ReleaseRoom, *, loopback: bool = False
     sessions = Sessions(lambda: ("secret",))
     app.state.access = Access(SqlKeys(engine), clock=utc_now, sessions=sessions, people=SqlPeople(engine), loopback=loopback)
     app.include_router(router(ApiRoom(desk=room.desk, releases=room.ledger, views=SqlReleaseViews(engine))))
-    app.include_router(webhooks.router(webhooks.WebhookRoom(webhooks=SqlWebhookBook(engine, SEAL), allow_loopback=True)))
+    hooks = webhooks.WebhookRoom(
+        webhooks=SqlWebhookBook(engine, SEAL), send_test=lambda _hook: ("204", True), policies=(POLICY, "other"), allow_loopback=True
+    )
+    app.include_router(webhooks.router(hooks))
 
     def answer(_request: Request, error: Exception) -> Response:
         assert isinstance(error, RatchetError)

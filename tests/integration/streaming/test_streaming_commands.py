@@ -32,6 +32,7 @@ from tests.broker import running_broker
 from tests.fakes.served import applied, at, event_of, exposure, observation, turn
 
 ALICE = hash_actor("alice@example.com", salt="pepper")
+GLASS = "--break-glass"
 CANARY = "canary-0451-blue"
 
 
@@ -75,15 +76,15 @@ def letter(offset: int, payload: bytes, type_: str = "ratchet.observation.v1") -
 def test_dead_letters_are_listed_shown_and_replayed_once(deployment: Deployment) -> None:
     good = event_of(observation("o", of="t")).data
     deployment.apply(applied(turn("t")), dead=(letter(1, good), letter(2, b"\xff")))
-    assert "once upon a time" in deployment.run(dlq, "list").output
-    assert json.loads(deployment.run(dlq, "show", "2").output)["payload"] == "\\xff"
-    replayed = deployment.run(dlq, "replay")
+    assert "once upon a time" in deployment.run(dlq, "list", GLASS).output
+    assert json.loads(deployment.run(dlq, "show", "2", GLASS).output)["payload"] == "\\xff"
+    replayed = deployment.run(dlq, "replay", GLASS)
     assert "1 replayed, 1 still make no sense" in replayed.output
-    assert "1 replayed, 0 still" in deployment.run(dlq, "replay", "1").output  # again, by id: deduplicated
+    assert "1 replayed, 0 still" in deployment.run(dlq, "replay", "1", GLASS).output  # again, by id: deduplicated
     with reading(wiring.open_state(deployment.settings)) as connection:
         assert connection.execute(select(observations.c.id, observations.c.status)).all() == [("o", "joined")]
         assert connection.execute(select(dead_letters.c.attempts).order_by(dead_letters.c.id)).scalars().all() == [1, 2]
-    assert deployment.run(dlq, "list", "--all").output.count("replayed") == 1
+    assert deployment.run(dlq, "list", "--all", GLASS).output.count("replayed") == 1
 
 
 def person(deployment: Deployment) -> None:
@@ -126,7 +127,7 @@ def bytes_with(folder: Path, words: bytes) -> list[str]:
 def test_erasing_leaves_no_byte_of_what_the_person_said_and_names_the_versions_trained_on_them(deployment: Deployment) -> None:
     person(deployment)
     assert bytes_with(deployment.settings.data, CANARY.encode())
-    first = deployment.run(erase, "--actor", "alice@example.com").output
+    first = deployment.run(erase, GLASS, "--actor", "alice@example.com").output
     assert "removed 1 turns" in first
     assert "versions trained on them: digest-of-v2" in first
     assert bytes_with(deployment.settings.data, CANARY.encode()) == []
@@ -139,15 +140,15 @@ def test_erasing_leaves_no_byte_of_what_the_person_said_and_names_the_versions_t
         assert connection.execute(select(labels.c.inference_id)).scalars().all() == ["b"]
         assert connection.execute(select(exposures.c.id)).all() == connection.execute(select(dead_letters.c.id)).all() == []
         assert {row.payload for row in connection.execute(select(outbox.c.payload).where(outbox.c.type == "ratchet.erasure.v1"))} == {b""}
-        assert connection.execute(select(audit.c.action, audit.c.subject)).all() == [("erase", ALICE)]
+        assert connection.execute(select(audit.c.action, audit.c.subject)).all() == [("break_glass", ALICE), ("erase", ALICE)]
     segments = wiring.trajectories(deployment.settings)
     assert set(segments.read([(name, id_) for name in segments.names() for id_ in ("a", "b")])) == {"b"}
 
 
 def test_erasing_again_is_a_no_op_that_tells_the_same_versions(deployment: Deployment) -> None:
     person(deployment)
-    deployment.run(erase, "--actor", "alice@example.com")
-    again = deployment.run(erase, "--pseudonym", ALICE).output
+    deployment.run(erase, GLASS, "--actor", "alice@example.com")
+    again = deployment.run(erase, GLASS, "--pseudonym", ALICE).output
     assert "erased before; removed 0 turns (empty shells stay), 0 observations, 0 labels, 0 exposures" in again
     assert "digest-of-v2" in again
 
@@ -196,13 +197,13 @@ def test_the_house_is_kept_by_hand_and_shown_to_whoever_asks(deployment: Deploym
 def test_what_is_left_of_a_person_is_told_place_by_place_and_after_erasing_nothing_is(deployment: Deployment) -> None:
     person(deployment)
     with running_broker(deployment.settings.data):
-        before = deployment.run(erase, "--verify", "--actor", "alice@example.com")
+        before = deployment.run(erase, GLASS, "--verify", "--actor", "alice@example.com")
         assert before.exit_code == 1
         assert "traces are left" in before.output
         for place in ("table turns", "table labels", "table dead_letters, payloads", "inbox payloads"):
             assert re.search(rf"^ +[1-9]\d*  {place}", before.output, re.MULTILINE), place
-        deployment.run(erase, "--actor", "alice@example.com")
-        after = deployment.run(erase, "--verify", "--actor", "alice@example.com")
+        deployment.run(erase, GLASS, "--actor", "alice@example.com")
+        after = deployment.run(erase, GLASS, "--verify", "--actor", "alice@example.com")
     assert "nothing is left in" in after.output
     assert after.exit_code == 0
 
@@ -216,8 +217,8 @@ def test_segments_that_no_row_knows_are_told_and_swept_when_they_are_old(deploym
     an_hour_ago = file.stat().st_mtime - 3_700
     os.utime(file, (an_hour_ago, an_hour_ago))
     with running_broker(deployment.settings.data):
-        assert "2  segments that no row knows" in deployment.run(erase, "--verify", "--actor", "bob").output
-    assert "removed 1 segments" in deployment.run(erase, "--sweep").output
+        assert "2  segments that no row knows" in deployment.run(erase, GLASS, "--verify", "--actor", "bob").output
+    assert "removed 1 segments" in deployment.run(erase, GLASS, "--sweep").output
     assert "orphan-0-1" not in store.names()
     assert "young-0-1" in store.names()
 

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from app.domain.telemetry.decoding import sort_out, understand
 from app.domain.telemetry.events import EventType
 from app.domain.telemetry.streams import Delivery
 from app.messaging.codec import decode
-from pipelines.ingestion.decode import sort_out, understand
 from tests.fakes.served import event_of, turn
 from tests.recorded import FOLDER, samples
 

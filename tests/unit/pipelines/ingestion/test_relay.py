@@ -18,11 +18,11 @@ from app.db.ingestion.streams import SqlEffects
 from app.db.outbox import OutboxEvent, enqueue
 from app.db.tables import counters, dead_letters, inbox, turns
 from app.domain.errors import LeaseLost, Unavailable
+from app.domain.telemetry.dead_letters import replay_one
+from app.domain.telemetry.decoding import sort_out
 from app.domain.telemetry.events import EventType, Topic, envelope
 from app.domain.telemetry.streams import EffectBatch, JoinRules, RelayTerm
-from pipelines.commands.maintenance.dlq import replay_one
 from pipelines.ingestion.config import RelayConfig
-from pipelines.ingestion.decode import sort_out
 from pipelines.ingestion.relay import Heartbeat, Relay, Term
 from tests.fakes.served import at, delivery_of, event_of, turn
 from tests.fakes.streaming import MemoryBroker, MemorySegments
@@ -263,7 +263,7 @@ def test_a_dead_letter_from_the_inbox_keeps_its_headers_and_is_replayed_once_its
     (stored,) = SqlDeadLetters(stage.engine).find()
     assert stored.letter.headers == envelope(odd, received_at(stage))
     mended = {**stored.letter.headers, "ce_type": EventType.TURN}
-    replay_one(replace(stored, letter=replace(stored.letter, headers=mended)), stage.store)
+    replay_one(replace(stored, letter=replace(stored.letter, headers=mended)), stage.store, now=at(5))
     assert stage.applied() == {"odd"}
     assert SqlDeadLetters(stage.engine).find() == []
 

@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
+from app.domain.telemetry.decoding import DECODERS, Decoder, decode_effect, sort_out
 from app.domain.telemetry.events import CloudEvent, EventType, Observation
 from app.domain.telemetry.turns import TurnServed
-from pipelines.ingestion.decode import DECODERS, Decoder, decode_effect, sort_out
 from tests.fakes.served import at, delivery_of, erasure, event_of, exposure, observation, retraction, turn
 
 
