@@ -14,7 +14,6 @@ import pytest
 from app.domain.errors import BadInput, Overloaded, Refused
 from app.domain.learning.boxes import MOST_PATCH_BYTES, Box, Boxes, BoxSpec, Ended, Limits, checked_patch
 from app.sandbox.bubblewrap import BubblewrapBoxes
-from app.sandbox.pool import WarmPool
 from app.sandbox.processes import ProcessBoxes
 from app.sandbox.ray_rest import LABEL, RayBoxes
 from tests.fakes.servers.ray_sandbox import RayTransport, Resolver
@@ -240,21 +239,6 @@ def test_a_killed_dispatcher_s_workspaces_are_swept(folder: Path) -> None:
     assert gone(mark)
     assert KEEPERS["overlays"].sweep() >= 1
     assert str(dispatcher.pid) not in "".join(Path("/proc/mounts").read_text().split())
-
-
-def test_a_pool_never_hands_out_a_dead_box(folder: Path) -> None:
-    boxes = KEEPERS["overlays"]
-    pool = WarmPool(lambda: boxes.open(BoxSpec(limits=LIMITS, workspace=folder)), size=1)
-    pool.start()
-    until = time.monotonic() + 20
-    while not pool._waiting and time.monotonic() < until:
-        time.sleep(0.02)
-    pool._waiting[0][1].stop()
-    taken = pool.take()
-    assert taken.alive()
-    assert pool.discarded == 1
-    taken.stop()
-    pool.close()
 
 
 def test_users_run_out_with_a_sentence(folder: Path) -> None:
