@@ -41,13 +41,20 @@ def create_engine(worker: Worker, residency: Residency, *, instruments: Instrume
     """The application over a running worker and residency."""
     own = measured(instruments or Instruments("engine"), worker, residency)
     app = FastAPI(title="Ratchet engine", docs_url=None, redoc_url=None, openapi_url=None)
-    # one thread: prompts in the order in which they came, and no more of them at a time than leaves the loop and the sampling their share
-    tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizing")
-    preparing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="preparing")
 
     @app.exception_handler(RatchetError)
     async def refuse(_request: Request, error: Exception) -> Response:
         return _refusal(error)
+
+    _sampling(app, worker)
+    _looking(app, worker, residency, own)
+    return app
+
+
+def _sampling(app: FastAPI, worker: Worker) -> None:
+    # one thread: prompts in the order in which they came, and no more of them at a time than leaves the loop and the sampling their share
+    tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizing")
+    preparing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="preparing")
 
     @app.post("/generate")
     async def generate(request: Request) -> Response:
@@ -74,6 +81,8 @@ def create_engine(worker: Worker, residency: Residency, *, instruments: Instrume
         # JSON has no -inf: a token that top-p excludes
         return _json({"logprobs": [value if math.isfinite(value) else None for value in logprobs]})
 
+
+def _looking(app: FastAPI, worker: Worker, residency: Residency, own: Instruments) -> None:
     @app.get("/versions")
     async def versions() -> Response:
         return _json({digest: {"state": state, "detail": detail} for digest, (state, detail) in residency.states().items()})
@@ -96,8 +105,6 @@ def create_engine(worker: Worker, residency: Residency, *, instruments: Instrume
         """200 while this engine holds a version; it asks nobody else, so a database that is away unreadies no engine."""
         holds = any(worker.holds(digest) for digest in residency.states())
         return _json({"ready": holds}, status=200 if holds else 503)
-
-    return app
 
 
 async def _read(request: Request, expected: type[Asked]) -> Asked:
