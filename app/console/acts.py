@@ -7,7 +7,7 @@ what happened since, and what was done already is not done twice.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any
 
 from app.console.views.asked import Asked
 from app.console.wording import left, plural, short
@@ -15,23 +15,11 @@ from app.domain.errors import BadRequest, DoneAlready, NotFound, Refused
 from app.domain.ids import uuid7
 from app.domain.people import MAY, Action
 from app.domain.release.releases import Pointer, Release, ReleaseState
+from app.release.acts import Desk
 from app.release.basis import Basis
 
 LONGEST = 1_900
 """Characters of a reason."""
-
-
-class Desk(Protocol):
-    """What people may do; the same desk as behind HTTP."""
-
-    def on(self, basis: Basis) -> Self: ...
-    def approve(self, release_id: str, *, approver: str, evidence: str, reason: str | None = None) -> Release: ...
-    def reject(self, release_id: str, *, approver: str, reason: str) -> Release: ...
-    def abort(self, release_id: str, *, actor: str, reason: str, quarantine: bool = False) -> Release: ...
-    def roll_back(self, release_id: str, *, actor: str, reason: str, to: str | None = None) -> Release: ...
-    def renew_anchor(self, policy: str, *, actor: str, reason: str = ...) -> Pointer: ...
-    def unfreeze(self, policy: str, *, actor: str) -> bool: ...
-    def lift(self, policy: str, digest: str, *, actor: str, reason: str) -> bool: ...
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ than everything else that opens a box. As the first process of its namespace not
 nothing can look into it or at its pipes. When a program has ended, was late, or said too much, everything else in the namespace is killed
 before the answer goes out: no tool leaves a process behind. With a socket it serves it on 127.0.0.1:8080, the only address that answers.
 
-Run as a program of its own, with the standard library alone: it imports nothing of ours, so it has its own `drain` and `feed` beside those of
-`app.sandbox.child`, and nothing imports it.
+Run as a program of its own, with the standard library alone; nothing imports it. So it shares no code with
+`app.sandbox.child`: its `drain` and `feed` are its own.
 """
 
 import binascii
