@@ -14,6 +14,7 @@ from app.db.chunks import chunked, one_of
 from app.db.engine import expected_to_answer, reading
 from app.db.ingestion.segment_rows import WHOLE
 from app.db.ingestion.streams import offsets
+from app.db.operations.server import server_state
 from app.db.tables import (
     applied_events,
     batch_items,
@@ -153,25 +154,5 @@ def durability_of(engine: Engine) -> list[Finding]:
 
 def durability(connection: Connection) -> list[Finding]:
     """What an acknowledgement is worth here, as findings; empty on SQLite, whose connections are opened with `synchronous=FULL`."""
-    if connection.dialect.name == "sqlite":
-        return []
-
-    def shown(name: str) -> str:
-        return str(connection.execute(select(func.current_setting(name))).scalar_one())
-
-    found = [
-        Finding(what=f"{name} is {shown(name)}", count=1, cure="set it in postgresql.conf: acknowledged events are lost with the machine")
-        for name in ("fsync", "full_page_writes")
-        if shown(name) != "on"
-    ]
-    if shown("synchronous_commit") not in ("on", "remote_apply"):
-        what = f"synchronous_commit is {shown('synchronous_commit')}"
-        found.append(Finding(what=what, count=1, cure="take it out of the URL's options: an acknowledged event may not be on any disk"))
-    if not shown("synchronous_standby_names"):
-        found.append(
-            Finding(
-                what="no standby is synchronous", count=1,
-                cure="set synchronous_standby_names: a failover loses what was acknowledged last, and the events must be sent again",
-            )
-        )  # fmt: skip
-    return found
+    server = server_state(connection)
+    return [] if server is None else [Finding(what=weak.what, count=1, cure=weak.cure) for weak in server.weaknesses()]

@@ -60,13 +60,10 @@ def database(settings: Settings) -> Iterator[Finding]:
         yield ok("database", "SQLite: one machine, durable with its disk")
         return
     yield ok("database", f"PostgreSQL {server.version}, timeline {server.timeline}")
-    if not server.fsync:
-        yield fail("database", "fsync is off: a power cut loses what was acknowledged", "set fsync = on")
+    for weak in server.weaknesses():
+        yield (fail if weak.here else _weight(settings))("database", weak.what, weak.cure)
     if server.encoding != "UTF8":
         yield fail("database", f"its encoding is {server.encoding}", "create it with ENCODING 'UTF8'")
-    if not server.synchronous:
-        says = "a commit waits for no standby: an acknowledged event can be lost with the primary"
-        yield _weight(settings)("database", says, "set synchronous_standby_names = 'ANY 1 (*)' with a standby running")
     if missing := state.unlimited():
         yield fail("database", f"no {', '.join(missing)}", "take it out of the `options` of RATCHET_DATABASE_URL, which says 0")
 
@@ -120,7 +117,7 @@ def secrets(settings: Settings) -> Iterator[Finding]:
     keys = wiring.key_book(settings)
     if not keys.all():
         says = "no API key is good, so nobody gets in" if keys.ever() else "no API key was ever made: this machine may do everything"
-        yield _weight(settings)("secrets", says, "ratchet keys create --name ops --scope admin")
+        yield _weight(settings)("secrets", says, "ratchet people first NAME, then ratchet login")
     if not loose:
         yield ok("secrets", "salt, session secret and webhook key are there")
 
