@@ -49,7 +49,7 @@ from app.domain.errors import BadConfig, RatchetError, Unavailable
 from app.domain.ids import utc_now
 from app.domain.policies import PolicyConfig
 from app.domain.ports import Claims, Clock, Episodes, GatewayEngines, Inbox, Keys, Ledger, Reads, Routes
-from app.domain.readings import Sight
+from app.domain.readings import Readings
 from app.domain.retention import Retention, retention
 from app.logging import configure
 from app.secret_files import keep_to_owner
@@ -87,7 +87,7 @@ class Collaborators:
     """Told by `/health` beside the checks, without making the service unwell."""
     routers: Sequence[APIRouter] = ()
     """Of other rooms: releases, console."""
-    sight: Sight | None = None
+    readings: Readings | None = None
     """What the database knows of the loop, for `/metrics`."""
     skew_s: Callable[[], float] = lambda: 0.0
     """This machine's clock ahead of the database's."""
@@ -101,7 +101,7 @@ class Collaborators:
 
 def create_app(with_: Collaborators) -> Application:
     """The ASGI application. Reads the keys; everything else waits for the first request."""
-    metrics = Metrics(with_.sight, version=with_.version)
+    metrics = Metrics(with_.readings, version=with_.version)
     metrics.instruments.ready = True
     metrics.skew_s.set_function(with_.skew_s)
     access = Access(with_.keys, clock=with_.clock, sessions=Sessions(with_.session_secrets), people=with_.people, loopback=with_.loopback)
@@ -260,7 +260,7 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
     return Collaborators(
         inbox=adapters.inbox, routes=adapters.routes, engines=adapters.engines, policies=adapters.policies, keys=adapters.keys,
         episodes=adapters.episodes, ledger=adapters.reads, reads=adapters.reads,
-        sight=wiring.sight(settings), skew_s=wiring.clock(settings).skew_s, version=wiring.release_of_code(),
+        readings=wiring.readings(settings), skew_s=wiring.clock(settings).skew_s, version=wiring.release_of_code(),
         actor_salt=wiring.actor_salt(settings), session_secrets=wiring.session_secrets(settings),
         loopback=settings.host in LOOPBACK,
         claims=adapters.claims, notes={"ingestion": ingestion}, known_for=retention(read_toml(settings.config)).horizon,

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from app.db.learning.suite_scores import SqlScores
     from app.db.learning.suite_sources import WellEnded
     from app.db.operations.examination import SqlDeploymentState
-    from app.db.operations.sight import SqlSight
+    from app.db.operations.readings import SqlReadings
     from app.db.progress import SqlProgressLog
     from app.db.reads import SqlReads
     from app.db.recovery.checks import Finding, SqlRecovery
@@ -173,11 +173,11 @@ def clock(settings: Settings) -> "DatabaseClock":
     return told
 
 
-def sight(settings: Settings) -> "SqlSight":
+def readings(settings: Settings) -> "SqlReadings":
     """What the database knows of the loop, for `/metrics`."""
-    from app.db.operations.sight import SqlSight
+    from app.db.operations.readings import SqlReadings
 
-    return SqlSight(open_state(settings), open_inbox(settings))
+    return SqlReadings(open_state(settings), open_inbox(settings))
 
 
 def deployment_state(settings: Settings) -> "SqlDeploymentState":

@@ -7,14 +7,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
 from app.api.pressure import Waits
-from app.domain.readings import Sight
+from app.domain.readings import Readings
 from app.telemetry.instruments import Instruments
 
 
 class Metrics:
     """One registry per app, so that two apps in one process (tests) do not collide."""
 
-    def __init__(self, sight: Sight | None = None, *, version: str = "") -> None:
+    def __init__(self, readings: Readings | None = None, *, version: str = "") -> None:
         own = self.instruments = Instruments("api", version=version)
         events = own.counter("ratchet_api_events_total")
         self._event_counts = {status: events.labels(status) for status in ("accepted", "duplicate", "conflict", "rejected")}
@@ -27,8 +27,8 @@ class Metrics:
         self.redacted = own.counter("ratchet_api_redacted_total")
         self.waits = Waits()
         self.skew_s = own.gauge("ratchet_clock_skew_seconds")
-        if sight is not None:
-            own.sight(sight)
+        if readings is not None:
+            own.told_by(readings)
 
     def count_events(self, statuses: Sequence[str]) -> None:
         """Count answers of the door."""

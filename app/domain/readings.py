@@ -14,7 +14,7 @@ class Reading:
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-class Sight(Protocol):
+class Readings(Protocol):
     """Whoever reads the loop's state."""
 
     def readings(self) -> list[Reading]:

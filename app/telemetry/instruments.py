@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Plat
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from app.domain.errors import RatchetError
-from app.domain.readings import Reading, Sight
+from app.domain.readings import Reading, Readings
 from app.telemetry.catalogue import CATALOGUE, FROM_DATABASE, Described, Kind
 
 Samples = Callable[[], Mapping[tuple[str, ...], float]]
@@ -48,9 +48,9 @@ class Instruments:
         """A gauge or counter whose series are worked out when scraped."""
         self.registry.register(_Sampled(self._described(name), samples))
 
-    def sight(self, sight: Sight) -> None:
+    def told_by(self, readings: Readings) -> None:
         """Show what the database knows."""
-        self.registry.register(_Loop(sight))
+        self.registry.register(_Loop(readings))
 
     def rounds(self, stopping: Callable[[], bool]) -> Callable[[], bool]:
         """`stopping`, counting how often a loop asked it: a loop that does not ask any more is stuck."""
@@ -99,8 +99,8 @@ class _Sampled:
 class _Loop:
     """What the database knows; when it does not answer `ratchet_database_up` is 0 and the rest is missing, never stale."""
 
-    def __init__(self, sight: Sight) -> None:
-        self._sight = sight
+    def __init__(self, readings: Readings) -> None:
+        self._readings = readings
 
     def describe(self) -> list[Metric]:
         """Nothing up front: registering must not read the database."""
@@ -109,7 +109,7 @@ class _Loop:
     def collect(self) -> Iterator[Metric]:
         """One family for each metric that has samples."""
         try:
-            readings = [Reading(metric="ratchet_database_up", value=1.0), *self._sight.readings()]
+            readings = [Reading(metric="ratchet_database_up", value=1.0), *self._readings.readings()]
         except RatchetError:
             readings = [Reading(metric="ratchet_database_up", value=0.0)]
         families: dict[str, Any] = {}

@@ -8,8 +8,8 @@ from sqlalchemy import Engine, insert
 
 from app.db.engine import writing
 from app.db.operations.facts import BACKUP, DRILL, identity, read_fact, write_fact
+from app.db.operations.readings import SqlReadings
 from app.db.operations.server import server_state, timeline
-from app.db.operations.sight import SqlSight
 from app.db.tables import (
     alarms,
     audit_head,
@@ -93,7 +93,7 @@ def fill(engine: Engine) -> None:
 
 def test_every_metric_of_the_database_is_told_with_its_labels(engine: Engine) -> None:
     fill(engine)
-    readings = SqlSight(engine, engine, clock=FrozenClock(NOON)).readings()
+    readings = SqlReadings(engine, engine, clock=FrozenClock(NOON)).readings()
     told = {reading.metric for reading in readings}
     server = {"ratchet_database_synchronous", "ratchet_database_timeline"} if engine.dialect.name == "postgresql" else set[str]()
     assert told == FROM_DATABASE - {"ratchet_database_up", "ratchet_database_synchronous", "ratchet_database_timeline"} | server
@@ -103,7 +103,7 @@ def test_every_metric_of_the_database_is_told_with_its_labels(engine: Engine) ->
 
 def test_the_values_are_those_of_the_rows(engine: Engine) -> None:
     fill(engine)
-    found = SqlSight(engine, engine, clock=FrozenClock(NOON)).readings()
+    found = SqlReadings(engine, engine, clock=FrozenClock(NOON)).readings()
     value = {(r.metric, r.labels.get("status") or r.labels.get("subject") or ""): r.value for r in found}
     assert value["ratchet_cycles_held_in_a_row", ""] == 3, "a skipped slot between held ones is no good one"
     assert value["ratchet_cycles_total", "held"] == 2
@@ -121,7 +121,7 @@ def test_the_values_are_those_of_the_rows(engine: Engine) -> None:
 
 
 def test_an_empty_deployment_is_read_too(engine: Engine) -> None:
-    told = {r.metric: r.value for r in SqlSight(engine, engine, clock=FrozenClock(NOON)).readings()}
+    told = {r.metric: r.value for r in SqlReadings(engine, engine, clock=FrozenClock(NOON)).readings()}
     assert told["ratchet_relay_in_office"] == 0
     assert "ratchet_backup_age_seconds" not in told
 

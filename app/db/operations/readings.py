@@ -46,8 +46,8 @@ BACKLOG = {"inbox_oldest_unapplied_s": "ratchet_inbox_oldest_unapplied_seconds"}
 """Where the metric is called otherwise than the reading."""
 
 
-class SqlSight:
-    """The `Sight` port."""
+class SqlReadings:
+    """The `Readings` port."""
 
     def __init__(self, state: Engine, inbox: Engine, *, clock: Clock | None = None) -> None:
         self._state = state
