@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from app.db.access.people import SqlPeople
     from app.db.access.traces import SqlTraces
     from app.db.clock import DatabaseClock
-    from app.db.console import SqlOperations
     from app.db.ingestion.backlog import SqlBacklog
     from app.db.ingestion.claims import SqlClaimSweep
     from app.db.ingestion.dead_letters import SqlDeadLetters
@@ -66,6 +65,7 @@ if TYPE_CHECKING:
     from app.db.release.versions import SqlVersions
     from app.db.release.webhooks import SqlWebhookBook
     from app.db.sight import SqlPages
+    from app.db.sight.demonstration import SqlOperations
     from app.db.troubles import SqlTroubles
     from app.db.upkeep.keeper import SqlUpkeep
     from app.domain.learning.batches import RewardedTurn, TurnPayload
@@ -140,8 +140,8 @@ def recount_labels(settings: Settings, *, only_if_empty: bool = False) -> int:
 
 
 def open_operations(settings: Settings) -> "SqlOperations":
-    """Read-only sight of the deployment, for pages and terminals."""
-    from app.db.console import SqlOperations
+    """What the demo's terminal reads."""
+    from app.db.sight.demonstration import SqlOperations
 
     return SqlOperations(open_state(settings), open_inbox(settings))
 

@@ -1,6 +1,6 @@
 """The operators' pages: templates and static files, no JavaScript build.
 
-Fed by `app.domain.sight` and the release desk / feeds people, who look and decide.
+Fed by `app.domain.views` and the release desk / feeds people, who look and decide.
 """
 
 from app.console.live import Live

@@ -19,7 +19,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from app.console.rendering import HEADERS
 from app.domain.errors import RatchetError
-from app.domain.sight import Sight
+from app.domain.views.pages import Sight
 
 log = logging.getLogger("ratchet.console")
 PULSE_S = 0.6

@@ -25,7 +25,7 @@ from app.console.views import access, candidate, data, inbox, pairs, records, re
 from app.console.views.asked import Asked
 from app.domain.errors import BadInput, NotFound, RatchetError, Refused, Unavailable
 from app.domain.people import Action
-from app.domain.sight import Sight, Trace
+from app.domain.views.pages import Sight, Trace
 from app.release.jury import Jury
 
 Content = Callable[..., dict[str, Any]]

@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from app.domain.ids import utc_now
-from app.domain.views import Measure
+from app.domain.views.measures import Measure
 
 
 def short(digest: str | None) -> str:

@@ -15,7 +15,7 @@ import httpx
 import psutil
 
 from app import wiring
-from app.db.console import SqlOperations
+from app.db.sight.demonstration import SqlOperations
 from app.settings import from_environment
 from pipelines.commands.demonstration.profiles import PROFILES, write_config
 

@@ -19,8 +19,8 @@ from app.api.dialects.counter import json_response
 from app.api.entry.access import Caller, requires
 from app.domain.errors import BadRequest
 from app.domain.people import Action
-from app.domain.sight import Trace
 from app.domain.telemetry.streams import ErasureReport
+from app.domain.views.pages import Trace
 
 Eraser = Annotated[Caller, Depends(requires(Action.ERASE))]
 

@@ -1,4 +1,4 @@
 """What each page shows, as values for its template.
 
-Fed by `app.domain.sight` / feeds the templates and the files beside their tables.
+Fed by `app.domain.views` / feeds the templates and the files beside their tables.
 """

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from urllib.parse import urlencode
 
 from app.domain.people import Visitor
-from app.domain.sight import Sight
+from app.domain.views.pages import Sight
 
 
 @dataclass(frozen=True, kw_only=True)

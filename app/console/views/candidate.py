@@ -14,8 +14,8 @@ from app.domain.errors import NotFound
 from app.domain.release.by_people import BY_PEOPLE
 from app.domain.release.releases import IN_FLIGHT, Approval, Release, ReleaseState
 from app.domain.release.sums import Sums
-from app.domain.sight import Course, Served
-from app.domain.views import GateRow
+from app.domain.views.pages import Course, Served
+from app.domain.views.rows import GateRow
 
 S = ReleaseState
 TITLES = {REWARD: "reward", SURVIVAL: "share of an edit still there", SUCCESS: "task success"}

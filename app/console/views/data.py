@@ -8,7 +8,7 @@ from app.console.views.asked import Asked
 from app.domain.errors import NotFound
 from app.domain.learning.rewards import Exclusion
 from app.domain.people import Action
-from app.domain.sight import CutRow, ErasureRow, LetterRow, Page, StreamRow, Trace
+from app.domain.views.pages import CutRow, ErasureRow, LetterRow, Page, StreamRow, Trace
 
 COUNTED = ("early", "late", "orphaned", "duplicate", "conflict", "retracted", "dead_lettered")
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from app.console.sheets import Cell, Sheet, cell
 from app.domain.release.gates import GateName
-from app.domain.views import GateRow
+from app.domain.views.rows import GateRow
 
 Row = tuple[str, Cell, Cell, str]
 """(what, measured, margin or limit, what follows)."""

@@ -12,7 +12,7 @@ from app.domain.ids import utc_now
 from app.domain.people import Action, actions_of
 from app.domain.release.by_people import BY_PEOPLE
 from app.domain.release.releases import Release, ReleaseState
-from app.domain.sight import Needs
+from app.domain.views.pages import Needs
 
 CLOSE = 0.5
 """Share of the evidence that stops a canary from which on its harm is shown here."""

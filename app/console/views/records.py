@@ -13,8 +13,8 @@ from app.domain.people import Action
 from app.domain.release.gates import GateName, GateResult
 from app.domain.release.releases import AuditEntry
 from app.domain.release.terms import Terms
-from app.domain.sight import AuditFilter, Page
-from app.domain.views import GateRow
+from app.domain.views.pages import AuditFilter, Page
+from app.domain.views.rows import GateRow
 from app.release.people import evidence_digest
 
 

@@ -12,7 +12,7 @@ from app.domain.errors import NotFound
 from app.domain.ids import utc_now
 from app.domain.learning.rewards import Exclusion
 from app.domain.release.sums import Sums
-from app.domain.sight import Inspected, LabelLine, Page, RuleSetInfo
+from app.domain.views.pages import Inspected, LabelLine, Page, RuleSetInfo
 
 WEEK = timedelta(days=7)
 LONGEST_DIFF = 2_000

@@ -7,8 +7,9 @@ from app.console.views.asked import Asked
 from app.console.wording import measured, short
 from app.domain.release.releases import Pointer, Release
 from app.domain.release.sums import Sums
-from app.domain.sight import Cells, Page, VersionInfo
-from app.domain.views import Measure, StepRow
+from app.domain.views.measures import Measure
+from app.domain.views.pages import Cells, Page, VersionInfo
+from app.domain.views.rows import StepRow
 
 REWARD, SURVIVAL, SUCCESS, FOLLOW_UP = "reward", "survival", "success", "term:follow_up"
 NONE = Sums()

@@ -9,7 +9,7 @@ from app.console.views.tables import measure_cell, role_of, version_cell, versio
 from app.console.wording import short
 from app.domain.errors import NotFound
 from app.domain.release.sums import Sums
-from app.domain.sight import Barred, Moved, Page, VersionInfo
+from app.domain.views.pages import Barred, Moved, Page, VersionInfo
 
 NEWEST_MOVES = 20
 """Beside the versions; the rest is on a page of its own."""

@@ -1,4 +1,4 @@
-"""`app.domain.sight.Sight` on SQL: each answer is one short read transaction."""
+"""`app.domain.views.pages.Sight` on SQL: each answer is one short read transaction."""
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,8 +14,8 @@ from app.db.release import pairs
 from app.db.release.alarms import read_alarms
 from app.db.release.pointer import good_versions, read_pointer
 from app.db.sight import data, labels, needs, releases
-from app.db.sight.keys import read_number
 from app.db.sight.measures import R, read_sums
+from app.db.sight.paging import page_by_number
 from app.db.tables import (
     api_keys,
     audit,
@@ -38,7 +38,7 @@ from app.domain.release.gates import GateResult
 from app.domain.release.pairs import BlindPair, BlindVote, Preference
 from app.domain.release.releases import Approval, AuditEntry, Pointer, Release
 from app.domain.release.sums import Sums
-from app.domain.sight import (
+from app.domain.views.pages import (
     PAGE,
     AuditFilter,
     Barred,
@@ -59,7 +59,7 @@ from app.domain.sight import (
     StreamRow,
     VersionInfo,
 )
-from app.domain.views import GateRow, StepRow
+from app.domain.views.rows import GateRow, StepRow
 
 
 class SqlPages:
@@ -301,7 +301,7 @@ class SqlPages:
     def audit(self, wanted: AuditFilter, *, after: str | None = None, limit: int = PAGE) -> Page[AuditEntry]:
         """Newest first."""
         a = audit.c
-        query = select(audit).order_by(a.seq.desc()).limit(limit + 1)
+        query = select(audit)
         for column, value in ((a.subject, wanted.subject), (a.actor, wanted.actor)):
             query = query if value is None else query.where(column == value)
         if wanted.action is not None:
@@ -309,12 +309,8 @@ class SqlPages:
         if wanted.policy is not None:
             mine = (select(t.c[id_]).where(t.c.policy == wanted.policy) for t, id_ in ((release_rows, "id"), (versions, "digest")))
             query = query.where(or_(a.subject == wanted.policy, *(a.subject.in_(ids) for ids in mine)))
-        if after is not None:
-            query = query.where(a.seq < read_number(after))
         with self._reading() as connection:
-            rows = connection.execute(query).all()
-        shown = tuple(AuditEntry(**row._mapping) for row in rows[:limit])
-        return Page(rows=shown, after=str(shown[-1].seq) if len(rows) > limit else None)
+            return page_by_number(connection, query, a.seq, after=after, limit=limit, made=lambda row: AuditEntry(**row._mapping))
 
     def audit_entries(self) -> Iterator[AuditEntry]:
         """The whole chain, in order."""

@@ -2,9 +2,9 @@
 
 from sqlalchemy import Connection, func, select, text
 
-from app.db.sight.keys import read_number
+from app.db.sight.paging import page_by_number
 from app.db.tables import dead_letters, erasures, observations, stream_offsets
-from app.domain.sight import ErasureRow, LetterRow, Page, StreamRow
+from app.domain.views.pages import ErasureRow, LetterRow, Page, StreamRow
 
 MOST = 10_000
 
@@ -13,11 +13,7 @@ def read_letters(connection: Connection, *, after: str | None, limit: int) -> Pa
     """Dead letters without their payloads, newest first."""
     d = dead_letters.c
     query = select(*(d[name] for name in LetterRow.__dataclass_fields__))
-    if after is not None:
-        query = query.where(d.id < read_number(after))
-    rows = connection.execute(query.order_by(d.id.desc()).limit(limit + 1)).all()
-    shown = tuple(LetterRow(**row._mapping) for row in rows[:limit])
-    return Page(rows=shown, after=str(shown[-1].id) if len(rows) > limit else None)
+    return page_by_number(connection, query, d.id, after=after, limit=limit, made=lambda row: LetterRow(**row._mapping))
 
 
 def read_streams(connection: Connection) -> list[StreamRow]:

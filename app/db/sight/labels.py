@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, func, or_, select
+from sqlalchemy import Connection, Row, func, select
 
-from app.db.sight.keys import key_of, read_key
+from app.db.sight.paging import page_by_key
 from app.db.tables import batch_items, batches, labels, observations, rule_set_activations, rule_sets, turns
-from app.domain.sight import CutRow, Inspected, LabelLine, Page, RuleSetInfo
+from app.domain.views.pages import CutRow, Inspected, LabelLine, Page, RuleSetInfo
 
 SHOWN = 20_000
 """Characters of an answer on a page; a line of a megabyte stays in the database."""
@@ -27,12 +27,7 @@ def read_labels(
         query = query.where(label.exclusion == exclusion)
     if version is not None:
         query = query.where(label.version == version)
-    if after is not None:
-        at, id_ = read_key(after)
-        query = query.where(label.labelled_at <= at, or_(label.labelled_at < at, and_(label.labelled_at == at, label.inference_id < id_)))
-    rows = connection.execute(query.order_by(label.labelled_at.desc(), label.inference_id.desc()).limit(limit + 1)).all()
-    shown = tuple(_line(row) for row in rows[:limit])
-    return Page(rows=shown, after=key_of(shown[-1].labelled_at, shown[-1].inference_id) if len(rows) > limit else None)
+    return page_by_key(connection, query, label.labelled_at, label.inference_id, after=after, limit=limit, made=_line)
 
 
 def _line(row: Row[*tuple[Any, ...]]) -> LabelLine:

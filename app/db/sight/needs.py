@@ -21,8 +21,8 @@ from app.db.tables import (
 from app.domain.ids import utc_now
 from app.domain.learning.cycles import Cycle, CycleStatus
 from app.domain.release.releases import IN_FLIGHT, Release, ReleaseState
-from app.domain.sight import EngineRow, Needs
-from app.domain.views import ProgressRow
+from app.domain.views.pages import EngineRow, Needs
+from app.domain.views.rows import ProgressRow
 
 SLOTS = 48
 SEEN_WITHIN = timedelta(seconds=15)

@@ -4,17 +4,17 @@ from collections.abc import Collection, Iterator
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, func, or_, select
+from sqlalchemy import Connection, Row, func, select
 
 from app.db.chunks import one_of
 from app.db.release.releases import read_approvals, result_of
-from app.db.sight.keys import key_of, read_key, read_number
+from app.db.sight.paging import page_by_key, page_by_number
 from app.db.tables import deployment_history, exposures, gate_results, quarantine, release_history, releases, training_runs, turns, versions
 from app.domain.ids import utc_now
 from app.domain.release.gates import GateName, GateResult
 from app.domain.release.releases import Approval, Release, ReleaseState
-from app.domain.sight import Barred, Moved, Page, Reach, Run, Served, VersionInfo
-from app.domain.views import GateRow, StepRow
+from app.domain.views.pages import Barred, Moved, Page, Reach, Run, Served, VersionInfo
+from app.domain.views.rows import GateRow, StepRow
 
 IN_A_LIST = [column for column in releases.c if column.name != "config"]
 OPEN_EPISODE = timedelta(minutes=30)
@@ -24,12 +24,7 @@ def read_releases(connection: Connection, policy: str, *, after: str | None, lim
     """Newest first."""
     r = releases.c
     query = select(*IN_A_LIST).where(r.policy == policy)
-    if after is not None:
-        at, id_ = read_key(after)
-        query = query.where(or_(r.created_at < at, and_(r.created_at == at, r.id < id_)))
-    rows = connection.execute(query.order_by(r.created_at.desc(), r.id.desc()).limit(limit + 1)).all()
-    shown = tuple(release_of(row) for row in rows[:limit])
-    return Page(rows=shown, after=key_of(shown[-1].created_at, shown[-1].id) if len(rows) > limit else None)
+    return page_by_key(connection, query, r.created_at, r.id, after=after, limit=limit, made=release_of)
 
 
 def release_of(row: Row[Any]) -> Release:
@@ -116,12 +111,7 @@ def read_versions(connection: Connection, policy: str, *, after: str | None, lim
     """Newest first."""
     v = versions.c
     query = select(versions).where(v.policy == policy)
-    if after is not None:
-        at, digest = read_key(after)
-        query = query.where(or_(v.created_at < at, and_(v.created_at == at, v.digest < digest)))
-    rows = connection.execute(query.order_by(v.created_at.desc(), v.digest.desc()).limit(limit + 1)).all()
-    shown = tuple(_version(row) for row in rows[:limit])
-    return Page(rows=shown, after=key_of(shown[-1].created_at, shown[-1].digest) if len(rows) > limit else None)
+    return page_by_key(connection, query, v.created_at, v.digest, after=after, limit=limit, made=_version)
 
 
 def read_version(connection: Connection, policy: str, digest: str) -> VersionInfo | None:
@@ -150,11 +140,7 @@ def read_moves(connection: Connection, policy: str, *, after: str | None, limit:
     """The pointer's moves, newest first."""
     h = deployment_history.c
     query = select(*(h[name] for name in Moved.__dataclass_fields__)).where(h.policy == policy)
-    if after is not None:
-        query = query.where(h.generation < read_number(after))
-    rows = connection.execute(query.order_by(h.generation.desc()).limit(limit + 1)).all()
-    shown = tuple(Moved(**row._mapping) for row in rows[:limit])
-    return Page(rows=shown, after=str(shown[-1].generation) if len(rows) > limit else None)
+    return page_by_number(connection, query, h.generation, after=after, limit=limit, made=lambda row: Moved(**row._mapping))
 
 
 def read_barred(connection: Connection, policy: str) -> list[Barred]:

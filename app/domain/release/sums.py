@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from app.domain.views import Measure
+from app.domain.views.measures import Measure
 
 MILLION = 1_000_000.0
 

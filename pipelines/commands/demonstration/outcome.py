@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from app.domain.learning.cycles import Cycle
-from app.domain.views import Difference, Measure
+from app.domain.views.measures import Difference, Measure
 from pipelines.commands.demonstration.comparing import Pair
 from pipelines.commands.demonstration.planning import Part
 

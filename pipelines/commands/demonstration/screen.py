@@ -19,7 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from app.domain.release.releases import IN_FLIGHT, Release, ReleaseState
-from app.domain.views import Measure, ProgressRow, VersionRow
+from app.domain.views.measures import Measure
+from app.domain.views.operations import VersionRow
+from app.domain.views.rows import ProgressRow
 from pipelines.commands.demonstration.planning import Forecast, spoken
 from pipelines.commands.demonstration.sight import COUNTS, Sight
 

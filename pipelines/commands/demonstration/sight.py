@@ -7,7 +7,8 @@ from datetime import datetime
 from app.domain.learning.cycles import Cycle
 from app.domain.release.releases import Pointer, Release, ReleaseState
 from app.domain.release.versions import VersionKind
-from app.domain.views import LabelRow, Operations, ProgressRow, VersionRow
+from app.domain.views.operations import LabelRow, Operations, VersionRow
+from app.domain.views.rows import ProgressRow
 
 PANEL = "panel"
 LABELS_GOOD_FOR_S = 3.0

@@ -28,7 +28,8 @@ from app.domain.ids import utc_now
 from app.domain.learning.cycles import CycleStatus
 from app.domain.release.gates import GateName
 from app.domain.release.releases import IN_FLIGHT, Release, ReleaseState
-from app.domain.views import Operations, difference
+from app.domain.views.measures import difference
+from app.domain.views.operations import Operations
 from pipelines.commands.demonstration.comparing import pairs_of, typical
 from pipelines.commands.demonstration.narrator import Narrator
 from pipelines.commands.demonstration.operator import Operator

@@ -4,9 +4,9 @@ from datetime import timedelta
 
 from sqlalchemy import Engine
 
-from app.db.console import SqlOperations
 from app.db.learning.batches import SqlBatchStore
 from app.db.learning.runs import SqlRunStore
+from app.db.sight.demonstration import SqlOperations
 from pipelines.batching import BatchingConfig, cut_batch
 from tests.integration.batching.rows import NOON, add_turn, add_version
 

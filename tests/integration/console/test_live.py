@@ -9,7 +9,7 @@ from fastapi import Request
 
 from app.console.live import Live
 from app.domain.errors import Unavailable
-from app.domain.sight import Sight
+from app.domain.views.pages import Sight
 
 PULSE_S = 0.01
 

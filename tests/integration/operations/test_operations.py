@@ -5,8 +5,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import Connection, Engine, insert
 
-from app.db.console import SqlOperations
 from app.db.engine import writing
+from app.db.sight import SqlPages
+from app.db.sight.demonstration import SqlOperations
 from app.db.tables import (
     cycles,
     deployment_pointer,
@@ -139,8 +140,9 @@ def test_a_gate_s_newest_answer_is_the_one_shown(operations: SqlOperations) -> N
     assert (gate.verdict, gate.evidence) == ("pass", {"units": 3})
 
 
-def test_the_rest_is_read_as_it_stands(operations: SqlOperations) -> None:
-    pointer, [release], [step] = operations.pointer("composer"), operations.releases("composer"), operations.steps("r1")
+def test_the_rest_is_read_as_it_stands(operations: SqlOperations, engine: Engine) -> None:
+    pages = SqlPages(engine)
+    pointer, [release], [step] = operations.pointer("composer"), operations.releases("composer"), pages.steps("r1")
     assert pointer is not None
     assert pointer.digest == "d0"
     assert (release.state, release.stage) == (ReleaseState.CANARY, 1)
@@ -153,7 +155,7 @@ def test_the_rest_is_read_as_it_stands(operations: SqlOperations) -> None:
     assert operations.cycles("composer")[0].reason == "too few"
     assert operations.progress("composer")[0].total == 9
     assert operations.accepted_events() == 0
-    assert operations.policies() == ["composer"]
+    assert pages.policies() == ["composer"]
 
 
 def test_harm_is_counted_in_units_of_both_arms_and_as_a_share_of_the_people_served_meanwhile(
@@ -175,9 +177,10 @@ def test_harm_is_counted_in_units_of_both_arms_and_as_a_share_of_the_people_serv
     assert exposed.share == 0.2
 
 
-def test_a_release_is_found_however_many_came_after_it(operations: SqlOperations) -> None:
+def test_a_release_is_found_however_many_came_after_it(operations: SqlOperations, engine: Engine) -> None:
     """Pages searched the newest thousand: a link to a release died with the thousandth after it."""
-    found = operations.release("r1")
+    pages = SqlPages(engine)
+    found = pages.release("r1")
     assert found is not None
     assert (found.id, found.policy) == ("r1", "composer")
-    assert operations.release("never") is None
+    assert pages.release("never") is None

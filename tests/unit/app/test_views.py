@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.domain.views import difference, measure
+from app.domain.views.measures import difference, measure
 
 
 def test_one_value_has_no_interval() -> None:

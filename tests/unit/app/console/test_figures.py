@@ -5,7 +5,7 @@ from typing import Any
 
 from app.console.views.figures import gate_sheet
 from app.domain.release.gates import GateName
-from app.domain.views import GateRow
+from app.domain.views.rows import GateRow
 
 
 def row(gate: GateName, evidence: dict[str, Any]) -> GateRow:

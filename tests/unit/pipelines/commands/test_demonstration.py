@@ -12,7 +12,7 @@ from app.domain.errors import BadConfig
 from app.domain.learning.cycles import Cycle, CycleStatus
 from app.domain.policies import PolicyConfig
 from app.domain.release.releases import Release, ReleaseState
-from app.domain.views import difference
+from app.domain.views.measures import difference
 from app.settings import policies, read_toml
 from pipelines.commands.demonstration.narrator import Narrator
 from pipelines.commands.demonstration.outcome import Harm, Outcome

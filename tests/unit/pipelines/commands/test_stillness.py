@@ -6,7 +6,8 @@ import pytest
 
 from app.domain.learning.cycles import CycleStatus
 from app.domain.release.releases import ReleaseState
-from app.domain.views import LabelRow, ProgressRow
+from app.domain.views.operations import LabelRow
+from app.domain.views.rows import ProgressRow
 from pipelines.commands.demonstration.stillness import Stillness
 from tests.unit.pipelines.commands.test_demonstration import NOW, cycle, release, sight
 

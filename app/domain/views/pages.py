@@ -16,7 +16,7 @@ from app.domain.release.gates import GateResult
 from app.domain.release.pairs import BlindPair, BlindVote, Preference
 from app.domain.release.releases import Approval, AuditEntry, Pointer, Release
 from app.domain.release.sums import Sums
-from app.domain.views import GateRow, ProgressRow, StepRow
+from app.domain.views.rows import GateRow, ProgressRow, StepRow
 
 T = TypeVar("T")
 PAGE = 50

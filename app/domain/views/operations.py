@@ -1,64 +1,14 @@
-"""What people look at: rows of the console's pages and of the demo's terminal, read from the state and from nothing else."""
+"""What the demo's terminal looks at: read from the state and from nothing else, every label of the line in memory."""
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
-from statistics import NormalDist
-from typing import Any, Protocol
+from typing import Protocol
 
 from app.domain.learning.cycles import Cycle
-from app.domain.release.alarms import Alarm
 from app.domain.release.releases import Pointer, Release
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measure:
-    """A mean with its 95 % interval (normal approximation: for looking at, not for deciding)."""
-
-    n: int
-    mean: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        """`0.43 [0.38, 0.48]`."""
-        return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
-
-
-def measure(values: Sequence[float], *, low: float = -math.inf, high: float = math.inf) -> Measure | None:
-    """Mean and interval of a sample within [low, high]; None below two values. Equal values get the rule of three's width."""
-    n = len(values)
-    if n < 2:
-        return None
-    mean = sum(values) / n
-    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1))
-    half = 1.96 * deviation / math.sqrt(n) if deviation > 0 else 3 / n
-    return Measure(n=n, mean=mean, low=max(low, mean - half), high=min(high, mean + half))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """Second mean minus first, with its interval (Welch)."""
-
-    first: Measure
-    second: Measure
-    difference: float
-    low: float
-    high: float
-    level: float = 0.95
-    """Of the interval."""
-
-
-def difference(first: Sequence[float], second: Sequence[float], *, error: float = 0.05) -> Difference | None:
-    """What changed from the first sample to the second, with an interval of that error; None where either sample is too small."""
-    before, after = measure(first), measure(second)
-    if before is None or after is None:
-        return None
-    wider = NormalDist().inv_cdf(1 - error / 2) / NormalDist().inv_cdf(0.975)
-    half = wider * math.hypot(before.high - before.mean, after.high - after.mean)
-    delta = after.mean - before.mean
-    return Difference(first=before, second=after, difference=delta, low=delta - half, high=delta + half, level=1 - error)
+from app.domain.views.measures import Measure
+from app.domain.views.rows import GateRow, ProgressRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,41 +52,6 @@ class VersionRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GateRow:
-    """A gate's newest answer about a release."""
-
-    gate: str
-    verdict: str
-    action: str | None
-    reason: str
-    decided_at: datetime
-    evidence: dict[str, Any] = field(default_factory=dict[str, Any])
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepRow:
-    """One move of a release."""
-
-    from_state: str | None
-    to_state: str
-    stage: int | None
-    reason: str | None
-    actor: str
-    occurred_at: datetime
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProgressRow:
-    """How far a long task is."""
-
-    task: str
-    done: float
-    total: float
-    detail: dict[str, Any]
-    updated_at: datetime
-
-
-@dataclass(frozen=True, kw_only=True)
 class Exposed:
     """Requests served by one version, and when."""
 
@@ -156,11 +71,7 @@ class Exposed:
 
 
 class Operations(Protocol):
-    """Read-only sight of a deployment."""
-
-    def policies(self) -> list[str]:
-        """Names of the policies that were deployed."""
-        ...
+    """Reads a deployment for the demo."""
 
     def pointer(self, policy: str) -> Pointer | None: ...
 
@@ -168,20 +79,8 @@ class Operations(Protocol):
         """Newest first."""
         ...
 
-    def release(self, release_id: str) -> Release | None:
-        """One release, however long ago it was."""
-        ...
-
     def gates(self, release_id: str) -> list[GateRow]:
         """The newest answer of each gate."""
-        ...
-
-    def steps(self, release_id: str) -> list[StepRow]:
-        """The release's way so far, oldest move first."""
-        ...
-
-    def alarms(self, policy: str, release_id: str) -> list[Alarm]:
-        """Alarms about the release, newest first."""
         ...
 
     def versions(self, policy: str, labels: Sequence[LabelRow] | None = None) -> list[VersionRow]:

@@ -1,4 +1,4 @@
-"""Read-only sight of a deployment, for the console's pages and the demo's terminal (`app.domain.views.Operations`)."""
+"""What the demo's terminal reads (`app.domain.views.operations.Operations`): whole lists, for a deployment that is hours old."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,29 +10,24 @@ from sqlalchemy import Engine, Row, func, select
 from app.db.engine import reading
 from app.db.ingestion.observations import of_the_turn_s_policy, was_served
 from app.db.learning.label_use import used_share_now
-from app.db.release.alarms import read_alarms
 from app.db.release.pointer import read_pointer
+from app.db.sight.releases import read_gates, read_releases
 from app.db.tables import (
     cycles,
-    deployment_pointer,
     exposures,
-    gate_results,
     inbox,
     labels,
     observations,
     progress,
-    release_history,
-    releases,
     turns,
     versions,
 )
 from app.domain.learning.cycles import Cycle, CycleStatus
-from app.domain.release.alarms import Alarm
-from app.domain.release.releases import Pointer, Release, ReleaseState
+from app.domain.release.releases import Pointer, Release
 from app.domain.telemetry.signals import ObservationName
-from app.domain.views import Exposed, GateRow, LabelRow, ProgressRow, StepRow, VersionRow, measure
-
-RELEASE_COLUMNS = [column for column in releases.c if column.name not in ("initiator", "config")]
+from app.domain.views.measures import measure
+from app.domain.views.operations import Exposed, LabelRow, VersionRow
+from app.domain.views.rows import GateRow, ProgressRow
 
 
 class SqlOperations:
@@ -42,10 +37,6 @@ class SqlOperations:
         self._state = state
         self._inbox = inbox
 
-    def policies(self) -> list[str]:
-        """Names of the policies that were deployed."""
-        return [row.policy for row in self._rows(select(deployment_pointer.c.policy).order_by(deployment_pointer.c.policy))]
-
     def pointer(self, policy: str) -> Pointer | None:
         """What is live."""
         with reading(self._state) as connection:
@@ -53,29 +44,13 @@ class SqlOperations:
 
     def releases(self, policy: str, *, limit: int = 50) -> list[Release]:
         """Newest first."""
-        query = select(*RELEASE_COLUMNS).where(releases.c.policy == policy).order_by(releases.c.created_at.desc()).limit(limit)
-        return [_release(row) for row in self._rows(query)]
-
-    def release(self, release_id: str) -> Release | None:
-        """By its key: a link to a release lives as long as the release."""
-        rows = self._rows(select(*RELEASE_COLUMNS).where(releases.c.id == release_id))
-        return _release(rows[0]) if rows else None
+        with reading(self._state) as connection:
+            return list(read_releases(connection, policy, after=None, limit=limit).rows)
 
     def gates(self, release_id: str) -> list[GateRow]:
         """The newest answer of each gate."""
-        newest = select(func.max(gate_results.c.id)).where(gate_results.c.release_id == release_id).group_by(gate_results.c.gate)
-        query = select(gate_results).where(gate_results.c.id.in_(newest)).order_by(gate_results.c.id)
-        return [_picked(GateRow, row) for row in self._rows(query)]
-
-    def steps(self, release_id: str) -> list[StepRow]:
-        """The release's way so far, oldest move first."""
-        query = select(release_history).where(release_history.c.release_id == release_id).order_by(release_history.c.generation)
-        return [_picked(StepRow, row) for row in self._rows(query)]
-
-    def alarms(self, policy: str, release_id: str) -> list[Alarm]:
-        """Alarms about a release, newest first."""
         with reading(self._state) as connection:
-            return read_alarms(connection, policy, release_id=release_id)
+            return read_gates(connection, release_id)
 
     def versions(self, policy: str, labels: Sequence[LabelRow] | None = None) -> list[VersionRow]:
         """Oldest first, with the measures of what they served: over `labels` where the caller has read them already."""
@@ -151,10 +126,6 @@ class SqlOperations:
     def _rows(self, query: Any) -> Sequence[Row[Any]]:  # noqa: ANN401 - any select
         with reading(self._state) as connection:
             return connection.execute(query).all()
-
-
-def _release(row: Row[Any]) -> Release:
-    return Release(**{**row._mapping, "state": ReleaseState(row.state)})
 
 
 def _picked(kind: Any, row: Row[Any]) -> Any:  # noqa: ANN401 - a dataclass and its instance
