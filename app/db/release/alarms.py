@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import asdict
 from datetime import datetime
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, or_, select, update
 
 from app.db.engine import insert_or_ignore
 from app.db.tables import alarms
@@ -15,12 +15,12 @@ SHOWN = 100
 
 def read_alarms(connection: Connection, policy: str, *, open_only: bool = False, release_id: str | None = None) -> list[Alarm]:
     """Newest first, the open ones all, of the others the newest."""
-    query = select(alarms).where(alarms.c.policy == policy)
-    if open_only:
-        query = query.where(alarms.c.ended_at.is_(None))
-    if release_id is not None:
-        query = query.where(alarms.c.release_id == release_id)
-    rows = connection.execute(query.order_by(alarms.c.raised_at.desc(), alarms.c.id.desc()).limit(SHOWN))
+    about = alarms.c.policy == policy if release_id is None else (alarms.c.policy == policy) & (alarms.c.release_id == release_id)
+    newest = (alarms.c.raised_at.desc(), alarms.c.id.desc())
+    is_open = alarms.c.ended_at.is_(None)
+    ended = select(alarms.c.id).where(about, ~is_open).order_by(*newest).limit(SHOWN)
+    shown = is_open if open_only else or_(is_open, alarms.c.id.in_(ended))
+    rows = connection.execute(select(alarms).where(about, shown).order_by(*newest))
     return [Alarm(**{**row._mapping, "kind": AlarmKind(row.kind)}) for row in rows]
 
 
