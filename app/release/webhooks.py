@@ -81,7 +81,7 @@ def addresses_of(host: str) -> Sequence[str]:
     """Every address a name stands for now."""
     try:
         return sorted({str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)})
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: no name that could be asked for
         raise BadRequest(f"{host} does not resolve ({error}): correct the webhook's address", param="url") from error
 
 
@@ -100,7 +100,11 @@ def check_url(url: str, *, allow_loopback: bool, resolve: Resolve = addresses_of
     if url.startswith(MAIL):
         return address_of(url)
     url = url.removeprefix(SLACK).removeprefix(TEAMS)
-    parts = urlsplit(url)
+    try:
+        parts, _ = urlsplit(url), httpx.URL(url)  # the client that will post there refuses more than urlsplit does
+        _ = parts.port  # which is looked at when it is asked for
+    except (ValueError, httpx.InvalidURL) as error:
+        raise BadRequest(f"this is no webhook address ({error}): give https://host/path", param="url") from error
     if parts.scheme not in ("https", "http") or not parts.hostname or parts.username or parts.password:
         raise BadRequest(f"{url!r} is no webhook address: give https://host/path without user and password", param="url")
     addresses = [ipaddress.ip_address(address.partition("%")[0]) for address in resolve(parts.hostname)]

@@ -97,7 +97,10 @@ class SqlPeople:
             if disabled is not None and disabled != (before.disabled_at is not None):
                 values["disabled_at"] = self._clock() if disabled else None
             if values:
-                connection.execute(update(people).where(people.c.id == before.id).values(values))
+                try:
+                    connection.execute(update(people).where(people.c.id == before.id).values(values))
+                except IntegrityError as error:
+                    raise Refused(f"somebody has the address {email} already: `ratchet people list` shows everybody") from error
                 told = {what: value for what, value in values.items() if what != "disabled_at"}
                 self._note(connection, "person.changed", name, by=by, **told, **({} if disabled is None else {"disabled": disabled}))
             if values.get("email") is not None:

@@ -13,7 +13,7 @@ from app.db.release.webhooks import SqlWebhookBook, Webhook
 from app.db.tables import webhooks
 from app.domain.errors import BadRequest
 from app.domain.ids import utc_now
-from app.release.webhooks import WAITS, Courier, check_url, new_secret
+from app.release.webhooks import WAITS, Courier, addresses_of, check_url, new_secret
 from app.sealing import Seal
 from tests.fakes.clock import FrozenClock
 from tests.fakes.releases import ReleaseRoom, release_room
@@ -230,3 +230,21 @@ def test_a_redirect_is_not_followed_whatever_client_delivers(sqlite_engine: Engi
         room.clock.advance(10)
     assert asked == [f"https://{PUBLIC}/hook"] * 2
     assert book.deliveries(hook.id)[0]["last_status"] == "307"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://ops.example:99999/hook", "https://ops.example/a\tb", "https://[ops.example/hook", f"https://{'a' * 64}.example/hook",
+     "https://ops.example:port/hook"],
+)  # fmt: skip
+def test_an_address_that_no_client_can_open_is_refused_and_one_that_is_stored_stops_nobody_else(
+    engine: Engine, book: SqlWebhookBook, url: str
+) -> None:
+    with pytest.raises(BadRequest):
+        check_url(url, allow_loopback=False, resolve=lambda host: addresses_of(host) if "aaaa" in host else [PUBLIC])
+    room, receiver = _room(engine), Receiver()
+    broken = book.add(policy="tab", url=url, secret=new_secret(), events=("release.canary",), now=utc_now())
+    _hook(book)
+    room.canary("v2")
+    assert _courier(book, room.clock, receiver).deliver_due() == 1
+    assert "BadRequest" in str(book.deliveries(broken.id)[0]["last_status"])

@@ -162,6 +162,15 @@ def strict(engine: Engine, **terms: object) -> ReleaseRoom:
     return release_room(engine, terms=Terms(**{"config_hash": "config", "approvals": 2, **terms}))  # pyright: ignore[reportArgumentType]
 
 
+def test_an_address_is_one_person_s_and_who_wants_it_is_told(engine: Engine) -> None:
+    people = Town(engine).people
+    people.add("ada", roles=[Role.ADMIN], email="ada@example.com", by="user:root")
+    people.add("bob", roles=[Role.VIEWER], by="user:root")
+    with pytest.raises(Refused, match="address"):
+        people.change("bob", email="Ada@example.com", by="user:ada")
+    assert people.find("bob").email is None
+
+
 def test_an_admin_who_mints_two_people_cannot_approve_with_them(engine: Engine) -> None:
     """The admin's own yes beside a fresh account of theirs, and two fresh accounts beside each other."""
     room = strict(engine)
