@@ -29,10 +29,6 @@ from app.domain.release.releases import AuditEntry, Release, ReleaseState
 from app.release.acts import Desk
 from app.release.basis import Basis
 
-UNPROVEN = (
-    "on an open deployment anybody can say any name, so one person could be two: add people (`ratchet people first`, then `ratchet people "
-    "add`), and let each sign in as themselves"
-)
 Reader = Annotated[Caller, Depends(requires(Action.LOOK))]
 Auditor = Annotated[Caller, Depends(requires(Action.READ_AUDIT))]
 Generation = Annotated[int, msgspec.Meta(ge=1)]
@@ -152,9 +148,7 @@ def _acting(made: APIRouter, room: ReleaseRoom) -> None:
         body = await read_body(request, ApproveBody)
         who = _person(request, caller, body.approver)
         found = await _visible_release(room, release_id, caller)
-        if caller is ANONYMOUS and (found.approvals_needed or 1) > 1:
-            raise Refused(f"release {release_id} needs {found.approvals_needed} people, and {UNPROVEN}")
-        desk = room.desk.on(_basis(body, who, Action.APPROVE, release_id))
+        desk = room.desk.on(_basis(body, caller, who, Action.APPROVE, release_id))
         return await _done(room, found, lambda: desk.approve(release_id, approver=who, evidence=body.evidence_digest, reason=body.reason))
 
     @made.post("/v1/releases/{release_id}/reject", openapi_extra=openapi.body(ActBody), responses={409: {}})
@@ -163,7 +157,7 @@ def _acting(made: APIRouter, room: ReleaseRoom) -> None:
         body = await read_body(request, ActBody)
         who = _person(request, caller, body.approver)
         found = await _visible_release(room, release_id, caller)
-        desk = room.desk.on(_basis(body, who, Action.REJECT, release_id))
+        desk = room.desk.on(_basis(body, caller, who, Action.REJECT, release_id))
         return await _done(room, found, lambda: desk.reject(release_id, approver=who, reason=body.reason))
 
     @made.post("/v1/releases/{release_id}/abort", openapi_extra=openapi.body(ActBody), responses={409: {}})
@@ -172,7 +166,7 @@ def _acting(made: APIRouter, room: ReleaseRoom) -> None:
         body = await read_body(request, ActBody)
         who = signer(request, caller, body.approver)
         found = await _visible_release(room, release_id, caller)
-        desk = room.desk.on(_basis(body, who, Action.ABORT, release_id))
+        desk = room.desk.on(_basis(body, caller, who, Action.ABORT, release_id))
         return await _done(room, found, lambda: desk.abort(release_id, actor=who, reason=body.reason))
 
     @made.post("/v1/releases/{release_id}/rollback", openapi_extra=openapi.body(ActBody), responses={409: {}})
@@ -181,7 +175,7 @@ def _acting(made: APIRouter, room: ReleaseRoom) -> None:
         body = await read_body(request, ActBody)
         who = signer(request, caller, body.approver)
         found = await _visible_release(room, release_id, caller)
-        desk = room.desk.on(_basis(body, who, Action.ROLL_BACK, release_id))
+        desk = room.desk.on(_basis(body, caller, who, Action.ROLL_BACK, release_id))
         return await _done(room, found, lambda: desk.roll_back(release_id, actor=who, reason=body.reason))
 
 
@@ -192,33 +186,34 @@ def _governing(made: APIRouter, room: ReleaseRoom) -> None:
         body = await read_body(request, ActBody)
         who = _person(request, caller, body.approver)
         visible_policy(policy, caller)
-        desk = room.desk.on(_basis(body, who, Action.RENEW_ANCHOR, policy))
+        desk = room.desk.on(_basis(body, caller, who, Action.RENEW_ANCHOR, policy))
         return await _told(lambda: dict(vars(desk.renew_anchor(policy, actor=who, reason=body.reason))))
 
     @made.post("/v1/policies/{policy}/unfreeze", openapi_extra=openapi.body(ActBody), responses={409: {}})
     async def unfreeze(caller: Annotated[Caller, Depends(requires(Action.UNFREEZE))], policy: str, request: Request) -> Response:
         """One of the two votes that free promotions again."""
         body = await read_body(request, ActBody)
-        who = _one_of_two(request, caller, body.approver)
+        who = _person(request, caller, body.approver)
         visible_policy(policy, caller)
-        desk = room.desk.on(_basis(body, who, Action.UNFREEZE, policy))
+        desk = room.desk.on(_basis(body, caller, who, Action.UNFREEZE, policy))
         return await _told(lambda: {"free": desk.unfreeze(policy, actor=who)})
 
     @made.post("/v1/policies/{policy}/quarantine/{digest}/lift", openapi_extra=openapi.body(ActBody), responses={409: {}})
     async def lift(caller: Annotated[Caller, Depends(requires(Action.LIFT))], policy: str, digest: str, request: Request) -> Response:
         """One of the two votes that lift a version's quarantine; it may serve again, and rollbacks may go to it."""
         body = await read_body(request, ActBody)
-        who = _one_of_two(request, caller, body.approver)
+        who = _person(request, caller, body.approver)
         visible_policy(policy, caller)
-        desk = room.desk.on(_basis(body, who, Action.LIFT, policy))
+        desk = room.desk.on(_basis(body, caller, who, Action.LIFT, policy))
         return await _told(lambda: {"lifted": desk.lift(policy, digest, actor=who, reason=body.reason)})
 
 
-def _basis(body: ApproveBody | ActBody, who: str, act: Action, subject: str) -> Basis:
+def _basis(body: ApproveBody | ActBody, caller: Caller, who: str, act: Action, subject: str) -> Basis:
     """What the act rests on. A release's evidence is looked at for acts on a release; approving looks at it by itself."""
     evidence = body.evidence_digest if act in (Action.REJECT, Action.ABORT, Action.ROLL_BACK) else None
     return Basis(
-        actor=who, act=act.value, subject=subject, generation=body.pointer_generation, evidence=evidence, request_id=body.request_id
+        actor=who, proven=caller is not ANONYMOUS, act=act.value, subject=subject, generation=body.pointer_generation, evidence=evidence,
+        request_id=body.request_id,
     )  # fmt: skip
 
 
@@ -244,13 +239,6 @@ def _person(request: Request, caller: Caller, said: str | None) -> str:
     if who == NOBODY:
         raise Refused("nobody is named: send the header X-Ratchet-User, or a token of your own (`ratchet login`)")
     return who
-
-
-def _one_of_two(request: Request, caller: Caller, said: str | None) -> str:
-    """Who votes beside somebody else. Raises `Refused` where nothing proves that they are two."""
-    if caller is ANONYMOUS:
-        raise Refused(f"two people decide this, and {UNPROVEN}")
-    return _person(request, caller, said)
 
 
 def _state(text: str) -> ReleaseState:

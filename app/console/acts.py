@@ -89,7 +89,7 @@ class ActPages:
         if not reason:
             raise Refused("it needs a reason: the next person will ask why")
         basis = Basis(
-            actor=actor, act=act, subject=subject, generation=_number(form, "generation"),
+            actor=actor, proven=asked.viewer.actor != "anonymous", act=act, subject=subject, generation=_number(form, "generation"),
             release_generation=_number(form, "release_generation"), evidence=form.get("evidence") or None,
             request_id=form.get("request_id", "")[:100] or None,
         )  # fmt: skip

@@ -9,12 +9,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from app.domain.errors import StaleGeneration
+from app.domain.errors import Refused, StaleGeneration
 from app.domain.release.alarms import Alarm
 from app.domain.release.gates import GateName, GateResult
 from app.domain.release.releases import Pointer, Release
 from app.release.ledger import ReleaseLedger, ReleaseTransaction
 
+UNPROVEN = (
+    "on an open deployment anybody can say any name, so one person could be two: add people (`ratchet people first`, then `ratchet people "
+    "add`), and let each sign in as themselves"
+)
+BY_TWO = frozenset({"unfreeze", "lift"})
+"""Acts that two people decide, always."""
 MOST_MOVES = 5
 """Sentences of what happened since, in a refusal."""
 
@@ -24,6 +30,8 @@ class Basis:
     """What somebody saw, and how their request is called."""
 
     actor: str
+    proven: bool = True
+    """Whether they are who they say: nobody has to be on an open deployment, so nothing there is decided by two."""
     act: str
     """As the audit chain calls it: `approve`, `roll_back`, …"""
     subject: str
@@ -62,12 +70,23 @@ class BasedLedger:
 
     @contextmanager
     def transaction(self, policy: str) -> Iterator[ReleaseTransaction]:
-        """One act. Raises `DoneAlready`, `StaleGeneration`."""
+        """One act. Raises `DoneAlready`, `StaleGeneration`, `Refused`."""
         with self._ledger.transaction(policy) as tx:
+            self._require_proven(tx)
             if self._basis.request_id is not None:
                 tx.once(self._basis.request_id, actor=self._basis.actor, act=self._basis.act, subject=self._basis.subject)
             self._require_fresh(tx)
             yield tx
+
+    def _require_proven(self, tx: ReleaseTransaction) -> None:
+        """Refuse one of two people whom nothing proves to be somebody."""
+        basis = self._basis
+        if basis.proven:
+            return
+        if basis.act in BY_TWO:
+            raise Refused(f"two people decide this, and {UNPROVEN}")
+        if basis.act == "approve" and (needed := tx.release(basis.subject).approvals_needed or 1) > 1:
+            raise Refused(f"release {basis.subject} needs {needed} people, and {UNPROVEN}")
 
     def _require_fresh(self, tx: ReleaseTransaction) -> None:
         basis, pointer = self._basis, tx.pointer()

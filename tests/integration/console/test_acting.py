@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 from app.db.engine import reading
 from app.db.tables import approvals, audit
 from app.domain.people import Visitor
+from app.domain.release.alarms import AlarmKind
 from app.domain.release.releases import ReleaseState
 from tests.fakes.console import OPEN, OPERATOR, VIEWER, browser
 from tests.fakes.releases import BOB, POLICY, ReleaseRoom
@@ -139,6 +140,18 @@ def test_on_an_open_deployment_people_say_who_they_are(sqlite_engine: Engine) ->
     assert "say who you are" in nameless.text
     assert send(client, "approve", filled | {"who": "carol"}).status_code == 303
     assert count(sqlite_engine, "approvals", approver="user:carol") == 1
+
+
+def test_on_an_open_deployment_nobody_is_two(sqlite_engine: Engine) -> None:
+    room = deploy(sqlite_engine)
+    room.desk.freeze(POLICY, AlarmKind.GAP, actor="system:watch", reason="paid more, no better")
+    client = browser(sqlite_engine, room.desk, visitor=OPEN)
+    for act, subject in (("unfreeze", POLICY), ("lift", "v9")):
+        for who in ("carol", "dave"):
+            answer = send(client, act, form(client, act, subject) | {"who": who, "reason": "looked into it"}, subject)
+            assert (answer.status_code, "one person could be two" in unescape(answer.text)) == (409, True), (act, who)
+    with room.ledger.transaction(POLICY) as tx:
+        assert tx.frozen() is not None
 
 
 def test_a_form_without_a_reason_or_with_another_s_request_does_nothing(sqlite_engine: Engine) -> None:
