@@ -193,7 +193,7 @@ def _governing(made: APIRouter, room: ReleaseRoom) -> None:
     async def unfreeze(caller: Annotated[Caller, Depends(requires(Action.UNFREEZE))], policy: str, request: Request) -> Response:
         """One of the two votes that free promotions again."""
         body = await read_body(request, ActBody)
-        who = _person(request, caller, body.approver)
+        who = signer(request, caller, body.approver)
         visible_policy(policy, caller)
         desk = room.desk.on(_basis(body, caller, who, Action.UNFREEZE, policy))
         return await _told(lambda: {"free": desk.unfreeze(policy, actor=who)})
@@ -202,7 +202,7 @@ def _governing(made: APIRouter, room: ReleaseRoom) -> None:
     async def lift(caller: Annotated[Caller, Depends(requires(Action.LIFT))], policy: str, digest: str, request: Request) -> Response:
         """One of the two votes that lift a version's quarantine; it may serve again, and rollbacks may go to it."""
         body = await read_body(request, ActBody)
-        who = _person(request, caller, body.approver)
+        who = signer(request, caller, body.approver)
         visible_policy(policy, caller)
         desk = room.desk.on(_basis(body, caller, who, Action.LIFT, policy))
         return await _told(lambda: {"lifted": desk.lift(policy, digest, actor=who, reason=body.reason)})

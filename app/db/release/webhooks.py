@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any
-from urllib.parse import urlsplit
 
 from sqlalchemy import Connection, Engine, Row, insert, select, update
 
@@ -94,8 +93,9 @@ class SqlWebhookBook:
         row["sealed"] = [self._seal.seal(secret, about=webhook_id)]
         with writing(self._engine) as connection:
             connection.execute(insert(webhooks).values(row))
-            where = urlsplit(url)  # not the whole address: a chat's is a secret, a person's is theirs
-            said = {"policy": policy, "scheme": where.scheme, "host": where.hostname, "events": list(events)}
+            scheme, _, rest = url.partition("://")
+            host = rest.partition("/")[0]  # not the whole address: a chat's is a secret, and mail's is a person's
+            said = {"policy": policy, "scheme": scheme.partition(":")[0], "host": host, "events": list(events)}
             audit.append(connection, actor=by, action="webhook.added", subject=webhook_id, detail=said, now=now)
         return self.find(webhook_id)
 

@@ -234,17 +234,21 @@ def test_a_redirect_is_not_followed_whatever_client_delivers(sqlite_engine: Engi
 
 @pytest.mark.parametrize(
     "url",
-    ["https://ops.example:99999/hook", "https://ops.example/a\tb", "https://[ops.example/hook", f"https://{'a' * 64}.example/hook",
-     "https://ops.example:port/hook"],
-)  # fmt: skip
+    ["https://ops.example:99999/hook", "https://ops.example/a\tb", "https://[ops.example/hook", "https://ops.example:port/hook"],
+)
 def test_an_address_that_no_client_can_open_is_refused_and_one_that_is_stored_stops_nobody_else(
     engine: Engine, book: SqlWebhookBook, url: str
 ) -> None:
     with pytest.raises(BadRequest):
-        check_url(url, allow_loopback=False, resolve=lambda host: addresses_of(host) if "aaaa" in host else [PUBLIC])
+        check_url(url, allow_loopback=False, resolve=lambda host: [PUBLIC])
     room, receiver = _room(engine), Receiver()
     broken = book.add(policy="tab", url=url, secret=new_secret(), events=("release.canary",), now=utc_now())
     _hook(book)
     room.canary("v2")
     assert _courier(book, room.clock, receiver).deliver_due() == 1
     assert "BadRequest" in str(book.deliveries(broken.id)[0]["last_status"])
+
+
+def test_a_name_that_nobody_could_be_asked_for_is_refused() -> None:
+    with pytest.raises(BadRequest, match="does not resolve"):
+        addresses_of(f"{'a' * 64}.example")
