@@ -2,8 +2,8 @@
 
 Expands only: processes of the revision before go on beside it.
 
-Revision: 0012_propose_rules
-Follows: 0010_rollouts
+Revision: 0013_propose_rules
+Follows: 0012_blind_pairs
 """
 
 import sqlalchemy as sa
@@ -11,8 +11,8 @@ from alembic import op
 
 import app.db.tables
 
-revision = "0012_propose_rules"
-down_revision = "0010_rollouts"
+revision = "0013_propose_rules"
+down_revision = "0012_blind_pairs"
 branch_labels = None
 depends_on = None
 
