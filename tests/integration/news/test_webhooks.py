@@ -237,11 +237,11 @@ def test_a_redirect_is_not_followed_whatever_client_delivers(sqlite_engine: Engi
     ["https://ops.example:99999/hook", "https://ops.example/a\tb", "https://[ops.example/hook", "https://ops.example:port/hook"],
 )
 def test_an_address_that_no_client_can_open_is_refused_and_one_that_is_stored_stops_nobody_else(
-    engine: Engine, book: SqlWebhookBook, url: str
+    sqlite_engine: Engine, book: SqlWebhookBook, url: str
 ) -> None:
     with pytest.raises(BadRequest):
         check_url(url, allow_loopback=False, resolve=lambda host: [PUBLIC])
-    room, receiver = _room(engine), Receiver()
+    room, receiver = _room(sqlite_engine), Receiver()
     broken = book.add(policy="tab", url=url, secret=new_secret(), events=("release.canary",), now=utc_now())
     _hook(book)
     room.canary("v2")

@@ -2,11 +2,13 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 from click.testing import CliRunner, Result
 from sqlalchemy import insert, select
@@ -49,8 +51,11 @@ class Terminal:
         return CliRunner(env=environment).invoke(ratchet, list(words))
 
     def token(self, name: str, role: Role, *, policy: str | None = None) -> str:
-        """Of somebody new with this role."""
-        return self.town.token(self.town.person(name, role, policy=policy))
+        """Of somebody new with this role, once the service knows it."""
+        made, until = self.town.token(self.town.person(name, role, policy=policy)), time.monotonic() + 20
+        while httpx.get(f"{self.url}/v1/me", headers={"authorization": f"Bearer {made}"}).status_code != 200 and time.monotonic() < until:
+            time.sleep(0.1)
+        return made
 
     def audited(self) -> list[tuple[str, str]]:
         """Who did what, without what came of people being added."""
