@@ -135,7 +135,3 @@ def deliveries(webhook_id: str, limit: int, url: str | None, break_glass: bool) 
         ]
         table.add_row(row["event_id"], str(row["attempts"]), row["last_status"] or "", *times)
     Console(soft_wrap=True).print(table)
-
-
-def _second(moment: str | None) -> str:
-    return f"{datetime.fromisoformat(moment):%Y-%m-%d %H:%M:%S}" if moment else ""

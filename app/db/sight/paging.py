@@ -24,7 +24,7 @@ def page_by_key(
         at, last = read_key(after)
         query = query.where(moment <= at, or_(moment < at, and_(moment == at, id_ < last)))
     rows = connection.execute(query.order_by(moment.desc(), id_.desc()).limit(limit + 1)).all()
-    return _page(rows, limit, made, lambda row: key_of(row._mapping[moment.key], row._mapping[id_.key]))
+    return _page(rows, limit, made, lambda row: key_of(row._mapping[str(moment.key)], row._mapping[str(id_.key)]))
 
 
 def page_by_number(
@@ -34,7 +34,7 @@ def page_by_number(
     if after is not None:
         query = query.where(number < read_number(after))
     rows = connection.execute(query.order_by(number.desc()).limit(limit + 1)).all()
-    return _page(rows, limit, made, lambda row: str(row._mapping[number.key]))
+    return _page(rows, limit, made, lambda row: str(row._mapping[str(number.key)]))
 
 
 def _page(rows: Any, limit: int, made: Made[T], place: Callable[[Row[Any]], str]) -> Page[T]:  # noqa: ANN401 - a sequence of rows

@@ -22,6 +22,7 @@ from app.db.release.release_views import SqlReleaseViews
 from app.db.release.webhooks import SqlWebhookBook
 from app.domain.access import Scope
 from app.domain.people import MAY, OF_SCOPE, PERSONAL, Action, Role, actions_of
+from app.domain.telemetry.streams import ErasureReport
 from app.main import create_app
 from tests.fakes.gateway import collaborators, policy_config
 from tests.fakes.people import PASSWORD, Town, quick_passwords
@@ -77,6 +78,11 @@ def noted(*, actor: str, action: str, subject: str, detail: dict[str, Any]) -> N
     raise AssertionError((actor, action, subject, detail))
 
 
+def nobody_is_forgotten(pseudonym: str, *, by: str) -> ErasureReport:
+    """Nobody is named."""
+    raise AssertionError((pseudonym, by))
+
+
 def nothing_is_applied() -> Any:
     """An empty replay finds no letter to apply."""
 
@@ -96,7 +102,7 @@ def service(engine: Engine, town: Town) -> TestClient:
         webhooks=SqlWebhookBook(engine, SEAL), send_test=lambda _hook: ("204", True), policies=policies, allow_loopback=True
     )
     forgetting = erasures.ErasureRoom(
-        pseudonym_of=lambda **_person: "", forget=noted, left_of=lambda _person: [], sweep=lambda: 0, note=noted
+        pseudonym_of=lambda **_person: "", forget=nobody_is_forgotten, left_of=lambda _person: [], sweep=lambda: 0, note=noted
     )  # fmt: skip
     letters = dead_letters.LetterRoom(letters=SqlDeadLetters(engine), store=nothing_is_applied, note=noted, clock=town.clock)
     paid = rules.RuleRoom(rules=SqlRules(engine, ""), policies=policies, clock=town.clock)

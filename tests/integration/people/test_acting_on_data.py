@@ -22,7 +22,7 @@ from app.domain.errors import BadInput, NotFound, Refused
 from app.domain.ids import hash_actor, utc_now
 from app.domain.people import Role
 from app.domain.telemetry.dead_letters import PAGE
-from app.domain.telemetry.streams import EffectBatch, JoinRules
+from app.domain.telemetry.streams import Effect, EffectBatch, JoinRules
 from app.settings import Settings, from_environment, read_toml
 from pipelines.__main__ import ratchet
 from pipelines.commands.operating import NotAllowed, Silent, os_user
@@ -76,7 +76,7 @@ class Terminal:
         with writing(wiring.open_state(self.settings)) as connection:
             connection.execute(insert(dead_letters), rows)
 
-    def apply(self, *effects: object) -> None:
+    def apply(self, *effects: Effect) -> None:
         """Events, as ingestion applies them."""
         store = wiring.effect_store(self.settings, rules=JoinRules(policies={}))
         store.apply(EffectBatch(events=tuple(applied(effect, offset=n) for n, effect in enumerate(effects))), now=at(10))
