@@ -27,10 +27,8 @@ def test_an_open_alarm_is_told_before_a_hundred_newer_ones_that_ended(database_u
         for number in range(1, SHOWN + 6):
             insert_alarm(connection, alarm(number, AlarmKind.INCIDENT, ended=True))
     with reading(engine) as connection:
-        told, about, waiting = (
-            read_alarms(connection, "tab", **asked)
-            for asked in ({}, {"release_id": "r"}, {"open_only": True})  # type: ignore[arg-type] - one of each
-        )
+        told, about = read_alarms(connection, "tab"), read_alarms(connection, "tab", release_id="r")
+        waiting = read_alarms(connection, "tab", open_only=True)
     assert [len(told), len(about)] == [SHOWN + 1] * 2
     assert (told[0].id, told[-1].id) == (f"{SHOWN + 5:04}", "0000")
     assert [one.id for one in waiting] == ["0000"]
