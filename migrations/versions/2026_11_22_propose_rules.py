@@ -2,8 +2,8 @@
 
 Expands only: processes of the revision before go on beside it.
 
-Revision: 0013_propose_rules
-Follows: 0012_blind_pairs
+Revision: 0014_propose_rules
+Follows: 0013_judging
 """
 
 import sqlalchemy as sa
@@ -11,8 +11,8 @@ from alembic import op
 
 import app.db.tables
 
-revision = "0013_propose_rules"
-down_revision = "0012_blind_pairs"
+revision = "0014_propose_rules"
+down_revision = "0013_judging"
 branch_labels = None
 depends_on = None
 
