@@ -16,7 +16,7 @@ import httpx
 
 T = TypeVar("T")
 SILENT_S, PROBE_S, PROBES = 2.0, 3.0, 2
-"""Eight seconds until an engine is given up: an engine on a starved machine takes seconds for its /health."""
+"""Ten seconds until an engine is given up (2 + 3 + 2 + 3): an engine on a starved machine takes seconds for its /health."""
 
 
 @dataclass(frozen=True, kw_only=True)
