@@ -706,9 +706,8 @@ def rotate_session_secret(settings: Settings, *, by: str) -> Path:
     """A fresh secret in front of the one in use; keys signed with older ones than that end. Raises `BadConfig` where ours is not in use."""
     if settings.session_secrets:
         raise BadConfig("RATCHET_SESSION_SECRETS is set: put a fresh secret in front of it, and drop the last one, where you set it")
-    rotated = rotate(settings.secrets, SESSION_SECRET)
     write_audit(settings, actor=by, action="session_secret.rotated", subject="keys of sessions", detail={})
-    return rotated
+    return rotate(settings.secrets, SESSION_SECRET)
 
 
 def refuse_weak_secrets(settings: Settings) -> None:

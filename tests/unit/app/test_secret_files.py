@@ -3,7 +3,10 @@
 import threading
 from pathlib import Path
 
+import pytest
+
 from app import wiring
+from app.domain.errors import BadConfig
 from app.secret_files import SecretReader, read_secrets, rotate, secret_file
 from app.settings import from_environment
 
@@ -30,13 +33,17 @@ def test_its_owner_alone_reads_a_secret(tmp_path: Path) -> None:
 
 def test_a_rotation_keeps_the_one_before_and_is_seen_at_once(tmp_path: Path) -> None:
     settings = from_environment({"RATCHET_DATA": str(tmp_path)})
+    with pytest.raises(BadConfig, match="ratchet db upgrade"):
+        wiring.rotate_session_secret(settings, by="os:root")  # where it cannot be written down, nothing is done
+    assert not (settings.secrets / "session_secret").exists()
+    wiring.upgrade_schema(settings)
     read = wiring.session_secrets(settings)
     assert isinstance(read, SecretReader)
     (first,) = read()
-    wiring.rotate_session_secret(settings)
+    wiring.rotate_session_secret(settings, by="os:root")
     second = read()
     assert second[1:] == (first,)
-    wiring.rotate_session_secret(settings)
+    wiring.rotate_session_secret(settings, by="os:root")
     assert first not in read()
     assert len(read()) == 2
 
