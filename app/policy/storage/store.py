@@ -38,7 +38,8 @@ class LocalWeights:
         """Take a finished snapshot in; the folder stays as it was. Durable when this returns; publishing again changes nothing.
 
         Files are linked where the disk is the same (a snapshot is never changed in place), else copied; every byte is verified
-        first, synchronised before READY is, and nothing carries the digest as its name before it is whole.
+        first, synchronised before READY is, and nothing carries the digest as its name before it is whole. READY is always a copy:
+        its time says when the version came here.
         Raises `BadInput` for a damaged snapshot, `NotFound` for an unfinished one.
         """
         digest = verify_snapshot(folder)
@@ -46,7 +47,9 @@ class LocalWeights:
             return digest
         with scratch(self.root, digest) as incoming:
             for file in sorted(folder.iterdir(), key=lambda file: file.name == READY):
-                if file.is_file():
+                if file.name == READY:
+                    shutil.copyfile(file, incoming / READY)
+                elif file.is_file():
                     _link(file, incoming / file.name)
             sync_folder(incoming)
             self._place(incoming, digest)

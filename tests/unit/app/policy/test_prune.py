@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,6 +52,16 @@ def test_a_young_version_is_never_removed(tmp_path: Path, chain: Chain) -> None:
     os.utime(shelf.root / one / READY, (0, 0))
     assert prune(shelf, known={base, one}, needed=set, min_age_s=3600) == [one]
     assert shelf.exists(base)
+
+
+def test_a_version_is_as_old_as_its_coming_and_not_as_the_folder_it_came_from(tmp_path: Path, tiny_model: Path) -> None:
+    shelf, source = LocalWeights(tmp_path / "store"), tmp_path / "source"
+    shutil.copytree(tiny_model, source)
+    os.utime(source / READY, (0, 0))
+    digest = shelf.publish(source)
+    assert shelf.ages_s()[digest] < 3600
+    os.utime(shelf.root / digest / READY, (1, 1))
+    assert (source / READY).stat().st_mtime == 0, "what becomes of one is not what becomes of the other"
 
 
 def test_a_version_that_is_wanted_while_others_go_stays(tmp_path: Path, chain: Chain) -> None:
