@@ -18,12 +18,11 @@ from pipelines.evaluation.counting.evidence import Evidence, Lane
 from pipelines.evaluation.counting.references import Reference, bounded
 from pipelines.evaluation.live.turn_tests import TurnTest, lane_share, turn_tests
 from pipelines.evaluation.statistics import betting
-from pipelines.evaluation.statistics.baseline import running_mean, with_usual
 from pipelines.evaluation.statistics.betting import EProcess, Tail, evidence_needed
 from pipelines.evaluation.statistics.family import FamilyEvidence, Member, Steps, family_evidence
 from pipelines.evaluation.statistics.group_sequential import GroupSequentialPlan, evaluate
 from pipelines.evaluation.statistics.growing import log_sums
-from pipelines.evaluation.statistics.units import FloatArray, Units
+from pipelines.evaluation.statistics.units import FloatArray, Units, running_mean, with_usual
 
 PRIMARY = frozenset({MetricClass.GOLD, MetricClass.PROXY})
 LEAST_LOOKS = 10

@@ -4,7 +4,7 @@ Fed by `pipelines.evaluation` (decide, gates, offline) and `pipelines.watch` wit
 numbers, never actions. Every formula names its source; "sheet" is the gates specification by section.
 
     units.py             Units: outcome, arm, probability, baseline; Z and its bounds; cluster() sessions into units
-    baseline.py          predictable baselines m_t: running mean, running regression (CUPED)
+                         predictable baselines m_t: running_mean(), with_usual() (CUPED)
     betting.py           Bet, EProcess, Wealth: start / advance / log_e (stream) and log_e_path (batch)
                          harm(), non_inferiority(), two_sided() build the e-processes of the sheet
     family.py            Member, family_evidence(): weighted mixture over metrics, with the cause; combine() for streams
@@ -20,7 +20,6 @@ numbers, never actions. Every formula names its source; "sheet" is the gates spe
     proxy_gold.py        proxy-gold gap alarm
     drift_budget.py      how far from the anchor a version may be
     false_promotions.py  e-LOND report over many promotions
-    self_test.py         signs_are_right(): a planted harm at start-up
     normal.py            the normal distribution
 
 Signs: canary minus champion, good is up. Orient a metric (1 - y for errors) before it becomes Units.

@@ -14,9 +14,8 @@ import math
 
 import numpy as np
 
-from pipelines.evaluation.statistics.baseline import with_usual
 from pipelines.evaluation.statistics.betting import EProcess, log_e_path
-from pipelines.evaluation.statistics.units import BoolArray, FloatArray, Units
+from pipelines.evaluation.statistics.units import BoolArray, FloatArray, Units, with_usual
 
 LOOKS = 64
 FIRST_S = 30.0

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from pipelines.evaluation.statistics import betting, non_inferiority
-from pipelines.evaluation.statistics.baseline import running_mean, with_usual
 from pipelines.evaluation.statistics.non_inferiority import NonInferiorityPlan
-from pipelines.evaluation.statistics.units import BoolArray, FloatArray, Units
+from pipelines.evaluation.statistics.units import BoolArray, FloatArray, Units, running_mean, with_usual
 from tests.bench.common.sections import Section, error_of, repetitions_of
 
 HARM, POST = 0.025, 0.01

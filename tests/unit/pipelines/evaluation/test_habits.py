@@ -15,9 +15,8 @@ from pipelines.evaluation.counting.subjects import Plan
 from pipelines.evaluation.counting.unit_book import UnitBook
 from pipelines.evaluation.live.harm import units_of
 from pipelines.evaluation.live.planning import plan_canary
-from pipelines.evaluation.statistics.baseline import running_mean, with_usual
 from pipelines.evaluation.statistics.non_inferiority import NonInferiorityPlan, judge
-from pipelines.evaluation.statistics.units import Units
+from pipelines.evaluation.statistics.units import Units, running_mean, with_usual
 from tests.fakes.sessions import AT, session
 from tests.unit.pipelines.evaluation.test_planning import Returning
 

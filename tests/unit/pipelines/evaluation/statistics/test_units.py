@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.evaluation.statistics.baseline import running_mean, with_usual
-from pipelines.evaluation.statistics.units import Units, cluster, effect, effect_lower_bound, effect_upper_bound
+from pipelines.evaluation.statistics.units import Units, cluster, effect, effect_lower_bound, effect_upper_bound, running_mean, with_usual
 
 inside = st.floats(0.01, 0.99)
 
