@@ -20,10 +20,13 @@ class TrackerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How many turns the global mean counts for in a segment's own mean; SPO's N_init = 1/(1 − 0.875)."""
 
 
+CorrectionName = Literal["tis", "icepop", "cispo", "seq_mis", "opsm", "none"]
+
+
 class CorrectionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the importance ratio may weigh."""
 
-    name: Literal["tis", "icepop", "cispo", "seq_mis", "opsm", "none"] = "tis"
+    name: CorrectionName = "tis"
     low: float = 0.5
     """Lower bound of `icepop` and `cispo`; the others have none."""
     high: float = 2.0
@@ -117,6 +120,14 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     router_replay: RouterReplayConfig = RouterReplayConfig()
     workers: int = 1
     """Ray actors; data parallel, parameters sharded from two on."""
+    communication: Literal["bfloat16", "float32"] = "bfloat16"
+    """What several workers send each other. Weights lose nothing as bfloat16; of a gradient each worker's part is rounded once, by at most
+    2⁻⁸ of itself, and summed in fp32 (`pipelines.training.numerics.communication`)."""
+    sum_gradients: Literal["each", "last"] = "each"
+    """After each micro-batch, or once a step, with the last one. Once is a third of the traffic less per micro-batch saved, and each worker
+    then holds the gradient of the whole model: four bytes a parameter, half of what one worker alone takes."""
+    offload: bool = False
+    """Keep masters and moments, 12 of the 20 bytes per parameter of a training step, in the host's page cache also beside a GPU."""
     threads: int = 0
     """Threads per worker; 0: the machine's cores divided by the workers."""
     checkpoint_every_s: float = 60.0
@@ -131,5 +142,3 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name, value in positive.items():
             if value <= 0:
                 raise BadConfig(f"training.{name} is {value}: give a number above 0")
-        if self.lora is not None and self.workers > 1:
-            raise BadConfig("training.lora needs training.workers = 1: an adapter is small enough for one worker")

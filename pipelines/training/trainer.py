@@ -33,6 +33,7 @@ from pipelines.training.config import LoraConfig, RouterReplayConfig
 from pipelines.training.numerics.activations import Activations, keep_activations
 from pipelines.training.numerics.adam import AdamState, adam_step
 from pipelines.training.numerics.adapters import DOWN, UP, Adapters
+from pipelines.training.numerics.communication import Communication
 from pipelines.training.numerics.loss import Teacher, token_loss
 from pipelines.training.numerics.precision import resolve_dtype
 from pipelines.training.numerics.rounding import round_into
@@ -59,6 +60,10 @@ class TrainerSetup:
     lora: LoraConfig | None = None
     base: Path | None = None
     """Snapshot that the adapters lie on; None: they begin on `snapshot`."""
+    communication: Communication = "bfloat16"
+    """What several workers send each other."""
+    offload: bool = False
+    """Keep masters and moments in a file, out of a GPU's memory; beside a processor they always are."""
     router_replay: RouterReplayConfig = RouterReplayConfig()
 
 
@@ -74,13 +79,18 @@ class LocalTrainer:
         self.device = self.shards.device
         unloaded = Unloaded(setup.snapshot, dtype=torch.float32) if self.shards.count > 1 else None
         model: Any = unloaded.model if unloaded else load_model(setup.snapshot, dtype=torch.float32)
-        self.adapters = Adapters(model, setup.lora, base=setup.base or setup.snapshot) if setup.lora is not None else None
+        self.adapters: Adapters | None = None
+        if setup.lora is not None:
+            self.adapters = Adapters(model, setup.lora, base=setup.base or setup.snapshot, held_in=self.dtype, shards=self.shards)
         keep_activations(model, setup.activations)
         self.replay = RouterReplay(model, setup.router_replay)
         self.model = model.train()
         if unloaded is None:
             self.model.to(self.device)
-        self.scorer: Scorer = self.shards.split(Scorer(model), unloaded.fill) if unloaded else Scorer(model)
+        self.scorer = Scorer(model)
+        if unloaded is not None:
+            apart = [p for p in model.parameters() if p.requires_grad] if self.adapters else []
+            self.shards.split(self.scorer, unloaded.fill, communication=setup.communication, apart=apart)
         self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.grammars = load_grammars(setup.snapshot)
         self.masters: TensorFile | None = None
@@ -94,11 +104,13 @@ class LocalTrainer:
         """Score without a gradient."""
         with torch.no_grad():
             scores, row_tokens = self._score(data, kept=any(d.top_p < 1 and not d.kept_log_mass for d in data))
+        self.shards.forget_gathered(self.scorer)
         self.replay.finish()
         return _report(data, scores, loss=0.0, tokens=row_tokens)
 
     def forward_backward(self, data: Sequence[Datum], loss: LossSpec) -> ForwardBackward:
         """Add the gradient of the loss over `data`."""
+        self.shards.put_off_summing(self.scorer, wait=loss.more_follows)
         scores, row_tokens = self._score(data)
         behaviour_M = self._column(data, lambda d: d.logprobs or (0.0,) * _scored(d))
         advantages_M = self._column(data, lambda d: d.advantages or (1.0,) * _scored(d))
@@ -110,6 +122,7 @@ class LocalTrainer:
 
     def optim_step(self, params: AdamParams) -> StepOutcome:
         """Clip, apply, forget. A gradient that is not finite changes nothing."""
+        self.shards.sum_whole(self.parameters.values())
         norm = self.shards.norm([p.grad for p in self.parameters.values() if p.grad is not None])
         finite = bool(torch.isfinite(norm))
         if finite:
@@ -174,9 +187,9 @@ class LocalTrainer:
         whole: dict[str, torch.Tensor] = {}
         for name, tensor in self.model.state_dict().items():
             if _is_stored(name, self.model):
-                gathered = self.shards.whole(tensor)  # all workers have to ask; one keeps it
+                gathered = self.shards.whole(tensor.bfloat16() if tensor.is_floating_point() else tensor)  # all have to ask; one keeps it
                 if self.shards.leads:
-                    whole[name] = gathered.bfloat16() if gathered.is_floating_point() else gathered
+                    whole[name] = gathered
         digest = write_snapshot(folder, whole, like=like) if self.shards.leads else ""
         if digest and self.adapters is not None:
             self.adapters.write(folder)
@@ -223,10 +236,11 @@ class LocalTrainer:
         return torch.tensor([value for datum in data for value in values(datum)], dtype=torch.float32, device=self.device)
 
     def _gradients(self, scale: float | None) -> Iterator[tuple[str, torch.Tensor]]:
-        """Clipped local gradients by name."""
+        """Clipped local gradients by name, beside their masters."""
+        masters, _ = self._state()
         for name, parameter in self.parameters.items():
             if parameter.grad is not None:
-                gradient = self.shards.local(parameter.grad)
+                gradient = self.shards.local(parameter.grad).to(masters.tensors[name].device)
                 yield name, gradient.mul_(scale) if scale is not None else gradient
 
     def _forget_gradients(self) -> None:
@@ -239,7 +253,7 @@ class LocalTrainer:
         """Masters and moments; made when they are first needed, the masters from the weights as they are."""
         if self.masters is None or self.adam is None:
             local = {name: self.shards.local(p.data) for name, p in self.parameters.items()}
-            in_file, mine = self.device.type == "cpu", "" if self.shards.count == 1 else f"-{self.shards.rank}"
+            in_file, mine = self.device.type == "cpu" or self.setup.offload, "" if self.shards.count == 1 else f"-{self.shards.rank}"
             self.masters = TensorFile(local, file=self.setup.scratch / f"masters{mine}.safetensors" if in_file else None)
             for name, tensor in local.items():
                 self.masters.tensors[name].copy_(tensor)

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from app.domain.learning.batches import BatchManifest
@@ -139,6 +140,7 @@ class Update:
         return TrainerSetup(
             snapshot=self.parent_folder, base=base, scratch=self.folder, dtype=begun or config.dtype, threads=config.threads,
             lora=config.lora, activations=config.activations, share_prefixes=config.share_prefixes, router_replay=config.router_replay,
+            communication=config.communication, offload=config.offload,
         )  # fmt: skip
 
     def _prepare(self, trainer: Trainer, steps: Sequence[Step]) -> None:
@@ -223,8 +225,9 @@ class Update:
         found: Scored = {}
         loss = 0.0
         for micro in step.micro_batches:
+            more = self.config.sum_gradients == "last" and micro is not step.micro_batches[-1]
             with self.computing.running():
-                answer = trainer.forward_backward([self._datum(index) for index in micro], spec)
+                answer = trainer.forward_backward([self._datum(index) for index in micro], replace(spec, more_follows=more))
             loss += answer.loss
             guards.check_finite("loss", answer.loss)
             found |= dict(zip(micro, zip(answer.logprobs, answer.entropy, strict=True), strict=True))

@@ -15,13 +15,16 @@ on people and problems that no update saw.
 `labels`: until .45 of the answer is kept, mean and 95 % interval over seeds (never counts as the whole run). All share the
 learning rate; each objective's weight was chosen on seed 100. Exit code 1 where what is found best is not the configuration's default
 (of two whose labels differ by less than a batch, the one that ends higher), or where it does not need fewer labels than the reward alone.
+`--resume FILE` runs it in pieces, a curve each (`tests.bench.common.pieces`).
 """
 
+import argparse
 import json
 import random
 import statistics
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ import msgspec
 from app.domain.learning.corrections import Correction, CorrectionKind
 from pipelines.training import TrainingConfig
 from pipelines.training.hindsight.config import HindsightConfig
+from tests.bench.common.pieces import Pieces, add_pieces, pieces_of
 from tests.bench.common.styled import base_for, styled_arguments
 from tests.learning.lines import CONFIG, Lesson, Line, interval
 from tests.learning.styles import MOVES, Problem, Turn, answered, problems, styled, text_of
@@ -115,14 +119,26 @@ def main() -> int:
     parser = styled_arguments()
     parser.add_argument("--only", nargs="+", choices=OBJECTIVES, default=list(OBJECTIVES))
     parser.add_argument("--weight", type=float, help="Of the corrections, in place of each objective's own.")
+    add_pieces(parser)
     arguments = parser.parse_args()
+    return pieces_of(arguments, __file__).in_turn(lambda pieces: told(pieces, arguments))
+
+
+def told(pieces: Pieces, arguments: argparse.Namespace) -> int:
+    """All objectives that were asked for."""
     found: dict[str, dict[str, Any]] = {}
     with base_for(arguments.base) as base:
         for name in arguments.only:
             objective = OBJECTIVES[name]
             if arguments.weight is not None:
                 objective = msgspec.structs.replace(objective, weight=arguments.weight)
-            curves = [curve(base, objective, seed=seed, cycles=arguments.cycles) for seed in arguments.seeds]
+            curves: list[list[float]] = [
+                pieces.get(
+                    f"{objective} seed {seed} cycles {arguments.cycles}",
+                    partial(curve, base, objective, seed=seed, cycles=arguments.cycles),
+                )
+                for seed in arguments.seeds
+            ]
             labels = [labels_to_goal(each) for each in curves]
             low, high = interval(labels)
             last = [statistics.fmean(each[-3:]) for each in curves]

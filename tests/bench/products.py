@@ -14,18 +14,22 @@ and the update itself, with the tests' learning rate and without guards. Every c
 Per product and method: `liked_first`, `liked_last` (of new answers, mean over the last three cycles), its 95 % `interval` over the seeds,
 `labels`, and `labels_per_10pp`, the labels for ten points more (null where nothing rose). Exit code 1 where ours rises in a product by
 less than ten points, its interval reaches down to where it began, or plain REINFORCE ends higher by more than both intervals allow.
+`--resume FILE` runs it in pieces, a seed of a method and product each (`tests.bench.common.pieces`).
 """
 
+import argparse
 import json
 import statistics
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from pipelines.training import TrainingConfig
+from tests.bench.common.pieces import Pieces, add_pieces, pieces_of
 from tests.bench.common.styled import base_for, styled_arguments
 from tests.learning.lines import CONFIG, Line, interval
 from tests.learning.shops import SHOPS, Shop, lessons_of
@@ -63,9 +67,12 @@ def run(shop: Shop, method: str, base: Path, *, seed: int, cycles: int, config: 
     return found, labels
 
 
-def figures(shop: Shop, method: str, base: Path, seeds: list[int], cycles: int) -> dict[str, Any]:
-    """Over the seeds."""
-    runs = [run(shop, method, base, seed=seed, cycles=cycles) for seed in seeds]
+def figures(pieces: Pieces, name: str, method: str, base: Path, seeds: list[int], cycles: int) -> dict[str, Any]:
+    """Of the product of that name, over the seeds."""
+    runs: list[tuple[list[float], int]] = [
+        pieces.get(f"{name} {method} seed {seed} cycles {cycles}", partial(run, SHOPS[name], method, base, seed=seed, cycles=cycles))
+        for seed in seeds
+    ]
     first = statistics.fmean(curve[0] for curve, _ in runs)
     last = [statistics.fmean(curve[-3:]) for curve, _ in runs]
     labels, gained = statistics.fmean(count for _, count in runs), statistics.fmean(last) - first
@@ -97,13 +104,19 @@ def main() -> int:
     parser = styled_arguments()
     parser.add_argument("--products", nargs="+", choices=SHOPS, default=list(SHOPS))
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    add_pieces(parser)
     arguments = parser.parse_args()
+    return pieces_of(arguments, __file__).in_turn(lambda pieces: told(pieces, arguments))
+
+
+def told(pieces: Pieces, arguments: argparse.Namespace) -> int:
+    """All products and methods that were asked for."""
     found: dict[str, dict[str, Any]] = {}
     with base_for(arguments.base) as base:
         for product in arguments.products:
             found[product] = {}
             for method in arguments.methods:
-                found[product][method] = figures(SHOPS[product], method, base, arguments.seeds, arguments.cycles)
+                found[product][method] = figures(pieces, product, method, base, arguments.seeds, arguments.cycles)
                 print(product, method, found[product][method], flush=True)
     for sentence in missed(found):
         print(f"# missed: {sentence}", flush=True)

@@ -2,7 +2,10 @@
 
 Each side is a process of its own with the same model, dtype and threads. TRL (latest from PyPI) lives in its own environment under .cache
 and is fed through `rollout_func`, at its own defaults (8 sequences per pass, activations checkpointed); ours runs at ours. Rewards come in
-pairs per prompt, so that both sides see the same advantages ±(r₁ − r₂)/2. Peak memory is VmHWM of each process.
+pairs per prompt, so that both sides see the same advantages ±(r₁ − r₂)/2. Peak memory is VmHWM of each process. Then the peaks of 2 and 4
+gloo workers that share a model, against one alone (`tests.bench.sharded`, whose bounds count here too, unless `--without-workers`).
+
+Exit code 1 where the gradients are not the same (cosine below 0.9999) or a worker's bound does not hold.
 
     python -m tests.bench.train --quick      a few short turns, within 55 seconds once the environment exists
 """
@@ -163,8 +166,8 @@ def cosine(ours_folder: Path, trl_folder: Path) -> float:
     return dot / math.sqrt(squares_a * squares_b)
 
 
-def main() -> None:
-    """Run both sides; the last line is the JSON of issue 4."""
+def main() -> int:
+    """Run both sides; the last line is JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--side", choices=["ours"])
@@ -174,11 +177,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--trl-keeps-activations", action="store_true", help="faster and larger than TRL's default")
+    parser.add_argument("--without-workers", action="store_true")
     arguments = parser.parse_args()
     steps = arguments.steps or (1 if arguments.quick else 3)
     if arguments.side == "ours":
         ours(arguments.data, arguments.out, dtype=arguments.dtype, threads=arguments.threads, steps=steps)
-        return
+        return 0
     prepare_trl()
     shape = (
         {"prompts": 4, "prompt_tokens": 192, "completion_tokens": 192}
@@ -201,14 +205,24 @@ def main() -> None:
             found[side] = json.loads(out.read_text())
             print(f"{side}: {found[side]}", flush=True)
         same = cosine(Path(folder) / "ours", Path(folder) / "trl")
-    result = {
+    result: dict[str, Any] = {
         "ours_tokens_per_s": round(found["ours"]["tokens_per_s"], 1), "trl_tokens_per_s": round(found["trl"]["tokens_per_s"], 1),
         "speedup": round(found["ours"]["tokens_per_s"] / found["trl"]["tokens_per_s"], 2),
         "ours_peak_rss_mb": round(found["ours"]["peak_rss_mb"]), "trl_peak_rss_mb": round(found["trl"]["peak_rss_mb"]),
         "grad_cosine_at_ratio_one": round(same, 6),
     }  # fmt: skip
+    missed = [] if same >= 0.9999 else [f"the gradients' cosine is {same}"]
+    if not arguments.without_workers:
+        from tests.bench import sharded  # only here: it imports torch
+
+        workers = sharded.measure("quick" if arguments.quick else "full")
+        missed += sharded.missed(workers)
+        result["workers_peak_ratio"] = workers["ratio"]
+    for sentence in missed:
+        print(f"# missed: {sentence}", flush=True)
     print(json.dumps(result))
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -57,6 +57,8 @@ class LossSpec:
     """Of `opsm`: how far, in nats per token, a sequence may have moved away before it is masked where its advantage is negative."""
     teacher_clip: float = 5.0
     """Nats by which one token's log π_teacher − log π_θ counts at the most, either way."""
+    more_follows: bool = False
+    """The step's gradient is not whole with this: workers that share a model may sum later what they found here."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,10 @@
 So the forward pass is that of the snapshot that will be published, and A and B get the gradient of a weight of full precision (a
 straight-through estimate over the rounding). Base and fp32 adapters travel with the lineage: a merge loses nothing for good.
 
+Merged weights are values of bfloat16, so where matrix products run in bfloat16 the linear layers hold them as such: 2 bytes each instead
+of 4, and autocast has nothing to convert. With several workers the merged weights are split like all parameters, row by row; the adapters,
+a hundredth of them, are whole on every worker, which merges the rows it holds.
+
 A version is the merged weights and has their digest. Its adapter lies beside them for engines that keep a base and load adapters (vLLM);
 what they compute differs from the merge by its rounding, a few bfloat16 places, which their probe and the step-zero guard bound.
 """
@@ -23,12 +27,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.nn.functional import linear
+from transformers import PreTrainedModel
 
 from app.domain.errors import BadConfig
 from app.durable import sync_folder
 from app.policy.storage.snapshot import ADAPTER, ADAPTER_CONFIG, WEIGHTS, snapshot_digest
 from pipelines.training.config import LoraConfig
 from pipelines.training.numerics.rounding import round_into
+from pipelines.training.numerics.sharding import Shards
 
 DOWN, UP = "lora_down", "lora_up"
 """A [r, in] and B [out, r] of a layer, parameters of the layer itself."""
@@ -37,9 +43,13 @@ DOWN, UP = "lora_down", "lora_up"
 class Adapters:
     """The adapters of one model and the base below them."""
 
-    def __init__(self, model: torch.nn.Module, config: LoraConfig, *, base: Path, seed: int = 0) -> None:
-        """Put fresh adapters in (which change nothing yet: B is zero) and freeze everything else; the same ones for the same seed."""
+    def __init__(
+        self, model: PreTrainedModel, config: LoraConfig, *, base: Path, held_in: torch.dtype, shards: Shards, seed: int = 0
+    ) -> None:
+        """Put fresh adapters in (which change nothing yet: B is zero) and freeze everything else; the same ones for the same seed. The
+        linear layers' weights are held in `held_in`, the dtype of their products."""
         self.base = base
+        self._shards = shards
         self._config = config
         self._scale = config.alpha / config.rank
         model.requires_grad_(False)
@@ -52,6 +62,9 @@ class Adapters:
             raise BadConfig(f"training.lora.target_modules names {config.target_modules} and the model has none of them: correct it")
         for layer in self._layers.values():
             _adapt(layer, config.rank, self._scale, generator)
+        for layer in model.modules():
+            if isinstance(layer, torch.nn.Linear) and layer is not model.get_output_embeddings():  # its weight may be the embedding too
+                layer.weight.data = layer.weight.data.to(held_in)
 
     @torch.no_grad()
     def merge(self, read: Any | None = None) -> None:  # noqa: ANN401 - a safetensors file
@@ -60,9 +73,10 @@ class Adapters:
             with safe_open(self.base / WEIGHTS, framework="pt") as opened:
                 return self.merge(opened)
         for name, layer in self._layers.items():
-            down, up = layer.get_parameter(DOWN), layer.get_parameter(UP)
-            below = read.get_tensor(f"{name}.weight").to(down.device, torch.float32)
-            round_into(layer.weight.data, below.addmm(up, down, alpha=self._scale))
+            down, up, weight = layer.get_parameter(DOWN), layer.get_parameter(UP), layer.weight
+            below = self._shards.cut(read.get_tensor(f"{name}.weight"), weight).to(down.device, torch.float32)
+            merged = below.addmm(self._shards.cut(up, weight), down, alpha=self._scale)
+            round_into(self._shards.local(weight.data), merged, first=self._shards.first_place(weight))
         return None
 
     @torch.no_grad()

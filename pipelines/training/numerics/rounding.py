@@ -23,8 +23,12 @@ KEPT_BITS = -0x10000
 
 @torch.no_grad()
 def round_into(target: torch.Tensor, masters: torch.Tensor, *, first: int = 0) -> None:
-    """Fill a contiguous fp32 `target` with the bfloat16 values of `masters`; `first` is the place of their first element in the whole
-    tensor, so that workers who hold parts of it round as one who holds all. NaN and infinities stay what they are."""
+    """Fill a contiguous `target` with the bfloat16 values of `masters`; `first` is the place of their first element in the whole
+    tensor, so that workers who hold parts of it round as one who holds all. NaN and infinities stay what they are. A target of another
+    dtype or device is filled by way of a copy."""
+    if target.dtype != torch.float32 or target.device != masters.device:
+        target.copy_(rounded(masters, first=first))
+        return
     given, wanted = masters.reshape(-1).view(torch.int32), target.view(-1).view(torch.int32)
     thresholds = _thresholds(target.device)
     at = 0

@@ -4,7 +4,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -12,8 +12,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
+
+from pipelines.training.numerics.communication import Bfloat16Gather, Bfloat16ReduceScatter, Communication
 
 Module = TypeVar("Module", bound=torch.nn.Module)
 M_MMAP_THRESHOLD, LARGE_BYTES = -3, 256 << 10
@@ -48,17 +50,48 @@ class Shards:
         """Writes what is written once."""
         return self.rank == 0
 
-    def split(self, scorer: Module, fill: Callable[[torch.nn.Module], None]) -> Module:
+    def split(
+        self, scorer: Module, fill: Callable[[torch.nn.Module], None], *, communication: Communication,
+        apart: Collection[torch.nn.Parameter] = (),
+    ) -> Module:  # fmt: skip
         """Shard each decoder layer, then what is left; gradients are summed (the loss's constant normaliser already divides).
 
-        `fill` reads a part's weights, right before it is cut: no worker ever holds more than one part whole.
+        `fill` reads a part's weights, right before it is cut: no worker ever holds more than one part whole. What is kept `apart` stays
+        whole on every worker, and nobody sums its gradients but `sum_whole`.
         """
         assert self.mesh is not None, "one worker alone splits nothing"
         model: Any = scorer.model
+        for parameter in apart:
+            parameter.data = parameter.data.to(self.device)
         for part in (*model.base_model.layers, scorer):
             fill(part)
-            _sharded(part, self.mesh)
+            _sharded(part, self.mesh, communication, set(apart))
         return scorer
+
+    def forget_gathered(self, scorer: torch.nn.Module) -> None:
+        """Drop what a forward pass without a backward pass left gathered (embedding, output layer, last norm): the next one would compute
+        with it, whatever became of the shards in between."""
+        if isinstance(scorer, FSDPModule):
+            scorer.reshard()
+
+    def put_off_summing(self, scorer: torch.nn.Module, *, wait: bool) -> None:
+        """Whether the next backward pass leaves its gradients unsummed, whole on each worker, for a later one to sum with its own."""
+        if isinstance(scorer, FSDPModule):
+            scorer.set_requires_gradient_sync(not wait)
+
+    def sum_whole(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Sum over the workers the gradients of what is whole on each of them; who has none (an expert that nobody of its turns took) adds
+        nothing."""
+        if self.mesh is None or not (whole := [p for p in parameters if not isinstance(p, DTensor)]):
+            return
+        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).view(-1) for p in whole])
+        dist.all_reduce(flat)
+        for parameter, part in zip(whole, flat.split([p.numel() for p in whole]), strict=True):
+            parameter.grad = part.view_as(parameter)
+
+    def cut(self, value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """This worker's part of `value`, whose rows are those of `like`."""
+        return _cut(value, like)
 
     def local(self, tensor: torch.Tensor) -> torch.Tensor:
         """This worker's part."""
@@ -96,11 +129,14 @@ class Shards:
 
     def norm(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         """Euclidean norm over all parameters and workers, fp32 scalar."""
-        squares = [torch.linalg.vector_norm(self.local(g)).square() for g in gradients]
-        total = torch.stack(squares).sum() if squares else torch.zeros((), device=self.device)
+        split = self._square([g for g in gradients if isinstance(g, DTensor)])
         if self.mesh is not None:
-            dist.all_reduce(total)
-        return total.sqrt()
+            dist.all_reduce(split)
+        return (split + self._square([g for g in gradients if not isinstance(g, DTensor)])).sqrt()  # what is whole is so on every worker
+
+    def _square(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        squares = [torch.linalg.vector_norm(self.local(gradient)).square() for gradient in gradients]
+        return torch.stack(squares).sum() if squares else torch.zeros((), device=self.device)
 
 
 @dataclass(frozen=True)
@@ -144,10 +180,13 @@ def _cut(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return value[rank * size : (rank + 1) * size]
 
 
-def _sharded(module: Module, mesh: DeviceMesh) -> Module:
-    sharded: Any = fully_shard(module, mesh=mesh)
+def _sharded(module: Module, mesh: DeviceMesh, communication: Communication, apart: set[torch.nn.Parameter]) -> Module:
+    sharded: Any = fully_shard(module, mesh=mesh, ignored_params=apart)
     sharded.set_gradient_divide_factor(1.0)
     sharded.set_force_sum_reduction_for_comms(True)  # a factor alone asks for an operation that gloo does not have
+    if communication == "bfloat16":
+        sharded.set_custom_all_gather(Bfloat16Gather())
+        sharded.set_custom_reduce_scatter(Bfloat16ReduceScatter())
     return sharded
 
 

@@ -55,7 +55,7 @@ def data(seed: int = 0) -> list[Datum]:
 def test_two_workers_make_the_gradients_of_one(tmp_path: Path, token_file: Path) -> None:
     snapshot = tmp_path / "snapshot"
     small_snapshot(snapshot)
-    setup = TrainerSetup(snapshot=snapshot, scratch=tmp_path / "scratch", dtype="float32", threads=1)
+    setup = TrainerSetup(snapshot=snapshot, scratch=tmp_path / "scratch", dtype="float32", threads=1, communication="float32")
     alone = LocalTrainer(setup)
     expected = alone.forward_backward(data(), SPEC)
     step = alone.optim_step(STEP)
