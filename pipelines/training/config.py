@@ -105,9 +105,10 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     loss_tokens: float = 64.0
     """L_ref: the constant length that the loss is divided by, next to the number of turns in the step."""
     micro_batch_tokens: int = 512
-    """Tokens per forward and backward pass and worker: bounds the activations."""
+    """Tokens per forward and backward pass and worker: bounds the activations. A longer turn goes alone; from four times as many tokens on
+    it keeps the inputs of the layers alone and computes the rest again, whatever `activations` says."""
     max_tokens: int = 2048
-    """Turns longer than this (prompt and completion) are left out as too long."""
+    """Turns longer than this (prompt and completion), or than the model's context, are left out as too long."""
     final_pass_turns: int = 24
     """Turns on which the finished candidate is compared with champion and anchor; 0 means all."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

@@ -30,7 +30,7 @@ from app.policy.scoring.packing import ScoredSequence, pack
 from app.policy.scoring.scorer import Scorer, Scores
 from app.policy.storage.snapshot import WEIGHTS, write_snapshot
 from pipelines.training.config import LoraConfig, RouterReplayConfig
-from pipelines.training.numerics.activations import Activations, keep_activations
+from pipelines.training.numerics.activations import Activations, Keeping
 from pipelines.training.numerics.adam import AdamState, adam_step
 from pipelines.training.numerics.adapters import DOWN, UP, Adapters
 from pipelines.training.numerics.communication import Communication
@@ -56,6 +56,8 @@ class TrainerSetup:
     dtype: str = "auto"
     threads: int = 0
     activations: Activations = "none"
+    most_tokens_kept: int = 0
+    """A row of more tokens, such as a long turn that goes alone, keeps the inputs of the layers alone; 0: none is too long."""
     share_prefixes: bool = True
     lora: LoraConfig | None = None
     base: Path | None = None
@@ -82,7 +84,7 @@ class LocalTrainer:
         self.adapters: Adapters | None = None
         if setup.lora is not None:
             self.adapters = Adapters(model, setup.lora, base=setup.base or setup.snapshot, held_in=self.dtype, shards=self.shards)
-        keep_activations(model, setup.activations)
+        self.keeping = Keeping(model, setup.activations, most_tokens=setup.most_tokens_kept)
         self.replay = RouterReplay(model, setup.router_replay)
         self.model = model.train()
         if unloaded is None:
@@ -207,6 +209,7 @@ class LocalTrainer:
     def _score(self, data: Sequence[Datum], *, kept: bool = False) -> tuple[Scores, int]:
         share = self.setup.share_prefixes and not any(d.routes for d in data)
         row = pack([ScoredSequence(tokens=d.tokens, first_scored=d.first_scored) for d in data], share_prefixes=share).to(self.device)
+        self.keeping.start(len(row.input_ids))
         self.replay.start(data, row)
         temperature_M = self._column(data, lambda d: (d.temperature,) * _scored(d))
         top_p_M = self._column(data, lambda d: (d.top_p,) * _scored(d)) if kept else None

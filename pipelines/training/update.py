@@ -42,6 +42,8 @@ from pipelines.training.trainer import TrainerSetup
 log = logging.getLogger(__name__)
 
 
+LONG_ROW = 4
+"""From how many micro-batches' tokens on a row, which is a turn that goes alone, is computed layer by layer."""
 Scored = dict[int, tuple[Sequence[float], Sequence[float]]]
 """Log-probabilities and entropies [T] by index of the turn."""
 
@@ -140,7 +142,7 @@ class Update:
         return TrainerSetup(
             snapshot=self.parent_folder, base=base, scratch=self.folder, dtype=begun or config.dtype, threads=config.threads,
             lora=config.lora, activations=config.activations, share_prefixes=config.share_prefixes, router_replay=config.router_replay,
-            communication=config.communication, offload=config.offload,
+            communication=config.communication, offload=config.offload, most_tokens_kept=LONG_ROW * config.micro_batch_tokens,
         )  # fmt: skip
 
     def _prepare(self, trainer: Trainer, steps: Sequence[Step]) -> None:

@@ -3,6 +3,8 @@
 none        everything: 1.8 MB per token for SmolLM2-135M in fp32
 selective   the outputs of matrix products and attention; everything cheap is computed again: 0.8 MB, a sixth more time
 full        the inputs of the layers; all is computed again: 0.1 MB, a third more time
+
+A row of more tokens than a pass is meant to have, a long turn that goes alone, is always computed with `full`.
 """
 
 # torch leaves parts of its types open.
@@ -30,14 +32,27 @@ EXPENSIVE = frozenset(
 )
 
 
-def keep_activations(model: Any, kind: Activations) -> None:  # noqa: ANN401 - transformers types the method per model
-    """Tell a transformers model what to keep."""
-    if kind == "none":
-        return
-    options: dict[str, Any] = {"use_reentrant": False}
-    if kind == "selective":
-        options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
-    model.activation_checkpointing_enable(options)
+class Keeping:
+    """Tells a transformers model what to keep, pass by pass."""
+
+    def __init__(self, model: Any, kind: Activations, *, most_tokens: int = 0) -> None:  # noqa: ANN401 - transformers types the methods per model
+        """Rows of more than `most_tokens` keep the inputs of the layers alone; 0: no row is too long."""
+        self._model, self._kind, self._most = model, kind, most_tokens
+        self._now: Activations = "none"
+
+    def start(self, tokens: int) -> None:
+        """Before a forward pass over a row of so many tokens."""
+        wanted = "full" if 0 < self._most < tokens else self._kind
+        if wanted == self._now:
+            return
+        if wanted == "none":
+            self._model.activation_checkpointing_disable()
+        else:
+            options: dict[str, Any] = {"use_reentrant": False}
+            if wanted == "selective":
+                options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+            self._model.activation_checkpointing_enable(options)
+        self._now = wanted
 
 
 def _policy(_context: object, operation: object, *_arguments: object, **_options: object) -> CheckpointPolicy:
