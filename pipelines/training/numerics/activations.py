@@ -42,7 +42,7 @@ class Keeping:
 
     def start(self, tokens: int) -> None:
         """Before a forward pass over a row of so many tokens."""
-        wanted = "full" if 0 < self._most < tokens else self._kind
+        wanted: Activations = "full" if 0 < self._most < tokens else self._kind
         if wanted == self._now:
             return
         if wanted == "none":
