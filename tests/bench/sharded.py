@@ -3,7 +3,8 @@
 Each worker is a process of its own that loads a snapshot of random weights, takes two steps, and writes state and snapshot, as an update
 does. Peaks are VmHWM of the process; `libraries_mb` is that of a process that only imports what they do, and `ratio` is of what a worker
 takes beyond it, because that part grows with the model. Bounds: the largest worker of two at most 0.6, of four at most 0.35 of one alone,
-with either kind of communication.
+with either kind of communication, at full size: of `--quick`'s smaller model what does not grow with it (about 80 MB a worker) is a seventh
+of all that one takes, so there the bounds are printed against and not judged.
 
 In float32 all must write the same weights (`same_weights`). In bfloat16, the default, gradients are rounded on their way, so that Adam's
 first steps, which are the rate times a sign, go the other way where a gradient is smaller than its rounding: `served_apart` is the share
@@ -33,6 +34,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "full": {"hidden": 1024, "layers": 24, "vocabulary": 24_000},
     "quick": {"hidden": 512, "layers": 16, "vocabulary": 8_000},
 }
+JUDGED_FROM = 200_000_000
+"""Parameters."""
 STEPS, TURNS, TOKENS = 2, 4, 64
 
 
@@ -50,7 +53,7 @@ def main() -> int:
     for sentence in missed(found):
         print(f"# missed: {sentence}", flush=True)
     print(json.dumps(found))
-    return 1 if missed(found) else 0
+    return 1 if is_judged(found) and missed(found) else 0
 
 
 def measure(size: str) -> dict[str, Any]:
@@ -76,6 +79,11 @@ def measure(size: str) -> dict[str, Any]:
             "same_weights": len(digests) == 1,
             "served_apart": round(_apart(folder / "made-1-float32", folder / "made-2-bfloat16"), 4),
         }  # fmt: skip
+
+
+def is_judged(found: dict[str, Any]) -> bool:
+    """Whether the bounds on memory are meant for a model of this size; of the same weights nobody is excused."""
+    return found["parameters"] >= JUDGED_FROM or not found["same_weights"]
 
 
 def missed(found: dict[str, Any]) -> list[str]:

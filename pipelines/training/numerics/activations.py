@@ -37,12 +37,13 @@ class Keeping:
 
     def __init__(self, model: Any, kind: Activations, *, most_tokens: int = 0) -> None:  # noqa: ANN401 - transformers types the methods per model
         """Rows of more than `most_tokens` keep the inputs of the layers alone; 0: no row is too long."""
-        self._model, self._kind, self._most = model, kind, most_tokens
+        self._model, self._most = model, most_tokens
+        self._kind: Activations = kind
         self._now: Activations = "none"
 
     def start(self, tokens: int) -> None:
         """Before a forward pass over a row of so many tokens."""
-        wanted: Activations = "full" if 0 < self._most < tokens else self._kind
+        wanted = "full" if 0 < self._most < tokens else self._kind
         if wanted == self._now:
             return
         if wanted == "none":
