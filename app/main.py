@@ -42,6 +42,7 @@ from app.api.telemetry.events import EventsRoute
 from app.api.telemetry.intake import Intake, Limits
 from app.api.telemetry.redaction import Redactor
 from app.api.workshop import SWITCH_S, Workshop
+from app.console.deeds import Hands
 from app.console.entrance import Entrance
 from app.console.live import Live
 from app.console.pages import Pages, static
@@ -254,6 +255,7 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
     pages = Pages(
         adapters.pages, desk=room.desk, jury=wiring.jury(settings), live=Live(adapters.pages, still_may=keeper.still_lets_in),
         visitor_of=lambda request: request.state.visitor, left_of=lambda actor: wiring.traces(settings).find(actor),
+        hands=_hands(settings, adapters),
     )  # fmt: skip
     guarded = APIRouter(dependencies=[Depends(keeper)])
     guarded.include_router(pages.router())
@@ -273,6 +275,16 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
         barrier=Barrier(
             hosts=settings.hosts | reached_as(settings.host), origins=settings.origins, loopback=settings.host in LOOPBACK
         ),
+    )  # fmt: skip
+
+
+def _hands(settings: Settings, adapters: wiring.HttpAdapters) -> Hands:
+    """What pages do to keys, people and stored data."""
+    return Hands(
+        people=adapters.people, keys=adapters.keys, requests=wiring.requests(settings), letters=wiring.dead_letters(settings),
+        store=cache(lambda: wiring.effect_store(settings)), pseudonym_of=partial(wiring.pseudonym_of, settings),
+        forget=partial(wiring.forget, settings), rotate=partial(wiring.rotate_session_secret, settings), policies=adapters.policies,
+        address=settings.address, clock=wiring.clock(settings),
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from app.domain.errors import BadConfig, Unavailable, UnknownPolicy
 from app.domain.ids import checked_pseudonym, hash_actor, utc_now, uuid7
 from app.domain.policies import PolicyConfig
 from app.domain.release.terms import Terms
+from app.domain.release.versions import KEPT_CHAMPIONS
 from app.domain.retention import retention
 from app.domain.telemetry.events import Erasure
 from app.domain.telemetry.streams import ErasureReport, JoinRules, join_rules
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from app.db.reads import SqlReads
     from app.db.recovery.checks import Finding, SqlRecovery
     from app.db.release.audit import Verification
+    from app.db.release.done import SqlRequests
     from app.db.release.engines import SqlEngineLedger
     from app.db.release.evidence import SqlEvidenceBook
     from app.db.release.needed_weights import SqlNeededWeights
@@ -837,6 +839,15 @@ def key_book(settings: Settings) -> "SqlKeys":
     return SqlKeys(open_state(settings))
 
 
+def requests(settings: Settings) -> "SqlRequests":
+    """Which requests of people were carried out."""
+    from app.db.clock import DatabaseClock
+    from app.db.release.done import SqlRequests
+
+    state = open_state(settings)
+    return SqlRequests(state, clock=DatabaseClock(state))
+
+
 def people_book(settings: Settings) -> "SqlPeople":
     """The people of this deployment."""
     from app.db.access.people import SqlPeople
@@ -871,7 +882,7 @@ def open_weights(settings: Settings) -> "LocalWeights | RemoteWeights":
     return open_store(settings.weights, cache=settings.data / "weights-cache")
 
 
-def needed_weights(settings: Settings, *, newest: int = 10) -> "SqlNeededWeights":
+def needed_weights(settings: Settings, *, newest: int = KEPT_CHAMPIONS) -> "SqlNeededWeights":
     """Which versions' weights something still needs."""
     from app.db.clock import DatabaseClock
     from app.db.release.needed_weights import SqlNeededWeights

@@ -52,6 +52,7 @@ class PeopleBook(Protocol):
         disabled: bool | None = None,
     ) -> Person: ...  # fmt: skip
     def invite(self, name: str, *, lasts: timedelta, by: str) -> str: ...
+    def sign_out(self, name: str, *, by: str) -> Person: ...
 
 
 class TokenBook(Protocol):
@@ -175,6 +176,12 @@ def _everybody(made: APIRouter, room: PeopleRoom) -> None:
         who = openapi.path_id(name)
         secret = await asyncio.to_thread(lambda: room.people.invite(who, lasts=INVITATION_LASTS, by=caller.actor))
         return json_response({"name": name, "link": link_of(room.address, secret)}, 201)
+
+    @made.post("/v1/people/{name}/sign-out")
+    async def sign_out(caller: Admin, name: str) -> Response:
+        """End every session and token of theirs; they may sign in again."""
+        who = openapi.path_id(name)
+        return json_response(told(await asyncio.to_thread(lambda: room.people.sign_out(who, by=caller.actor))))
 
 
 def _tokens(made: APIRouter, room: PeopleRoom) -> None:

@@ -60,6 +60,13 @@ class ActBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A name of the caller's own for this request: sent again, it is done already."""
 
 
+class RollBackBody(ActBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The same, and where to."""
+
+    to: Text | None = None
+    """Digest of the version that takes over; the newest good one where nothing is said."""
+
+
 class ReleaseBook(Protocol):
     """Releases to list."""
 
@@ -169,14 +176,14 @@ def _acting(made: APIRouter, room: ReleaseRoom) -> None:
         desk = room.desk.on(_basis(body, caller, who, Action.ABORT, release_id))
         return await _done(room, found, lambda: desk.abort(release_id, actor=who, reason=body.reason))
 
-    @made.post("/v1/releases/{release_id}/rollback", openapi_extra=openapi.body(ActBody), responses={409: {}})
+    @made.post("/v1/releases/{release_id}/rollback", openapi_extra=openapi.body(RollBackBody), responses={409: {}})
     async def rollback(caller: Annotated[Caller, Depends(requires(Action.ROLL_BACK))], release_id: str, request: Request) -> Response:
         """Take a version back, whatever its state, and quarantine it."""
-        body = await read_body(request, ActBody)
+        body = await read_body(request, RollBackBody)
         who = signer(request, caller, body.approver)
         found = await _visible_release(room, release_id, caller)
         desk = room.desk.on(_basis(body, caller, who, Action.ROLL_BACK, release_id))
-        return await _done(room, found, lambda: desk.roll_back(release_id, actor=who, reason=body.reason))
+        return await _done(room, found, lambda: desk.roll_back(release_id, actor=who, reason=body.reason, to=body.to))
 
 
 def _governing(made: APIRouter, room: ReleaseRoom) -> None:
@@ -207,12 +214,30 @@ def _governing(made: APIRouter, room: ReleaseRoom) -> None:
         desk = room.desk.on(_basis(body, caller, who, Action.LIFT, policy))
         return await _told(lambda: {"lifted": desk.lift(policy, digest, actor=who, reason=body.reason)})
 
+    @made.post("/v1/policies/{policy}/versions/{digest}/pin", openapi_extra=openapi.body(ActBody), responses={409: {}})
+    async def pin(caller: Annotated[Caller, Depends(requires(Action.PIN))], policy: str, digest: str, request: Request) -> Response:
+        """Keep a version's weights until it is unpinned: requests may name it and rollbacks may go to it. No engine holds it for that."""
+        body = await read_body(request, ActBody)
+        who = signer(request, caller, body.approver)
+        visible_policy(policy, caller)
+        desk = room.desk.on(_basis(body, caller, who, "pin", openapi.path_id(digest)))
+        return await _told(lambda: {"pinned": desk.pin(policy, digest, actor=who, reason=body.reason) is None})
 
-def _basis(body: ApproveBody | ActBody, caller: Caller, who: str, act: Action, subject: str) -> Basis:
+    @made.post("/v1/policies/{policy}/versions/{digest}/unpin", openapi_extra=openapi.body(ActBody), responses={409: {}})
+    async def unpin(caller: Annotated[Caller, Depends(requires(Action.PIN))], policy: str, digest: str, request: Request) -> Response:
+        """From now on its weights stay only while something else needs them."""
+        body = await read_body(request, ActBody)
+        who = signer(request, caller, body.approver)
+        visible_policy(policy, caller)
+        desk = room.desk.on(_basis(body, caller, who, "unpin", openapi.path_id(digest)))
+        return await _told(lambda: {"pinned": desk.unpin(policy, digest, actor=who, reason=body.reason) is not None})
+
+
+def _basis(body: ApproveBody | ActBody, caller: Caller, who: str, act: str, subject: str) -> Basis:
     """What the act rests on. A release's evidence is looked at for acts on a release; approving looks at it by itself."""
     evidence = body.evidence_digest if act in (Action.REJECT, Action.ABORT, Action.ROLL_BACK) else None
     return Basis(
-        actor=who, proven=caller is not ANONYMOUS, act=act.value, subject=subject, generation=body.pointer_generation, evidence=evidence,
+        actor=who, proven=caller is not ANONYMOUS, act=act, subject=subject, generation=body.pointer_generation, evidence=evidence,
         request_id=body.request_id,
     )  # fmt: skip
 

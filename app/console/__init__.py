@@ -3,7 +3,8 @@
 Fed by `app.domain.views` and the release desk / feeds people, who look and decide.
 """
 
+from app.console.deeds import Hands
 from app.console.live import Live
 from app.console.pages import Pages, static
 
-__all__ = ["Live", "Pages", "static"]
+__all__ = ["Hands", "Live", "Pages", "static"]

@@ -15,6 +15,7 @@ from app.domain.errors import BadRequest, DoneAlready, NotFound, Refused
 from app.domain.ids import uuid7
 from app.domain.people import MAY, Action
 from app.domain.release.releases import Pointer, Release, ReleaseState
+from app.domain.release.versions import KEPT_CHAMPIONS
 from app.release.acts import Desk
 from app.release.basis import Basis
 
@@ -41,6 +42,8 @@ KINDS = {
     "roll_back": Kind("Roll back", Action.ROLL_BACK, "release", "rolled back by hand: it does harm"),
     "renew_anchor": Kind("Renew the anchor of", Action.RENEW_ANCHOR, "policy", ""),
     "unfreeze": Kind("Free promotions of", Action.UNFREEZE, "policy", "looked into it: promotions may go on"),
+    "pin": Kind("Pin", Action.PIN, "version", ""),
+    "unpin": Kind("Unpin", Action.PIN, "version", ""),
     "lift": Kind("Lift the quarantine of", Action.LIFT, "version", ""),
 }
 
@@ -76,6 +79,7 @@ class ActPages:
         return {
             "act": act, "subject": subject, "word": seen.kind.word, "what": seen.what, "effect": self._effect(asked, act, seen, subject),
             "seen": fields, "reason": typed.get("reason", seen.kind.reason), "who": typed.get("who", ""), "moved": moved,
+            "targets": self._targets(asked, act, seen), "to": typed.get("to", ""),
             "named": asked.viewer.actor != "anonymous", "allowed": allowed, "back": self.back(asked, act, subject),
             "who_may": ", ".join(sorted(MAY[seen.kind.action])), "title": f"{seen.kind.word} {seen.what}",
         }  # fmt: skip
@@ -94,25 +98,32 @@ class ActPages:
             request_id=form.get("request_id", "")[:100] or None,
         )  # fmt: skip
         try:
-            self._deeds(asked, self._desk.on(basis), subject, actor, reason, form.get("evidence", ""))[act]()
+            self._deeds(asked, self._desk.on(basis), subject, actor, reason, form)[act]()
         except DoneAlready:
             return True
         return False
 
-    def _deeds(self, asked: Asked, desk: Desk, subject: str, actor: str, reason: str, evidence: str) -> dict[str, Callable[[], object]]:
+    def _deeds(
+        self, asked: Asked, desk: Desk, subject: str, actor: str, reason: str, form: Mapping[str, str]
+    ) -> dict[str, Callable[[], object]]:
+        evidence, to = form.get("evidence", ""), form.get("to", "")[:64]
         return {
             "approve": lambda: desk.approve(subject, approver=actor, evidence=evidence, reason=reason),
             "reject": lambda: desk.reject(subject, approver=actor, reason=reason),
             "abort": lambda: desk.abort(subject, actor=actor, reason=reason),
-            "roll_back": lambda: desk.roll_back(subject, actor=actor, reason=reason),
+            "roll_back": lambda: desk.roll_back(subject, actor=actor, reason=reason, to=to or None),
             "renew_anchor": lambda: desk.renew_anchor(asked.policy, actor=actor, reason=reason),
             "unfreeze": lambda: desk.unfreeze(asked.policy, actor=actor),
+            "pin": lambda: desk.pin(asked.policy, subject, actor=actor, reason=reason),
+            "unpin": lambda: desk.unpin(asked.policy, subject, actor=actor, reason=reason),
             "lift": lambda: desk.lift(asked.policy, subject, actor=actor, reason=reason),
         }
 
     def back(self, asked: Asked, act: str, subject: str) -> str:
         """Where one goes afterwards."""
         about = self._kind(act).about
+        if act in ("pin", "unpin"):
+            return asked.link(f"/versions/{subject}")
         return asked.link(f"/releases/{subject}") if about == "release" else asked.link("/versions" if about == "version" else "")
 
     def _kind(self, act: str) -> Kind:
@@ -131,6 +142,8 @@ class ActPages:
             if release is None or release.policy != asked.policy:
                 raise NotFound(f"no release {subject[:80]} of policy {asked.policy}; /console/releases lists those there are")
             what = release.version_name
+        elif act in ("pin", "unpin") and self._sight.version(asked.policy, subject) is None:
+            raise NotFound(f"no version {subject[:60]} of policy {asked.policy}; /console/versions lists those there are")
         elif kind.about == "version":
             what = self._sight.names(asked.policy, [subject]).get(subject, short(subject))
         elif subject != asked.policy:
@@ -154,8 +167,38 @@ class ActPages:
             case "renew_anchor":
                 name = self._sight.names(asked.policy, [seen.pointer.digest]).get(seen.pointer.digest, short(seen.pointer.digest))
                 return f"{name} becomes the anchor that later versions are held against. What is live stays."
+            case "pin":
+                return self._pin(asked, seen, subject)
+            case "unpin":
+                return (
+                    f"{seen.what} is kept from now on only while something else needs it: what is live, a holdback, the anchor, "
+                    f"a candidate, or being among the newest {KEPT_CHAMPIONS}. Otherwise its "
+                    "weights are removed within hours, and it cannot come back."
+                )
             case _:
                 return f"Your vote is one of the two with which {seen.what} may serve again, and rollbacks may go to it."
+
+    def _pin(self, asked: Asked, seen: Seen, digest: str) -> str:
+        """What pinning it means, and what it does not."""
+        barred = any(row.digest == digest for row in self._sight.quarantined(asked.policy))
+        served = digest == seen.pointer.digest or digest in self._sight.good_versions(asked.policy, besides="")
+        back = "rollbacks may go to it" if served and not barred else "no rollback goes to it while it is quarantined" if barred else (
+            "no rollback goes to it, because it was never champion"
+        )  # fmt: skip
+        return (
+            f"The weights of {seen.what} are kept until somebody unpins it, however many versions come after it, and take room on disk: "
+            f"{back}. Nobody is served by it for that, and no engine holds it for that. Weights that were removed before do not come back."
+        )
+
+    def _targets(self, asked: Asked, act: str, seen: Seen) -> list[tuple[str, str]]:
+        """(digest, name) of versions that a rollback may go to and whose weights are kept, the next one first."""
+        release = seen.release
+        if act != "roll_back" or release is None or release.state is not ReleaseState.CHAMPION:
+            return []
+        good, pins = self._sight.good_versions(asked.policy, besides=release.digest), self._sight.pins(asked.policy)
+        kept = [digest for at, digest in enumerate(good) if at < KEPT_CHAMPIONS or digest in pins]
+        names = self._sight.names(asked.policy, kept)
+        return [(digest, names.get(digest, short(digest)) + (", pinned" if digest in pins else "")) for digest in kept]
 
     def _approval(self, asked: Asked, release: Release) -> str:
         if release.state is not ReleaseState.READY:

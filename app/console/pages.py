@@ -4,6 +4,7 @@ GET  /console, /console/releases, …       a page; `?sheet=NAME&as=csv` one of 
 GET  /console/releases/ID@EVIDENCE        the evidence as it was, for ever
 GET  /console/act/ACT/SUBJECT             what an act would do, to be confirmed
 POST /console/act/ACT/SUBJECT             the act, once and on what was seen (`app.console.acts`)
+GET  /console/do/DEED/SUBJECT             the same of acts on keys, people and stored data; POST does it (`app.console.deeds`)
 GET  /console/pairs/RELEASE                two answers of which nobody knows whose they are; POST votes (`app.console.views.pairs`)
 GET  /console/stream                      says that something changed (`app.console.live`)
 """
@@ -18,6 +19,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 
 from app.console.acts import ActPages, Desk
+from app.console.deeds import DeedPages, Hands
 from app.console.live import Live
 from app.console.rendering import HEADERS, HERE, Renderer, VisitorOf
 from app.console.sheets import Sheet
@@ -38,12 +40,13 @@ class Pages:
 
     def __init__(
         self, sight: Sight, *, desk: Desk, jury: Jury, live: Live, visitor_of: VisitorOf,
-        left_of: Callable[[str], Sequence[Trace]] | None = None,
+        left_of: Callable[[str], Sequence[Trace]] | None = None, hands: Hands | None = None,
     ) -> None:  # fmt: skip
         self._sight = sight
         self._visitor_of = visitor_of
         self._renderer = Renderer()
         self._acts = ActPages(sight, desk)
+        self._deeds = None if hands is None else DeedPages(hands)
         self._jury = jury
         self._left_of = left_of
         self.live = live
@@ -62,9 +65,12 @@ class Pages:
         self._page(made, "/erasures/{actor}", "list.html", "Proof of an erasure", partial(data.proof, left_of=self._left_of), here="data")
         self._page(made, "/trust", "trust.html", "Trust", data.trust)
         self._page(made, "/access", "access.html", "Access", access.access)
+        self._page(made, "/people/{name}", "holder.html", "Person", access.person, here="access")
+        self._page(made, "/keys/{prefix}", "holder.html", "Key", access.key, here="access")
         self._page(made, "/audit", "audit.html", "Audit", records.audit)
         self._singles(made)
         self._judging(made)
+        self._doing(made)
         self._acting(made)
         return made
 
@@ -123,6 +129,25 @@ class Pages:
 
             return self._answer(request, "pairs.html", "Blind pairs", "releases", content, of=release_id, policy=form.get("policy"))
 
+    def _doing(self, made: APIRouter) -> None:
+        deeds = self._deeds
+        if deeds is None:
+            return
+
+        @made.get("/do/{deed}/{subject}")
+        def ask(request: Request, deed: str, subject: str) -> Response:
+            return self._answer(request, "deed.html", "Confirm", "do", lambda asked: deeds.confirm(asked, deed, subject))
+
+        @made.post("/do/{deed}/{subject}")
+        def done(request: Request, deed: str, subject: str) -> Response:
+            form: dict[str, str] = request.state.form
+
+            def content(asked: Asked) -> dict[str, Any] | Response:
+                came = deeds.do(asked, deed, subject, form)
+                return came if isinstance(came, dict) else RedirectResponse(_with(came, done=deed), 303, HEADERS)
+
+            return self._answer(request, "deed.html", "Confirm", "do", content, policy=form.get("policy"))
+
     def _acting(self, made: APIRouter) -> None:
         @made.get("/act/{act}/{subject}")
         def confirm(request: Request, act: str, subject: str) -> Response:
@@ -138,9 +163,7 @@ class Pages:
                 except Refused as error:
                     return self._acts.confirm(asked, act, subject, typed=form, moved=str(error))
                 back = self._acts.back(asked, act, subject)
-                return RedirectResponse(
-                    f"{back}{'&' if '?' in back else '?'}{urlencode({'done': 'again' if again else act})}", 303, HEADERS
-                )
+                return RedirectResponse(_with(back, done="again" if again else act), 303, HEADERS)
 
             return self._answer(request, "act.html", "Confirm", "act", content, of=subject, policy=form.get("policy"))
 
@@ -176,6 +199,7 @@ class Pages:
                 "done": "" if said is None else AGAIN if said == "again" else DONE,
             }
             status = 409 if values.get("moved") else 200
+            template = "outcome.html" if "outcome" in values else template
             return self._renderer.page(
                 request, template, title=values.get("title") or title, here=here, visitor=visitor, policy=chosen, policies=policies,
                 values={**common, **values}, status=status,
@@ -217,6 +241,12 @@ class Pages:
         for entry in self._sight.audit_entries():
             plain = dict(vars(entry)) | {"occurred_at": entry.occurred_at.isoformat()}
             yield json.dumps(plain, ensure_ascii=False, default=str) + "\n"
+
+
+def _with(address: str, **more: str) -> str:
+    """An address with more said in it."""
+    path, mark, place = address.partition("#")
+    return f"{path}{'&' if '?' in path else '?'}{urlencode(more)}{mark}{place}"
 
 
 def _file(sheets: dict[str, Sheet], name: str, kind: str) -> Response:

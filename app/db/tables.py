@@ -726,6 +726,18 @@ quarantine = Table(
     PrimaryKeyConstraint("policy", "digest"),
 )
 
+pinned_versions = Table(
+    "pinned_versions",
+    metadata,
+    Column("policy", Name),
+    Column("digest", Id),
+    Column("reason", Text, nullable=False),
+    Column("pinned_by", Name, nullable=False),
+    Column("pinned_at", UtcMicros, nullable=False),
+    PrimaryKeyConstraint("policy", "digest"),
+)
+"""Versions whose weights people want kept, however old they become."""
+
 approvals = Table(
     "approvals",
     metadata,

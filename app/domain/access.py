@@ -27,6 +27,19 @@ class Scope(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Order:
+    """What somebody wants done to people or keys: once under its name, and not where what it is about moved on since it was looked at."""
+
+    request_id: str
+    actor: str
+    act: str
+    subject: str
+    """A person's name, or the beginning of a key."""
+    seen: int | None = None
+    """The newest audit entry when it was looked at."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ApiKey:
     """A key as it is stored: its secret only as a hash."""
 

@@ -51,6 +51,8 @@ class Action(StrEnum):
     UNFREEZE = "unfreeze"
     LIFT = "lift"
     """Vote against a version's quarantine."""
+    PIN = "pin"
+    """Keep a version's weights, and a way back to it, until it is unpinned."""
     JUDGE = "judge"
     """Say which of two answers is better; label what the classifier abstained on."""
     MEND_DATA = "mend_data"
@@ -81,6 +83,7 @@ MAY: Mapping[Action, frozenset[Role]] = {
     A.RENEW_ANCHOR: frozenset({R.OPERATOR, R.ADMIN}),
     A.UNFREEZE: frozenset({R.OPERATOR, R.ADMIN}),
     A.LIFT: frozenset({R.OPERATOR, R.ADMIN}),
+    A.PIN: frozenset({R.OPERATOR, R.ADMIN}),
     A.JUDGE: frozenset({R.OPERATOR, R.ADMIN}),
     A.MEND_DATA: frozenset({R.OPERATOR, R.ADMIN}),
     A.ERASE: frozenset({R.ADMIN}),

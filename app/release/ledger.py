@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from app.domain.release.alarms import Alarm, AlarmKind
 from app.domain.release.gates import GateName, GateResult
 from app.domain.release.pairs import BlindPair, BlindVote
-from app.domain.release.releases import Approval, Pointer, Release, ReleaseState
+from app.domain.release.releases import Approval, Pin, Pointer, Release, ReleaseState
 
 
 class ReleaseTransaction(Protocol):
@@ -48,6 +48,17 @@ class ReleaseTransaction(Protocol):
     def lift(self, digest: str, *, actor: str, reason: str) -> None:
         """End a quarantine: the version may serve again, and rollbacks may go to it."""
         ...
+
+    def knows(self, digest: str) -> bool:
+        """Whether there is such a version."""
+        ...
+
+    def pins(self) -> Mapping[str, Pin]:
+        """What is pinned, by digest."""
+        ...
+
+    def pin(self, digest: str, *, actor: str, reason: str) -> None: ...
+    def unpin(self, digest: str, *, actor: str, reason: str) -> None: ...
 
     def rollbacks_within(self, window: timedelta, *, automatic: bool = False) -> int:
         """All of them, or those alone that no person asked for."""

@@ -1,7 +1,7 @@
 """Acts on a policy rather than on one release: holdback, anchor, alarms, freezes, quarantines. Each is one transaction.
 
 the watch    hold_back · freeze · raise_incident · end_incident · remind
-people       renew_anchor · unfreeze · lift
+people       renew_anchor · unfreeze · lift · pin · unpin
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from copy import copy
 from dataclasses import replace
 from typing import Self, TypeVar
 
-from app.domain.errors import DoneAlready, Refused, StaleGeneration
+from app.domain.errors import DoneAlready, NotFound, Refused, StaleGeneration
 from app.domain.release.alarms import Alarm, AlarmKind
 from app.domain.release.releases import Pointer, Release, ReleaseState
 from app.release import alarms, promotion
@@ -119,3 +119,20 @@ class PolicyDesk:
         """One of two votes that lift a version's quarantine; True when it may serve again."""
         with self._ledger.transaction(policy) as tx:
             return alarms.lift(tx, digest, actor=actor, reason=reason)
+
+    def pin(self, policy: str, digest: str, *, actor: str, reason: str) -> None:
+        """Keep a version's weights until it is unpinned (`Pin`). Raises `NotFound`; `Refused` where somebody pinned it already."""
+        with self._ledger.transaction(policy) as tx:
+            if not tx.knows(digest):
+                raise NotFound(f"{policy} has no version {digest[:12]}: `ratchet model list` shows those there are")
+            pinned = tx.pins().get(digest)
+            if pinned is not None:
+                raise Refused(f"{pinned.pinned_by} pinned it at {pinned.pinned_at:%Y-%m-%d %H:%M:%S} UTC already: {pinned.reason}")
+            tx.pin(digest, actor=actor, reason=reason)
+
+    def unpin(self, policy: str, digest: str, *, actor: str, reason: str) -> None:
+        """From now on its weights stay only while something else needs them. Raises `Refused` where nobody pins it."""
+        with self._ledger.transaction(policy) as tx:
+            if digest not in tx.pins():
+                raise Refused(f"{digest[:12]} of {policy} is not pinned (any more)")
+            tx.unpin(digest, actor=actor, reason=reason)

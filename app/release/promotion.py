@@ -109,6 +109,8 @@ def _dethrone(tx: ReleaseTransaction, release: Release, *, actor: str, reason: s
         freeze(tx, AlarmKind.ROLLBACK_CAP, release_id=release.id, reason=call, actor=actor)
         return release
     good = tx.good_versions(besides=frozenset({release.digest}))
+    if is_person(actor) and to is not None and to not in good:
+        raise Refused(f"{to[:12]} is no version that {release.policy} may go back to: it never served, or is quarantined; nothing was done")
     target = to if to is not None and to in good else next(iter(good), None)
     if target is None:
         raise Refused(f"there is no earlier good version of {release.policy} to go back to: deploy one with `ratchet release plant`")

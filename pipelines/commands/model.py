@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from app.domain.errors import BadConfig
+from app.domain.release.versions import KEPT_CHAMPIONS
 
 MODELS = Path(".cache/models")
 
@@ -37,7 +38,13 @@ def tiny(out: Path, seed: int) -> None:
 
 
 @model.command()
-@click.option("--keep", type=click.IntRange(1), default=10, show_default=True, help="Newest versions and former champions kept per policy.")
+@click.option(
+    "--keep",
+    type=click.IntRange(1),
+    default=KEPT_CHAMPIONS,
+    show_default=True,
+    help="Newest versions and former champions kept per policy.",
+)
 @click.option("--older-than-h", type=click.FloatRange(0), default=24.0, show_default=True, help="Younger ones are never removed.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 def prune(keep: int, older_than_h: float, dry_run: bool) -> None:

@@ -113,6 +113,15 @@ def invite(name: str, url: str | None) -> None:
     click.echo(Remote.of(from_environment(), url).send("POST", f"/v1/people/{name}/link")["link"])
 
 
+@people.command("sign-out")
+@click.argument("name")
+@remote
+def sign_out(name: str, url: str | None) -> None:
+    """End every session and token of NAME at once; they may sign in again."""
+    Remote.of(from_environment(), url).send("POST", f"/v1/people/{name}/sign-out")
+    click.echo(f"every session and token of {name} has ended")
+
+
 @people.command()
 @remote
 def roles(url: str | None) -> None:

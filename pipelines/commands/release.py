@@ -164,16 +164,17 @@ def abort(release_id: str, reason: str, generation: int | None, url: str | None,
 @release.command()
 @click.argument("release_id")
 @click.option("--reason", required=True, help="Why.")
+@click.option("--to", help="Digest of the version that takes over; the newest good one without it.")
 @GENERATION
 @acting
-def rollback(release_id: str, reason: str, generation: int | None, url: str | None, break_glass: bool) -> None:
+def rollback(release_id: str, reason: str, to: str | None, generation: int | None, url: str | None, break_glass: bool) -> None:
     """Take a version back, whatever its state, and quarantine it."""
     settings = from_environment()
     if not break_glass:
-        _post(settings, url, release_id, "rollback", reason, generation)
+        _post(settings, url, release_id, "rollback", reason, generation, to=to)
         return
     found = _find(settings, release_id)
-    _tell(_desk(settings).roll_back(found.id, actor=_broken(settings, found, "rollback", reason), reason=reason))
+    _tell(_desk(settings).roll_back(found.id, actor=_broken(settings, found, "rollback", reason), reason=reason, to=to))
 
 
 @release.command()
@@ -229,6 +230,49 @@ def lift(policy: str, digest: str, reason: str, url: str | None, break_glass: bo
 
 @release.command()
 @click.argument("policy")
+@click.argument("version")
+@click.option("--reason", required=True, help="What it is kept for.")
+@acting
+def pin(policy: str, version: str, reason: str, url: str | None, break_glass: bool) -> None:
+    """Keep the weights of VERSION (name, digest, or the beginning of one) until it is unpinned: rollbacks may go to it if it was good."""
+    click.echo(f"{_pinning('pin', policy, version, reason, url, break_glass)} is kept until it is unpinned")
+
+
+@release.command()
+@click.argument("policy")
+@click.argument("version")
+@click.option("--reason", required=True, help="Why it is no longer needed.")
+@acting
+def unpin(policy: str, version: str, reason: str, url: str | None, break_glass: bool) -> None:
+    """Keep the weights of VERSION only while something else needs them."""
+    click.echo(f"{_pinning('unpin', policy, version, reason, url, break_glass)} is kept only while something else needs it")
+
+
+def _pinning(act: str, policy: str, version: str, reason: str, url: str | None, break_glass: bool) -> str:
+    """Do it; returns the version's digest."""
+    settings = from_environment()
+    wiring.require_policy(wiring.load_policies(settings), policy)
+    if break_glass:
+        digest = _one_version(policy, version, [(v.digest, v.name) for v in wiring.version_book(settings).of_policy(policy)])
+        who, desk = _break_glass(settings, policy=policy, subject=digest, act=act, reason=reason), _desk(settings)
+        (desk.pin if act == "pin" else desk.unpin)(policy, digest, actor=who, reason=reason)
+        return digest
+    service = Remote.of(settings, url)
+    known = service.get("/v1/versions", policy=policy, limit=1000)["data"]
+    digest = _one_version(policy, version, [(row["digest"], row["name"]) for row in known])
+    service.act(f"/v1/policies/{policy}/versions/{digest}/{act}", {"reason": reason, "pointer_generation": service.generation(policy)})
+    return digest
+
+
+def _one_version(policy: str, text: str, known: list[tuple[str, str]]) -> str:
+    chosen = [digest for digest, name in known if digest.startswith(text) or name == text]
+    if len(chosen) != 1:
+        raise NotFound(f"{len(chosen)} versions of {policy} are called {text!r}: give one digest or name of `ratchet lineage`")
+    return chosen[0]
+
+
+@release.command()
+@click.argument("policy")
 def alarms(policy: str) -> None:
     """Show the alarms of POLICY with what ends them, and its quarantined versions."""
     settings = from_environment()
@@ -256,11 +300,9 @@ def plant(policy: str, digest: str, reason: str, break_glass: bool) -> None:
     if not break_glass:
         raise Refused(f"planting is done on the database itself, as {os_user()}, and audited: say --break-glass")
     known = {v.digest: v for v in wiring.version_book(settings).of_policy(policy)}
-    chosen = [version for key, version in known.items() if key.startswith(digest) or version.name == digest]
-    if len(chosen) != 1:
-        raise NotFound(f"{len(chosen)} versions of {policy} are called {digest!r}: give one digest or name of `ratchet lineage`")
-    who = _break_glass(settings, policy=policy, subject=chosen[0].digest, act="plant", reason=reason)
-    _tell(_desk(settings).plant(chosen[0], actor=who, reason=reason))
+    chosen = known[_one_version(policy, digest, [(v.digest, v.name) for v in known.values()])]
+    who = _break_glass(settings, policy=policy, subject=chosen.digest, act="plant", reason=reason)
+    _tell(_desk(settings).plant(chosen, actor=who, reason=reason))
 
 
 def _unnamed(digest: str | None, state: str) -> Refused:
@@ -269,11 +311,11 @@ def _unnamed(digest: str | None, state: str) -> Refused:
     return Refused(f"name the evidence that you looked at: --evidence {digest} (`ratchet release show` shows it, and so does the console)")
 
 
-def _post(settings: Settings, url: str | None, release_id: str, act: str, reason: str, generation: int | None) -> None:
+def _post(settings: Settings, url: str | None, release_id: str, act: str, reason: str, generation: int | None, **more: str | None) -> None:
     service = Remote.of(settings, url)
     seen = service.find(release_id)
     generation = generation or service.generation(seen["policy"])
-    basis = {"evidence_digest": seen["evidence_digest"], "pointer_generation": generation, "reason": reason}
+    basis = {"evidence_digest": seen["evidence_digest"], "pointer_generation": generation, "reason": reason, **more}
     _told(service.act(f"/v1/releases/{seen['id']}/{act}", basis), basis)
 
 

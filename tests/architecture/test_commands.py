@@ -18,12 +18,12 @@ LOOKED_AT = {
     ),
     "tests/integration/api/test_api_process.py": "keys-create keys-list keys-revoke",
     "tests/integration/release/test_release_commands.py": (
-        "release-abort release-alarms release-anchor release-approve release-lift release-plant release-reject release-rollback "
-        "release-unfreeze"
+        "release-abort release-alarms release-anchor release-approve release-lift release-pin release-plant release-reject "
+        "release-rollback release-unfreeze release-unpin"
     ),
     "tests/integration/operations/test_terminal.py": (
         "status top releases diff slots tail logs login logout completion people-first people-list people-add people-change people-invite "
-        "people-roles"
+        "people-roles people-sign-out"
     ),
     "tests/integration/release/test_release_plan.py": "release-plan",
     "tests/integration/labelling/test_label_book.py": "rules-activate rules-diff rules-replay rules-show rules-validate labels-report",

@@ -21,8 +21,9 @@ def data(asked: Asked) -> dict[str, Any]:
     needs = sight.needs(asked.policy)
     return {
         "parked": sight.parked(), "counters": [(name, needs.counters.get(name, 0)) for name in COUNTED], "troubles": needs.troubles,
+        "may_mend": asked.viewer.may(Action.MEND_DATA), "may_erase": asked.viewer.may(Action.ERASE),
         "sheets": {
-            "streams": _stream_sheet(sight.streams()), "letters": _letter_sheet(sight.letters(after=asked.word("after"))),
+            "streams": _stream_sheet(sight.streams()), "letters": _letter_sheet(asked, sight.letters(after=asked.word("after"))),
             "erasures": _erasure_sheet(asked, sight.erasures()),
         },
     }  # fmt: skip
@@ -61,10 +62,12 @@ def _stream_sheet(streams: list[StreamRow]) -> Sheet:
     return Sheet(name="streams", title="Lag", columns=columns, rows=rows, empty="nothing was consumed yet")
 
 
-def _letter_sheet(page: Page[LetterRow]) -> Sheet:
+def _letter_sheet(asked: Asked, page: Page[LetterRow]) -> Sheet:
+    mends = asked.viewer.may(Action.MEND_DATA)
     rows = [
         (
-            cell(str(row.id)), cell(row.reason), cell(f"{row.topic}:{row.partition}:{row.offset}", kind="code"), cell(row.attempts),
+            cell(str(row.id), href=asked.link(f"/do/replay_letter/{row.id}") if mends else None), cell(row.reason),
+            cell(f"{row.topic}:{row.partition}:{row.offset}", kind="code"), cell(row.attempts),
             cell(row.last_seen_at), cell(row.replayed_at),
         )
         for row in page.rows

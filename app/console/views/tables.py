@@ -1,6 +1,6 @@
 """Tables that more than one page shows."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from app.console.sheets import Cell, Sheet, cell
 from app.console.views.asked import Asked
@@ -41,19 +41,32 @@ def release_sheet(asked: Asked, page: Page[Release]) -> Sheet:
     )  # fmt: skip
 
 
-def version_sheet(asked: Asked, page: Page[VersionInfo], sums: Cells, pointer: Pointer | None) -> Sheet:
+def version_sheet(asked: Asked, page: Page[VersionInfo], sums: Cells, pointer: Pointer | None, pins: Collection[str]) -> Sheet:
     """Versions with what people did with their answers."""
     names = {version.digest: version.name for version in page.rows}
     rows = [
         (
-            version_cell(asked, version.digest, names), cell(role_of(version.digest, pointer), kind="state"), cell(version.kind),
+            version_cell(asked, version.digest, names), cell(role_of(version.digest, pointer), kind="state"),
+            cell("pinned" if version.digest in pins else ""), cell(version.kind),
             cell(names.get(version.parent or "", short(version.parent))), cell(version.created_at),
             cell(sums.get((version.digest, REWARD), NONE).n),
             *(measure_cell(found) for found in figures(sums, version.digest)),
         )
         for version in page.rows
     ]  # fmt: skip
-    columns = ("version", "role", "kind", "parent", "made", "labelled turns", "edit persistence", "dissatisfied", "task success", "reward")
+    columns = (
+        "version",
+        "role",
+        "kept",
+        "kind",
+        "parent",
+        "made",
+        "labelled turns",
+        "edit persistence",
+        "dissatisfied",
+        "task success",
+        "reward",
+    )
     return Sheet(name="versions", title="Versions", columns=columns, rows=rows, after=page.after, empty="no version yet")
 
 

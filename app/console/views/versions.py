@@ -8,6 +8,8 @@ from app.console.views.asked import Asked
 from app.console.views.tables import measure_cell, role_of, version_cell, version_sheet
 from app.console.wording import short
 from app.domain.errors import NotFound
+from app.domain.people import Action
+from app.domain.release.releases import Pin
 from app.domain.release.sums import Sums
 from app.domain.views.pages import Barred, Moved, Page, VersionInfo
 
@@ -20,14 +22,14 @@ def versions(asked: Asked) -> dict[str, Any]:
     sight, policy = asked.sight, asked.policy
     page, pointer = sight.versions(policy, after=asked.word("after")), sight.pointer(policy)
     sums = sight.sums(policy, [version.digest for version in page.rows])
-    moves, barred = sight.history(policy, limit=NEWEST_MOVES), sight.quarantined(policy)
-    names = sight.names(policy, _named(moves) | {row.digest for row in barred})
+    moves, barred, pins = sight.history(policy, limit=NEWEST_MOVES), sight.quarantined(policy), sight.pins(policy)
+    names = sight.names(policy, _named(moves) | {row.digest for row in barred} | set(pins))
     return {
         "pointer": pointer, "tree": tree(page.rows), "role_of": role_of, "compared": _compared(asked, page.rows), "barred": barred,
         "choices": page.rows, "a": asked.word("a"), "b": asked.word("b"), "names": names,
         "sheets": {
-            "versions": version_sheet(asked, page, sums, pointer), "live": _move_sheet(asked, Page(rows=tuple(moves.rows)), names),
-            "quarantine": _barred_sheet(asked, barred, names), **_comparison(asked),
+            "versions": version_sheet(asked, page, sums, pointer, pins), "live": _move_sheet(asked, Page(rows=tuple(moves.rows)), names),
+            "pinned": _pin_sheet(asked, pins, names), "quarantine": _barred_sheet(asked, barred, names), **_comparison(asked),
         },
     }  # fmt: skip
 
@@ -74,7 +76,7 @@ def version(asked: Asked, digest: str) -> dict[str, Any]:
     columns = ("segment", "measure", "labels", "mean")
     return {
         "version": found, "pointer": pointer, "role": role_of(digest, pointer), "barred": barred,
-        "run": sight.run_of(policy, digest),
+        "run": sight.run_of(policy, digest), "pinned": sight.pins(policy).get(digest), "may_pin": asked.viewer.may(Action.PIN, policy),
         "sheets": {"measures": Sheet(name="measures", title="What people did with its answers", columns=columns, rows=rows[:400])},
     }  # fmt: skip
 
@@ -112,6 +114,18 @@ def _move_sheet(asked: Asked, moves: Page[Moved], names: Mapping[str, str]) -> S
     columns = ("generation", "from", "by", "live", "before it", "who", "why")
     empty = "nothing was deployed yet"
     return Sheet(name="live", title="What was live when", columns=columns, rows=rows, after=moves.after, empty=empty)
+
+
+def _pin_sheet(asked: Asked, pins: Mapping[str, Pin], names: Mapping[str, str]) -> Sheet:
+    rows = [
+        (
+            version_cell(asked, pin.digest, names), cell(pin.pinned_at), cell(pin.pinned_by), cell(pin.reason),
+            cell("unpin it", href=asked.link(f"/act/unpin/{pin.digest}")),
+        )
+        for pin in pins.values()
+    ]  # fmt: skip
+    empty = "nothing is pinned: a version's page pins it, and its weights stay until it is unpinned"
+    return Sheet(name="pinned", title="Pinned", columns=("version", "since", "by", "why", ""), rows=rows, empty=empty)
 
 
 def _barred_sheet(asked: Asked, barred: list[Barred], names: Mapping[str, str]) -> Sheet:

@@ -9,8 +9,9 @@ from sqlalchemy import Engine, Row, insert, or_, select, update
 from app.db.access.people import note_credential
 from app.db.engine import expected_to_answer, reading, writing
 from app.db.release import audit
+from app.db.release.done import begin
 from app.db.tables import api_keys
-from app.domain.access import ApiKey, Scope, hash_secret, key_text, new_secret
+from app.domain.access import ApiKey, Order, Scope, hash_secret, key_text, new_secret
 from app.domain.errors import NotFound
 from app.domain.ids import utc_now, uuid7
 from app.domain.people import Person
@@ -50,10 +51,11 @@ class SqlKeys:
         expires_at: datetime | None = None,
         by: str = SYSTEM,
         of: Person | None = None,
+        order: Order | None = None,
     ) -> tuple[ApiKey, str]:
         """Store a new key, and who made it in the audit chain; returns it with its text, which nobody can ask for again.
 
-        With `of` it is that person's token: it speaks for them, and its scopes say nothing.
+        Raises `DoneAlready`. With `of` it is that person's token: it speaks for them, and its scopes say nothing.
         """
         prefix, secret = new_secret()
         key_id = uuid7()
@@ -62,16 +64,18 @@ class SqlKeys:
             rate_per_s=rate_per_s, created_at=self._clock(), expires_at=expires_at, person_id=of.id if of else None, made_by=by,
         )  # fmt: skip
         with writing(self._engine) as connection:
+            begin(connection, order, now=key.created_at)
             connection.execute(insert(api_keys).values(_values(key)))
             audit.append(connection, actor=by, action="key.created", subject=prefix, detail=_said(key, of), now=key.created_at)
             if of is not None:
                 note_credential(connection, of.actor, "token", by=by, now=key.created_at)
         return key, key_text(prefix, secret)
 
-    def revoke(self, prefix: str, *, by: str = SYSTEM) -> ApiKey:
-        """End a key for good; revoking twice changes nothing. Raises `NotFound`."""
+    def revoke(self, prefix: str, *, by: str = SYSTEM, order: Order | None = None) -> ApiKey:
+        """End a key for good; revoking twice changes nothing. Raises `NotFound`, `DoneAlready`."""
         mine, now = api_keys.c.prefix == prefix, self._clock()
         with writing(self._engine) as connection:
+            begin(connection, order, now=now)
             ended = connection.execute(update(api_keys).where(mine, api_keys.c.revoked_at.is_(None)).values(revoked_at=now))
             if ended.rowcount:
                 audit.append(connection, actor=by, action="key.revoked", subject=prefix, detail={}, now=now)

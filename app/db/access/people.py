@@ -15,7 +15,9 @@ from sqlalchemy.exc import IntegrityError
 
 from app.db.engine import expected_to_answer, reading, writing
 from app.db.release import audit
+from app.db.release.done import begin
 from app.db.tables import api_keys, browser_sessions, credential_acts, invitations, people
+from app.domain.access import Order
 from app.domain.errors import NotFound, Refused
 from app.domain.ids import utc_now, uuid7
 from app.domain.people import SESSION_IDLE, SESSION_LASTS, Person, Role, SignInRefused, checked_name
@@ -62,9 +64,9 @@ class SqlPeople:
 
     def add(
         self, name: str, *, roles: Collection[Role], policy: str | None = None, email: str | None = None, os_user: str | None = None,
-        by: str,
+        by: str, order: Order | None = None,
     ) -> Person:  # fmt: skip
-        """Somebody new, who cannot get in yet. Raises `BadRequest`, `Refused`."""
+        """Somebody new, who cannot get in yet. Raises `BadRequest`, `Refused`, `DoneAlready`."""
         _require_roles(name, roles)
         row = {
             "id": uuid7(), "name": checked_name(name), "email": None if email is None else email.lower(), "os_user": os_user,
@@ -73,6 +75,7 @@ class SqlPeople:
         }  # fmt: skip
         try:
             with writing(self._engine) as connection:
+                begin(connection, order, now=self._clock())
                 connection.execute(insert(people).values(row))
                 self._note(connection, "person.added", name, by=by, roles=row["roles"], policy=policy)
                 person = _person(_named(connection, name))
@@ -85,8 +88,9 @@ class SqlPeople:
     def change(
         self, name: str, *, by: str, roles: Collection[Role] | None = None, policy: Any = UNCHANGED,  # noqa: ANN401 - None is a value
         email: Any = UNCHANGED, os_user: Any = UNCHANGED, disabled: bool | None = None,  # noqa: ANN401 - None is a value
+        order: Order | None = None,
     ) -> Person:  # fmt: skip
-        """Other roles, another policy or address; disabled, every session and token ends. Raises `NotFound`, `Refused`."""
+        """Other roles, another policy or address; disabled, every session and token ends. Raises `NotFound`, `Refused`, `DoneAlready`."""
         email = email.lower() if isinstance(email, str) else email
         values = {k: v for k, v in {"policy": policy, "email": email, "os_user": os_user}.items() if v is not UNCHANGED}
         if roles is not None:
@@ -94,6 +98,7 @@ class SqlPeople:
             values["roles"] = sorted(role.value for role in roles)
         with writing(self._engine) as connection:
             before = _person(_named(connection, name))
+            begin(connection, order, now=self._clock())
             if disabled is not None and disabled != (before.disabled_at is not None):
                 values["disabled_at"] = self._clock() if disabled else None
             if values:
@@ -112,11 +117,12 @@ class SqlPeople:
 
     # --- links
 
-    def invite(self, name: str, *, lasts: timedelta, by: str) -> str:
-        """The secret of a link with which they set a password, once; links given before end. Raises `NotFound`, `Refused`."""
+    def invite(self, name: str, *, lasts: timedelta, by: str, order: Order | None = None) -> str:
+        """The secret of a link with which they set a password, once; those before end. Raises `NotFound`, `Refused`, `DoneAlready`."""
         secret, now = secrets.token_urlsafe(32), self._clock()
         with writing(self._engine) as connection:
             person = _person(_named(connection, name))
+            begin(connection, order, now=now)
             if person.disabled_at is not None:
                 raise Refused(f"{name} is disabled: enable them first")
             open_ = (invitations.c.person_id == person.id) & invitations.c.used_at.is_(None)
@@ -222,6 +228,15 @@ class SqlPeople:
         """End a browser session."""
         with writing(self._engine) as connection:
             self._end(connection, browser_sessions.c.hash == hashed(secret))
+
+    def sign_out(self, name: str, *, by: str, order: Order | None = None) -> Person:
+        """End every session and token of somebody; they may sign in again. Raises `NotFound`, `DoneAlready`."""
+        with writing(self._engine) as connection:
+            person = _person(_named(connection, name))
+            begin(connection, order, now=self._clock())
+            self._shut_out(connection, person.id)
+            self._note(connection, "person.signed_out", name, by=by)
+            return person
 
     def of_token(self, key_id: str) -> Person | None:
         """Whom a personal token speaks for, as they are now; None for one that is revoked or whose person is disabled."""

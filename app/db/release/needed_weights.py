@@ -7,13 +7,14 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection, Engine, select
 
 from app.db.engine import expected_to_answer, reading
+from app.db.release.pins import read_pins
 from app.db.release.pointer import CANDIDATES, good_versions, quarantined
 from app.db.tables import batches, cycles, deployment_pointer, engine_versions, releases, training_runs, versions
 from app.domain.ids import utc_now
 from app.domain.learning.cycles import CycleStatus
 from app.domain.ports import Clock, EngineState
 from app.domain.release.releases import ReleaseState
-from app.domain.release.versions import RunStatus, VersionKind
+from app.domain.release.versions import KEPT_CHAMPIONS, RunStatus, VersionKind
 
 HELD_WITHIN = timedelta(hours=1)
 """An engine that reported a version this lately may still have it in use."""
@@ -22,7 +23,7 @@ HELD_WITHIN = timedelta(hours=1)
 class SqlNeededWeights:
     """Reads them from the state database; `newest` versions of each policy, and as many former champions, are kept whatever happens."""
 
-    def __init__(self, engine: Engine, *, newest: int = 10, clock: Clock = utc_now) -> None:
+    def __init__(self, engine: Engine, *, newest: int = KEPT_CHAMPIONS, clock: Clock = utc_now) -> None:
         self._engine = engine
         self._newest = newest
         self._clock = clock
@@ -38,9 +39,10 @@ class SqlNeededWeights:
             return set(connection.execute(select(versions.c.digest)).scalars())
 
     def needed(self) -> set[str]:
-        """Digests that a pointer, a holdback, an anchor, an engine, a candidate on its way or running work needs, or a rollback may."""
+        """Digests that a pointer, a holdback, an anchor, an engine, a candidate, running work or a pin needs, or a rollback may."""
         with self._reading() as connection:
             found = _pointed_at(connection) | _on_their_way(connection) | _in_work(connection)
+            found |= set(read_pins(connection))
             found |= _held(connection, since=self._clock() - HELD_WITHIN)
             for policy in connection.execute(select(versions.c.policy).distinct()).scalars().all():
                 found |= self._recent(connection, policy)

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, Row, delete, func, insert, select, up
 from app.db.access.people import hands_of, names_of
 from app.db.engine import insert_or_ignore, reading, upsert, writing
 from app.db.outbox import OutboxEvent, enqueue
-from app.db.release import audit, webhooks
+from app.db.release import audit, pins, webhooks
 from app.db.release import pointer as pointers
 from app.db.release.alarms import end_alarms, insert_alarm, read_alarms
 from app.db.release.done import once
@@ -33,7 +33,7 @@ from app.domain.people import CREDENTIAL_REST
 from app.domain.release.alarms import UNTIL, Alarm, AlarmKind
 from app.domain.release.gates import GateName, GateResult, Verdict
 from app.domain.release.pairs import BlindPair, BlindVote
-from app.domain.release.releases import MOVES, Approval, Pointer, Release, ReleaseState
+from app.domain.release.releases import MOVES, Approval, Pin, Pointer, Release, ReleaseState
 from app.domain.telemetry.events import Topic
 
 Clock = Callable[[], datetime]
@@ -184,6 +184,20 @@ class SqlReleaseTransaction:
         served = (deployment_history.c.policy == self.policy) & (deployment_history.c.digest == digest)
         self._connection.execute(update(deployment_history).where(served).values(good=True))
         self.note(actor=actor, action="version.quarantine_lifted", subject=digest, detail={"digest": digest, "reason": reason})
+
+    def knows(self, digest: str) -> bool:
+        return pins.knows(self._connection, self.policy, digest)
+
+    def pins(self) -> dict[str, Pin]:
+        return pins.read_pins(self._connection, self.policy)
+
+    def pin(self, digest: str, *, actor: str, reason: str) -> None:
+        pins.insert_pin(self._connection, self.policy, digest, actor=actor, reason=reason, now=self.now)
+        self.note(actor=actor, action="version.pinned", subject=digest, detail={"digest": digest, "reason": reason})
+
+    def unpin(self, digest: str, *, actor: str, reason: str) -> None:
+        pins.delete_pin(self._connection, self.policy, digest)
+        self.note(actor=actor, action="version.unpinned", subject=digest, detail={"digest": digest, "reason": reason})
 
     def rollbacks_within(self, window: timedelta, *, automatic: bool = False) -> int:
         table = deployment_history

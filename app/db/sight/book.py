@@ -12,8 +12,9 @@ from app.db.engine import expected_to_answer, reading
 from app.db.release import audit as chain
 from app.db.release import pairs
 from app.db.release.alarms import read_alarms
+from app.db.release.pins import read_pins
 from app.db.release.pointer import good_versions, read_pointer
-from app.db.sight import data, labels, needs, releases
+from app.db.sight import access, data, labels, needs, releases
 from app.db.sight.measures import R, read_sums
 from app.db.sight.paging import page_by_number
 from app.db.tables import (
@@ -36,7 +37,7 @@ from app.domain.people import Person
 from app.domain.release.alarms import Alarm
 from app.domain.release.gates import GateResult
 from app.domain.release.pairs import BlindPair, BlindVote, Preference
-from app.domain.release.releases import Approval, AuditEntry, Pointer, Release
+from app.domain.release.releases import Approval, AuditEntry, Pin, Pointer, Release
 from app.domain.release.sums import Sums
 from app.domain.views.pages import (
     PAGE,
@@ -46,6 +47,7 @@ from app.domain.views.pages import (
     Course,
     CutRow,
     ErasureRow,
+    HandRow,
     Inspected,
     LabelLine,
     LetterRow,
@@ -56,6 +58,7 @@ from app.domain.views.pages import (
     RuleSetInfo,
     Run,
     Served,
+    SessionRow,
     StreamRow,
     VersionInfo,
 )
@@ -121,10 +124,20 @@ class SqlPages:
         with expected_to_answer():
             return SqlPeople(self._engine).all()
 
-    def keys(self) -> list[ApiKey]:
+    def every_key(self) -> list[ApiKey]:
         """Newest first."""
         with expected_to_answer():
             return SqlKeys(self._engine).history()[::-1]
+
+    def sessions(self, person_id: str) -> list[SessionRow]:
+        """Open ones, newest first."""
+        with self._reading() as connection:
+            return access.read_sessions(connection, person_id)
+
+    def hands(self, actor: str) -> list[HandRow]:
+        """Newest first."""
+        with self._reading() as connection:
+            return access.read_hands(connection, actor)
 
     # --- releases
 
@@ -224,6 +237,11 @@ class SqlPages:
         """Where a rollback may go, the next one first."""
         with self._reading() as connection:
             return good_versions(connection, policy, besides=frozenset({besides}))
+
+    def pins(self, policy: str) -> dict[str, Pin]:
+        """What people pinned."""
+        with self._reading() as connection:
+            return read_pins(connection, policy)
 
     # --- labels, added up
 

@@ -5,6 +5,9 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+KEPT_CHAMPIONS = 10
+"""So many of the newest versions, and of those that were champion, keep their weights whatever happens: that far a rollback can go back."""
+
 
 class VersionKind(StrEnum):
     """How a version was made."""

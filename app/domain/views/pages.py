@@ -14,7 +14,7 @@ from app.domain.people import Person
 from app.domain.release.alarms import Alarm
 from app.domain.release.gates import GateResult
 from app.domain.release.pairs import BlindPair, BlindVote, Preference
-from app.domain.release.releases import Approval, AuditEntry, Pointer, Release
+from app.domain.release.releases import Approval, AuditEntry, Pin, Pointer, Release
 from app.domain.release.sums import Sums
 from app.domain.views.rows import GateRow, ProgressRow, StepRow
 
@@ -250,6 +250,24 @@ class Run:
     metrics: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
+@dataclass(frozen=True, kw_only=True)
+class SessionRow:
+    """An open browser session."""
+
+    created_at: datetime
+    seen_at: datetime
+    expires_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandRow:
+    """A credential that was made for somebody."""
+
+    what: str
+    made_by: str
+    at: datetime
+
+
 class Trace(Protocol):
     """One place that was looked into for what is left of somebody."""
 
@@ -281,8 +299,16 @@ class Sight(Protocol):
 
     # access
     def people(self) -> list[Person]: ...
-    def keys(self) -> list[ApiKey]:
+    def every_key(self) -> list[ApiKey]:
         """Of programs and of people, ended ones too, newest first."""
+        ...
+
+    def sessions(self, person_id: str) -> list[SessionRow]:
+        """Open ones of somebody, newest first."""
+        ...
+
+    def hands(self, actor: str) -> list[HandRow]:
+        """Whose hands made their credentials, newest first."""
         ...
 
     # releases
@@ -321,6 +347,9 @@ class Sight(Protocol):
     def history(self, policy: str, *, after: str | None = None, limit: int = PAGE) -> Page[Moved]: ...
     def quarantined(self, policy: str) -> list[Barred]: ...
     def good_versions(self, policy: str, *, besides: str) -> list[str]: ...
+    def pins(self, policy: str) -> Mapping[str, Pin]:
+        """What people pinned, by digest."""
+        ...
 
     # labels, added up
     def sums(self, policy: str, versions: Collection[str], *, since: datetime | None = None) -> Cells: ...

@@ -42,6 +42,7 @@ REAL = {
     Action.RENEW_ANCHOR: ("POST", f"/v1/policies/{POLICY}/anchor"),
     Action.UNFREEZE: ("POST", f"/v1/policies/{POLICY}/unfreeze"),
     Action.LIFT: ("POST", f"/v1/policies/{POLICY}/quarantine/x/lift"),
+    Action.PIN: ("POST", f"/v1/policies/{POLICY}/versions/x/pin"),
     Action.NOTIFY: ("GET", "/v1/webhooks"),
     Action.MEND_DATA: ("POST", "/v1/dead-letters/purge"),
     Action.ERASE: ("POST", "/v1/erasures"),

@@ -238,6 +238,7 @@ def test_people_are_managed_from_a_terminal(terminal: Terminal, ada: str) -> Non
     assert "enable them first" in str(terminal("people", "invite", "carl", token=ada).exception)
     assert "of all policies" in terminal("people", "change", "carl", "--enable", "--policy", "all", token=ada).output
     assert terminal("people", "invite", "carl", token=ada).output.startswith("http://here/")
+    assert "of carl has ended" in terminal("people", "sign-out", "carl", token=ada).output
     assert "nothing to change" in str(terminal("people", "change", "carl", token=ada).exception)
     assert "carl" in terminal("people", "list", token=ada).output
     assert "carl@example.com" in str(terminal.json("people", "list", token=ada))

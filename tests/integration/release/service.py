@@ -9,14 +9,18 @@ from app.api import webhooks
 from app.api.entry.access import Access
 from app.api.entry.sessions import Sessions
 from app.api.errors import problem
+from app.api.operations import views
 from app.api.releases import ReleaseRoom as ApiRoom
 from app.api.releases import router
 from app.db.access.keys import SqlKeys
 from app.db.access.people import SqlPeople
+from app.db.reads import SqlReads
+from app.db.release.pointer import SqlRoutes
 from app.db.release.release_views import SqlReleaseViews
 from app.db.release.webhooks import SqlWebhookBook
 from app.domain.errors import RatchetError
 from app.domain.ids import utc_now
+from tests.fakes.gateway import policy_config
 from tests.fakes.releases import POLICY, ReleaseRoom
 from tests.fakes.sealed import SEAL
 
@@ -31,6 +35,7 @@ def release_service(engine: Engine, room: ReleaseRoom, *, loopback: bool = False
         webhooks=SqlWebhookBook(engine, SEAL), send_test=lambda _hook: ("204", True), policies=(POLICY, "other"), allow_loopback=True
     )
     app.include_router(webhooks.router(hooks))
+    app.include_router(views(reads=SqlReads(engine, engine), routes=SqlRoutes(engine), policies={POLICY: policy_config()}, clock=utc_now))
 
     def answer(_request: Request, error: Exception) -> Response:
         assert isinstance(error, RatchetError)

@@ -13,10 +13,14 @@ from pathlib import Path
 import httpx
 import pytest
 from click.testing import CliRunner, Result
-from sqlalchemy import Engine
+from sqlalchemy import Engine, insert
 
+from app.db.engine import writing
+from app.db.release.needed_weights import SqlNeededWeights
 from app.db.release.release_views import SqlReleaseViews
+from app.db.tables import versions
 from app.domain.errors import RatchetError
+from app.domain.ids import utc_now
 from app.domain.release.alarms import AlarmKind
 from app.domain.release.releases import ReleaseState
 from app.domain.release.terms import Terms
@@ -151,6 +155,41 @@ def test_every_other_act_goes_both_ways(terminal: Terminal, sqlite_engine: Engin
     assert "the anchor of" in terminal("anchor", POLICY, key=ada).output
     assert "the anchor of" in terminal("anchor", POLICY, "--break-glass").output
     assert "--break-glass" in str(terminal("plant", POLICY, "v1", "--reason", "x").exception)
+
+
+def test_a_version_is_pinned_and_unpinned_by_name_and_a_rollback_goes_where_it_is_told(
+    terminal: Terminal, sqlite_engine: Engine, room: ReleaseRoom
+) -> None:
+    ada = person(sqlite_engine, "ada")
+    for number in (1, 2, 3):
+        known(sqlite_engine, f"v{number}")
+    promoted = [room.champion(f"v{number}") for number in (2, 3)]
+    assert "v1 is kept until it is unpinned" in terminal("pin", POLICY, "tiny-v1", "--reason", "the good old one", key=ada).output
+    again = terminal("pin", POLICY, "v1", "--reason", "mine", key=ada)
+    assert "user:ada pinned it" in str(again.exception)
+    assert "the good old one" in str(again.exception)
+    assert "0 versions of" in str(terminal("pin", POLICY, "v9", "--reason", "x", key=ada).exception)
+    assert "v1" in SqlNeededWeights(sqlite_engine, newest=0).needed()
+    nowhere = terminal("rollback", promoted[1].id, "--reason", "rude", "--to", "v9", key=ada)
+    assert "no version that" in str(nowhere.exception)
+    assert room.ledger.find(promoted[1].id).state is ReleaseState.CHAMPION, "nothing else was done instead"
+    assert "ROLLED_BACK" in terminal("rollback", promoted[1].id, "--reason", "rude", "--to", "v1", key=ada).output
+    assert room.desk.pointer(POLICY).digest == "v1"
+    assert "only while something else" in terminal("unpin", POLICY, "v1", "--reason", "over", key=ada).output
+    assert "is not pinned" in str(terminal("unpin", POLICY, "v1", "--reason", "over", key=ada).exception)
+    for act in ("pin", "unpin"):
+        assert terminal(act, POLICY, "v2", "--reason", "glass", "--break-glass").exit_code == 0
+    said = [(e.actor, e.action, e.detail["reason"]) for e in SqlReleaseViews(sqlite_engine).audit(newest=1000) if "pinned" in e.action]
+    assert said[::-1] == [
+        ("user:ada", "version.pinned", "the good old one"), ("user:ada", "version.unpinned", "over"), (ME, "version.pinned", "glass"),
+        (ME, "version.unpinned", "glass"),
+    ]  # fmt: skip
+
+
+def known(engine: Engine, digest: str) -> None:
+    row = {"digest": digest, "policy": POLICY, "name": f"tiny-{digest}", "kind": "rl", "parent": None, "step": 1, "base_model": "b"}
+    with writing(engine) as connection:
+        connection.execute(insert(versions).values(**row, licence="Apache-2.0", tags={}, created_at=utc_now()))
 
 
 def test_an_act_says_what_it_rests_on_and_is_refused_where_that_moved_on(
