@@ -3,6 +3,7 @@
     python -m tests.bench.gates            full repetitions, about ten minutes on two cores
     python -m tests.bench.gates --quick    few repetitions, within 55 seconds
     python -m tests.bench.gates --only all_turns who_is_hurt
+    python -m tests.bench.gates --keep build/gates.json    goes on where it was broken off, and prints what is kept there
 
 Exit status 1 if a bound is broken. Bounds allow three standard errors of the repetitions used.
 """
@@ -14,15 +15,17 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from tests.bench.common.sections import Section
 from tests.bench.gate_cells import data, erasures, harm, live, people, release, turns
+from tests.bench.gate_cells.kept import Kept, Run, commit
 
 QUICK = 0.05
 PARTS = 4
@@ -52,68 +55,91 @@ KEYS = (
     "delay_10pp_units",
 )
 HACK = "hack_units: "
-SECTIONS: tuple[Callable[[float, int], Section], ...] = (
-    *(partial(harm.grid, half=k, halves=PARTS) for k in range(PARTS)),
-    harm.controllers,
-    harm.ramp,
-    harm.repeated_users,
-    people.heavy_users,
-    people.usual_values,
-    people.carry_over,
-    people.holdbacks,
-    people.small_baselines,
-    turns.all_turns,
-    turns.identical_people,
-    turns.who_is_hurt,
-    live.returning_people,
-    erasures.erasures,
-    live.absolute_limits,
-    live.incidents,
-    live.replicas,
-    harm.delays_and_family,
-    harm.delays,
-    harm.rare_errors,
-    release.promotions,
-    release.ratchet,
-    data.sample_ratios,
-    release.after_promotion,
-    data.off_policy_estimates,
-    data.hacks,
-    data.live_hacks,
-)
+Cells = Callable[[float, int], Section]
+"""A section of the benchmark, of a scale and a seed."""
+SECTIONS: dict[str, Cells] = {f"grid-{k + 1}": partial(harm.grid, half=k, halves=PARTS) for k in range(PARTS)} | {
+    section.__name__: section
+    for section in (
+        harm.controllers,
+        harm.ramp,
+        harm.repeated_users,
+        people.heavy_users,
+        people.usual_values,
+        people.carry_over,
+        people.holdbacks,
+        people.small_baselines,
+        turns.all_turns,
+        turns.identical_people,
+        turns.who_is_hurt,
+        live.returning_people,
+        erasures.erasures,
+        live.absolute_limits,
+        live.incidents,
+        live.replicas,
+        harm.delays_and_family,
+        harm.delays,
+        harm.rare_errors,
+        release.promotions,
+        release.ratchet,
+        data.sample_ratios,
+        release.after_promotion,
+        data.off_policy_estimates,
+        data.hacks,
+        data.live_hacks,
+    )
+}
 
 
 def main() -> int:
     """Run every section in a small pool, print the tables in order, then the JSON."""
     options = _parser().parse_args()
     scale = QUICK if options.quick else options.scale
-    began = time.perf_counter()
-    wanted = [section for section in SECTIONS if not options.only or _name(section) in options.only]
-    with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
-        running = [pool.submit(_timed, section, scale, options.seed) for section in wanted]
-        numbers: dict[str, float] = {}
-        broken: list[str] = []
-        for job in running:
-            section, seconds = job.result()
-            print(section.text(), f"({seconds:.0f} s)", flush=True)
-            broken += section.broken
-            for key, value in section.numbers.items():
-                numbers[key] = max(value, numbers.get(key, value))
-    print(f"\n{time.perf_counter() - began:.0f} s, scale {scale:g}, seed {options.seed}")
+    wanted = {name: cells for name, cells in SECTIONS.items() if not options.only or {name, name.partition("-")[0]} & {*options.only}}
+    if not wanted:
+        sys.exit(f"no section is called {' or '.join(options.only)}; there are {', '.join(SECTIONS)}")
+    began, runs = time.perf_counter(), list[Run]()
+    for run in gathered(wanted, Kept(path=options.keep), scale=scale, seed=options.seed, processes=options.processes):
+        print(run.text(), flush=True)
+        runs.append(run)
+    print(f"\n{time.perf_counter() - began:.0f} s; {sum(run.seconds for run in runs):.0f} s of sections")
+    broken = [claim for run in runs for claim in run.section.broken]
     for claim in broken:
         print("BROKEN", claim)
-    hacks = {name.removeprefix(HACK): value for name, value in sorted(numbers.items()) if name.startswith(HACK)}
-    print(json.dumps({**{key: round(numbers[key], 4) for key in KEYS if key in numbers or not options.only}, "hack_units": hacks}))
+    print(json.dumps(figures(runs, whole=not options.only)))
     return 1 if broken else 0
 
 
-def _name(section: Callable[[float, int], Section]) -> str:
-    return getattr(section, "func", section).__name__
+def gathered(sections: Mapping[str, Cells], kept: Kept, *, scale: float, seed: int, processes: int) -> Iterator[Run]:
+    """Every section's run, in the order of `sections`; those that are not kept yet are run now, and kept as soon as they end."""
+    ran = partial(_run, scale=scale, seed=seed, code=commit())
+    found = {name: kept.find(name, scale=scale, seed=seed) for name in sections}
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        running = {name: pool.submit(ran, sections[name]) for name, run in found.items() if run is None}
+        for name, job in running.items():
+            job.add_done_callback(partial(_keep, kept, name))
+        for name, run in found.items():
+            yield run if run is not None else running[name].result()
 
 
-def _timed(section: Callable[[float, int], Section], scale: float, seed: int) -> tuple[Section, float]:
+def figures(runs: Sequence[Run], *, whole: bool) -> dict[str, object]:
+    """The line of JSON: each key's largest value; every key is there if the run was `whole`."""
+    numbers: dict[str, float] = {}
+    for run in runs:
+        for key, value in run.section.numbers.items():
+            numbers[key] = max(value, numbers.get(key, value))
+    hacks = {name.removeprefix(HACK): value for name, value in sorted(numbers.items()) if name.startswith(HACK)}
+    return {**{key: round(numbers[key], 4) for key in KEYS if key in numbers or whole}, "hack_units": hacks}
+
+
+def _run(cells: Cells, *, scale: float, seed: int, code: str) -> Run:
     began = time.perf_counter()
-    return section(scale, seed), time.perf_counter() - began
+    section = cells(scale, seed)
+    return Run(section=section, seconds=time.perf_counter() - began, scale=scale, seed=seed, commit=code)
+
+
+def _keep(kept: Kept, name: str, job: Future[Run]) -> None:
+    if not job.cancelled() and job.exception() is None:
+        kept.add(name, job.result())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -121,6 +147,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="few repetitions, within 55 seconds")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full repetitions")
     parser.add_argument("--only", nargs="+", default=[], metavar="SECTION", help="these sections alone, by the names of their functions")
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="FILE",
+        help="keep each section there; one that is, with this seed, at this scale or larger, is not run again",
+    )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seed", type=int, default=20261121)
     return parser

@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import takewhile
 
 import msgspec
 
@@ -106,13 +107,18 @@ class LimitBook:
 
     def _count(self, i: int, treated: bool) -> SloCount:
         slo, process = self.slos[i], self._processes[(i, treated)]
-        own = [turn for turn in self._turns[i] if turn.treated is treated and turn.number >= process.onset]
+        own = self._since(i, treated, process.onset)
         bad = [turn for turn in own if turn.bad]
         return SloCount(
             source=slo.source, arm="treated" if treated else "control", limit=slo.limit, bad=len(bad), total=len(own),
             people=len({turn.actor for turn in bad}), log_e=max(process.log_e, -1e9), beside=self._beside(i, treated, own, len(bad)),
             calm=process.calm,
         )  # fmt: skip
+
+    def _since(self, i: int, treated: bool, onset: int) -> list[_Turn]:
+        """One arm's turns from number `onset` on, read from the newest back: an arm that keeps its limit has an onset that is young."""
+        own = (turn for turn in reversed(self._turns[i]) if turn.treated is treated)
+        return list(takewhile(lambda turn: turn.number >= onset, own))[::-1]
 
     def _beside(self, i: int, treated: bool, own: Sequence[_Turn], bad: int) -> float:
         """The other arm's turns since the first of `own`, held against the limit or half of this arm's rate, whichever is more.

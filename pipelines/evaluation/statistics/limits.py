@@ -35,9 +35,11 @@ class LimitProcess:
     """The turn at which each rise began."""
     calm: float = 0.0
     """Evidence for a rate of at most half the limit since it was last at or below nothing."""
+    _rates: tuple[float, ...] = ()
+    """What the limit is held against: worked out once, bet on at every turn."""
 
     def __post_init__(self) -> None:
-        rates = alternatives(self.limit)
+        rates = self._rates = alternatives(self.limit)
         self.log_capital = self.log_capital or [-math.inf] * len(rates)
         self.rise = self.rise or [0.0] * len(rates)
         self.began = self.began or [0] * len(rates)
@@ -55,7 +57,7 @@ class LimitProcess:
     def bet(self, *, bad: bool, stake: float) -> None:
         """One more turn."""
         share = -math.log(SHARES_SUM * (self.turns + 2) * math.log(self.turns + 2) ** 2)
-        for j, rate in enumerate(alternatives(self.limit)):
+        for j, rate in enumerate(self._rates):
             grown = growth(rate, self.limit, bad=bad, stake=stake)
             self.log_capital[j] = _log_add(self.log_capital[j], share) + grown
             if self.rise[j] <= 0.0:

@@ -18,6 +18,7 @@ class Section:
     title: str
     rows: list[str] = field(default_factory=list[str])
     numbers: dict[str, float] = field(default_factory=dict[str, float])
+    kept: list[str] = field(default_factory=list[str])
     broken: list[str] = field(default_factory=list[str])
 
     def row(self, *cells: object) -> None:
@@ -28,11 +29,11 @@ class Section:
         self.rows.append("|" + "---|" * len(cells))
 
     def require(self, claim: str, kept: bool) -> None:
-        if not kept:
-            self.broken.append(f"{self.title}: {claim}")
+        (self.kept if kept else self.broken).append(claim if kept else f"{self.title}: {claim}")
 
     def text(self) -> str:
-        verdict = "; ".join(self.broken) if self.broken else "all bounds kept"
+        held = f"kept: {'; '.join(self.kept)}" if self.kept else "asks nothing" if not self.broken else "none kept"
+        verdict = f"BROKEN {'; '.join(self.broken)}; {held}" if self.broken else held
         return "\n".join([f"\n## {self.title}", "", *self.rows, "", f"-> {verdict}"])
 
 
