@@ -101,7 +101,7 @@ def main() -> int:
     for run in gathered(wanted, Kept(path=options.keep), scale=scale, seed=options.seed, processes=options.processes):
         print(run.text(), flush=True)
         runs.append(run)
-    print(f"\n{time.perf_counter() - began:.0f} s; {sum(run.seconds for run in runs):.0f} s of sections")
+    print(f"\n{time.perf_counter() - began:.0f} s; the sections took {sum(run.cpu_s for run in runs):.0f} s of CPU")
     broken = [claim for run in runs for claim in run.section.broken]
     for claim in broken:
         print("BROKEN", claim)
@@ -132,9 +132,9 @@ def figures(runs: Sequence[Run], *, whole: bool) -> dict[str, object]:
 
 
 def _run(cells: Cells, *, scale: float, seed: int, code: str) -> Run:
-    began = time.perf_counter()
+    began = time.process_time()
     section = cells(scale, seed)
-    return Run(section=section, seconds=time.perf_counter() - began, scale=scale, seed=seed, commit=code)
+    return Run(section=section, cpu_s=time.process_time() - began, scale=scale, seed=seed, commit=code)
 
 
 def _keep(kept: Kept, name: str, job: Future[Run]) -> None:

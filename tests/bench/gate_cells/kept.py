@@ -16,14 +16,15 @@ class Run:
     """One section as it came out, and how it was run."""
 
     section: Section
-    seconds: float
+    cpu_s: float
+    """Of its process."""
     scale: float
     seed: int
     commit: str
     """What was checked out; ends in `-dirty` where files had been changed since."""
 
     def text(self) -> str:
-        return f"{self.section.text()} ({self.seconds:.0f} s, scale {self.scale:g}, seed {self.seed}, {self.commit})"
+        return f"{self.section.text()} ({self.cpu_s:.0f} s of CPU, scale {self.scale:g}, seed {self.seed}, {self.commit})"
 
 
 @dataclass(kw_only=True)
