@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from app.domain.learning.label_reports import LabelReport
     from app.domain.learning.rewards import DueTurn
     from app.domain.ports import Claims
+    from app.domain.release.releases import Release
     from app.domain.release.versions import PastRun
     from app.domain.telemetry.turns import PayloadClaim
     from app.messaging.cluster import Cluster
@@ -958,6 +959,13 @@ def release_views(settings: Settings) -> "SqlReleaseViews":
     from app.db.release.release_views import SqlReleaseViews
 
     return SqlReleaseViews(open_state(settings))
+
+
+def release_story(settings: Settings, release: "Release") -> list[str]:
+    """What became of a release, a sentence for each thing that happened."""
+    from app.db.sight import SqlPages
+
+    return [told.sentence() for told in SqlPages(open_state(settings)).story(release)]
 
 
 def verify_exported(file: Path, *, seen: tuple[int, str] | None) -> "Verification":

@@ -51,12 +51,14 @@ def show(release_id: str) -> None:
 @release.command()
 @click.argument("release_id")
 def explain(release_id: str) -> None:
-    """Decide every live decision again from its stored evidence; exit code 1 where anything comes out otherwise."""
+    """Tell its story, then decide every live decision again from its stored evidence; exit code 1 where anything comes out otherwise."""
     from pipelines.evaluation.live.explain import explain as explain_all
 
     settings = from_environment()
     found = _find(settings, release_id)
     explained = explain_all(found, wiring.evidence_book(settings))
+    for told in wiring.release_story(settings, found):
+        click.echo(told)
     if (why := found.config.get("by_people")) is not None:
         click.echo(f"{BY_PEOPLE}: {why}")
     for one in explained:

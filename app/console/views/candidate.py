@@ -52,7 +52,7 @@ def candidate(asked: Asked, release_id: str) -> dict[str, Any]:
         "gate_name": gate_name, "who_can": who_can(asked, release, yes), "said": said, "yes": yes, "exposed": _exposed(served),
         "tiles": tiles(release, course), "evidence_chart": evidence_chart(decisions), "alarms": sight.alarms(asked.policy, release.id),
         "champion_name": names.get(release.champion_digest, release.champion_digest[:12]), "run": run, "frozen_at": None,
-        "preference": sight.preference(release.id), "by_people": release.config.get("by_people"),
+        "preference": sight.preference(release.id), "story": sight.story(release), "by_people": release.config.get("by_people"),
         "lineage": _lineage(asked, release), "acts": acts(release),
         "sheets": {
             "gates": gate_sheet(gates), "exposed": _served_sheet(served), "effects": effect_sheet(live),

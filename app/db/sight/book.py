@@ -63,6 +63,7 @@ from app.domain.views.pages import (
     VersionInfo,
 )
 from app.domain.views.rows import GateRow, StepRow
+from app.domain.views.story import Told, story_of
 
 
 class SqlPages:
@@ -170,6 +171,16 @@ class SqlPages:
         """Oldest move first."""
         with self._reading() as connection:
             return releases.read_steps(connection, release_id)
+
+    def story(self, release: Release) -> list[Told]:
+        """What became of it, in words."""
+        with self._reading() as connection:
+            names = releases.read_names(connection, release.policy, [release.champion_digest])
+            return story_of(
+                release, champion=names.get(release.champion_digest, release.champion_digest[:12]),
+                steps=releases.read_steps(connection, release.id), served=releases.read_served(connection, release.id),
+                alarms=read_alarms(connection, release.policy, release_id=release.id),
+            )  # fmt: skip
 
     def alarms(self, policy: str, release_id: str | None = None) -> list[Alarm]:
         """Newest first."""

@@ -94,8 +94,10 @@ def test_the_candidate_is_shown_with_every_figure_it_rests_on(engine: Engine) ->
         "Difference to the champion",
         "Lineage and licence",
         "Its way",
+        "Its story",
     ):
         assert title in text, title
+    assert "The first people meet it: canary starts at" in text
     assert "edit persistence" in text
     assert "12 requests" in text
     assert "<svg" in text

@@ -94,6 +94,16 @@ def test_one_person_cannot_be_two_at_a_terminal(terminal: Terminal, sqlite_engin
     assert "is APPROVED" in done.output
 
 
+def test_explain_tells_the_story_of_a_release_that_was_taken_back(terminal: Terminal, room: ReleaseRoom) -> None:
+    release = room.champion("v2")
+    room.desk.roll_back(release.id, actor="user:ada", reason="it is rude")
+    told = terminal("explain", release.id).output
+    first = [line.partition(": ")[2] for line in told.splitlines() if line.startswith("20")]
+    assert first[0] == "tiny-v2 comes, to be held against v1: a candidate was trained"
+    assert "ada took it back and barred it: it is rude" in first
+    assert "by now nobody met it while it was judged" in first
+
+
 def test_a_yes_is_bound_to_the_evidence_that_was_named(terminal: Terminal, sqlite_engine: Engine, room: ReleaseRoom) -> None:
     ada, release = person(sqlite_engine, "ada"), room.ready("v2")
     for unnamed in (terminal("approve", release.id, key=ada), terminal("approve", release.id, "--break-glass")):
