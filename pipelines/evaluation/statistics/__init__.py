@@ -19,7 +19,6 @@ numbers, never actions. Every formula names its source; "sheet" is the gates spe
     monitors.py          reward-hack monitors
     proxy_gold.py        proxy-gold gap alarm
     drift_budget.py      how far from the anchor a version may be
-    false_promotions.py  e-LOND report over many promotions
     normal.py            the normal distribution
 
 Signs: canary minus champion, good is up. Orient a metric (1 - y for errors) before it becomes Units.
