@@ -4,8 +4,12 @@ An alarm is raised once for what was found: when it ended, the same finding abou
 begin again after it (`pipelines.evaluation.live.guards`).
 """
 
+import math
+from datetime import datetime, timedelta
+from operator import itemgetter
+
 from app.domain.errors import NotFound, Refused
-from app.domain.release.alarms import FREEZING, AlarmKind
+from app.domain.release.alarms import FREEZING, Alarm, AlarmKind
 from app.domain.release.releases import ReleaseState
 from app.release.ledger import ReleaseTransaction
 from app.release.people import require_person, require_strangers
@@ -23,19 +27,38 @@ def freeze(tx: ReleaseTransaction, kind: AlarmKind, *, release_id: str | None, r
     return raised
 
 
-def require_free(tx: ReleaseTransaction) -> None:
-    """Refuse to move anything forward while promotions are frozen or an incident is open."""
+def require_free(tx: ReleaseTransaction, *, season_s: float) -> None:
+    """Refuse to move anything forward while promotions are frozen or an incident is open, or its hour has not come again."""
     frozen = tx.frozen()
     if frozen is not None:
         raise Refused(f"promotions of {tx.policy} are frozen ({frozen}): two people have to run `ratchet release unfreeze`")
-    require_calm(tx)
+    require_calm(tx, season_s=season_s)
 
 
-def require_calm(tx: ReleaseTransaction) -> None:
-    """Refuse to move anything forward while an incident is open."""
+def require_calm(tx: ReleaseTransaction, *, season_s: float) -> None:
+    """Refuse to move anything forward while an incident is open, and until the time of the season in which it began has come again.
+
+    What broke under the traffic of the morning keeps its limits at night: that it ended says nothing about the next morning.
+    """
     incident = next((alarm for alarm in tx.alarms(open_only=True) if alarm.kind is AlarmKind.INCIDENT), None)
     if incident is not None:
         raise Refused(f"an incident of {tx.policy} is open ({incident.reason}): it ends when {incident.until}")
+    seasons = ((alarm, calm_again(alarm, season_s=season_s)) for alarm in tx.alarms() if alarm.kind is AlarmKind.INCIDENT)
+    waiting = max(((until, alarm) for alarm, until in seasons if until is not None and tx.now < until), key=itemgetter(0), default=None)
+    if waiting is not None:
+        until, alarm = waiting
+        raise Refused(
+            f"an incident of {tx.policy} began at {alarm.raised_at:%Y-%m-%d %H:%M} UTC ({alarm.reason}): nothing moves forward until that "
+            f"hour has come again, at {until:%Y-%m-%d %H:%M} UTC (`reentry_season_s` under [gates])"
+        )
+
+
+def calm_again(alarm: Alarm, *, season_s: float) -> datetime | None:
+    """When the time of the season in which an incident began comes again after its end; None while it is open, or without a season."""
+    if alarm.ended_at is None or season_s <= 0.0:
+        return None
+    seasons = math.floor((alarm.ended_at - alarm.raised_at).total_seconds() / season_s) + 1
+    return alarm.raised_at + timedelta(seconds=seasons * season_s)
 
 
 def unfreeze(tx: ReleaseTransaction, *, actor: str) -> bool:

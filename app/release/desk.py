@@ -129,7 +129,7 @@ class ReleaseDesk(PeopleDesk):
 
         def act(tx: ReleaseTransaction, release: Release) -> Release:
             pointer = tx.pointer()
-            require_calm(tx)
+            require_calm(tx, season_s=terms_of(release).reentry_season_s)
             if tx.releases(states={S.CANARY, S.JUDGING}):
                 raise Refused(f"a candidate of {release.policy} is being judged: one at a time")
             if tx.is_quarantined(release.digest):

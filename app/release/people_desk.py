@@ -30,7 +30,7 @@ class PeopleDesk(PolicyDesk):
 
         def act(tx: ReleaseTransaction, release: Release) -> Release:
             pointer, terms = tx.pointer(), terms_of(release)
-            require_calm(tx)
+            require_calm(tx, season_s=terms.reentry_season_s)
             if not terms.people.enabled:
                 raise Refused(f"release {release.id} was opened under terms that let no people judge instead of traffic")
             if tx.releases(states={S.CANARY, S.JUDGING}):

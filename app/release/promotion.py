@@ -46,7 +46,7 @@ def require_promotable(tx: ReleaseTransaction, release: Release) -> Pointer:
         raise Refused(f"nothing is deployed for {release.policy}: bootstrap it first")
     if tx.is_quarantined(release.digest):
         raise Quarantined(f"version {release.digest} was rolled back and may never serve again: train a new one")
-    require_free(tx)
+    require_free(tx, season_s=terms.reentry_season_s)
     if pointer.digest != release.champion_digest or tx.champion_moved_since(release.champion_generation):
         raise Refused(f"release {release.id} was compared with {release.champion_digest}, which is no longer the champion: judge it again")
     results = tx.results(release.id)

@@ -156,6 +156,9 @@ class GatesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     breaker_window_s: float = 86_400.0
     rollbacks_max: int = 3
     """So many automatic rollbacks within `breaker_window_s`; then people decide."""
+    reentry_season_s: float = 0.0
+    """86,400 where traffic has a daily peak (604,800: a weekly one): after an incident no canary begins and nothing is promoted until the
+    hour in which it began has come again, since what broke at the peak is quiet at night. 0: as soon as the limits are kept."""
     approval: ApprovalConfig = ApprovalConfig()
     people: PeopleTerms = PeopleTerms()
     """Whether and how people judge where traffic cannot."""
@@ -170,9 +173,11 @@ class GatesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def hash(self) -> str:
-        """Of everything that can matter: `people` while it is off cannot, and decisions from before there was one are made again."""
+        """Of everything that can matter. `people` and the season cannot while they are off: decisions from before there were any are made
+        again."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
-        return content_hash({name: value for name, value in plain.items() if name != "people" or self.people.enabled})
+        off = {name for name, is_on in (("people", self.people.enabled), ("reentry_season_s", self.reentry_season_s > 0.0)) if not is_on}
+        return content_hash({name: value for name, value in plain.items() if name not in off})
 
     def window_of(self, metric: MetricConfig) -> float:
         """Seconds after a unit's first session during which its sessions count."""
@@ -201,7 +206,7 @@ def terms_of(config: GatesConfig, *, owner: str | None = None) -> Terms:
         holdback=config.holdback_first, approvals=config.approval.n,
         approval_ttl_s=config.approval.ttl_s, high_tier=config.approval.high_tier, edited_by=owner if named == FROM_FILE else named,
         breaker_rollbacks=config.breaker_rollbacks, breaker_window_s=config.breaker_window_s,
-        rollbacks_max=config.rollbacks_max, config_hash=config.hash, gates=gates,
+        rollbacks_max=config.rollbacks_max, reentry_season_s=config.reentry_season_s, config_hash=config.hash, gates=gates,
         sealed=config.anchor_needs_sealed, people=config.people,
     )  # fmt: skip
 

@@ -29,6 +29,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     breaker_window_s: float = 86_400.0
     rollbacks_max: int = 3
     """So many rollbacks within `breaker_window_s` happen without a person; for the next one an alarm calls people."""
+    reentry_season_s: float = 0.0
+    """After an incident nothing moves forward until the time of this season in which it began has come again; 0 is no season."""
     edited_by: str | None = None
     """Who last edited the gates' configuration (`user:<name>`): may not approve the first release under it."""
     config_hash: str = ""

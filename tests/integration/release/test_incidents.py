@@ -1,6 +1,7 @@
 """When the place fails and not a version: an alarm, nothing moves, nothing is quarantined; and what people can undo."""
 
-from datetime import timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import Engine
@@ -9,8 +10,10 @@ from app.db.release.release_views import SqlReleaseViews
 from app.domain.errors import NotFound, Quarantined, Refused
 from app.domain.release.alarms import Alarm, AlarmKind
 from app.domain.release.releases import IN_FLIGHT, ReleaseState
+from app.domain.release.terms import Terms
+from app.release.alarms import calm_again
 from pipelines.evaluation.config import ApprovalConfig
-from tests.fakes.releases import ADA, BOB, POLICY
+from tests.fakes.releases import ADA, BOB, POLICY, release_room
 from tests.fakes.traffic import Behaviour
 from tests.fakes.watching import WatchedRoom, small_gates, watched_room
 
@@ -81,6 +84,31 @@ def test_a_healthy_candidate_survives_an_incident(sqlite_engine: Engine) -> None
         world.room.desk.start_canary(world.room.queued("v3").id)
     _all_fail(world, 0.0)
     assert world.run(release, until=DECIDED).state is S.READY
+
+
+def test_after_an_incident_a_product_with_a_daily_peak_waits_for_its_hour_to_come_again(engine: Engine) -> None:
+    room = release_room(engine, terms=Terms(config_hash="config", reentry_season_s=86_400.0))
+    approved, waiting, began = room.approved("v2"), room.queued("v3"), room.clock.now
+    assert room.desk.raise_incident(POLICY, release_id=None, reason="all versions fail")
+    room.clock.advance(7200)
+    assert room.desk.end_incident(POLICY, reason="the night came")
+    for act in (lambda: room.desk.start_canary(waiting.id), lambda: room.desk.begin_promotion(approved.id)):
+        with pytest.raises(Refused, match=f"until that hour has come again, at {began + timedelta(days=1):%Y-%m-%d %H:%M} UTC"):
+            act()
+    assert room.desk.roll_back(approved.id, actor="system:watch", reason="harm").state is S.ABORTED, "what takes back never waits"
+    room.clock.now = began + timedelta(days=1)
+    assert room.desk.start_canary(room.queued("v4").id).state is S.CANARY
+
+
+@pytest.mark.parametrize(("lasted_h", "season_h", "again_h"), [(2, 24, 24), (25, 24, 48), (2, 168, 168), (2, 0, None)])
+def test_the_hour_of_an_incident_comes_again_after_its_end(lasted_h: float, season_h: float, again_h: float | None) -> None:
+    began = datetime(2026, 11, 22, 9, tzinfo=UTC)
+    alarm = Alarm(
+        id="a", policy=POLICY, kind=AlarmKind.INCIDENT, release_id=None, generation=1, reason="r", raised_at=began, raised_by="watch",
+        until="calm", ended_at=began + timedelta(hours=lasted_h),
+    )  # fmt: skip
+    assert calm_again(alarm, season_s=3600 * season_h) == (None if again_h is None else began + timedelta(hours=again_h))
+    assert calm_again(replace(alarm, ended_at=None), season_s=3600 * season_h) is None
 
 
 def test_programs_roll_back_three_times_a_day_and_then_people_are_called(sqlite_engine: Engine) -> None:

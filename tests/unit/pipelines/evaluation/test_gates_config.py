@@ -26,6 +26,8 @@ def test_the_hash_changes_with_every_value() -> None:
     assert GatesConfig().hash == GatesConfig().hash
     assert msgspec.structs.replace(GatesConfig(), alpha_post=0.02).hash != GatesConfig().hash
     assert terms_of(GatesConfig()).config_hash == GatesConfig().hash
+    daily = msgspec.structs.replace(GatesConfig(), reentry_season_s=86_400.0)
+    assert (daily.hash != GatesConfig().hash, terms_of(daily).reentry_season_s) == (True, 86_400.0)
 
 
 def test_a_config_survives_its_way_through_json() -> None:
