@@ -62,12 +62,12 @@ def require_strangers(tx: ReleaseTransaction, actor: str, others: Collection[str
 
 def people_needed(tx: ReleaseTransaction, release: Release, terms: Terms) -> tuple[int, str]:
     """How many have to approve, and why."""
-    for reason in _reasons_for_two(tx, release, terms):
-        return max(2, terms.approvals), reason
+    for reason in _reasons_for_doubt(tx, release, terms):
+        return max(2 if terms.high_tier else terms.approvals_in_doubt, terms.approvals), reason
     return terms.approvals, "configured"
 
 
-def _reasons_for_two(tx: ReleaseTransaction, release: Release, terms: Terms) -> Sequence[str]:
+def _reasons_for_doubt(tx: ReleaseTransaction, release: Release, terms: Terms) -> Sequence[str]:
     results = tx.results(release.id)
     health, live = results.get(GateName.TRAINING_HEALTH), results.get(GateName.CANARY)
     pointer = tx.pointer()

@@ -47,6 +47,8 @@ class ApprovalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Who has to say yes (sheet 4.6)."""
 
     n: int = 1
+    n_in_doubt: int = 2
+    """Where something gives reason for doubt (`app.release.people`: an alarm, half of the anchor's budget, a rollback before, …)."""
     ttl_s: float = 14_400.0
     high_tier: bool = False
     edited_by: str | None = None
@@ -192,7 +194,8 @@ class GatesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 def check(config: GatesConfig, *, rewarded: frozenset[str] = frozenset()) -> None:
     """Refuse a configuration that could not protect anybody. `rewarded` names the terms of the active rule set. Raises `BadConfig`."""
-    for problem in (_stages(config), _alphas(config), _metrics(config), _gold(config, rewarded), _editor(config), _people(config)):
+    approval = _approval(config)
+    for problem in (_stages(config), _alphas(config), _metrics(config), _gold(config, rewarded), approval, _people(config)):
         if problem is not None:
             raise BadConfig(f"[gates] in the configuration: {problem}")
 
@@ -203,7 +206,7 @@ def terms_of(config: GatesConfig, *, owner: str | None = None) -> Terms:
     named = config.approval.edited_by
     return Terms(
         stages=tuple(stage.share for stage in config.stages), lasting=config.lasting_share,
-        holdback=config.holdback_first, approvals=config.approval.n,
+        holdback=config.holdback_first, approvals=config.approval.n, approvals_in_doubt=config.approval.n_in_doubt,
         approval_ttl_s=config.approval.ttl_s, high_tier=config.approval.high_tier, edited_by=owner if named == FROM_FILE else named,
         breaker_rollbacks=config.breaker_rollbacks, breaker_window_s=config.breaker_window_s,
         rollbacks_max=config.rollbacks_max, reentry_season_s=config.reentry_season_s, config_hash=config.hash, gates=gates,
@@ -224,7 +227,9 @@ def _stages(config: GatesConfig) -> str | None:
     return None
 
 
-def _editor(config: GatesConfig) -> str | None:
+def _approval(config: GatesConfig) -> str | None:
+    if min(config.approval.n, config.approval.n_in_doubt) < 1:
+        return "approval.n and approval.n_in_doubt say how many people approve a release: set them to at least 1"
     named = config.approval.edited_by
     if named is None or named == FROM_FILE or named.startswith("user:"):
         return None

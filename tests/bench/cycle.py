@@ -7,6 +7,7 @@ opening the release, waiting for an engine to hold the candidate, the other gate
 """
 
 import argparse
+import contextlib
 import json
 import re
 import statistics
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from app import wiring
+from app.domain.errors import Refused
 from app.domain.ids import utc_now
 from app.domain.learning.cycles import Cycle, CycleStatus
 from app.domain.release.releases import ReleaseState
@@ -113,7 +115,8 @@ def _run(deployment: Deployment, wanted: int, *, deadline: float) -> list[Cycle]
             sight = look(operations, POLICY, utc_now())
             for release in sight.releases:
                 if release.state is ReleaseState.READY:
-                    operator.approve(release)
+                    with contextlib.suppress(Refused):  # the release moved on, or the service was away: asked again in a second
+                        operator.approve(release)
             finished = [c for c in sight.cycles if c.status is CycleStatus.DONE and c.finished_at is not None]
             if len(finished) > len(done):
                 print(f"{len(finished)} of {wanted} cycles", file=sys.stderr)

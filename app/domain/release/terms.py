@@ -17,6 +17,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     holdback: float = 0.10
     """Share of units that stay on the previous champion after a promotion."""
     approvals: int = 1
+    approvals_in_doubt: int = 2
     approval_ttl_s: float = 14_400.0
     high_tier: bool = False
     """Two people have to approve, always."""

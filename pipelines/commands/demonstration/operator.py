@@ -1,13 +1,11 @@
 """The person who says yes, over REST like any operator's tool."""
 
-from typing import Any
-
 import httpx
 
+from app.domain.errors import Refused
 from app.domain.release.releases import Release
 
-APPROVERS = ("demo-operator", "demo-colleague")
-"""A second one where the rules ask for two."""
+NAME = "demo-operator"
 
 
 class Operator:
@@ -23,19 +21,16 @@ class Operator:
         except httpx.TransportError:
             return False
 
-    def approve(self, release: Release) -> list[str]:
-        """Approve, by as many people as are needed; returns sentences about what was answered."""
-        said: list[str] = []
-        for name in APPROVERS[: release.approvals_needed or 1]:
-            body: dict[str, Any] = {"evidence_digest": release.evidence_digest, "approver": name, "reason": "looked at the evidence"}
-            try:
-                answer = self._http.post(f"/v1/releases/{release.id}/approve", json=body)
-            except httpx.TransportError as error:
-                return [*said, f"{name} could not reach the service: {error}"]
-            if answer.status_code >= 400:
-                return [*said, f"{name} was refused: {answer.text[:200]}"]
-            said.append(f"{name} approved {release.version_name} over REST, bound to evidence {(release.evidence_digest or '')[:12]}")
-        return said
+    def approve(self, release: Release) -> str:
+        """Approve, and say so. Raises `Refused`; it may be that the release moved on meanwhile, so look again."""
+        body = {"evidence_digest": release.evidence_digest, "approver": NAME, "reason": "looked at the evidence"}
+        try:
+            answer = self._http.post(f"/v1/releases/{release.id}/approve", json=body)
+        except httpx.TransportError as error:
+            raise Refused(f"{NAME} could not reach the service: {error}") from error
+        if answer.is_error:
+            raise Refused(f"{NAME} was refused: {answer.text[:400]}")
+        return f"{NAME} approved {release.version_name} over REST, bound to evidence {(release.evidence_digest or '')[:12]}"
 
     def close(self) -> None:
         """Close the connection."""

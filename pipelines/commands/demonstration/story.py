@@ -21,9 +21,11 @@ so does one whose candidates fail one after the other.
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from app.domain.errors import Refused
 from app.domain.ids import utc_now
 from app.domain.learning.cycles import CycleStatus
 from app.domain.release.gates import GateName
@@ -53,6 +55,8 @@ QUIET_AFTER_ROLLBACK_S = 4.0
 COMPARISONS, ERROR = 3, 0.05
 """How often a gain may be looked for at most, and the first interval's error; each further one has half of the one before, so that all
 together are wrong in less than a tenth of all demos."""
+MOST_REFUSALS = 10
+"""Of one approval, a look apart: a service that restarts, or evidence that was taken again, is over by then."""
 MOST_FAILURES = 5
 """Candidates in a row that do not pass: more of the same would say nothing new."""
 FAILED = frozenset({ReleaseState.REJECTED, ReleaseState.ABORTED, ReleaseState.INCONCLUSIVE, ReleaseState.EXPIRED, ReleaseState.ROLLED_BACK})
@@ -86,6 +90,7 @@ class Story:
     operations: Operations | None = None
     _narrator: Narrator = field(default_factory=Narrator)
     _asked: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    _refused: "Counter[tuple[str, str]]" = field(default_factory=Counter[tuple[str, str]])
     _last: Sight | None = None
     _read: dict[str, int] = field(default_factory=dict[str, int])
     _compared: int = 0
@@ -273,13 +278,17 @@ class Story:
         return Diary(self.deployment.logs / f"{name}.diary")
 
     def _approve(self, sight: Sight) -> None:
-        """Approve what is READY, once per evidence."""
+        """Approve what is READY, once per evidence. Raises `Ended` where that is refused again and again."""
         for release in sight.releases:
             bound = (release.id, release.evidence_digest or "")
             if release.state is ReleaseState.READY and bound not in self._asked and not _is_planted(release):
-                self._asked.add(bound)
-                for sentence in self._operator.approve(release):
-                    self.screen.say(sentence)
+                try:
+                    self.screen.say(self._operator.approve(release))
+                    self._asked.add(bound)
+                except Refused as refused:
+                    self._refused[bound] += 1
+                    if self._refused[bound] >= MOST_REFUSALS:
+                        raise Ended(str(refused)) from refused
 
     # --- waiting
 

@@ -77,3 +77,9 @@ def test_the_owner_of_the_file_counts_as_its_last_editor_where_the_file_says_so(
     assert owner_of(None) is None
     with pytest.raises(BadConfig, match="edited_by is 'eve'"):
         check(msgspec.structs.replace(config, approval=ApprovalConfig(edited_by="eve")))
+
+
+@pytest.mark.parametrize("approval", [ApprovalConfig(n=0), ApprovalConfig(n_in_doubt=0)])
+def test_nothing_is_promoted_without_anybody(approval: ApprovalConfig) -> None:
+    with pytest.raises(BadConfig, match="at least 1"):
+        check(msgspec.structs.replace(GatesConfig(), approval=approval))
