@@ -22,12 +22,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from app.domain.errors import BadRequest, NotFound, Overloaded, RatchetError, Unavailable
 from app.domain.telemetry.serving import GenerateRequest, GenerationChunk, ScoreRequest
 from app.domain.telemetry.turns import FinishReason
 from app.policy.decoding.sampling import Decoder, Generation
 from app.policy.decoding.shaping import Shaper
 from app.policy.model import Policy
+from app.serving.threads import Threads
 
 log = logging.getLogger(__name__)
 
@@ -79,8 +82,9 @@ class Job:
 class Worker:
     """Samples for everybody who submits; start with `start()`, end with `close()`."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, *, threads: Threads | None = None) -> None:
         self.limits = limits
+        self._threads = threads or Threads(torch.get_num_threads())
         self._decoders: dict[str, Decoder] = {}
         self._leaving: set[str] = set()
         self._unlogged: set[str] = set()
@@ -258,6 +262,7 @@ class Worker:
     # --- the loop ---------------------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        self._threads.begin()
         while True:
             for command in self._take():
                 if command is None:
@@ -302,8 +307,13 @@ class Worker:
             return commands
 
     def _step(self, digest: str, decoder: Decoder) -> None:
-        try:
+        def step() -> int:
+            fed = decoder.fed
             self.sampled_tokens += len(decoder.step())
+            return decoder.fed - fed
+
+        try:
+            self._threads.step(step)
         except Exception as error:
             # one broken step (out of memory, say) costs the requests of its batch, not the engine
             log.exception("step failed digest=%s", digest)

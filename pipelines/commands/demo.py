@@ -18,7 +18,7 @@ from pipelines.commands.demonstration.planning import TARGET_S, Plan, Speed, fit
 from pipelines.commands.demonstration.profiles import PROFILES, ROOT, Profile, require_memory, seconds, write_config
 from pipelines.commands.demonstration.screen import Screen
 from pipelines.commands.demonstration.story import LATER, Ended, Story
-from pipelines.commands.running.deployment import Deployment, check, plan, prepare_apart, with_engine_threads
+from pipelines.commands.running.deployment import Deployment, check, plan, prepare_apart
 from pipelines.config import loop_config
 from pipelines.supervisor import Supervisor, owning
 
@@ -77,7 +77,6 @@ def _set_up(profile: Profile, folder: Path, *, slot_s: int | None, port: int | N
     write_config(fitted.profile, folder, slot_s=slot_s or fitted.profile.default_slot_s)
     check(deployment.settings)
     screen.say(fitted.sentence(speed))
-    deployment = with_engine_threads(deployment, speed.engine_threads)
     return Stage(deployment=deployment, plan=fitted, speed=speed)
 
 

@@ -93,8 +93,7 @@ class PackedBody:
 
     def __call__(self, tokens_NQ: Tensor, positions_NQ: Tensor, cache: KeyValues, *, width: int) -> Tensor:
         """See `Body`."""
-        wide = -(-width // LANES) * LANES
-        cache.widen(wide)
+        wide = cache.widen(-(-width // LANES) * LANES)
         hidden = functional.embedding(tokens_NQ, self._embedding)
         rotation = self._cos_Cd[positions_NQ][:, :, None], self._sin_Cd[positions_NQ][:, :, None]
         barred = torch.arange(wide) > positions_NQ[:, :, None]

@@ -27,10 +27,16 @@ class KeyValues:
         self._reserve(len(positions_nQ), width)
         self._write, self._width = (slice(0, len(positions_nQ)), positions_nQ), width
 
-    def widen(self, width: int) -> None:
-        """Let attention read so many tokens: what stands behind a row's length is masked."""
-        self._reserve(self._write[0].stop, width)
-        self._width = width
+    def widen(self, width: int) -> int:
+        """Let attention read so many tokens at least, and return how many it will: what stands behind a row's length is masked.
+
+        Rows that decode are read whole. A part of every row is not one piece of memory, and a batched product copies it first: of 64 rows,
+        160 of 256 tokens wide, that took 1.5 ms where reading all 256 takes 0.7 (one AVX512-BF16 core).
+        """
+        rows, positions = self._write
+        self._reserve(rows.stop, width)
+        self._width = width if isinstance(positions, slice) else self._capacity
+        return self._width
 
     def plan_prefill(self, row: int, start: int, stop: int) -> None:
         """The next forward pass fills positions start … stop-1 of one row."""
@@ -73,6 +79,15 @@ class KeyValues:
             keys, values = self._layer(layer, taken_keys[None], taken_values[None])
             keys[row, :, :length] = taken_keys
             values[row, :, :length] = taken_values
+
+    def trim(self, length: int) -> None:
+        """No row is longer than this: give up room that would be read for nothing, once it is half of all."""
+        capacity = -(-length // GROW_TOKENS) * GROW_TOKENS
+        if 2 * capacity > self._capacity:
+            return
+        self._capacity = capacity
+        for layer, (keys, values) in self._layers.items():
+            self._layers[layer] = keys[:, :, :capacity].clone(), values[:, :, :capacity].clone()
 
     def release(self) -> None:
         """Give the memory back; every row's content is lost."""

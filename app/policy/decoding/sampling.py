@@ -57,6 +57,8 @@ class Decoder:
         self._draft_rows = draft_rows
         self.drafted = self.accepted = 0
         """Tokens that were fed ahead, and those of them that were drawn."""
+        self.fed = 0
+        """Tokens that went through the model, prompts' included."""
         self.max_rows = max_rows
         self._chunk = chunk
         self._cache = KeyValues(max_rows=max_rows)
@@ -193,6 +195,7 @@ class Decoder:
         self._cache.plan_decode(positions_nQ, width)
         hidden_nQD = self._body(torch.tensor(fed, device=device), positions_nQ, self._cache, width=width)
         experts = self._recorder.take()
+        self.fed += positions_nQ.numel()
         for row in rows:
             row.cached += 1
         hidden = [states[: 1 + len(draft)] for states, draft in zip(hidden_nQD, drafts, strict=True)]
@@ -256,6 +259,7 @@ class Decoder:
         tokens, positions = torch.tensor([generation.prompt[start:stop]], device=device), torch.arange(start, stop, device=device)[None]
         hidden = self._body(tokens, positions, self._cache, width=stop)
         generation.cached = stop
+        self.fed += count
         return hidden, self._recorder.take()
 
     # --- tokens -----------------------------------------------------------------------------------------------------------------
@@ -329,6 +333,8 @@ class Decoder:
             self._cache.copy(last, index, self._rows[index].cached)
         if self._filling is not None:
             self._cache.copy(last + 1, last, self._filling.cached)
+        left = [*self._rows, self._filling] if self._filling is not None else self._rows
+        self._cache.trim(max((row.cached for row in left), default=0))
 
 
 def sample(

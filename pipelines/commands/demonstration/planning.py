@@ -69,9 +69,8 @@ class Speed:
     """With the profile's number of people asking at once."""
     turn_s: float
     """One turn's forward and backward pass, alone."""
-    engine_threads: int = 0
     training_threads: int = 0
-    """The number of threads with which that was so; 0 for all cores."""
+    """The number of threads with which that was so; 0 for all cores. The engine finds its own as it goes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from app import wiring
@@ -27,7 +27,7 @@ ENGINE_ROWS = "64"
 QUIET = {
     "PYTHONUNBUFFERED": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    "OMP_WAIT_POLICY": "PASSIVE",  # engine and trainer share the cores: threads that spin at barriers would take them from each other
+    "GOMP_SPINCOUNT": "5000",  # threads wait some microseconds for the next product, then sleep: engine and trainer share the cores
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",  # Ray's 15 starves an update beside a busy engine on the same cores
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -87,12 +87,6 @@ def with_own_metrics(environment: Mapping[str, str], place: int) -> Mapping[str,
     """The environment of one process among several of this machine: each shows its metrics at a port of its own."""
     host, _, port = environment.get("RATCHET_METRICS", "").rpartition(":")
     return {**environment, "RATCHET_METRICS": f"{host}:{int(port) + place}"} if host and port.isdigit() else environment
-
-
-def with_engine_threads(deployment: Deployment, threads: int) -> Deployment:
-    """The same deployment, its engine on so many threads; 0 for all cores."""
-    chosen = {"RATCHET_ENGINE_THREADS": str(threads)} if threads else {}
-    return replace(deployment, environment={**deployment.environment, **chosen})
 
 
 def environment(*, data: Path | None = None, config: Path | None = None) -> dict[str, str]:

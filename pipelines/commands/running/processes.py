@@ -275,7 +275,9 @@ def api() -> None:
 @click.option("--port", type=click.IntRange(1, 65535), default=8401, show_default=True)
 @click.option("--policy", "only", multiple=True, help="Serve only this policy (repeatable); all by default.")
 @click.option("--rows", type=click.IntRange(1, 1024), default=16, show_default=True, help="Sequences decoded together, per version.")
-@click.option("--threads", type=click.IntRange(1), envvar="RATCHET_ENGINE_THREADS", help="CPU threads; all cores by default.")
+@click.option("--threads", type=click.IntRange(1), envvar="RATCHET_ENGINE_THREADS", help=(
+    "CPU threads at most, all cores by default: fewer are used while fewer are faster, beside other programs."
+))  # fmt: skip
 @click.option("--vllm", metavar="URL", help="Sample nothing here: keep what is wanted on this vLLM server and report what it holds.")
 @click.option("--in-place", type=click.Choice(["champion", "candidate", "previous"]), help=(
     "With --vllm and one --policy: replace the server's weights as a whole and follow this role, instead of loading adapters."

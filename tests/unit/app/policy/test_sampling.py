@@ -7,6 +7,7 @@ import torch
 
 from app.domain.errors import BadRequest
 from app.domain.telemetry.turns import FinishReason, SamplingParams
+from app.policy.decoding.keyvalues import GROW_TOKENS
 from app.policy.decoding.sampling import Decoder, Generation, sample
 from app.policy.model import Policy, load_policy
 from app.policy.scoring.forward import token_logprobs
@@ -188,3 +189,28 @@ def test_the_cache_is_given_back_when_nothing_is_left_to_do(policy: Policy) -> N
     while decoder.busy:
         decoder.step()
     assert decoder._cache.nbytes == 0
+
+
+def test_room_of_a_long_sequence_is_given_up_when_it_leaves_and_the_others_sample_on(policy: Policy) -> None:
+    decoder, alone = Decoder(policy), Decoder(policy)
+    short, params = prompts(policy)[0], SamplingParams(max_tokens=12, seed=3)
+    staying = decoder.submit(short, params)
+    decoder.step()
+    decoder.submit([7] * 280, SamplingParams(max_tokens=2, seed=1))
+    widest = 0
+    while decoder.load > 1:
+        decoder.step()
+        widest = max(widest, decoder._cache.nbytes)
+    assert widest == bytes_of(rows=2, tokens=384)
+    assert decoder._cache.nbytes == bytes_of(rows=2, tokens=GROW_TOKENS)
+    expected = alone.submit(short, params)
+    for each in (decoder, alone):
+        while each.busy:
+            each.step()
+    assert staying.tokens == expected.tokens
+    assert staying.logprobs == pytest.approx(expected.logprobs, abs=2e-5)
+
+
+def bytes_of(*, rows: int, tokens: int) -> int:
+    """Keys and values in two layers, two heads of 32 numbers of four bytes."""
+    return 2 * 2 * 2 * 32 * 4 * rows * tokens

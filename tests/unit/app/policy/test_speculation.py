@@ -15,7 +15,7 @@ from app.domain.telemetry.turns import FinishReason, SamplingParams
 from app.policy.decoding.invariance import invariance
 from app.policy.decoding.lookup import LONGEST_DRAFT, LONGEST_REST, NGRAM, REST_TOKENS, PromptLookup
 from app.policy.decoding.packed_linear import can_pack
-from app.policy.decoding.sampling import Decoder, Generation
+from app.policy.decoding.sampling import Decoder, Generation, sample
 from app.policy.model import Policy, load_policy
 
 VOCABULARY, LENGTH = 8, 3
@@ -189,3 +189,18 @@ def test_the_packed_body_gives_the_same_bits_alone_in_company_at_once_and_drafte
     assert found.compared > 50
     if can_pack(torch.bfloat16):
         assert found.holds, found
+
+
+@pytest.mark.skipif(not can_pack(torch.bfloat16), reason="this processor multiplies no packed bfloat16: the property is not claimed for it")
+def test_the_packed_body_gives_the_same_bits_on_one_thread_and_on_two(tied_model: Path) -> None:
+    policy, before = load_policy(tied_model, dtype=torch.bfloat16), torch.get_num_threads()
+    prompts = [[5 + row, 9, *range(20, 20 + 7 * row)] for row in range(12)]
+    params = [SamplingParams(max_tokens=10, seed=row) for row in range(12)]
+    try:
+        drawn: list[list[float]] = []
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            drawn.append([value for answer in sample(policy, prompts, params) for value in answer.logprobs])
+    finally:
+        torch.set_num_threads(before)
+    assert drawn[0] == drawn[1]

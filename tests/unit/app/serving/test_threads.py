@@ -1,0 +1,100 @@
+"""How many threads a decoding step takes, on a clock of our own."""
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from app.serving.threads import EVERY_S, Threads
+
+
+class Machine:
+    """Seconds a fed token takes with so many threads; they may change meanwhile."""
+
+    def __init__(self, seconds: Mapping[int, float]) -> None:
+        self.seconds, self.now, self.count = seconds, 0.0, 0
+        self.used: list[int] = []
+
+    def use(self, count: int) -> None:
+        self.count = count
+
+    def step(self, fed: int = 8) -> Callable[[], int]:
+        def act() -> int:
+            self.used.append(self.count)
+            self.now += max(fed, 1) * self.seconds[self.count]
+            return fed
+
+        return act
+
+
+def run(threads: Threads, machine: Machine, *, seconds: float, fed: int = 8) -> list[int]:
+    """The numbers that were used, step by step."""
+    machine.used.clear()
+    until = machine.now + seconds
+    while machine.now < until:
+        threads.step(machine.step(fed))
+    return machine.used
+
+
+def started(machine: Machine, most: int) -> Threads:
+    threads = Threads(most, use=machine.use, clock=lambda: machine.now)
+    threads.begin()
+    return threads
+
+
+def test_all_cores_are_used_while_they_are_faster() -> None:
+    machine = Machine({1: 0.003, 2: 0.002})
+    used = run(threads := started(machine, 2), machine, seconds=60)
+    assert threads.count == 2
+    assert used.count(1) / len(used) < 0.05
+
+
+def test_one_thread_takes_over_while_others_want_the_cores_and_all_do_again_afterwards() -> None:
+    machine = Machine({1: 0.003, 2: 0.002})
+    threads = started(machine, 2)
+    run(threads, machine, seconds=2 * EVERY_S)
+    machine.seconds = {1: 0.004, 2: 0.006}
+    run(threads, machine, seconds=2 * EVERY_S)
+    assert threads.count == 1
+    machine.seconds = {1: 0.003, 2: 0.002}
+    run(threads, machine, seconds=2 * EVERY_S)
+    assert threads.count == 2
+
+
+def test_a_difference_of_little_changes_nothing() -> None:
+    machine = Machine({1: 0.00195, 2: 0.002})
+    run(threads := started(machine, 2), machine, seconds=60)
+    assert threads.count == 2
+
+
+@pytest.mark.parametrize("most", [3, 6, 8])
+def test_of_many_cores_the_best_number_is_found_step_by_step(most: int) -> None:
+    machine = Machine({count: 0.001 * (1 + abs(count - 2)) for count in range(1, most + 1)})
+    run(threads := started(machine, most), machine, seconds=10 * EVERY_S)
+    assert threads.count == 2
+
+
+def test_steps_that_feed_nothing_decide_nothing() -> None:
+    machine = Machine({1: 0.001, 2: 0.002})
+    run(threads := started(machine, 2), machine, seconds=60, fed=0)
+    assert threads.count == 2
+
+
+def test_a_step_that_breaks_is_not_the_end() -> None:
+    machine = Machine({1: 0.001, 2: 0.002})
+    threads = started(machine, 2)
+
+    def broken() -> int:
+        raise RuntimeError("out of memory")
+
+    for _ in range(4):
+        with pytest.raises(RuntimeError, match="out of memory"):
+            threads.step(broken)
+    run(threads, machine, seconds=2 * EVERY_S)
+    assert threads.count == 1
+
+
+def test_one_core_is_left_alone() -> None:
+    machine = Machine({1: 0.001})
+    threads = started(machine, 1)
+    run(threads, machine, seconds=1)
+    assert set(machine.used) == {1}
