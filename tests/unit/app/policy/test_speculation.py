@@ -191,7 +191,6 @@ def test_the_packed_body_gives_the_same_bits_alone_in_company_at_once_and_drafte
         assert found.holds, found
 
 
-@pytest.mark.skipif(not can_pack(torch.bfloat16), reason="this processor multiplies no packed bfloat16: the property is not claimed for it")
 def test_the_packed_body_gives_the_same_bits_on_one_thread_and_on_two(tied_model: Path) -> None:
     policy, before = load_policy(tied_model, dtype=torch.bfloat16), torch.get_num_threads()
     prompts = [[5 + row, 9, *range(20, 20 + 7 * row)] for row in range(12)]
@@ -203,4 +202,6 @@ def test_the_packed_body_gives_the_same_bits_on_one_thread_and_on_two(tied_model
             drawn.append([value for answer in sample(policy, prompts, params) for value in answer.logprobs])
     finally:
         torch.set_num_threads(before)
-    assert drawn[0] == drawn[1]
+    assert len(drawn[0]) > 50
+    if can_pack(torch.bfloat16):
+        assert drawn[0] == drawn[1]
