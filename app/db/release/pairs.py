@@ -10,7 +10,7 @@ from app.db.engine import insert_or_ignore, reading, writing
 from app.db.ingestion.observations import JOINED
 from app.db.tables import blind_pairs, blind_votes, observations
 from app.domain.errors import NotFound
-from app.domain.release.pairs import BlindPair, BlindVote, Favoured, Preference, ScoredPair, preference_of
+from app.domain.release.pairs import BlindPair, BlindVote, Favoured, Preference, ScoredPair, grader_agrees, preference_of
 
 SOURCE = "blind"
 """Of the gold observations that votes are: no client can send under it."""
@@ -33,6 +33,19 @@ class SqlPairs:
         """All of a release, by id."""
         with reading(self._engine) as connection:
             return read_pairs(connection, release_id)
+
+    def graded(self, policy: str, suite: str, *, since: datetime) -> list[bool]:
+        """Of each vote since then that counts, where person and grader both favour an answer: whether it is the same one. Oldest first."""
+        pair, vote = blind_pairs.c, blind_votes.c
+        votes = (
+            select(vote.favoured, pair.champion_score, pair.candidate_score)
+            .join(blind_pairs, pair.id == vote.pair_id)
+            .where(pair.policy == policy, pair.suite == suite, vote.counted, vote.voted_at >= since)
+            .order_by(vote.voted_at, vote.pair_id)
+        )
+        with reading(self._engine) as connection:
+            said = [grader_agrees(r.champion_score, r.candidate_score, Favoured(r.favoured)) for r in connection.execute(votes)]
+        return [one for one in said if one is not None]
 
 
 def read_pairs(connection: Connection, release_id: str) -> list[BlindPair]:

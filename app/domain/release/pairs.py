@@ -161,7 +161,8 @@ def preference_of(pairs: Iterable[ScoredPair], votes: Sequence[BlindVote]) -> Pr
     values = [VALUES[vote.favoured] for vote in counted]
     number = {kind: sum(vote.favoured is kind for vote in counted) for kind in Favoured}
     low, high = preference_interval(values)
-    agreed = [_grader_agrees(by_id[v.pair_id], v.favoured) for v in counted if v.pair_id in by_id]
+    scored = [(by_id[vote.pair_id], vote.favoured) for vote in counted if vote.pair_id in by_id]
+    agreed = [grader_agrees(pair.champion_score, pair.candidate_score, favoured) for pair, favoured in scored]
     said: dict[str, list[Favoured]] = {}
     for vote in votes:
         said.setdefault(vote.pair_id, []).append(vote.favoured)
@@ -176,9 +177,9 @@ def preference_of(pairs: Iterable[ScoredPair], votes: Sequence[BlindVote]) -> Pr
     )  # fmt: skip
 
 
-def _grader_agrees(pair: ScoredPair, favoured: Favoured) -> bool | None:
-    """None where the grader or the person favours neither."""
-    lead = pair.candidate_score - pair.champion_score
+def grader_agrees(champion_score: float, candidate_score: float, favoured: Favoured) -> bool | None:
+    """Whether grader and person favour the same answer; None where one of them favours neither."""
+    lead = candidate_score - champion_score
     return None if lead == 0.0 or VALUES[favoured] == 0.0 else (lead > 0.0) is (VALUES[favoured] > 0.0)
 
 

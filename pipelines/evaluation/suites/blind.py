@@ -5,12 +5,13 @@ counts once, however many tasks of a suite ask it; one whose solution the candid
 """
 
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
 from app.domain.release.gates import canonical_json, content_hash
-from app.domain.release.pairs import BlindPair
+from app.domain.release.pairs import BlindPair, preference_interval
 from pipelines.evaluation.suites.asking import Scores
 from pipelines.evaluation.suites.suites import Suite, Task
 
@@ -23,6 +24,35 @@ class PairBook(Protocol):
         ...
 
     def of(self, release_id: str) -> list[BlindPair]: ...
+    def graded(self, policy: str, suite: str, *, since: datetime) -> list[bool]:
+        """Of each vote since then that counts, where person and grader both favour an answer: whether it is the same one. Oldest first."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """A suite's judge held against people who judged the same answers blind."""
+
+    agreed: int
+    asked: int
+    low: float
+    """Of the share of pairs on which both favour the same answer, at 95 %, good at every look."""
+    high: float
+
+    def contradicted(self, suite: str, *, least: float) -> str | None:
+        """Why the suite is refused, with the cure: people are shown to agree with its judge on fewer pairs than `least`; else None."""
+        if self.high >= least:
+            return None
+        return (
+            f"{suite} refused: people favour the answer that its judge favours in {self.agreed} of {self.asked} blind pairs (at most "
+            f"{self.high:.0%} of all), {least:.0%} is needed; change the rubric or the judge and the suite's name, or make it advisory"
+        )
+
+
+def calibration_of(agreed: Sequence[bool]) -> Calibration:
+    """What people's votes say about the judge. Nothing is known without any: from 0 to 1."""
+    low, high = preference_interval([1.0 if one else -1.0 for one in agreed])
+    return Calibration(agreed=sum(agreed), asked=len(agreed), low=(1.0 + low) / 2.0, high=(1.0 + high) / 2.0)
 
 
 class Hearing:

@@ -40,12 +40,12 @@ from pipelines.evaluation.statistics.paired import (
     rule_of_three,
 )
 from pipelines.evaluation.suites.asking import Asking, Scores
-from pipelines.evaluation.suites.blind import Hearing, PairBook, as_evidence, pairs_of
+from pipelines.evaluation.suites.blind import Calibration, Hearing, PairBook, as_evidence, calibration_of, pairs_of
 from pipelines.evaluation.suites.contamination import contaminated
 from pipelines.evaluation.suites.execution import Examination
 from pipelines.evaluation.suites.graders import JudgeModel
 from pipelines.evaluation.suites.offline_config import OfflineConfig, SuiteClass
-from pipelines.evaluation.suites.suites import Suite
+from pipelines.evaluation.suites.suites import GraderKind, Suite
 
 Compared: TypeAlias = tuple[Scores, Scores]
 """Champion's and candidate's."""
@@ -62,6 +62,8 @@ class ScoreBook(Protocol):
 
 
 MONTH = timedelta(days=30)
+CALIBRATED_OVER = 3 * MONTH
+"""So old are the blind votes that a judge is held against at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +100,16 @@ class OfflineGate:
         suites = tuple(clean for suite in self.suites if (clean := _without(suite, known)).tasks)
         scores = {s.config.name: _rows(s, known, scores[s.config.name]) for s in self.suites}
         levels = {s.config.name: self._level(policy, s) for s in suites if s.config.kind is SuiteClass.CORE}
-        judged = judge_suites(suites, scores, seed=self.config.seed, levels=levels, min_power=self.config.min_power)
+        calibrated = self._calibrated(policy, suites)
+        contradicted = {
+            name: found for name, one in calibrated.items() if (found := one.contradicted(name, least=self.config.judge_agreement))
+        }
+        judged = judge_suites(
+            suites, scores, seed=self.config.seed, levels=levels, min_power=self.config.min_power, contradicted=contradicted
+        )  # fmt: skip
         evidence = {s.config.name: _suite_evidence(s, *scores[s.config.name], judged=judged[s.config.name]) for s in suites}
+        for name, one in calibrated.items():
+            evidence[name]["judge"] = vars(one)
         evidence["sandbox"] = self.examination.describe()
         evidence["contaminated"] = known
         if self.pairs is not None and release is not None:
@@ -109,6 +119,14 @@ class OfflineGate:
     def _level(self, policy: str, suite: Suite) -> float:
         """What the month has left for one more candidate."""
         return level_now(self.scores.tested(policy, suite.config.name, gate=self.gate, since=self.clock() - MONTH))
+
+    def _calibrated(self, policy: str, suites: tuple[Suite, ...]) -> dict[str, Calibration]:
+        """What people's blind votes say about the judges, by suite; those without a judge are not there."""
+        if self.pairs is None:
+            return {}
+        asked = (s.config.name for s in suites if any(task.grader.kind is GraderKind.JUDGE for task in s.tasks))
+        since = self.clock() - CALIBRATED_OVER
+        return {name: calibration_of(self.pairs.graded(policy, name, since=since)) for name in asked}
 
     def _asked(
         self, policy: str, *, champion: str, candidate: str, release: str | None, known: Mapping[str, str]
@@ -186,9 +204,9 @@ class Judged:
 
 def judge_suites(
     suites: tuple[Suite, ...], scores: Mapping[str, Compared], *, seed: int, levels: Mapping[str, float] | None = None,
-    min_power: float = 0.0,
+    min_power: float = 0.0, contradicted: Mapping[str, str] | None = None,
 ) -> dict[str, Judged]:  # fmt: skip
-    """Every suite's answer, by name."""
+    """Every suite's answer, by name. `contradicted` says of suites why people's votes leave their judge no verdict."""
     comparisons = {s.config.name: _compare(s, *scores[s.config.name], take=_mean, seed=seed) for s in suites}
     powers = {s.config.name: power_of(*scores[s.config.name], margin=s.config.margin) for s in suites}
     core = [s.config for s in suites if s.config.kind is SuiteClass.CORE]
@@ -197,7 +215,9 @@ def judge_suites(
     for suite in suites:
         name, pair = suite.config.name, scores[suite.config.name]
         verdict = Verdict(passing[name]) if name in passing else _judge_alone(suite, *pair)
-        cure = None if verdict is Verdict.FAIL else _too_small(suite, *pair, power=powers[name], min_power=min_power)
+        cure = None if verdict is None else (contradicted or {}).get(name)
+        if cure is None and verdict is not Verdict.FAIL:
+            cure = _too_small(suite, *pair, power=powers[name], min_power=min_power)
         verdict = Verdict.INCONCLUSIVE if cure else verdict
         level = None if cure or name not in passing else (levels or {}).get(name, ALPHA)
         found[name] = Judged(

@@ -74,4 +74,7 @@ class OfflineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     Only for models and prompts that you trust; where this is off and the machine keeps no boxes, such suites are inconclusive."""
     judge_url: str | None = None
     """Base URL of an OpenAI-compatible endpoint for tasks graded by a judge; its key is read from RATCHET_JUDGE_KEY."""
+    judge_agreement: float = 0.60
+    """A suite graded by a judge decides nothing once people's blind votes show that they favour the judge's choice less often than this;
+    0 asks nothing. Votes of 90 days count, by the suite's name."""
     judge_model: str = ""

@@ -179,6 +179,20 @@ def test_the_preference_is_on_the_candidate_s_page_and_in_what_is_read_of_it(eng
     assert "favour the candidate by +1.00" in read["told"]
 
 
+def test_the_votes_of_a_suite_say_how_often_people_agree_with_its_grader(engine: Engine) -> None:
+    kept(engine, *(pair(n, candidate_score=1.0 if n else 0.0) for n in range(4)))
+    client, began = browser(engine), utc_now()
+    for n, choice in enumerate(("candidate", "champion", "candidate", "same")):
+        left = pair(n).candidate_is_left(OPERATOR.actor) is (choice == "candidate")
+        say(client, choice if choice == "same" else "left" if left else "right")
+    book = SqlPairs(engine)
+    # of the first pair the grader favours neither answer, of the last one the person
+    assert book.graded(POLICY, "known", since=began) == [False, True]
+    assert book.graded(POLICY, "another", since=began) == []
+    assert book.graded("another", "known", since=began) == []
+    assert book.graded(POLICY, "known", since=utc_now()) == []
+
+
 def test_who_may_not_judge_is_shown_no_pair_and_stores_nothing(quick: Engine) -> None:
     kept(quick, pair())
     client = browser(quick, visitor=VIEWER)

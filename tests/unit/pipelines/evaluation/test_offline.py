@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -12,7 +12,7 @@ import pytest
 
 from app.domain.errors import Unavailable
 from app.domain.release.assignment import unit_interval
-from app.domain.release.gates import Verdict
+from app.domain.release.gates import GateResult, Verdict
 from app.domain.release.pairs import BlindPair
 from app.domain.telemetry.serving import GenerateRequest, GenerationChunk
 from app.domain.telemetry.turns import FinishReason
@@ -252,14 +252,56 @@ def test_advisory_suites_alone_never_pass_a_candidate() -> None:
 class KeptPairs:
     """The `PairBook` port in a list."""
 
-    def __init__(self) -> None:
+    def __init__(self, *graded: bool) -> None:
         self.kept: list[BlindPair] = []
+        self.votes = list(graded)
 
     def keep(self, pairs: list[BlindPair], *, at: datetime) -> None:
         self.kept += pairs
 
     def of(self, release_id: str) -> list[BlindPair]:
         return [pair for pair in self.kept if pair.release_id == release_id]
+
+    def graded(self, policy: str, suite: str, *, since: datetime) -> list[bool]:
+        assert (policy, suite, since) == ("p", "known", FrozenClock().now - timedelta(days=90))
+        return self.votes
+
+
+def judged_by_a_judge(*votes: bool, least: float = 0.6) -> GateResult:
+    """What the gate says of an equal candidate by a suite of a judge's, after these votes about its choices."""
+    plain = suite()
+    rubric = tuple(msgspec.structs.replace(task, grader=Grader(kind=GraderKind.JUDGE, rubric="is it yes?")) for task in plain.tasks)
+    engines = AnsweringEngines({name: solved(*range(30)) for name in ("champion", "candidate")})
+    asked = replace(
+        gate(engines, Suite(config=plain.config, tasks=rubric)), pairs=KeptPairs(*votes),
+        judge=lambda question: "10" if "\nyes\n" in question else "0",
+        config=OfflineConfig(engine_wait_s=0.0, judge_agreement=least),
+    )  # fmt: skip
+    return asked.decide(policy="p", candidate="candidate", champion="champion", release="r")
+
+
+def test_a_judge_that_people_contradict_decides_nothing_until_the_suite_is_changed() -> None:
+    result = judged_by_a_judge(*[True, False, False] * 20)
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert "known refused: people favour the answer that its judge favours in 20 of 60 blind pairs" in result.reason
+    assert result.evidence["known"]["level"] is None, "what decides nothing spends nothing of the month"
+    calm = judged_by_a_judge(*[True, False, False] * 20, least=0.0)
+    assert (calm.verdict, calm.evidence["known"]["judge"]["agreed"]) == (Verdict.PASS, 20)
+
+
+@pytest.mark.parametrize("votes", [[], [True, False], [False] * 3, [True, True, False] * 20], ids=["none", "split", "few", "agree"])
+def test_a_judge_decides_as_long_as_people_are_not_shown_to_disagree(votes: list[bool]) -> None:
+    result = judged_by_a_judge(*votes)
+    told = result.evidence["known"]["judge"]
+    assert (result.verdict, told["agreed"], told["asked"]) == (Verdict.PASS, sum(votes), len(votes))
+    assert told["low"] <= 0.6 <= told["high"]
+
+
+def test_a_suite_without_a_judge_is_held_against_nobody() -> None:
+    engines = AnsweringEngines({name: solved(*range(30)) for name in ("champion", "candidate")})
+    asked = replace(gate(engines, suite()), pairs=KeptPairs(*[False] * 60))
+    result = asked.decide(policy="p", candidate="candidate", champion="champion", release="r")
+    assert (result.verdict, "judge" in result.evidence["known"]) == (Verdict.PASS, False)
 
 
 def test_where_the_versions_answered_differently_both_answers_are_kept_for_people() -> None:
