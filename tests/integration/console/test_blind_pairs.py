@@ -46,10 +46,12 @@ def quick(sqlite_url: str) -> Iterator[Engine]:
 
 
 def pair(number: int = 0, *, champion: str = ANSWERS[0], candidate: str = ANSWERS[1], **more: Any) -> BlindPair:
-    given: dict[str, Any] = {"salt": f"salt {number}", "cluster": "p1", "messages": [{"role": "user", "content": f"question {number}"}]}
+    given: dict[str, Any] = {
+        "salt": f"salt {number}", "cluster": "p1", "messages": [{"role": "user", "content": f"question {number}"}], "candidate_score": 1.0,
+    }  # fmt: skip
     return BlindPair(
         id=f"pair-{number:03}", release_id=RELEASE, policy=POLICY, suite="known", task=f"t{number}", champion_answer=champion,
-        candidate_answer=candidate, champion_score=0.0, **{"candidate_score": 1.0} | given | more,
+        candidate_answer=candidate, champion_score=0.0, **given | more,
     )  # fmt: skip
 
 
