@@ -1,0 +1,44 @@
+"""Class defaults are the vetted settings: whoever changes one changes tests/data/vetted_defaults.txt too, and says in the commit why."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
+
+import msgspec
+
+from app.domain.policies import PolicyConfig
+from app.messaging.options import KafkaConfig
+from app.settings import Settings, from_environment
+from pipelines.config import LoopConfig
+from pipelines.training.pretraining import PretrainingConfig
+from tests.architecture.sources import ROOT
+
+VETTED = ROOT / "tests" / "data" / "vetted_defaults.txt"
+ELSEWHERE = {"data", "database_url", "inbox_url", "segments", "weights", "mlflow_uri"}
+"""Settings that say where this folder is."""
+
+
+def flat(name: str, value: object) -> Iterator[str]:
+    """A line for each value, by its dotted name."""
+    if isinstance(value, Mapping) and value:
+        for key, item in cast("Mapping[str, object]", value).items():
+            yield from flat(f"{name}.{key}", item)
+    elif isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
+        for number, item in enumerate(cast("Sequence[Mapping[str, object]]", value)):
+            yield f"{name}.{item.get('name', number)} = {msgspec.json.encode(item, order='sorted').decode()}"
+    else:
+        yield f"{name} = {msgspec.json.encode(value, order='sorted').decode()}"
+
+
+def defaults() -> Iterator[str]:
+    """Everything that is in force where nobody configured anything."""
+    for name, made in (
+        ("loop", LoopConfig()), ("kafka", KafkaConfig()), ("pretrain", PretrainingConfig()),
+        ("policy", PolicyConfig(model="", base_name="", base_model="")),
+    ):  # fmt: skip
+        yield from flat(name, msgspec.to_builtins(made))
+    settings = from_environment({})
+    yield from (line for field in Settings.__dataclass_fields__ if field not in ELSEWHERE for line in flat(field, getattr(settings, field)))
+
+
+def test_what_is_in_force_without_a_configuration_is_what_was_vetted() -> None:
+    assert list(defaults()) == VETTED.read_text().splitlines()
