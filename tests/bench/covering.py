@@ -1,8 +1,8 @@
 """Which statements the fast tests run, by room: `make coverage` (`ARGS="--part 1/8"` for an eighth of the test files, `ARGS=--report`)
 
-Unit, port and integration tests; left out are end-to-end, learning and architecture tests, and what needs a server of other make. What a
-test starts as a process of its own counts too, unless it is killed. Data, and which test ran which line, stay in build/coverage, where
-`make bench-mutants` reads them. Ends with one JSON line; exit code 1 where a test failed or a room is below 95 %.
+Unit, port and integration tests; left out are end-to-end, learning and architecture tests, tests of the benches, and what needs a server
+of other make. What a test starts as a process of its own counts too, unless it is killed. Data, and which test ran which line, stay in
+build/coverage, where `make bench-mutants` reads them. Ends with one JSON line; exit code 1 where a test failed or a room is below 95 %.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import coverage
@@ -22,7 +22,11 @@ from tests.bench.mutating.contexts import DURATIONS
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "build" / "coverage"
 MEASURED = ("tests/unit", "tests/ports", "tests/integration")
+BENCHES = ROOT / "tests" / "integration" / "bench"
+"""Tests of benches: minutes each, and most of what they run of the product is a copy of it, which is not measured."""
 ENOUGH = 0.95
+SQLITE = ("-k", "not postgres")
+"""Without the PostgreSQL half of the tests that run on both databases, as `make bench-mutants` goes about it."""
 CONFIG = """[run]
 source = app,pipelines
 parallel = true
@@ -42,10 +46,11 @@ def main() -> int:
     """Run what is asked for, then count what is there."""
     parser = argparse.ArgumentParser(description="Statements that the fast tests run, by room.")
     parser.add_argument("--part", help="one part of the test files only, such as 1/8, and no count")
+    parser.add_argument("--sqlite", action="store_true", help="leave out what asks for PostgreSQL: sooner, and a lower bound")
     parser.add_argument("--report", action="store_true", help="run nothing, count what earlier runs left")
     parser.add_argument("--missing", metavar="PREFIX", help="print lines that nothing runs, of files that begin so")
     options = parser.parse_args()
-    codes = [0] if options.report else [_measure(options.part or "1/1")]
+    codes = [0] if options.report else [_measure(options.part or "1/1", [*SQLITE] if options.sqlite else [])]
     if options.part:
         return max(codes)
     counts = _counts(options.missing)
@@ -60,17 +65,19 @@ def main() -> int:
     return max(codes) or int(any(run < ENOUGH * there for run, there in rooms.values()))
 
 
-def _measure(part: str) -> int:
-    """Run a part of the test files under coverage; the exit code of pytest."""
+def _measure(part: str, chosen: Sequence[str]) -> int:
+    """Run a part of the test files under coverage, those of their tests that are `chosen`; the exit code of pytest."""
     number, parts = map(int, part.split("/"))
     folder = KEPT / part.replace("/", "-of-")
     shutil.rmtree(folder if parts > 1 else KEPT, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "rc").write_text(CONFIG.format(folder=folder))
-    files = sorted(path.relative_to(ROOT).as_posix() for place in MEASURED for path in (ROOT / place).rglob("test_*.py"))
+    files = sorted(
+        path.relative_to(ROOT).as_posix() for place in MEASURED for path in (ROOT / place).rglob("test_*.py") if path.parent != BENCHES
+    )
     command = ["-m", "coverage", "run", f"--rcfile={folder / 'rc'}", "-m", "pytest", "-q", "-p", "tests.bench.mutating.contexts"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), DURATIONS: str(folder / "durations")}
-    ran = subprocess.run([sys.executable, *command, *files[number - 1 :: parts]], cwd=ROOT, env=environment, check=False)
+    ran = subprocess.run([sys.executable, *command, *chosen, *files[number - 1 :: parts]], cwd=ROOT, env=environment, check=False)
     merged = coverage.CoverageData(str(folder / "all"))
     for path in sorted(folder.glob("data.*")):
         other = coverage.CoverageData(str(path))
