@@ -4,13 +4,13 @@ Every file has its turn before any has a second one; the order is decided by `--
 as `make coverage` found (run it first: build/coverage), the nearest and the quickest first, until one fails. Where they are few (a constant
 is read when its module is imported), and without the data, the test files that import its module run, at most `--files` of them. At most
 `--limit` seconds each. A test that fails without it too has caught nothing, and what no test decided in time counts as survived. Left out
-are end-to-end and learning tests and the PostgreSQL half of the tests that run on both databases (`-k "not postgres"`: a server takes
+are end-to-end and learning tests, tests of the benches and the PostgreSQL half of the tests that run on both databases (`-k "not postgres"`: a server takes
 seconds to start). So what is printed is a lower bound of what the whole suite catches.
 
 Who has read a survivor and found that it changes nothing anybody can see writes it down in tests/data/equivalent_mutants.txt, with the
 reason. `--resume FILE` appends to a file of JSON lines and passes over what it holds; with `--again` it tries anew what survived there,
-the last try counting. `--part 1/2` and `--part 2/2` share one file. Ends with one JSON line, `by_room` being caught and all that is not
-equivalent of each; exit code 1 below 85 % caught of what is not equivalent.
+the last try counting, and with `--tests FILE…` asks only those that were written since. `--part 1/2` and `--part 2/2` share one file. Ends
+with one JSON line, `by_room` being caught and all that is not equivalent of each; exit code 1 below 85 % caught of what is not equivalent.
 """
 
 import argparse
@@ -47,6 +47,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=1e9, help="stop after this long")
     parser.add_argument("--resume", type=Path, help="a file of JSON lines, appended to")
     parser.add_argument("--again", action="store_true", help="try anew what survived in the file of --resume")
+    parser.add_argument("--tests", nargs="+", default=[], help="ask these alone: with --again, those that were written since")
     parser.add_argument("--part", default="1/1", help="every n-th mutant of the sample: 1/2 and 2/2 side by side")
     options = parser.parse_args()
     equivalent = equivalents(EQUIVALENT.read_text())
@@ -95,8 +96,8 @@ def _try(options: argparse.Namespace, wanted: Iterable[Mutant]) -> list[dict[str
             if time.monotonic() > until:
                 break
             near = reach.tests_of(mutant.file, at_most=options.files)
-            tests = covered.tests_of(mutant.file, mutant.line, near=near)
-            tests += near if len(tests) < FEW else []
+            tests = list(options.tests) or covered.tests_of(mutant.file, mutant.line, near=near)
+            tests += near if len(tests) < FEW and not options.tests else []
             rows.append(_row(mutant, copy.attempt(mutant.file, partial(apply, mutant), tests, limit_s=options.limit)))
             print(f"# {rows[-1]['by'] or 'survived'} | {mutant.name} ({rows[-1]['seconds']} s)", flush=True)
             if options.resume:

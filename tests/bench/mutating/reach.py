@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
-LEFT_OUT = ("tests/e2e/", "tests/learning/", "tests/bench/", "tests/architecture/")
+LEFT_OUT = ("tests/e2e/", "tests/learning/", "tests/bench/", "tests/integration/bench/", "tests/architecture/")
 """Minutes each, or about the text of the sources."""
 FAR = 4
 """Imports away; what is further off imports nearly everything."""

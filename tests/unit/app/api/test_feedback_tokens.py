@@ -1,5 +1,6 @@
 """Tokens of answers: one answer, one voice, a week, and nothing else."""
 
+import asyncio
 from datetime import timedelta
 from typing import Any
 
@@ -7,8 +8,11 @@ import msgspec
 import pytest
 from starlette.testclient import TestClient
 
-from app.api.entry.feedback_tokens import FEEDBACK_S
+from app.api.entry.access import Access
+from app.api.entry.feedback_tokens import FEEDBACK_S, FeedbackTokens
+from app.api.entry.sessions import Sessions
 from app.domain.access import Scope
+from app.domain.errors import Overloaded
 from app.domain.telemetry.events import EventType, Observation
 from app.main import create_app
 from tests.fakes.clock import FrozenClock
@@ -100,6 +104,25 @@ def test_a_token_ends_after_a_week_and_a_changed_one_is_none() -> None:
     assert service.say(token).status_code == 200
     service.clock.now += timedelta(seconds=10)
     assert service.say(token).status_code == 401
+
+
+def test_an_impatient_thumb_is_heard_ten_times_a_second_about_one_answer() -> None:
+    service, now = Service(), [100.0]
+    sessions = Sessions(lambda: ("a session secret",))
+    access = Access(service.keys, clock=service.clock, sessions=sessions, monotonic=lambda: now[0])
+    tokens = [FeedbackTokens(sessions.secrets).issue(name, policy="composer", now=service.clock()) for name in ("a", "b")]
+
+    def heard(token: str) -> int:
+        for count in range(99):
+            try:
+                asyncio.run(access.answered({b"authorization": f"Bearer {token}".encode()}))
+            except Overloaded:
+                return count
+        return 99
+
+    assert [heard(tokens[0]), heard(tokens[0]), heard(tokens[1])] == [10, 0, 10]
+    now[0] += 0.5
+    assert heard(tokens[0]) == 5
 
 
 def test_an_open_service_takes_no_wrong_token_either() -> None:
