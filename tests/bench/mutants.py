@@ -4,8 +4,8 @@ Every file has its turn before any has a second one; the order is decided by `--
 as `make coverage` found (run it first: build/coverage), the nearest and the quickest first, until one fails. Where they are few (a constant
 is read when its module is imported), and without the data, the test files that import its module run, at most `--files` of them. At most
 `--limit` seconds each. A test that fails without it too has caught nothing, and what no test decided in time counts as survived. Left out
-are end-to-end and learning tests, tests of the benches and the PostgreSQL half of the tests that run on both databases (`-k "not postgres"`: a server takes
-seconds to start). So what is printed is a lower bound of what the whole suite catches.
+are end-to-end and learning tests, tests of the benches and the PostgreSQL half of the tests that run on both databases
+(`-k "not postgres"`: a server takes seconds to start). So what is printed is a lower bound of what the whole suite catches.
 
 Who has read a survivor and found that it changes nothing anybody can see writes it down in tests/data/equivalent_mutants.txt, with the
 reason. `--resume FILE` appends to a file of JSON lines and passes over what it holds; with `--again` it tries anew what survived there,
