@@ -9,7 +9,7 @@ from app.domain.release.assignment import Arm, assign, is_lasting
 from app.domain.release.releases import Pointer, Route
 
 AT = datetime(2026, 11, 21, 12, tzinfo=UTC)
-PEOPLE = [f"person-{n}" for n in range(20_000)]
+PEOPLE = [f"person-{n}" for n in range(5_000)]
 POINTER = Pointer(
     policy="tab", digest="v1", generation=4, previous="v0", anchor="v0", holdback=0.0, release_id="r1", changed_at=AT
 )  # fmt: skip
