@@ -116,6 +116,12 @@ def test_what_may_not_travel_is_refused(box: Box, command: str, sentence: str) -
         box.patch()
 
 
+def test_nothing_travels_to_a_place_outside_of_the_workspace() -> None:
+    for path in ("../above", "/etc/cron.d/job", "a/../../b", "a\0b"):
+        with pytest.raises(BadInput, match="no path within a workspace"):
+            checked_patch({path: b""})
+
+
 def test_too_much_does_not_travel() -> None:
     with pytest.raises(BadInput, match="MiB together"):
         checked_patch({str(n): b"x" * (MOST_PATCH_BYTES // 4) for n in range(5)})

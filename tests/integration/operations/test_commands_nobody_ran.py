@@ -108,14 +108,14 @@ def test_db_recount_adds_the_labels_up_anew(terminal: Terminal) -> None:
 def test_audit_shows_the_newest_entries_and_those_of_one_subject(terminal: Terminal, engine: Engine) -> None:
     room = release_room(engine)
     release = room.champion("v2")
-    room.desk.roll_back(release.id, actor="user:ada", reason="rude")
+    room.desk.roll_back(release.id, actor="user:ada", reason="grob, für alle")
     newest = terminal("audit", "show", "--limit", "1").output
     assert " user:ada " in newest
     assert len(newest.splitlines()) == 1
     own = terminal("audit", "show", "--subject", release.id, "--limit", "1000").output.splitlines()
     assert own
     assert all(release.id in line for line in own)
-    assert '"rude"' in own[0]
+    assert '"grob, für alle"' in own[0]
     assert terminal("audit", "show", "--subject", "nobody").output == ""
 
 

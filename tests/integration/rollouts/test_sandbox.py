@@ -2,6 +2,8 @@
 
 import json
 import os
+import stat
+import tempfile
 import time
 import tomllib
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from app.domain.errors import Refused
 from app.domain.learning.boxes import Limits
 from app.sandbox.bubblewrap import BubblewrapBoxes
 from app.sandbox.processes import ProcessBoxes
+from app.sandbox.runtime import shared_folder
 from pipelines.evaluation.suites.execution import Examination, Outcome
 from pipelines.evaluation.suites.graders import grade
 from pipelines.evaluation.suites.suites import Grader, GraderKind, human_eval_tasks
@@ -254,3 +257,17 @@ def test_the_canonical_solutions_of_human_eval_pass_their_tests_and_wrong_ones_d
 def test_the_record_of_the_gate_says_where_answers_ran() -> None:
     assert json.dumps(BOXED.describe())
     assert (BOXED.describe()["kept_by"], BOXED.describe()["network"]) == ("bubblewrap", False)
+
+
+def test_other_users_can_enter_the_folder_of_all_boxes_whatever_our_umask_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = os.umask(0o077)
+    try:
+        folder = shared_folder()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755, "programs in boxes run as another user and must get through it"
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    with pytest.raises(Refused, match="belongs to somebody else"):
+        shared_folder()

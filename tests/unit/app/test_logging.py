@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -35,6 +36,17 @@ def test_what_a_message_says_never_passes_for_what_we_say() -> None:
 def test_a_line_within_a_request_carries_its_id() -> None:
     assert _Line("api").format(record("bug path=/x")).endswith("bug path=/x request=0192-a")
     assert json.loads(_Json("api").format(record("bug path=/x")))["request"] == "0192-a"
+
+
+def test_what_went_wrong_is_a_field_of_the_same_line() -> None:
+    try:
+        raise ZeroDivisionError("by nought")
+    except ZeroDivisionError:
+        broken = record("tick failed policy=%s", "composer")
+        broken.exc_info = sys.exc_info()
+    line = _Json("loop").format(broken)
+    assert "\n" not in line
+    assert json.loads(line)["traceback"].endswith("ZeroDivisionError: by nought")
 
 
 def test_a_line_outside_of_one_carries_none() -> None:

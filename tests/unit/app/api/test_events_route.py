@@ -107,6 +107,8 @@ def test_an_idempotency_key_names_the_events_of_a_batch() -> None:
         ({"name": "edit_persistence", "value": {"horizon_s": 1, "before": "a", "inserted": "b", "aftre": "c"}}, "value.aftre"),
         ({"name": "follow_up", "value": "nul \x00"}, "value"),
         ({"tags": {"a": 1}}, "tags[...]"),
+        ({"tags": {"a": "x\x00"}}, "value"),
+        ({"tags": {"x\x00": "a"}}, "value"),
         ({"inference_id": "i" * 65}, "inference_id"),
     ],
 )

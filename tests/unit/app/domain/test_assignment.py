@@ -80,7 +80,7 @@ def shares_are_true(units: dict[int, dict[str, tuple[bool, float]]]) -> bool:
 
 
 def test_over_every_life_of_a_release_the_logged_probability_is_the_empirical_share() -> None:
-    lived = [sessions_of(route, number, 6000) for number, route in enumerate(LIFE)]
+    lived = [sessions_of(route, number, 3000) for number, route in enumerate(LIFE)]
     for route in (QUIET, ANCHORED):
         mine = [s for part, r in zip(lived, LIFE, strict=True) if r.pointer == route.pointer for s in part if s.arm != "candidate"]
         units = units_of(era_drawing(era_of(route)), mine)
@@ -94,7 +94,7 @@ def test_over_every_life_of_a_release_the_logged_probability_is_the_empirical_sh
 
 
 def test_an_arm_in_one_stratum_says_nothing_about_the_next() -> None:
-    lived = [session for number, route in enumerate(LIFE[:8]) for session in sessions_of(route, number, 6000) if session.arm != "candidate"]
+    lived = [session for number, route in enumerate(LIFE[:8]) for session in sessions_of(route, number, 3000) if session.arm != "candidate"]
     cohorts = ([session for session in lived if is_lasting(session.stage) is lasting] for lasting in (False, True))
     strata = [list(units_of(era_drawing(era_of(QUIET)), cohort).values()) for cohort in cohorts]
     for one, other in (pair for cohort in strata for pair in pairwise(cohort)):

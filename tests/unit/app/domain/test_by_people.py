@@ -65,10 +65,12 @@ def test_non_inferior_is_a_weaker_rule_than_superior() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"votes": 19}, {"judges": 0}, {"margin": 0.0}, {"margin": 1.0}, {"holdback": 0.01}, {"holdback": 0.9}, {"holdback_s": 60.0},
-        {"longest_s": 0.0},
+        {"votes": 19}, {"votes": 1001}, {"judges": 0}, {"judges": 21}, {"margin": 0.0}, {"margin": 1.0}, {"holdback": 0.049},
+        {"holdback": 0.51}, {"holdback_s": 86_399.0}, {"longest_s": 0.0},
     ],
 )  # fmt: skip
 def test_terms_that_protect_nobody_are_refused(wrong: dict[str, float]) -> None:
     assert PeopleTerms().problem() is None
+    assert PeopleTerms(votes=20, judges=1, margin=0.01, holdback=0.05, holdback_s=86_400.0, longest_s=1.0).problem() is None
+    assert PeopleTerms(votes=1000, judges=20, margin=0.99, holdback=0.5).problem() is None
     assert PeopleTerms(**wrong).problem() is not None  # type: ignore[arg-type] - a test's own names

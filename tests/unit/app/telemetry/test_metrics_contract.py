@@ -77,6 +77,7 @@ def test_names_say_their_unit_and_what_only_grows() -> None:
         assert name.endswith("_total") == (described.kind is Kind.COUNTER), name
         assert not re.search(r"_(s|ms|mb|kb|seconds_total)$", name), name
         assert bool(described.buckets) == (described.kind is Kind.HISTOGRAM), name
+        assert list(described.buckets) == sorted(set(described.buckets)), name
 
 
 def test_a_loop_that_does_not_ask_any_more_is_seen() -> None:
