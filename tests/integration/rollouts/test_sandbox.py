@@ -259,15 +259,16 @@ def test_the_record_of_the_gate_says_where_answers_ran() -> None:
     assert (BOXED.describe()["kept_by"], BOXED.describe()["network"]) == ("bubblewrap", False)
 
 
-def test_other_users_can_enter_the_folder_of_all_boxes_whatever_our_umask_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    before = os.umask(0o077)
+def test_other_users_can_enter_the_folder_of_all_boxes_whatever_our_umask_is(tmp_path: Path) -> None:
+    folder_before, tempfile.tempdir = tempfile.tempdir, str(tmp_path)
+    umask_before = os.umask(0o077)
     try:
         folder = shared_folder()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o755, "programs in boxes run as another user and must get through it"
+        folder.rmdir()
+        folder.symlink_to(tmp_path)
+        with pytest.raises(Refused, match="belongs to somebody else"):
+            shared_folder()
     finally:
-        os.umask(before)
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o755, "programs in boxes run as another user and must get through it"
-    folder.rmdir()
-    folder.symlink_to(tmp_path)
-    with pytest.raises(Refused, match="belongs to somebody else"):
-        shared_folder()
+        os.umask(umask_before)
+        tempfile.tempdir = folder_before
