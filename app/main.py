@@ -253,7 +253,8 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
     secure = settings.address.startswith("https:")
     entrance = Entrance(desk, provider=wiring.oidc(settings), forms=forms, read_form=read_form, keeper=keeper, secure=secure)
     pages = Pages(
-        adapters.pages, desk=room.desk, jury=wiring.jury(settings), live=Live(adapters.pages, still_may=keeper.still_lets_in),
+        adapters.pages, desk=room.desk, jury=wiring.jury(settings), readings=wiring.reading_book(settings),
+        live=Live(adapters.pages, still_may=keeper.still_lets_in),
         visitor_of=lambda request: request.state.visitor, left_of=lambda actor: wiring.traces(settings).find(actor),
         hands=_hands(settings, adapters),
     )  # fmt: skip
@@ -282,6 +283,7 @@ def _hands(settings: Settings, adapters: wiring.HttpAdapters) -> Hands:
     """What pages do to keys, people and stored data."""
     return Hands(
         people=adapters.people, keys=adapters.keys, requests=wiring.requests(settings), letters=wiring.dead_letters(settings),
+        rules=wiring.rule_book(settings, ""), replays=wiring.replay_book(settings),
         store=cache(lambda: wiring.effect_store(settings)), pseudonym_of=partial(wiring.pseudonym_of, settings),
         forget=partial(wiring.forget, settings), rotate=partial(wiring.rotate_session_secret, settings), policies=adapters.policies,
         address=settings.address, clock=wiring.clock(settings),

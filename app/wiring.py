@@ -45,8 +45,9 @@ if TYPE_CHECKING:
     from app.db.learning.batches import SqlBatchStore
     from app.db.learning.cycles import SqlCycles
     from app.db.learning.labels import SqlLabels
+    from app.db.learning.readings import SqlReadings as FollowUpReadings
     from app.db.learning.rollouts import SqlRollouts
-    from app.db.learning.rule_sets import SqlRules
+    from app.db.learning.rule_sets import SqlReplays, SqlRules
     from app.db.learning.runs import SqlRunStore
     from app.db.learning.suite_scores import SqlScores
     from app.db.learning.suite_sources import WellEnded
@@ -75,7 +76,7 @@ if TYPE_CHECKING:
     from app.domain.learning.corrections import Reaction
     from app.domain.learning.decisions import Decision
     from app.domain.learning.label_reports import LabelReport
-    from app.domain.learning.rewards import DueTurn
+    from app.domain.learning.rewards import Labelled
     from app.domain.ports import Claims
     from app.domain.release.releases import Release
     from app.domain.release.versions import PastRun
@@ -535,6 +536,22 @@ def rule_book(settings: Settings, default: str) -> "SqlRules":
     return SqlRules(open_state(settings), default)
 
 
+def replay_book(settings: Settings) -> "SqlReplays":
+    """Rule sets that people want to see over stored labels."""
+    from app.db.learning.rule_sets import SqlReplays
+
+    return SqlReplays(open_state(settings))
+
+
+def reading_book(settings: Settings) -> "FollowUpReadings":
+    """Takes what people say of follow-ups."""
+    from app.db.clock import DatabaseClock
+    from app.db.learning.readings import SqlReadings as FollowUpReadings
+
+    state = open_state(settings)
+    return FollowUpReadings(state, clock=DatabaseClock(state))
+
+
 def label_report(settings: Settings, policy: str) -> "LabelReport":
     """How the turns of a policy are labelled at present."""
     from app.db.engine import reading
@@ -545,7 +562,7 @@ def label_report(settings: Settings, policy: str) -> "LabelReport":
 
 
 @contextmanager
-def labelled_turns(settings: Settings, policy: str, *, limit: int) -> "Iterator[Iterator[tuple[DueTurn, float]]]":
+def labelled_turns(settings: Settings, policy: str, *, limit: int) -> "Iterator[Iterator[Labelled]]":
     """The newest labelled turns of a policy with the reward they have, as one consistent read."""
     from app.db.engine import reading
     from app.db.learning.label_report import labelled_turns as read_labelled

@@ -6,6 +6,7 @@ GET  /console/act/ACT/SUBJECT             what an act would do, to be confirmed
 POST /console/act/ACT/SUBJECT             the act, once and on what was seen (`app.console.acts`)
 GET  /console/do/DEED/SUBJECT             the same of acts on keys, people and stored data; POST does it (`app.console.deeds`)
 GET  /console/pairs/RELEASE                two answers of which nobody knows whose they are; POST votes (`app.console.views.pairs`)
+GET  /console/readings                    a follow-up that the labeller was unsure of; POST says how one reads it
 GET  /console/stream                      says that something changed (`app.console.live`)
 """
 
@@ -23,8 +24,9 @@ from app.console.deeds import DeedPages, Hands
 from app.console.live import Live
 from app.console.rendering import HEADERS, HERE, Renderer, VisitorOf
 from app.console.sheets import Sheet
-from app.console.views import access, candidate, data, inbox, pairs, records, rewards, versions
+from app.console.views import access, candidate, data, inbox, pairs, reading, records, replays, rewards, versions
 from app.console.views.asked import Asked
+from app.console.views.reading import Readings
 from app.domain.errors import BadInput, NotFound, RatchetError, Refused, Unavailable
 from app.domain.people import Action
 from app.domain.views.pages import Sight, Trace
@@ -39,7 +41,7 @@ class Pages:
     """The pages over one deployment."""
 
     def __init__(
-        self, sight: Sight, *, desk: Desk, jury: Jury, live: Live, visitor_of: VisitorOf,
+        self, sight: Sight, *, desk: Desk, jury: Jury, readings: Readings, live: Live, visitor_of: VisitorOf,
         left_of: Callable[[str], Sequence[Trace]] | None = None, hands: Hands | None = None,
     ) -> None:  # fmt: skip
         self._sight = sight
@@ -48,6 +50,7 @@ class Pages:
         self._acts = ActPages(sight, desk)
         self._deeds = None if hands is None else DeedPages(hands)
         self._jury = jury
+        self._readings = readings
         self._left_of = left_of
         self.live = live
 
@@ -60,6 +63,7 @@ class Pages:
         self._page(made, "/history", "list.html", "What was live when", versions.history, here="versions")
         self._page(made, "/versions/{digest}", "version.html", "Version", versions.version)
         self._page(made, "/rewards", "rewards.html", "Rewards", rewards.rewards)
+        self._page(made, "/replays/{replay_id}", "replay.html", "Replay", replays.replay, here="rewards")
         self._page(made, "/labels/{inference_id}", "label.html", "Label", rewards.label, here="rewards")
         self._page(made, "/data", "data.html", "Data", data.data)
         self._page(made, "/erasures/{actor}", "list.html", "Proof of an erasure", partial(data.proof, left_of=self._left_of), here="data")
@@ -70,6 +74,7 @@ class Pages:
         self._page(made, "/audit", "audit.html", "Audit", records.audit)
         self._singles(made)
         self._judging(made)
+        self._reading(made)
         self._doing(made)
         self._acting(made)
         return made
@@ -128,6 +133,23 @@ class Pages:
                     return pairs.page(asked, release_id, moved=str(error))
 
             return self._answer(request, "pairs.html", "Blind pairs", "releases", content, of=release_id, policy=form.get("policy"))
+
+    def _reading(self, made: APIRouter) -> None:
+        @made.get("/readings")
+        def look(request: Request) -> Response:
+            return self._answer(request, "readings.html", "Read follow-ups", "rewards", reading.page)
+
+        @made.post("/readings")
+        def said(request: Request) -> Response:
+            form: dict[str, str] = request.state.form
+
+            def content(asked: Asked) -> dict[str, Any] | Response:
+                try:
+                    return RedirectResponse(reading.say(asked, form, self._readings), 303, HEADERS)
+                except Refused as error:
+                    return reading.page(asked, moved=str(error))
+
+            return self._answer(request, "readings.html", "Read follow-ups", "rewards", content, policy=form.get("policy"))
 
     def _doing(self, made: APIRouter) -> None:
         deeds = self._deeds

@@ -363,6 +363,40 @@ rule_set_proposals = Table(
 )
 """Rule sets that people asked for; the labeller put each in force (`digest`) or said what is wrong with it (`refused`)."""
 
+rule_set_replays = Table(
+    "rule_set_replays",
+    metadata,
+    Column("id", Name, primary_key=True),
+    Column("policy", Name, nullable=False),
+    Column("toml", Text, nullable=False),
+    Column("asked_by", Name, nullable=False),
+    Column("asked_at", UtcMicros, nullable=False),
+    Column("settled_at", UtcMicros),
+    Column("refused", Text),
+    Column("outcome", JSON),
+    Index("ix_rule_set_replays_policy", "policy", "asked_at"),
+)
+"""Rule sets that people want to see over stored labels; the labeller scores by each (`outcome`) or says what is wrong with it."""
+
+follow_up_readings = Table(
+    "follow_up_readings",
+    metadata,
+    Column("inference_id", Id),
+    Column("observation_id", Name),
+    Column("policy", Name, nullable=False),
+    Column("labelled_at", UtcMicros, nullable=False),
+    Column("leaned_to", String(16)),
+    Column("unsure", Boolean, nullable=False),
+    Column("mood", String(16)),
+    Column("read_by", Name),
+    Column("proven", Boolean),
+    Column("read_at", UtcMicros),
+    PrimaryKeyConstraint("inference_id", "observation_id"),
+    _partial("ix_follow_up_readings_open", "policy", "labelled_at", where="mood IS NULL"),
+    _partial("ix_follow_up_readings_read", "policy", "read_at", where="mood IS NOT NULL"),
+)
+"""Follow-ups that people are asked to read: what the labeller's reader abstained on (`unsure`), and some of the others, drawn by lot."""
+
 _TELLS = "batch_id IS NULL AND (exclusion IS NULL OR exclusion IN ('empty_completion', 'no_logprobs'))"
 POOL, POOL_SQLITE = f"current AND NOT held_out AND {_TELLS}", f"current = 1 AND held_out = 0 AND {_TELLS}"
 """Labels from which batches are drawn: unused, and of turns that something is known about. Said exactly so by who wants the index."""

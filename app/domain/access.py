@@ -37,6 +37,8 @@ class Order:
     """A person's name, or the beginning of a key."""
     seen: int | None = None
     """The newest audit entry when it was looked at."""
+    moves: str = ""
+    """Of what happens to its subject, only acts that begin so are what it rests on."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from app import wiring
 from app.domain.learning.label_reports import LabelReport
+from app.domain.learning.readings import Asked
 from app.settings import from_environment, read_toml
 from pipelines.config import loop_config
 from pipelines.labelling.follow_up.agreement import (
@@ -64,6 +65,27 @@ def sample(policy: str, count: int, out: Path) -> None:
         raise click.ClickException(f"no follow-up of {policy} is labelled yet")
     write_messages(drawn, out)
     click.echo(f"{len(drawn)} follow-ups in {out}: write a mood into each line, then run ratchet labels agreement {out}")
+
+
+@labels.command()
+@click.argument("policy")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="File for `ratchet labels agreement`.")
+def reviewed(policy: str, out: Path) -> None:
+    """Write the follow-ups of POLICY that people read in the console, one JSON object a line with its `mood`. Those that the reader was
+    sure of were drawn by lot; those it abstained on were not. It holds what users wrote: keep it as you keep that."""
+    settings = from_environment()
+    wiring.require_policy(wiring.load_policies(settings), policy)
+    found = [_message(one) for one in wiring.reading_book(settings).annotated(policy)]
+    if not found:
+        raise click.ClickException(f"nobody has read a follow-up of {policy} yet: /console/readings asks about them")
+    write_messages(found, out)
+    click.echo(f"{len(found)} follow-ups that people read in {out}: ratchet labels agreement {out}")
+
+
+def _message(read: Asked) -> Message:
+    answer = next((said.text for said in reversed(read.conversation) if said.role == "assistant"), "")
+    mood = "" if read.reading is None else read.reading.mood.value
+    return Message(id=read.observation_id, episode=read.episode_id, text=read.message, answer=answer, mood=mood)
 
 
 @labels.command("agreement")

@@ -11,12 +11,13 @@ from rich.table import Table
 from app import wiring
 from app.domain.errors import BadConfig, Refused
 from app.domain.ids import utc_now
+from app.domain.learning.rule_sets import Replay
 from app.settings import Settings, from_environment, read_toml
 from pipelines.commands.operating import Remote, Silent, acting
 from pipelines.commands.operating import break_glass as _break_glass
 from pipelines.commands.ruling import usable
 from pipelines.config import loop_config
-from pipelines.labelling.replay import SHARES, Replay, replay
+from pipelines.labelling.replay import SHARES, replay
 from pipelines.labelling.rule_set import RuleSet, parse_rule_set, starting_toml
 from pipelines.labelling.terms import Signals
 
@@ -164,8 +165,12 @@ def _show_replay(found: Replay) -> None:
     for segment, (count, before, after) in found.segments.items():
         segments.add_row(segment or "(none)", str(count), f"{before:.3f}", f"{after:.3f}")
     console.print(segments)
+    terms = Table("term", "spoke", "paid on average", "would speak", "would pay", title="What each term pays")
+    for name, shift in found.terms.items():
+        terms.add_row(name, str(shift.spoke_before), f"{shift.mean_before:.3f}", str(shift.spoke_after), f"{shift.mean_after:.3f}")
+    console.print(terms)
     movers = Table("turn", "segment", "as labelled", "replayed", "terms", title="Top movers")
     for move in found.movers:
-        terms = ", ".join(f"{name}={value:.2f}" for name, value in move.terms.items())
+        terms = ", ".join(f"{name}={value:.2f}" for name, value in move.paid_after.items())
         movers.add_row(move.inference_id, move.segment, f"{move.before:.3f}", f"{move.after:.3f}", terms)
     console.print(movers)

@@ -1,70 +1,102 @@
-"""Replays a rule set over turns that were labelled already: what would change, before anything does. Writes nothing."""
+"""Replays a rule set over turns that were labelled already: what would change, before anything does. Writes no label."""
 
+import logging
 import statistics
+import time
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import datetime
+from itertools import takewhile
+from typing import Protocol
 
-from app.domain.learning.rewards import DueTurn
+from app.domain.errors import BadConfig
+from app.domain.learning.rewards import Labelled, TermScore
+from app.domain.learning.rule_sets import AskedReplay, Mover, Replay, Shift
 from app.domain.policies import PolicyConfig
-from pipelines.labelling.labeller import label, spoken
+from app.domain.ports import Clock
+from pipelines.labelling.labeller import label
 from pipelines.labelling.rule_set import RuleSet
 
+log = logging.getLogger(__name__)
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+ASKED_TURNS, ASKED_S, ASKED_MOVERS = 5_000, 15.0, 50
+"""A replay for somebody who waits: so many of the newest labels, or what fits into this time, in which no turn is labelled."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Move:
-    """One turn under both rule sets."""
+class Asked(Protocol):
+    """Replays that people ask for."""
 
-    inference_id: str
-    segment: str
-    before: float
-    after: float
-    terms: dict[str, float]
-    """What spoke under the replayed rule set."""
+    def waiting(self, policy: str) -> AskedReplay | None:
+        """The oldest that waits."""
+        ...
 
-    @property
-    def change(self) -> float:
-        """Reward gained."""
-        return self.after - self.before
+    def settle(self, asked: AskedReplay, *, outcome: Replay | None, refused: str | None, now: datetime) -> bool: ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class Replay:
-    """The outcome of a replay."""
-
-    turns: int
-    changed: int
-    before: tuple[float, ...]
-    """Quantiles of the rewards at `SHARES` under the labels as they are; empty without turns."""
-    after: tuple[float, ...]
-    segments: dict[str, tuple[int, float, float]]
-    """Per segment: turns, mean reward as labelled, mean reward replayed."""
-    movers: tuple[Move, ...]
-    """Turns whose reward changes most, the largest change first."""
-    excluded: dict[str, int]
-    """Turns that the replayed rule set would exclude, by reason."""
+Stored = Callable[[], AbstractContextManager[Iterator[Labelled]]]
+"""Opens the newest labels of the policy, newest first."""
 
 
-def replay(
-    labelled: Iterable[tuple[DueTurn, float]], *, config: PolicyConfig, rule_set: RuleSet, now: datetime, movers: int = 10
-) -> Replay:
-    """Score turns anew and compare with the reward they have."""
-    moves: list[Move] = []
+def answer(book: Asked, stored: Stored, *, policy: str, config: PolicyConfig, read: Callable[[str], RuleSet], clock: Clock) -> bool:
+    """Replay what somebody asked for, one at a time; False where nobody waits. `read` raises `BadConfig` for what cannot be scored by."""
+    asked = book.waiting(policy)
+    if asked is None:
+        return False
+    try:
+        rule_set = read(asked.toml)
+    except (BadConfig, RecursionError) as error:
+        book.settle(asked, outcome=None, refused=str(error), now=clock())
+        return True
+    ends = time.monotonic() + ASKED_S
+    with stored() as labelled:
+        some = takewhile(lambda _: time.monotonic() < ends, labelled)
+        found = replay(some, config=config, rule_set=rule_set, now=clock(), movers=ASKED_MOVERS)
+    named = replace(found, name=rule_set.config.name, digest=rule_set.digest)
+    book.settle(asked, outcome=named, refused=None, now=clock())
+    log.info("event=rules_replayed policy=%s digest=%s by=%s turns=%d", policy, rule_set.digest[:12], asked.asked_by, found.turns)
+    return True
+
+
+def replay(labelled: Iterable[Labelled], *, config: PolicyConfig, rule_set: RuleSet, now: datetime, movers: int = 10) -> Replay:
+    """Score turns anew and compare with the labels they have."""
+    moves: list[Mover] = []
     excluded: dict[str, int] = defaultdict(int)
-    for turn, before in labelled:
+    for turn, before, terms in labelled:
         made = label(turn, config=config, rule_set=rule_set, now=now)
-        moves.append(Move(inference_id=made.inference_id, segment=made.segment, before=before, after=made.reward, terms=spoken(made.terms)))
+        paid = {term["name"]: term["weight"] * term["value"] for term in terms if term["value"] is not None}
+        move = Mover(
+            inference_id=made.inference_id, segment=made.segment, before=before, after=made.reward, paid_before=paid,
+            paid_after=_paid(made.terms),
+        )  # fmt: skip
+        moves.append(move)
         if made.exclusion is not None:
             excluded[made.exclusion.value] += 1
     changed = [move for move in moves if abs(move.change) > 1e-9]
     return Replay(
         turns=len(moves), changed=len(changed), before=_quantiles([m.before for m in moves]), after=_quantiles([m.after for m in moves]),
-        segments=_segments(moves), movers=tuple(sorted(changed, key=lambda m: (-abs(m.change), m.inference_id))[:movers]),
-        excluded=dict(excluded),
+        segments=_segments(moves), terms=_shifts(moves), excluded=dict(excluded),
+        movers=tuple(sorted(changed, key=lambda m: (-abs(m.change), m.inference_id))[:movers]),
     )  # fmt: skip
+
+
+def _paid(scores: Sequence[TermScore]) -> dict[str, float]:
+    return {score.name: score.weight * score.value for score in scores if score.value is not None}
+
+
+def _shifts(moves: Sequence[Mover]) -> Mapping[str, Shift]:
+    names = sorted({name for move in moves for name in (*move.paid_before, *move.paid_after)})
+    found: dict[str, Shift] = {}
+    for name in names:
+        before = [move.paid_before[name] for move in moves if name in move.paid_before]
+        after = [move.paid_after[name] for move in moves if name in move.paid_after]
+        found[name] = Shift(spoke_before=len(before), mean_before=_mean(before), spoke_after=len(after), mean_after=_mean(after))
+    return found
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else 0.0
 
 
 def _quantiles(values: list[float]) -> tuple[float, ...]:
@@ -72,8 +104,8 @@ def _quantiles(values: list[float]) -> tuple[float, ...]:
     return tuple(ordered[round((len(ordered) - 1) * share)] for share in SHARES) if ordered else ()
 
 
-def _segments(moves: list[Move]) -> dict[str, tuple[int, float, float]]:
-    by_segment: dict[str, list[Move]] = defaultdict(list)
+def _segments(moves: Sequence[Mover]) -> dict[str, tuple[int, float, float]]:
+    by_segment: dict[str, list[Mover]] = defaultdict(list)
     for move in moves:
         by_segment[move.segment].append(move)
     return {

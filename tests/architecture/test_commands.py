@@ -27,6 +27,7 @@ LOOKED_AT = {
     ),
     "tests/integration/release/test_release_plan.py": "release-plan",
     "tests/integration/labelling/test_label_book.py": "rules-activate rules-diff rules-replay rules-show rules-validate labels-report",
+    "tests/integration/labelling/test_readings.py": "labels-reviewed",
     "tests/integration/labelling/test_judge_for_follow_ups.py": "labels-sample labels-agreement labels-distil",
     "tests/integration/streaming/test_streaming_commands.py": (
         "dlq-list dlq-replay dlq-show erase export-dsjson export-parquet upkeep-run upkeep-show"

@@ -176,7 +176,7 @@ def pages(versions: int, labels: int) -> list[str]:
         "", "/releases", f"/releases?after={far}.r", f"/releases/{ready}", f"/releases/{middle}", "/versions", f"/versions?after={far}.d",
         f"/versions?a=d00001&b=d{versions - 2:05}", f"/versions/d{versions // 2:05}", "/history", "/rewards", f"/rewards?after={far}.i",
         f"/labels/i{labels // 2:08}", "/data", "/trust", "/audit", "/audit?after=500", "/audit?actor=system:watch", f"/act/approve/{ready}",
-        f"/act/roll_back/{live}",
+        f"/act/roll_back/{live}", f"/act/pin/d{versions // 2:05}", "/readings", "/replays/replay", "/do/replay_letters/all",
     ]  # fmt: skip
 
 

@@ -17,6 +17,8 @@ from app.db.access.people import SqlPeople
 from app.db.engine import writing
 from app.db.ingestion.dead_letters import SqlDeadLetters
 from app.db.ingestion.streams import SqlEffects
+from app.db.learning.readings import SqlReadings
+from app.db.learning.rule_sets import SqlReplays, SqlRules
 from app.db.release.audit import append
 from app.db.release.done import SqlRequests
 from app.db.release.releases import SqlReleaseLedger
@@ -58,6 +60,7 @@ def hands_of(engine: Engine) -> Hands:
 
     return Hands(
         people=SqlPeople(engine), keys=SqlKeys(engine), requests=SqlRequests(engine), letters=SqlDeadLetters(engine), store=store,
+        rules=SqlRules(engine, ""), replays=SqlReplays(engine),
         pseudonym_of=pseudonym_of, forget=forget, rotate=partial(_rotated, engine), policies=("tab", "composer"), address="http://here",
         clock=utc_now,
     )  # fmt: skip
@@ -81,7 +84,8 @@ def pages_app(engine: Engine, desk: Any = None, *, visitor: Callable[[], Visitor
 
     guarded = APIRouter(dependencies=[Depends(read)])
     pages = Pages(
-        sight, desk=desk, jury=ReleaseJury(SqlReleaseLedger(engine)), live=Live(sight), visitor_of=lambda _request: visitor(),
+        sight, desk=desk, jury=ReleaseJury(SqlReleaseLedger(engine)), readings=SqlReadings(engine), live=Live(sight),
+        visitor_of=lambda _request: visitor(),
         left_of=lambda actor: [Found(place=f"turns of {actor}")], hands=hands_of(engine),
     )  # fmt: skip
     guarded.include_router(pages.router())

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from app.console.views.asked import Asked
 from app.domain.access import ApiKey, Order, Scope
 from app.domain.errors import Refused
+from app.domain.learning.rule_sets import AskedReplay, Proposal
 from app.domain.people import Action, Person, Role
 from app.domain.ports import Clock
 from app.domain.telemetry.dead_letters import Letters
@@ -49,6 +50,24 @@ class KeyBook(Protocol):
     def revoke(self, prefix: str, *, by: str = "", order: Order | None = None) -> ApiKey: ...
 
 
+class RuleBook(Protocol):
+    """Where rule sets are kept."""
+
+    def active(self, policy: str) -> str:
+        """TOML of the one in force; empty where the labeller's own default is."""
+        ...
+
+    def propose(self, proposal: Proposal) -> Proposal: ...
+
+
+class ReplayBook(Protocol):
+    """Rule sets that people want to see over stored labels."""
+
+    def ask(self, asked: AskedReplay, order: Order) -> None:
+        """Raises `DoneAlready`, `Refused`."""
+        ...
+
+
 class Requests(Protocol):
     """Requests that were carried out, for acts that are no single transaction."""
 
@@ -68,6 +87,8 @@ class Hands:
     people: PeopleBook
     keys: KeyBook
     requests: Requests
+    rules: RuleBook
+    replays: ReplayBook
     letters: Letters
     store: Callable[[], EffectStore]
     """Opened by the first replay."""
@@ -92,7 +113,7 @@ class Field:
     label: str
     value: str = ""
     kind: str = "text"
-    """`text`, `number`, `email`, `check` (its value is `on` or nothing), `choice`."""
+    """`text`, `number`, `email`, `area` (many lines), `check` (its value is `on` or nothing), `choice`."""
     choices: Sequence[tuple[str, str]] = ()
     """(value, what it is called) of a choice."""
     required: bool = False
@@ -142,6 +163,8 @@ class Deed:
     """Raises `Refused`, `BadInput`, `DoneAlready`."""
     stops: bool = False
     """Whether it takes something away."""
+    everywhere: bool = True
+    """Whether it is about every policy at once: who is there for one does not see it."""
 
 
 def text(form: Form, name: str, *, most: int = LONGEST) -> str:

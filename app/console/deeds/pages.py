@@ -7,6 +7,7 @@ from app.console.acts import signing
 from app.console.deeds.access import access_deeds
 from app.console.deeds.asking import Deed, Form, Hands, Outcome
 from app.console.deeds.data import data_deeds
+from app.console.deeds.rules import rule_deeds
 from app.console.views.asked import Asked
 from app.domain.access import Order
 from app.domain.errors import BadInput, BadRequest, DoneAlready, NotFound, Refused
@@ -18,7 +19,7 @@ class DeedPages:
     """Asks, and does."""
 
     def __init__(self, hands: Hands) -> None:
-        self._deeds: Mapping[str, Deed] = {**access_deeds(hands), **data_deeds(hands)}
+        self._deeds: Mapping[str, Deed] = {**access_deeds(hands), **data_deeds(hands), **rule_deeds(hands)}
 
     def confirm(self, asked: Asked, deed: str, subject: str, *, typed: Form | None = None, moved: str = "") -> dict[str, Any]:
         """Values of the page that asks. `typed` is what somebody filled in before; `moved` why it was not done."""
@@ -28,7 +29,7 @@ class DeedPages:
             "deed": deed, "subject": subject, "word": found.word, "asking": asking, "stops": found.stops, "moved": moved,
             "seen": {"policy": asked.policy, "request_id": uuid7(), "seen": str(asked.sight.head()[0])},
             "named": asked.viewer.actor != "anonymous", "who": (typed or {}).get("who", ""),
-            "allowed": asked.viewer.may(found.action), "who_may": ", ".join(sorted(MAY[found.action])),
+            "allowed": asked.viewer.may(found.action, asked.policy), "who_may": ", ".join(sorted(MAY[found.action])),
             "title": f"{found.word} {asking.what}".strip(),
         }  # fmt: skip
 
@@ -36,7 +37,7 @@ class DeedPages:
         """Do it: where to go then, or values of the page that asks again (with `moved`), or of the one that tells (with `outcome`)."""
         found = self._found(asked, deed)
         try:
-            if not asked.viewer.may(found.action):
+            if not asked.viewer.may(found.action, asked.policy):
                 raise Refused(f"{asked.viewer.name} may not do this: {', '.join(sorted(MAY[found.action]))} may")
             outcome = found.do(asked, _order(asked, deed, subject, form), form)
         except DoneAlready as error:
@@ -52,8 +53,9 @@ class DeedPages:
         found = self._deeds.get(deed)
         if found is None:
             raise NotFound(f"there is no deed {deed[:50]!r}; there are {', '.join(self._deeds)}")
-        if asked.viewer.policy is not None or not asked.viewer.may(found.sees):
-            raise NotFound(f"this is for {', '.join(sorted(MAY[found.sees]))} of every policy to see")
+        bound = found.everywhere and asked.viewer.policy is not None
+        if bound or not asked.viewer.may(found.sees, asked.policy):
+            raise NotFound(f"this is for {', '.join(sorted(MAY[found.sees]))}{' of every policy' if bound else ''} to see")
         return found
 
 

@@ -7,10 +7,12 @@ from typing import Any
 
 from app.console.sheets import Sheet, cell
 from app.console.views.asked import Asked
+from app.console.views.replays import proposal_sheet, replay_sheet
 from app.console.views.tables import measure_cell, version_cell
 from app.domain.errors import NotFound
 from app.domain.ids import utc_now
 from app.domain.learning.rewards import Exclusion
+from app.domain.people import Action
 from app.domain.release.sums import Sums
 from app.domain.views.pages import Inspected, LabelLine, Page, RuleSetInfo
 
@@ -26,12 +28,16 @@ def rewards(asked: Asked) -> dict[str, Any]:
     known = exclusion if exclusion in set(Exclusion) else None
     page = sight.labels(policy, after=asked.word("after"), exclusion=known)
     names = sight.names(policy, {line.version for line in page.rows})
+    agreed = sight.agreed(policy)
     return {
+        "to_read": sight.to_read(policy), "sure": agreed.share(unsure=False), "kappa": agreed.kappa(),
+        "may_change": asked.viewer.may(Action.CHANGE_RULES, policy),
         "sets": sets, "diff": _diff(sets, asked.word("a"), asked.word("b")), "a": asked.word("a"), "b": asked.word("b"),
         "exclusions": [one.value for one in Exclusion], "exclusion": known,
         "sheets": {
             "terms": _term_sheet(totals), "excluded": _excluded_sheet(asked, totals), "labels": _label_sheet(asked, page, names),
-            "rule_sets": _set_sheet(sets),
+            "rule_sets": _set_sheet(sets), "replays": replay_sheet(asked, sight.replays(policy)),
+            "proposals": proposal_sheet(sight.proposals(policy)),
         },
     }  # fmt: skip
 

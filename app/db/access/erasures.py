@@ -22,6 +22,7 @@ from app.db.engine import insert_or_ignore, reading, writing
 from app.db.ingestion import segment_rows
 from app.db.ingestion.turn_counts import count_labelled
 from app.db.ingestion.turns import SHELL
+from app.db.learning.readings import forget_readings
 from app.db.learning.rollups import COLUMNS, add_up
 from app.db.outbox import OutboxEvent, enqueue
 from app.db.release import audit
@@ -232,6 +233,7 @@ def _erase_labels(connection: Connection, actor: str, ids: Sequence[str]) -> int
     gone = list(connection.execute(delete(labels).where(labels.c.actor == actor).returning(*COLUMNS)))
     for chunk in chunked(ids):
         gone += connection.execute(delete(labels).where(labels.c.inference_id.in_(chunk)).returning(*COLUMNS))
+        forget_readings(connection, chunk)
         for items in (batch_items, returned_items):
             connection.execute(update(items).where(items.c.inference_id.in_(chunk)).values(actor=None))
     for items in (batch_items, returned_items):

@@ -12,11 +12,9 @@ from app.db.counters import read_counts
 from app.db.learning.labels import FACTS, facts_of, observations_of
 from app.db.tables import labels, turns
 from app.domain.learning.label_reports import LabelReport, TermReport
-from app.domain.learning.rewards import DueTurn
+from app.domain.learning.rewards import DueTurn, Labelled
 
 CHUNK = 1000
-Labelled = tuple[DueTurn, float]
-"""A turn as labelling saw it, and the reward of its current label."""
 
 
 def label_report(connection: Connection, policy: str) -> LabelReport:
@@ -32,7 +30,7 @@ def label_report(connection: Connection, policy: str) -> LabelReport:
 def labelled_turns(connection: Connection, policy: str, *, limit: int) -> Iterator[Labelled]:
     """The newest labelled turns of a policy that were not erased, newest first."""
     query = (
-        select(*FACTS, labels.c.reward, labels.c.revision)
+        select(*FACTS, labels.c.reward, labels.c.terms, labels.c.revision)
         .join(labels, (labels.c.inference_id == turns.c.inference_id) & labels.c.current)
         .where(turns.c.policy == policy, turns.c.erased_at.is_(None))
         .order_by(turns.c.finished_at.desc(), turns.c.inference_id)
@@ -43,7 +41,8 @@ def labelled_turns(connection: Connection, policy: str, *, limit: int) -> Iterat
         chunk = found[start : start + CHUNK]
         observed = observations_of(connection, chunk)
         for row in chunk:
-            yield DueTurn(facts=facts_of(row), observations=observed[row.inference_id], revision=row.revision), row.reward
+            due = DueTurn(facts=facts_of(row), observations=observed[row.inference_id], revision=row.revision)
+            yield Labelled(due, row.reward, tuple(row.terms))
 
 
 class _Tally:

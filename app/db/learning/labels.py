@@ -13,6 +13,7 @@ from app.db import locks
 from app.db.chunks import one_of
 from app.db.engine import reading
 from app.db.ingestion.turn_counts import count_labelled
+from app.db.learning.readings import ask_people
 from app.db.learning.rollups import COLUMNS, add_up
 from app.db.outbox import OutboxEvent, enqueue
 from app.db.tables import POOL, POOL_SQLITE, batch_items, labels, observations, turns
@@ -87,6 +88,7 @@ class SqlLabels:
             rows = [_row(label, turns_[label.inference_id], self._success.get(label.inference_id)) for label in fresh]
             connection.execute(insert(labels), rows)
             add_up(connection, rows, taken_back=retired)
+            ask_people(connection, fresh)
             enqueue(connection, [_event(label) for label in fresh], now=now)
         labelled = {"needs_relabel": False, "labelled_at": func.coalesce(turns.c.labelled_at, literal(now, turns.c.labelled_at.type))}
         connection.execute(update(turns).where(one_of(connection, turns.c.inference_id, turns_)).values(labelled))

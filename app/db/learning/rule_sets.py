@@ -3,13 +3,16 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, insert, select, update
+import msgspec
+from sqlalchemy import Connection, Engine, Row, delete, insert, select, update
 
 from app.db.engine import insert_or_ignore, reading, writing
 from app.db.release import audit
-from app.db.tables import rule_set_activations, rule_set_proposals, rule_sets
+from app.db.release.done import begin
+from app.db.tables import rule_set_activations, rule_set_proposals, rule_set_replays, rule_sets
+from app.domain.access import Order
 from app.domain.errors import Refused
-from app.domain.learning.rule_sets import Activation, Proposal
+from app.domain.learning.rule_sets import Activation, AskedReplay, Proposal, Replay
 
 MIN_PREFIX = 8
 
@@ -132,3 +135,64 @@ def _settle(connection: Connection, proposal: Proposal, **outcome: Any) -> bool:
 
 def _proposal(row: Row[Any]) -> Proposal:
     return Proposal(**row._mapping)
+
+
+KEPT_REPLAYS = 50
+"""Of each policy; older ones go when somebody asks for another."""
+
+
+class SqlReplays:
+    """Rule sets that people want to see over stored labels."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def ask(self, asked: AskedReplay, order: Order) -> None:
+        """Write it down, once. Raises `DoneAlready`, `Refused`."""
+        table = rule_set_replays
+        row = {name: getattr(asked, name) for name in ("id", "policy", "toml", "asked_by", "asked_at")}
+        with writing(self._engine) as connection:
+            begin(connection, order, now=asked.asked_at)
+            connection.execute(insert(table).values(row))
+            mine = select(table.c.id).where(table.c.policy == asked.policy).order_by(table.c.asked_at.desc()).offset(KEPT_REPLAYS)
+            old = list(connection.execute(mine.limit(1_000)).scalars())
+            connection.execute(delete(table).where(table.c.id.in_(old)))
+            audit.append(
+                connection, actor=asked.asked_by, action="rule_set.replay", subject=asked.policy, detail={"replay": asked.id},
+                now=asked.asked_at,
+            )  # fmt: skip
+
+    def waiting(self, policy: str) -> AskedReplay | None:
+        """The oldest that waits."""
+        table = rule_set_replays
+        query = select(table).where(table.c.policy == policy, table.c.settled_at.is_(None)).order_by(table.c.asked_at, table.c.id).limit(1)
+        with reading(self._engine) as connection:
+            row = connection.execute(query).one_or_none()
+        return None if row is None else _asked(row)
+
+    def settle(self, asked: AskedReplay, *, outcome: Replay | None, refused: str | None, now: datetime) -> bool:
+        """What came of it; False where another labeller settled it meanwhile."""
+        table, plain = rule_set_replays, None if outcome is None else msgspec.to_builtins(outcome)
+        waiting = (table.c.id == asked.id) & table.c.settled_at.is_(None)
+        with writing(self._engine) as connection:
+            settled = connection.execute(update(table).where(waiting).values(settled_at=now, refused=refused, outcome=plain))
+        return settled.rowcount == 1
+
+
+def read_replay(connection: Connection, replay_id: str) -> AskedReplay | None:
+    """By its id."""
+    row = connection.execute(select(rule_set_replays).where(rule_set_replays.c.id == replay_id)).one_or_none()
+    return None if row is None else _asked(row)
+
+
+def read_replays(connection: Connection, policy: str, *, newest: int = 10) -> list[AskedReplay]:
+    """Newest first, without what came of them."""
+    table = rule_set_replays
+    columns = [column for column in table.c if column.name != "outcome"]
+    query = select(*columns).where(table.c.policy == policy).order_by(table.c.asked_at.desc(), table.c.id.desc()).limit(newest)
+    return [AskedReplay(**row._mapping) for row in connection.execute(query)]
+
+
+def _asked(row: Row[Any]) -> AskedReplay:
+    outcome = None if row.outcome is None else msgspec.convert(row.outcome, Replay)
+    return AskedReplay(**{**row._mapping, "outcome": outcome})

@@ -55,6 +55,7 @@ def _require_unmoved(connection: Connection, order: Order) -> None:
         return
     a = audit.c
     query = select(a.action, a.actor, a.occurred_at).where(a.seq > order.seen, a.subject == order.subject, a.action.not_in(NOTHING_MOVED))
+    query = query.where(a.action.startswith(order.moves, autoescape=True)) if order.moves else query
     rows = connection.execute(query.order_by(a.seq.desc()).limit(MOST_MOVES)).all()
     if rows:
         since = "; ".join(f"{row.action} by {row.actor} at {row.occurred_at:%Y-%m-%d %H:%M:%S} UTC" for row in reversed(rows))

@@ -5,7 +5,7 @@ from sqlalchemy import Connection, select
 from app.db.tables import browser_sessions, credential_acts
 from app.domain.ids import utc_now
 from app.domain.people import SESSION_IDLE
-from app.domain.views.pages import HandRow, SessionRow
+from app.domain.views.access import HandRow, SessionRow
 
 MOST = 50
 

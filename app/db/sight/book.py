@@ -9,6 +9,8 @@ from sqlalchemy import Connection, Engine, func, or_, select
 from app.db.access.keys import SqlKeys
 from app.db.access.people import SqlPeople
 from app.db.engine import expected_to_answer, reading
+from app.db.learning import readings, rule_sets
+from app.db.learning.rule_sets import SqlRules
 from app.db.release import audit as chain
 from app.db.release import pairs
 from app.db.release.alarms import read_alarms
@@ -27,18 +29,23 @@ from app.db.tables import (
     engine_versions,
     people,
     progress,
+    rule_set_proposals,
+    rule_set_replays,
     troubles,
     turn_counts,
     versions,
 )
 from app.db.tables import releases as release_rows
 from app.domain.access import ApiKey
+from app.domain.learning.readings import Agreed, Asked
+from app.domain.learning.rule_sets import AskedReplay, Proposal
 from app.domain.people import Person
 from app.domain.release.alarms import Alarm
 from app.domain.release.gates import GateResult
 from app.domain.release.pairs import BlindPair, BlindVote, Preference
 from app.domain.release.releases import Approval, AuditEntry, Pin, Pointer, Release
 from app.domain.release.sums import Sums
+from app.domain.views.access import HandRow, SessionRow
 from app.domain.views.pages import (
     PAGE,
     AuditFilter,
@@ -47,7 +54,6 @@ from app.domain.views.pages import (
     Course,
     CutRow,
     ErasureRow,
-    HandRow,
     Inspected,
     LabelLine,
     LetterRow,
@@ -58,7 +64,6 @@ from app.domain.views.pages import (
     RuleSetInfo,
     Run,
     Served,
-    SessionRow,
     StreamRow,
     VersionInfo,
 )
@@ -88,6 +93,7 @@ class SqlPages:
         newest = (
             select(func.max(audit_head.c.seq)), select(func.max(progress.c.updated_at)), select(func.count()).select_from(troubles),
             select(func.max(engine_versions.c.changed_at)), select(func.sum(turn_counts.c.turns + turn_counts.c.labelled)),
+            select(func.max(rule_set_replays.c.settled_at)), select(func.max(rule_set_proposals.c.settled_at)),
             select(func.sum(cycles.c.attempt)).where(cycles.c.status == "running"), select(func.max(cycles.c.slot)),
         )  # fmt: skip
         access = (
@@ -297,6 +303,42 @@ class SqlPages:
         """Newest first."""
         with self._reading() as connection:
             return labels.read_rule_sets(connection, policy)
+
+    def proposals(self, policy: str) -> list[Proposal]:
+        """Newest first."""
+        with expected_to_answer():
+            return SqlRules(self._engine, "").proposals(policy)
+
+    def replays(self, policy: str) -> list[AskedReplay]:
+        """Newest first."""
+        with self._reading() as connection:
+            return rule_sets.read_replays(connection, policy)
+
+    def replay(self, policy: str, replay_id: str) -> AskedReplay | None:
+        """By its id, of that policy alone."""
+        with self._reading() as connection:
+            found = rule_sets.read_replay(connection, replay_id)
+        return found if found is not None and found.policy == policy else None
+
+    def to_read(self, policy: str) -> int:
+        """How many follow-ups wait for people."""
+        with self._reading() as connection:
+            return readings.count_open(connection, policy)
+
+    def next_to_read(self, policy: str, *, before: datetime | None = None) -> Asked | None:
+        """The newest that waits, in its conversation."""
+        with self._reading() as connection:
+            return readings.next_open(connection, policy, before=before)
+
+    def asked_about(self, policy: str, inference_id: str, observation_id: str) -> Asked | None:
+        """One of them."""
+        with self._reading() as connection:
+            return readings.asked_about(connection, policy, inference_id, observation_id)
+
+    def agreed(self, policy: str) -> Agreed:
+        """How far people and the reader agree."""
+        with self._reading() as connection:
+            return readings.agreed(connection, policy)
 
     def cuts(self, policy: str, *, newest: int = 30) -> list[CutRow]:
         """The newest batches."""

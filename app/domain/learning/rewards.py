@@ -1,9 +1,9 @@
 """Labels: the reward of a turn with its breakdown, or an exclusion with its reason. Every served turn gets exactly one of both."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -150,6 +150,15 @@ class DueTurn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     observations: tuple[Observation, ...]
     revision: int
     """Of its current label; 0 where it has none."""
+
+
+class Labelled(NamedTuple):
+    """A turn as labelling saw it, with the label that it has."""
+
+    turn: DueTurn
+    reward: float
+    terms: tuple[Mapping[str, Any], ...]
+    """Of its current label, as stored."""
 
 
 class Term(Protocol):

@@ -10,12 +10,15 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from app.domain.access import ApiKey
 from app.domain.learning.cycles import Cycle
+from app.domain.learning.readings import Agreed, Asked
+from app.domain.learning.rule_sets import AskedReplay, Proposal
 from app.domain.people import Person
 from app.domain.release.alarms import Alarm
 from app.domain.release.gates import GateResult
 from app.domain.release.pairs import BlindPair, BlindVote, Preference
 from app.domain.release.releases import Approval, AuditEntry, Pin, Pointer, Release
 from app.domain.release.sums import Sums
+from app.domain.views.access import HandRow, SessionRow
 from app.domain.views.rows import GateRow, ProgressRow, StepRow
 from app.domain.views.story import Told
 
@@ -251,24 +254,6 @@ class Run:
     metrics: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-@dataclass(frozen=True, kw_only=True)
-class SessionRow:
-    """An open browser session."""
-
-    created_at: datetime
-    seen_at: datetime
-    expires_at: datetime
-
-
-@dataclass(frozen=True, kw_only=True)
-class HandRow:
-    """A credential that was made for somebody."""
-
-    what: str
-    made_by: str
-    at: datetime
-
-
 class Trace(Protocol):
     """One place that was looked into for what is left of somebody."""
 
@@ -370,6 +355,28 @@ class Sight(Protocol):
     ) -> Page[LabelLine]: ...
     def inspect(self, inference_id: str) -> Inspected | None: ...
     def rule_sets(self, policy: str) -> list[RuleSetInfo]: ...
+    def proposals(self, policy: str) -> list[Proposal]:
+        """What people proposed, newest first."""
+        ...
+
+    def replays(self, policy: str) -> list[AskedReplay]:
+        """Newest first, without what came of them."""
+        ...
+
+    def replay(self, policy: str, replay_id: str) -> AskedReplay | None: ...
+    def to_read(self, policy: str) -> int:
+        """Follow-ups that wait for somebody to read them, counted no further than a thousand."""
+        ...
+
+    def next_to_read(self, policy: str, *, before: datetime | None = None) -> Asked | None:
+        """The newest that waits; with `before` the newest of those that are older."""
+        ...
+
+    def asked_about(self, policy: str, inference_id: str, observation_id: str) -> Asked | None: ...
+    def agreed(self, policy: str) -> Agreed:
+        """How far people and the reader of follow-ups agree on the newest two thousand that people read."""
+        ...
+
     def cuts(self, policy: str, *, newest: int = 30) -> list[CutRow]: ...
 
     # data

@@ -164,6 +164,7 @@ def label() -> None:
     from pipelines.labelling.follow_up.agreement import open_reader
     from pipelines.labelling.labeller import label_due
     from pipelines.labelling.proposals import settle
+    from pipelines.labelling.replay import ASKED_TURNS, answer
     from pipelines.labelling.rule_set import starting_toml
 
     settings, stop = begin("label")
@@ -172,7 +173,7 @@ def label() -> None:
     config = whole.labelling
     book, backlog, clock = wiring.label_book(settings), wiring.backlog(settings), wiring.clock(settings)
     rules = wiring.rule_book(settings, starting_toml(config.rule_set, config=settings.config))
-    read = open_reader(config)
+    read, replays = open_reader(config), wiring.replay_book(settings)
     gc.freeze()  # the garbage collector need not look at the imported code again: a sixth of the labeller's time
     for name, policy in policies.items():
         settle(rules, policy=name, read=partial(usable, policy=policy, loop=whole, read=read), clock=clock)  # may mend what is in force
@@ -193,7 +194,14 @@ def label() -> None:
             labelled += done
         if labelled:
             log.info("turns labelled count=%d", labelled)
-        else:
+        replayed = [
+            answer(
+                replays, partial(wiring.labelled_turns, settings, name, limit=ASKED_TURNS), policy=name, config=policy, clock=clock,
+                read=partial(parsed, policy=policy, loop=whole, read=read),
+            )
+            for name, policy in policies.items()
+        ]  # fmt: skip
+        if not labelled and not any(replayed):
             stop.wait(config.poll_s)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from app.domain.errors import BadConfig, BadRequest
-from app.domain.learning.rewards import DueTurn
+from app.domain.learning.rewards import Labelled
 from app.domain.telemetry.signals import ObservationName
 from pipelines.labelling.config import LabellingConfig
 from pipelines.labelling.follow_up.classifier import Judgement, Model, Mood, Unread
@@ -63,10 +63,10 @@ class Agreement:
     """People's reading → the reader's → messages."""
 
 
-def messages_of(labelled: Iterable[tuple[DueTurn, float]]) -> list[Message]:
+def messages_of(labelled: Iterable[Labelled]) -> list[Message]:
     """Every follow-up to a turn that is not erased, once."""
     found: dict[str, Message] = {}
-    for turn, _ in labelled:
+    for turn, *_ in labelled:
         for said in turn.observations:
             if said.name == ObservationName.FOLLOW_UP and not turn.facts.erased and said.id not in found:
                 facts = turn.facts

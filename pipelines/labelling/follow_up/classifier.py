@@ -6,24 +6,14 @@ Its coefficients are in `model.json`, written by `python -m pipelines.labelling.
 import hashlib
 import math
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cache
 from importlib import resources
 
 import msgspec
 
+from app.domain.learning.readings import Mood
 from pipelines.labelling.follow_up.features import NAMES, features
 from pipelines.labelling.follow_up.grams import grams, weighted
-
-
-class Mood(StrEnum):
-    """What a follow-up says about the answer before it."""
-
-    DISSATISFIED = "dissatisfied"
-    SATISFIED = "satisfied"
-    REFINEMENT = "refinement"
-    """Asks for a change, without complaint or praise: the next step, not a punishment."""
-    NEUTRAL = "neutral"
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -27,7 +27,7 @@ PATHS = (
     "", "/releases", "/releases/release-2", "/versions", "/versions?a=v1&b=v2", "/versions/v2", "/history", "/rewards?a=r1&b=r2",
     "/labels/i3", "/data", "/trust", "/audit", "/audit?verify=1", "/act/approve/release-2", "/act/roll_back/release-1",
     "/act/unfreeze/tab", "/act/lift/v2", "/act/pin/v2", "/act/unpin/v2", "/pairs/release-2",
-    "/do/replay_letter/1", "/do/replay_letters/all?reason=broken",
+    "/readings", "/do/replay_rules/tab", "/do/replay_letter/1", "/do/replay_letters/all?reason=broken",
 )  # fmt: skip
 
 

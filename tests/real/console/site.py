@@ -3,11 +3,15 @@
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
+
+from sqlalchemy import insert
 
 from app import wiring
 from app.db.access.people import SqlPeople
-from app.db.engine import open_engine
+from app.db.engine import open_engine, writing
 from app.db.release.pairs import SqlPairs
+from app.db.tables import follow_up_readings, observations
 from app.domain.ids import utc_now
 from app.domain.people import Role
 from app.domain.release.pairs import BlindPair
@@ -17,7 +21,7 @@ from app.settings import Settings, from_environment
 from tests.fakes.releases import POLICY, ReleaseRoom
 from tests.integration.console.deployment import deploy
 
-PEOPLE = {"ada": Role.OPERATOR, "bob": Role.OPERATOR, "vic": Role.VIEWER}
+PEOPLE = {"ada": Role.OPERATOR, "bob": Role.OPERATOR, "vic": Role.VIEWER, "rosa": Role.CONFIG_ADMIN, "root": Role.ADMIN}
 PASSWORD = "a sentence is a good one"
 
 
@@ -38,7 +42,27 @@ def prepare(settings: Settings) -> ReleaseRoom:
         door.accept(book.invite(name, lasts=timedelta(hours=1), by="user:setup"), PASSWORD)
     room = deploy(engine)
     SqlPairs(engine).keep([_pair(number) for number in range(4)], at=utc_now())
+    with writing(engine) as connection:
+        for number in (3, 5, 7):
+            connection.execute(insert(observations).values(_follow_up(number)))
+            connection.execute(insert(follow_up_readings).values(_asked(number)))
     return room
+
+
+def _follow_up(number: int) -> dict[str, Any]:
+    """What a user wrote after an answer."""
+    now = utc_now()
+    words = f"hm, and what of the other {number}?\n{'long ' * 80}{'x' * 300}"
+    return {
+        "source": "api", "id": f"f{number}", "inference_id": f"i{number}", "name": "follow_up", "value": words, "occurred_at": now,
+        "received_at": now, "tags": {}, "status": "joined",
+    }  # fmt: skip
+
+
+def _asked(number: int) -> dict[str, Any]:
+    """What the labeller's reader abstained on."""
+    asked = {"inference_id": f"i{number}", "observation_id": f"f{number}", "policy": POLICY, "labelled_at": utc_now()}
+    return asked | {"leaned_to": "satisfied", "unsure": True}
 
 
 def _pair(number: int) -> BlindPair:

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.real
 PATHS = (
     "", "/releases", "/releases/release-2", "/versions?a=v1&b=v2", "/versions/v2", "/rewards?a=r1&b=r2", "/labels/i3", "/data", "/trust",
     "/audit?verify=1", "/act/approve/release-2", "/act/roll_back/release-1", "/nothing/here", "/pairs/release-2",
+    "/act/pin/v2", "/do/replay_letter/1", "/do/replay_letters/all", "/readings", "/do/replay_rules/tab",
 )  # fmt: skip
 DEFICIENCIES = ("protanopia", "deuteranopia", "tritanopia", "achromatopsia")
 

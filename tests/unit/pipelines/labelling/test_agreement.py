@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from app.domain.errors import BadConfig, BadRequest
+from app.domain.learning.rewards import Labelled
 from pipelines.labelling.follow_up.agreement import (
     Message,
     agreement,
@@ -68,9 +69,9 @@ def test_messages_of_one_conversation_are_no_witnesses_of_each_other() -> None:
 def test_follow_ups_are_drawn_by_lot_and_once_each(tmp_path: Path) -> None:
     one, two = observed("follow_up", "bad"), observed("follow_up", "good", id_="p")
     turns = [
-        (due(one, two, observed("rating", True, id_="r")), 0.0),
-        (due(one), 0.0),
-        (due(observed("follow_up", "x", id_="q"), erased=True), 0.0),
+        Labelled(due(one, two, observed("rating", True, id_="r")), 0.0, ()),
+        Labelled(due(one), 0.0, ()),
+        Labelled(due(observed("follow_up", "x", id_="q"), erased=True), 0.0, ()),
     ]
     found = messages_of(turns)
     assert {m.text for m in found} == {"bad", "good"}
