@@ -87,6 +87,7 @@ def fill(settings: Settings, *, labels: int, versions: int, entries: int) -> Non
     for start in range(0, labels, 50_000):
         count = min(50_000, labels - start)
         _turns(raw, [_turn(drawn, start + n, labels=labels, versions=versions, begun=begun, step=step) for n in range(count)])
+    _asked(raw, labels)
     raw.execute("COMMIT")
     raw.close()
     engine = open_engine(settings.database_url)
@@ -100,6 +101,31 @@ def fill(settings: Settings, *, labels: int, versions: int, entries: int) -> Non
             )
         connection.execute(text("ANALYZE"))
     engine.dispose()
+
+
+def _asked(raw: sqlite3.Connection, labels: int) -> None:
+    """A tenth of the labels wait for people to read their follow-up, and a rule set was replayed over some of them."""
+    raw.execute(
+        "INSERT INTO follow_up_readings (inference_id, observation_id, policy, labelled_at, leaned_to, unsure)"
+        " SELECT inference_id, 'f' || inference_id, policy, labelled_at, 'neutral', 1 FROM labels WHERE rowid % 10 = 0"
+    )
+    raw.execute(
+        "INSERT INTO observations (source, id, policy, inference_id, name, value, occurred_at, received_at, tags, status)"
+        " SELECT 'api', observation_id, policy, inference_id, 'follow_up', '\"and now?\"', labelled_at, labelled_at, '{}', 'joined'"
+        " FROM follow_up_readings"
+    )
+    paid = {"edit_persistence": 0.5, "follow_up": -0.2, "length": -0.1}
+    movers = [
+        {"inference_id": f"i{n:08}", "segment": SEGMENTS[0], "before": 0.1, "after": -0.4, "paid_before": paid, "paid_after": paid}
+        for n in range(min(50, labels))
+    ]
+    outcome = {
+        "turns": 5_000, "changed": 2_000, "before": [0.0] * 5, "after": [0.1] * 5, "movers": movers, "excluded": {"no_signal": 5},
+        "segments": {name: [800, 0.1, 0.2] for name in SEGMENTS}, "name": "other", "digest": "d" * 64,
+        "terms": {name: {"spoke_before": 1, "mean_before": 0.1, "spoke_after": 2, "mean_after": 0.2} for name in paid},
+    }  # fmt: skip
+    common = {"policy": POLICY, "toml": "a = 1", "asked_by": "user:cora", "asked_at": _micros(), "settled_at": _micros()}
+    _into(raw, "rule_set_replays", id="replay", outcome=json.dumps(outcome), **common)
 
 
 def _into(raw: sqlite3.Connection, table: str, **row: Any) -> None:
