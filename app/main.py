@@ -256,7 +256,7 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
         adapters.pages, desk=room.desk, jury=wiring.jury(settings), readings=wiring.reading_book(settings),
         live=Live(adapters.pages, still_may=keeper.still_lets_in),
         visitor_of=lambda request: request.state.visitor, left_of=lambda actor: wiring.traces(settings).find(actor),
-        hands=_hands(settings, adapters),
+        hands=_hands(settings, adapters), kept=retention(read_toml(settings.config)),
     )  # fmt: skip
     guarded = APIRouter(dependencies=[Depends(keeper)])
     guarded.include_router(pages.router())

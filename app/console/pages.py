@@ -29,6 +29,7 @@ from app.console.views.asked import Asked
 from app.console.views.reading import Readings
 from app.domain.errors import BadInput, NotFound, RatchetError, Refused, Unavailable
 from app.domain.people import Action
+from app.domain.retention import Retention
 from app.domain.views.pages import Sight, Trace
 from app.release.jury import Jury
 
@@ -43,6 +44,7 @@ class Pages:
     def __init__(
         self, sight: Sight, *, desk: Desk, jury: Jury, readings: Readings, live: Live, visitor_of: VisitorOf,
         left_of: Callable[[str], Sequence[Trace]] | None = None, hands: Hands | None = None,
+        kept: Retention | None = None,
     ) -> None:  # fmt: skip
         self._sight = sight
         self._visitor_of = visitor_of
@@ -50,6 +52,7 @@ class Pages:
         self._acts = ActPages(sight, desk)
         self._deeds = None if hands is None else DeedPages(hands)
         self._jury = jury
+        self._kept = kept or Retention()
         self._readings = readings
         self._left_of = left_of
         self.live = live
@@ -65,7 +68,7 @@ class Pages:
         self._page(made, "/rewards", "rewards.html", "Rewards", rewards.rewards)
         self._page(made, "/replays/{replay_id}", "replay.html", "Replay", replays.replay, here="rewards")
         self._page(made, "/labels/{inference_id}", "label.html", "Label", rewards.label, here="rewards")
-        self._page(made, "/data", "data.html", "Data", data.data)
+        self._page(made, "/data", "data.html", "Data", partial(data.data, kept=self._kept))
         self._page(made, "/erasures/{actor}", "list.html", "Proof of an erasure", partial(data.proof, left_of=self._left_of), here="data")
         self._page(made, "/trust", "trust.html", "Trust", data.trust)
         self._page(made, "/access", "access.html", "Access", access.access)

@@ -8,12 +8,13 @@ from app.console.views.asked import Asked
 from app.domain.errors import NotFound
 from app.domain.learning.rewards import Exclusion
 from app.domain.people import Action
+from app.domain.retention import Retention, days
 from app.domain.views.pages import CutRow, ErasureRow, LetterRow, Page, StreamRow, Trace
 
 COUNTED = ("early", "late", "orphaned", "duplicate", "conflict", "retracted", "dead_lettered")
 
 
-def data(asked: Asked) -> dict[str, Any]:
+def data(asked: Asked, *, kept: Retention) -> dict[str, Any]:
     """Values of the page. What is about every policy at once is for those who may see every policy."""
     sight = asked.sight
     if asked.viewer.policy is not None:
@@ -24,7 +25,7 @@ def data(asked: Asked) -> dict[str, Any]:
         "may_mend": asked.viewer.may(Action.MEND_DATA), "may_erase": asked.viewer.may(Action.ERASE),
         "sheets": {
             "streams": _stream_sheet(sight.streams()), "letters": _letter_sheet(asked, sight.letters(after=asked.word("after"))),
-            "erasures": _erasure_sheet(asked, sight.erasures()),
+            "retention": _retention_sheet(kept), "erasures": _erasure_sheet(asked, sight.erasures()),
         },
     }  # fmt: skip
 
@@ -74,6 +75,24 @@ def _letter_sheet(asked: Asked, page: Page[LetterRow]) -> Sheet:
     ]  # fmt: skip
     columns = ("number", "why", "where it lay", "attempts", "last seen", "replayed")
     return Sheet(name="letters", title="Dead letters", columns=columns, rows=rows, after=page.after, empty="none: everything made sense")
+
+
+KEPT = (
+    ("inbox_days", "bodies of accepted events, after they were applied"), ("dedupe_days", "identities of events"),
+    ("segments_days", "prompts, answers, tokens and log-probabilities"),
+    ("turns_days", "turns with their answers and what was said about them"),
+    ("observations_days", "observations about no turn that is known"), ("labels_days", "labels that no batch took"),
+    ("exposures_days", "who was shown which arm"), ("dead_letters_days", "dead letters, since they were last seen"),
+)  # fmt: skip
+"""(setting under `[retention]`, what it is about)."""
+
+
+def _retention_sheet(kept: Retention) -> Sheet:
+    limits = [(name, what, days(getattr(kept, name))) for name, what in KEPT]
+    rows = [
+        (cell(what), cell("for ever" if limit is None else f"{limit.days:,} days"), cell(name, kind="code")) for name, what, limit in limits
+    ]
+    return Sheet(name="retention", title="Retention", columns=("what", "kept for", "under [retention]"), rows=rows)
 
 
 def _erasure_sheet(asked: Asked, erasures: list[ErasureRow]) -> Sheet:

@@ -25,7 +25,7 @@ def versions(asked: Asked) -> dict[str, Any]:
     moves, barred, pins = sight.history(policy, limit=NEWEST_MOVES), sight.quarantined(policy), sight.pins(policy)
     names = sight.names(policy, _named(moves) | {row.digest for row in barred} | set(pins))
     return {
-        "pointer": pointer, "tree": tree(page.rows), "role_of": role_of, "compared": _compared(asked, page.rows), "barred": barred,
+        "pointer": pointer, "tree": tree(page.rows), "role_of": role_of, "barred": barred,
         "choices": page.rows, "a": asked.word("a"), "b": asked.word("b"), "names": names,
         "sheets": {
             "versions": version_sheet(asked, page, sums, pointer, pins), "live": _move_sheet(asked, Page(rows=tuple(moves.rows)), names),
@@ -81,14 +81,19 @@ def version(asked: Asked, digest: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _compared(asked: Asked, rows: tuple[VersionInfo, ...]) -> tuple[str, str] | None:
-    a, b = asked.word("a"), asked.word("b")
-    return (a, b) if a and b else None
+def _digest(asked: Asked, wanted: str | None) -> str | None:
+    """Of the version that is called so: by its name, its digest, or the beginning of one. Raises `NotFound`."""
+    if wanted is None:
+        return None
+    found = asked.sight.digest_of(asked.policy, wanted)
+    if found is None:
+        raise NotFound(f"no version of {asked.policy} is called {wanted!r}: type a name, or the beginning of a digest")
+    return found
 
 
 def _comparison(asked: Asked) -> Mapping[str, Sheet]:
     """Any two versions, measure by measure."""
-    a, b = asked.word("a"), asked.word("b")
+    a, b = _digest(asked, asked.word("a")), _digest(asked, asked.word("b"))
     if not a or not b:
         return {}
     sums = asked.sight.sums(asked.policy, [a, b])

@@ -60,14 +60,13 @@ from app.domain.views.pages import (
     Moved,
     Needs,
     Page,
-    Reach,
     RuleSetInfo,
     Run,
     Served,
     StreamRow,
     VersionInfo,
 )
-from app.domain.views.rows import GateRow, StepRow
+from app.domain.views.rows import GateRow, Reach, StepRow
 from app.domain.views.story import Told, story_of
 
 
@@ -254,6 +253,11 @@ class SqlPages:
         """Where a rollback may go, the next one first."""
         with self._reading() as connection:
             return good_versions(connection, policy, besides=frozenset({besides}))
+
+    def digest_of(self, policy: str, wanted: str) -> str | None:
+        """Of the version that is called so."""
+        with self._reading() as connection:
+            return releases.find_version(connection, policy, wanted)
 
     def pins(self, policy: str) -> dict[str, Pin]:
         """What people pinned."""

@@ -13,8 +13,8 @@ from app.db.tables import deployment_history, exposures, gate_results, quarantin
 from app.domain.ids import utc_now
 from app.domain.release.gates import GateName, GateResult
 from app.domain.release.releases import Approval, Release, ReleaseState
-from app.domain.views.pages import Barred, Moved, Page, Reach, Run, Served, VersionInfo
-from app.domain.views.rows import GateRow, StepRow
+from app.domain.views.pages import Barred, Moved, Page, Run, Served, VersionInfo
+from app.domain.views.rows import GateRow, Reach, StepRow
 
 IN_A_LIST = [column for column in releases.c if column.name != "config"]
 OPEN_EPISODE = timedelta(minutes=30)
@@ -150,13 +150,18 @@ def read_barred(connection: Connection, policy: str) -> list[Barred]:
     return [Barred(digest=row.digest, reason=row.reason, since=row.since, votes=tuple(row.lift_votes or ())) for row in rows]
 
 
+def find_version(connection: Connection, policy: str, wanted: str) -> str | None:
+    """The digest of the version with this name, or whose digest begins so."""
+    v = versions.c
+    called = (v.name == wanted) | (v.digest.startswith(wanted, autoescape=True) if len(wanted) >= 6 else v.digest == wanted)
+    return connection.execute(select(v.digest).where(v.policy == policy, called).limit(1)).scalar()
+
+
 def find_path(connection: Connection, policy: str, wanted: str) -> str | None:
     """The path below /console of the release, version or turn with this id, name, or beginning of a digest."""
     if connection.execute(select(releases.c.id).where(releases.c.id == wanted, releases.c.policy == policy)).first():
         return f"/releases/{wanted}"
-    v = versions.c
-    called = (v.name == wanted) | (v.digest.startswith(wanted, autoescape=True) if len(wanted) >= 6 else v.digest == wanted)
-    found = connection.execute(select(v.digest).where(v.policy == policy, called).limit(1)).scalar()
+    found = find_version(connection, policy, wanted)
     if found is not None:
         newest = select(releases.c.id).where(releases.c.policy == policy, releases.c.digest == found).order_by(releases.c.created_at.desc())
         release = connection.execute(newest.limit(1)).scalar()

@@ -19,7 +19,7 @@ from app.domain.release.pairs import BlindPair, BlindVote, Preference
 from app.domain.release.releases import Approval, AuditEntry, Pin, Pointer, Release
 from app.domain.release.sums import Sums
 from app.domain.views.access import HandRow, SessionRow
-from app.domain.views.rows import GateRow, ProgressRow, StepRow
+from app.domain.views.rows import GateRow, ProgressRow, Reach, StepRow
 from app.domain.views.story import Told
 
 T = TypeVar("T")
@@ -235,16 +235,6 @@ class AuditFilter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reach:
-    """Whom moving the pointer away from a version moves."""
-
-    people: int
-    """Served by it within a day."""
-    episodes: int
-    """Of those that were spoken in within the last half hour: they finish where they are."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Run:
     """The training run behind a candidate."""
 
@@ -334,6 +324,7 @@ class Sight(Protocol):
     def history(self, policy: str, *, after: str | None = None, limit: int = PAGE) -> Page[Moved]: ...
     def quarantined(self, policy: str) -> list[Barred]: ...
     def good_versions(self, policy: str, *, besides: str) -> list[str]: ...
+    def digest_of(self, policy: str, wanted: str) -> str | None: ...
     def pins(self, policy: str) -> Mapping[str, Pin]:
         """What people pinned, by digest."""
         ...

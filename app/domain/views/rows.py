@@ -38,3 +38,13 @@ class ProgressRow:
     total: float
     detail: dict[str, Any]
     updated_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """Whom moving the pointer away from a version moves."""
+
+    people: int
+    """Served by it within a day."""
+    episodes: int
+    """Of those that were spoken in within the last half hour: they finish where they are."""

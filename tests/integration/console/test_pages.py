@@ -241,6 +241,23 @@ def test_a_page_names_the_newest_audit_entry_for_who_prints_it(sqlite_engine: En
     assert f"audit entry {head.seq} <code>{head.hash[:12]}" in shown(browser(sqlite_engine), "/releases/release-2")
 
 
+def test_any_two_versions_are_compared_by_what_they_are_called_and_what_is_not_there_is_said(sqlite_engine: Engine) -> None:
+    deploy(sqlite_engine)
+    client = browser(sqlite_engine)
+    for a, b in (("tiny-v1", "tiny-v2"), ("v1", "tiny-v2")):
+        rows = client.get("/console/versions", params={"a": a, "b": b, "sheet": "compared", "as": "json"}).json()
+        assert {"reward", "term:edit_persistence"} <= {row["measure"] for row in rows}
+        assert set(rows[0]) == {"measure", "tiny-v1", "tiny-v2", "difference"}
+    assert client.get("/console/versions", params={"a": "tiny-v1", "b": "tiny-v9"}).status_code == 404
+
+
+def test_the_data_page_says_how_long_what_is_kept(sqlite_engine: Engine) -> None:
+    deploy(sqlite_engine)
+    rows = browser(sqlite_engine).get("/console/data", params={"sheet": "retention", "as": "json"}).json()
+    assert {row["under [retention]"]: row["kept for"] for row in rows}["turns_days"] == "90 days"
+    assert len(rows) == 8
+
+
 def test_an_empty_deployment_says_what_to_do_and_what_is_not_there_is_said(sqlite_engine: Engine) -> None:
     client = browser(sqlite_engine)
     assert "ratchet up" in client.get("/console").text
