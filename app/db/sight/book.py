@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 
-from sqlalchemy import Connection, Engine, func, or_, select
+from sqlalchemy import Connection, Engine, func, select
 
 from app.db.access.keys import SqlKeys
 from app.db.access.people import SqlPeople
@@ -18,10 +18,8 @@ from app.db.release.pins import read_pins
 from app.db.release.pointer import good_versions, read_pointer
 from app.db.sight import access, data, labels, needs, releases
 from app.db.sight.measures import R, read_sums
-from app.db.sight.paging import page_by_number
 from app.db.tables import (
     api_keys,
-    audit,
     audit_head,
     browser_sessions,
     cycles,
@@ -33,9 +31,7 @@ from app.db.tables import (
     rule_set_replays,
     troubles,
     turn_counts,
-    versions,
 )
-from app.db.tables import releases as release_rows
 from app.domain.access import ApiKey
 from app.domain.learning.readings import Agreed, Asked
 from app.domain.learning.rule_sets import AskedReplay, Proposal
@@ -375,17 +371,8 @@ class SqlPages:
 
     def audit(self, wanted: AuditFilter, *, after: str | None = None, limit: int = PAGE) -> Page[AuditEntry]:
         """Newest first."""
-        a = audit.c
-        query = select(audit)
-        for column, value in ((a.subject, wanted.subject), (a.actor, wanted.actor)):
-            query = query if value is None else query.where(column == value)
-        if wanted.action is not None:
-            query = query.where(a.action.startswith(wanted.action, autoescape=True))
-        if wanted.policy is not None:
-            mine = (select(t.c[id_]).where(t.c.policy == wanted.policy) for t, id_ in ((release_rows, "id"), (versions, "digest")))
-            query = query.where(or_(a.subject == wanted.policy, *(a.subject.in_(ids) for ids in mine)))
         with self._reading() as connection:
-            return page_by_number(connection, query, a.seq, after=after, limit=limit, made=lambda row: AuditEntry(**row._mapping))
+            return access.read_audit(connection, wanted, after=after, limit=limit)
 
     def audit_entries(self) -> Iterator[AuditEntry]:
         """The whole chain, in order."""
