@@ -82,7 +82,7 @@ def who_is_hurt(scale: float, seed: int) -> Section:
     """Harm that the mean over people hides: found, and by which test."""
     section = Section(title="Who is hurt: one stage at 50 %, or a ramp with a lasting cohort of 20 %; found within two hours")
     section.header("who", "aborted", "by")
-    n = repetitions_of(12, scale, least=3)
+    n = repetitions_of(12, scale, least=6)  # of three, three standard errors allow that none is found
     cases = {
         "heaviest 2 % lose 30 pp": lambda k: _heavies(seed + k),
         "30 pp from the 11th turn on": lambda k: _eleventh(seed + k),
