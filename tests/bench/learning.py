@@ -5,8 +5,9 @@ data for each correction; final liking over label noise. Medians over seeds. `--
 than half an hour of one core, a curve eleven seconds: `--resume FILE` runs it in pieces (`tests.bench.common.pieces`).
 
 What is measured is the update rule, so the guards are off: `guards_off` says so. At every lag, `would_hold` is the share of updates that
-the default guards of the importance ratio would have held, and `is_trained_on` whether batching takes turns that old at all; where the one
-is high or the other false, production would not have learned what the figure says.
+the default guards of the importance ratio would have held before their first step, `would_retreat` the share that they would have taken
+part of the way back after it, and `is_trained_on` whether batching takes turns that old at all; where the first is high or the last false,
+production would not have learned what the figure says.
 
 | bound                                                                      |
 |----------------------------------------------------------------------------|
@@ -150,6 +151,7 @@ def lagging(curves: Sequence[Curve], versions: int) -> dict[str, Any]:
     return {
         "liked": final(curves), "min_effective_share": round(statistics.median(shares), 4),
         "would_hold": round(statistics.fmean(held for curve in curves for held in curve.would_hold), 4),
+        "would_retreat": round(statistics.fmean(back for curve in curves for back in curve.would_retreat), 4),
         "is_trained_on": versions <= BatchingConfig().staleness,
     }  # fmt: skip
 

@@ -36,7 +36,10 @@ class Curve:
     liked: list[float] = field(default_factory=list[float])
     effective_share: list[float] = field(default_factory=list[float])
     would_hold: list[bool] = field(default_factory=list[bool])
-    """Whether the default guards of the importance ratio, which `CONFIG` switches off, would have held that cycle's update."""
+    """Whether the default guards of the importance ratio, which `CONFIG` switches off, would have held that cycle's update: they do where
+    the data are too far off before its first step."""
+    would_retreat: list[bool] = field(default_factory=list[bool])
+    """Whether they would have taken it part of the way back, as they do where it left their bounds by its own steps."""
 
 
 def iterate(
@@ -67,7 +70,9 @@ def iterate(
         if made.candidate is None:
             continue  # held (rewards all equal once the optimum is reached): the version stays
         curve.effective_share.append(made.metrics["effective_share"])
-        curve.would_hold.append(any(not is_allowed(step) for step in made.metrics["steps"]))
+        first, *later = [is_allowed(step) for step in made.metrics["steps"]]
+        curve.would_hold.append(not first)
+        curve.would_retreat.append(first and not all(later))
         versions.append(version_of(made.candidate, parent=parent.digest, step=cycle + 1, optimizer_uri=made.metrics["optimizer_uri"]))
     curve.liked.append(satisfaction(ports, versions[-1], seed=seed + 900_000))
     return curve
