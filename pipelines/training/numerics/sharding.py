@@ -106,6 +106,7 @@ class Shards:
         if not isinstance(parameter, DTensor):
             return part
         shape, stride = parameter.shape, parameter.stride()
+        part = part.to(parameter.to_local().device)  # masters that are kept out of a GPU's memory are sent from it
         return DTensor.from_local(part, parameter.device_mesh, parameter.placements, shape=shape, stride=stride).full_tensor()
 
     def first_place(self, parameter: torch.Tensor) -> int:
