@@ -4,9 +4,11 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, update
 
+from app.db.engine import writing
 from app.db.release.release_views import SqlReleaseViews
+from app.db.tables import turns
 from app.domain.errors import NotFound, Quarantined, Refused
 from app.domain.release.alarms import Alarm, AlarmKind
 from app.domain.release.releases import IN_FLIGHT, ReleaseState
@@ -291,3 +293,9 @@ def test_a_doubt_takes_approvals_back_and_its_end_asks_for_new_ones(sqlite_engin
     world.watch.tick()
     assert SqlReleaseViews(sqlite_engine).release(release.id)["approvals"] == [], "labels are overdue: what was approved is in doubt"
     assert desk.find(release.id).state is S.READY
+    with writing(sqlite_engine) as connection:
+        connection.execute(update(turns).where(turns.c.labelled_at.is_(None)).values(labelled_at=world.room.clock()))
+    world.traffic.delivered = True
+    serve(world, 6)
+    asked = desk.find(release.id)
+    assert (asked.state, asked.evidence_digest != release.evidence_digest) == (S.READY, True), "on what was found out since"
