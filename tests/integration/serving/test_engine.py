@@ -261,6 +261,24 @@ def test_a_damaged_version_is_reported_failed_and_the_others_serve_on(
         asyncio.run(scenario(running))
 
 
+def test_whole_weights_of_another_version_are_not_taken_for_the_wanted_one(
+    weights: LocalWeights, first: str, second: str, tmp_path: Path
+) -> None:
+    store = LocalWeights(tmp_path)
+    shutil.copytree(weights.path(first), tmp_path / first)
+    shutil.copytree(weights.path(first), tmp_path / second)
+
+    async def scenario(running: RunningEngine) -> None:
+        running.ledger.wants |= {("composer", second)}
+        await asyncio.to_thread(until, lambda: running.ledger.states.get(("composer", second), (None,))[0] is EngineState.FAILED)
+        assert not running.worker.holds(second)
+        with pytest.raises(Unavailable):
+            await ask(request(second), running.url)
+
+    with engine(store, first) as running:
+        asyncio.run(scenario(running))
+
+
 def test_a_step_that_breaks_costs_its_batch_and_not_the_engine(weights: LocalWeights, first: str) -> None:
     broken: list[Policy] = []
 

@@ -165,3 +165,13 @@ def test_a_large_gradient_is_clipped_to_its_norm(tmp_path: Path) -> None:
     norm = sum(float(tensor.square().sum()) for name, tensor in moments.items() if name.startswith("first.")) ** 0.5
     assert norm == pytest.approx(0.5, rel=1e-4)
     trainer.close()
+
+
+def test_an_update_clips_at_the_norm_that_its_configuration_names(ports: TrainingPorts) -> None:
+    parent = put_version(ports)
+    config = msgspec.structs.replace(CONFIG, beta1=0.0, max_grad_norm=1e-3)
+    made = run(ports, a_batch(ports, parent), parent, config=config)
+    moments = load_file(Path(made.metrics["optimizer_uri"]) / "optimizer.safetensors")
+    # with beta1 = 0 the first moment is the gradient that Adam was given in the last step
+    norm = sum(float(tensor.square().sum()) for name, tensor in moments.items() if name.startswith("first.")) ** 0.5
+    assert norm == pytest.approx(1e-3, rel=1e-3)
