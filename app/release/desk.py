@@ -164,6 +164,8 @@ class ReleaseDesk(PeopleDesk):
         """CANARY → READY with the passing live result: bind the evidence and ask for approval until it expires."""
 
         def act(tx: ReleaseTransaction, release: Release) -> Release:
+            if release.state is not S.CANARY:
+                raise Refused(f"release {release.id} is {release.state}: a canary's pass says nothing about it")
             if result.gate is not GateName.CANARY or result.verdict is not Verdict.PASS or result.digest != release.digest:
                 raise Refused(f"release {release.id} needs a passing canary result about {release.digest}: only an explicit pass promotes")
             tx.add_result(release_id, result, action="ready")

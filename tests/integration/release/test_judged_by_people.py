@@ -202,6 +202,8 @@ def test_a_pass_of_a_canary_is_none_of_people_s_and_the_other_way_round(engine: 
     with pytest.raises(Refused):
         room.room.desk.start_canary(release.id)
     room.room.desk.record(release.id, answer(GateName.CANARY, "v2"))
+    with pytest.raises(Refused, match="JUDGING"):
+        room.room.desk.mark_ready(release.id, answer(GateName.CANARY, "v2"))
     room.watch.tick()
     assert room.room.desk.find(release.id).state is S.JUDGING
 
