@@ -63,7 +63,7 @@ def require_strangers(tx: ReleaseTransaction, actor: str, others: Collection[str
 def people_needed(tx: ReleaseTransaction, release: Release, terms: Terms) -> tuple[int, str]:
     """How many have to approve, and why."""
     for reason in _reasons_for_doubt(tx, release, terms):
-        return max(2 if terms.high_tier else terms.approvals_in_doubt, terms.approvals), reason
+        return max(terms.approvals, terms.approvals_in_doubt, 2 if terms.high_tier else 1), reason
     return terms.approvals, "configured"
 
 

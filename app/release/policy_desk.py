@@ -124,7 +124,7 @@ class PolicyDesk:
         """Keep a version's weights until it is unpinned (`Pin`). Raises `NotFound`; `Refused` where somebody pinned it already."""
         with self._ledger.transaction(policy) as tx:
             if not tx.knows(digest):
-                raise NotFound(f"{policy} has no version {digest[:12]}: `ratchet model list` shows those there are")
+                raise NotFound(f"{policy} has no version {digest[:12]}: /console/versions lists those there are")
             pinned = tx.pins().get(digest)
             if pinned is not None:
                 raise Refused(f"{pinned.pinned_by} pinned it at {pinned.pinned_at:%Y-%m-%d %H:%M:%S} UTC already: {pinned.reason}")

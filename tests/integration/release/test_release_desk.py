@@ -179,6 +179,16 @@ def test_two_approvals_come_from_two_people(sqlite_url: str) -> None:
     engine.dispose()
 
 
+def test_a_high_tier_lowers_no_other_number(sqlite_engine: Engine) -> None:
+    room = release_room(sqlite_engine, terms=Terms(config_hash="config", high_tier=True, approvals_in_doubt=3))
+    assert room.ready("v2").approvals_needed == 3
+
+
+def test_a_high_tier_takes_two_whatever_else_is_said(sqlite_engine: Engine) -> None:
+    room = release_room(sqlite_engine, terms=Terms(config_hash="config", high_tier=True, approvals_in_doubt=1))
+    assert room.ready("v2").approvals_needed == 2
+
+
 def test_two_people_are_needed_after_an_automatic_rollback(quick: ReleaseRoom) -> None:
     promoted = quick.champion("v2")
     quick.desk.roll_back(promoted.id, actor="system:watch", reason="harm")
