@@ -20,7 +20,6 @@ from app.machine import usable_cores
 from app.serving.engine import create_engine
 from app.serving.memory import return_freed_memory
 from app.serving.residency import Residency
-from app.serving.threads import Threads
 from app.serving.worker import Limits, Worker
 from app.telemetry.instruments import Instruments
 
@@ -53,7 +52,7 @@ def serve_engine(
     sys.setswitchinterval(SWITCH_S)
     torch.set_num_threads(threads or usable_cores())
     listener = _listen(host, port)
-    worker = Worker(Limits(rows=rows), threads=Threads(threads or usable_cores()))
+    worker = Worker(Limits(rows=rows))
     own = Instruments("engine", version=version)
     residency = Residency(worker, ledger, weights, only=only, brought=own.histogram("ratchet_engine_swap_seconds").observe)
     worker.start()

@@ -82,9 +82,10 @@ class Job:
 class Worker:
     """Samples for everybody who submits; start with `start()`, end with `close()`."""
 
-    def __init__(self, limits: Limits, *, threads: Threads | None = None) -> None:
+    def __init__(self, limits: Limits) -> None:
+        """Takes torch's number of threads for the most that a step may take."""
         self.limits = limits
-        self._threads = threads or Threads(torch.get_num_threads())
+        self._threads = Threads(torch.get_num_threads())
         self._decoders: dict[str, Decoder] = {}
         self._leaving: set[str] = set()
         self._unlogged: set[str] = set()

@@ -19,11 +19,10 @@ from app.api.asking import Limit, Name, declared_policy, read_body, signer, visi
 from app.api.dialects.counter import json_response
 from app.api.entry.access import Caller, requires
 from app.domain.ids import uuid7
-from app.domain.learning.rule_sets import Activation, Proposal
+from app.domain.learning.rule_sets import MOST_CHARS, Activation, Proposal
 from app.domain.people import Action
 from app.domain.ports import Clock
 
-MOST_CHARS = 40_000
 Viewer = Annotated[Caller, Depends(requires(Action.LOOK))]
 Changer = Annotated[Caller, Depends(requires(Action.CHANGE_RULES))]
 

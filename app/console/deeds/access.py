@@ -6,6 +6,7 @@ Nobody signs for others here: on an open deployment there is nobody who could, a
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from app.console.deeds.asking import Asking, Deed, Field, Form, Hands, Outcome, number, one_of_policies, policy_field, text
@@ -24,17 +25,18 @@ LONGEST_DAYS, FASTEST = 36_500.0, 1e9
 def access_deeds(hands: Hands) -> Mapping[str, Deed]:
     """By name."""
     people, keys = _People(hands), _Keys(hands)
+    of_people, of_keys = partial(_deed, Action.MANAGE_PEOPLE), partial(_deed, Action.MANAGE_KEYS)
     return {
-        "add_person": _of_people("Add", people.ask_new, people.add),
-        "change_person": _of_people("Change", people.ask_change, people.change),
-        "invite_person": _of_people("Reset the credential of", people.ask_invite, people.invite),
-        "sign_out_person": _of_people("Sign out", people.ask_sign_out, people.sign_out, stops=True),
-        "disable_person": _of_people("Disable", people.ask_disable, people.disable, stops=True),
-        "enable_person": _of_people("Enable", people.ask_enable, people.enable),
-        "make_key": _of_keys("Make", keys.ask_new, keys.make),
-        "rotate_key": _of_keys("Rotate", keys.ask_rotate, keys.rotate),
-        "revoke_key": _of_keys("Revoke", keys.ask_revoke, keys.revoke, stops=True),
-        "rotate_sessions": _of_keys("Rotate", keys.ask_sessions, keys.rotate_sessions, stops=True),
+        "add_person": of_people("Add", people.ask_new, people.add),
+        "change_person": of_people("Change", people.ask_change, people.change),
+        "invite_person": of_people("Reset the credential of", people.ask_invite, people.invite),
+        "sign_out_person": of_people("Sign out", people.ask_sign_out, people.sign_out, stops=True),
+        "disable_person": of_people("Disable", people.ask_disable, people.disable, stops=True),
+        "enable_person": of_people("Enable", people.ask_enable, people.enable),
+        "make_key": of_keys("Make", keys.ask_new, keys.make),
+        "rotate_key": of_keys("Rotate", keys.ask_rotate, keys.rotate),
+        "revoke_key": of_keys("Revoke", keys.ask_revoke, keys.revoke, stops=True),
+        "rotate_sessions": of_keys("Rotate", keys.ask_sessions, keys.rotate_sessions, stops=True),
     }
 
 
@@ -42,12 +44,8 @@ Ask = Callable[[Asked, str, Form | None], Asking]
 Do = Callable[[Asked, Order, Form], Outcome]
 
 
-def _of_people(word: str, ask: Ask, do: Do, *, stops: bool = False) -> Deed:
-    return Deed(word=word, action=Action.MANAGE_PEOPLE, sees=Action.SEE_ACCESS, ask=ask, do=_signed(do), stops=stops)
-
-
-def _of_keys(word: str, ask: Ask, do: Do, *, stops: bool = False) -> Deed:
-    return Deed(word=word, action=Action.MANAGE_KEYS, sees=Action.SEE_ACCESS, ask=ask, do=_signed(do), stops=stops)
+def _deed(action: Action, word: str, ask: Ask, do: Do, *, stops: bool = False) -> Deed:
+    return Deed(word=word, action=action, sees=Action.SEE_ACCESS, ask=ask, do=_signed(do), stops=stops)
 
 
 def _signed(do: Do) -> Do:
@@ -76,26 +74,21 @@ class _People:
             effect=f"They get a link with which they set a password, once, within a day; it is shown to you this once. {HANDS}",
             fields=[
                 Field(name="name", label="Name", value=said.get("name", ""), required=True, note="a-z 0-9 . _ @ + -"),
-                *self._about(said, frozenset(role for role in Role if said.get(f"role_{role}"))),
+                *self._about(said, _roles(said)),
             ],
         )  # fmt: skip
 
     def add(self, asked: Asked, order: Order, form: Form) -> Outcome:
         """Add them, and make their link."""
         name = text(form, "name")
-        given = {
-            "policy": one_of_policies(form, self._hands),
-            "email": text(form, "email") or None,
-            "os_user": text(form, "os_user") or None,
-        }
-        person = self._hands.people.add(name, roles=_roles(form), by=order.actor, order=order, **given)
+        person = self._hands.people.add(name, roles=_roles(form), by=order.actor, order=order, **self._said(form))
         return self._link(person, self._hands.people.invite(person.name, lasts=INVITATION_LASTS, by=order.actor))
 
     def ask_change(self, asked: Asked, subject: str, typed: Form | None) -> Asking:
         """Other roles, another policy or address."""
         person = self._hands.people.find(subject)
         now = {"for_policy": person.policy or "", "email": person.email or "", "os_user": person.os_user or ""}
-        roles = person.roles if typed is None else frozenset(role for role in Role if typed.get(f"role_{role}"))
+        roles = person.roles if typed is None else _roles(typed)
         return Asking(
             what=person.name, back=_page_of(asked, person.name), fields=self._about(now if typed is None else typed, roles),
             effect=f"What {person.name} may do changes at once. Another address is another way in. {HANDS}",
@@ -104,12 +97,7 @@ class _People:
     def change(self, asked: Asked, order: Order, form: Form) -> Outcome:
         """Change what is different."""
         before = self._hands.people.find(order.subject)
-        wanted = {
-            "policy": one_of_policies(form, self._hands),
-            "email": text(form, "email") or None,
-            "os_user": text(form, "os_user") or None,
-        }
-        changed: dict[str, Any] = {name: value for name, value in wanted.items() if value != getattr(before, name)}
+        changed: dict[str, Any] = {name: value for name, value in self._said(form).items() if value != getattr(before, name)}
         roles = _roles(form)
         if not changed and roles == before.roles:
             raise Refused(f"nothing of {before.name} is different: change a field first")
@@ -182,6 +170,12 @@ class _People:
             Field(name="email", label="E-mail", value=said.get("email", ""), kind="email", note="for news, and a provider's account"),
             Field(name="os_user", label="User on the machine", value=said.get("os_user", ""), note="counted as the same person"),
         ]  # fmt: skip
+
+    def _said(self, form: Form) -> dict[str, str | None]:
+        """All about somebody but name and roles."""
+        return {
+            "policy": one_of_policies(form, self._hands), "email": text(form, "email") or None, "os_user": text(form, "os_user") or None,
+        }  # fmt: skip
 
     def _link(self, person: Person, secret: str) -> Outcome:
         return Outcome(

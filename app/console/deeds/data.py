@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from app.console.deeds.asking import Asking, Deed, Field, Form, Hands, Outcome, text
 from app.console.views.asked import Asked
@@ -134,7 +135,7 @@ class _Forgetting:
         if (actor is None) == (pseudonym is None):
             raise Refused("name the person by their id, or by the pseudonym, not by both")
         known = self._hands.pseudonym_of(actor=actor, pseudonym=pseudonym)
-        named = Order(request_id=order.request_id, actor=order.actor, act=order.act, subject=known)
+        named = replace(order, subject=known, seen=None)
         self._hands.requests.refuse_done(named)
         self._hands.forget(known, by=order.actor)
         self._hands.requests.done(named)

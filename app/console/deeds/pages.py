@@ -14,6 +14,8 @@ from app.domain.errors import BadInput, BadRequest, DoneAlready, NotFound, Refus
 from app.domain.ids import uuid7
 from app.domain.people import MAY
 
+LONGEST_SUBJECT = 150
+
 
 class DeedPages:
     """Asks, and does."""
@@ -66,6 +68,3 @@ def _order(asked: Asked, deed: str, subject: str, form: Form) -> Order:
     if not 0 < len(form.get("request_id", "")) <= 100:
         raise BadRequest("the form has no request id: open it again", param="request_id")
     return Order(request_id=form["request_id"], actor=signing(asked, form), act=deed, subject=subject[:LONGEST_SUBJECT], seen=int(seen))
-
-
-LONGEST_SUBJECT = 150

@@ -8,11 +8,9 @@ from app.console.views.asked import Asked
 from app.console.wording import clock_time
 from app.domain.access import Order
 from app.domain.errors import NotFound, Refused
-from app.domain.learning.rule_sets import AskedReplay, Proposal
+from app.domain.learning.rule_sets import MOST_CHARS, AskedReplay, Proposal
 from app.domain.people import Action
 
-MOST_CHARS = 40_000
-"""Of a rule set, as over HTTP."""
 DEFAULT = "empty where the labeller's own default is in force, which `ratchet rules show POLICY --toml` prints"
 
 

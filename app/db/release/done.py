@@ -22,16 +22,20 @@ MOST_MOVES = 5
 
 def once(connection: Connection, request_id: str, *, actor: str, act: str, subject: str, now: datetime) -> None:
     """Write down that this transaction carries out the request. Raises `DoneAlready`; `Refused` where the name was another act's."""
-    row = {"request_id": request_id, "actor": actor, "act": act, "subject": subject, "done_at": now}
-    mine = done_requests.c.request_id == request_id
-    fresh = insert_or_ignore(connection, done_requests).values(row).returning(done_requests.c.request_id)
-    if connection.execute(fresh).one_or_none() is not None:
+    if _write(connection, request_id, actor=actor, act=act, subject=subject, now=now):
         return
-    known = connection.execute(select(done_requests).where(mine)).one()
-    _require_same(known, (actor, act, subject))
+    known = connection.execute(select(done_requests).where(done_requests.c.request_id == request_id)).one()
+    _refuse(known, (actor, act, subject))
 
 
-def _require_same(known: Row[Any], wanted: tuple[str, str, str]) -> None:
+def _write(connection: Connection, request_id: str, *, actor: str, act: str, subject: str, now: datetime) -> bool:
+    """Write it down; False where it is written down already."""
+    row = {"request_id": request_id, "actor": actor, "act": act, "subject": subject, "done_at": now}
+    fresh = insert_or_ignore(connection, done_requests).values(row).returning(done_requests.c.request_id)
+    return connection.execute(fresh).one_or_none() is not None
+
+
+def _refuse(known: Row[Any], wanted: tuple[str, str, str]) -> None:
     if (known.actor, known.act, known.subject) != wanted:
         raise Refused(
             f"the request id {known.request_id} was used for another act already ({known.act} of {known.subject}): use a fresh one"
@@ -77,14 +81,12 @@ class SqlRequests:
         with reading(self._engine) as connection:
             known = connection.execute(select(done_requests).where(done_requests.c.request_id == order.request_id)).one_or_none()
             if known is not None:
-                _require_same(known, (order.actor, order.act, order.subject))
+                _refuse(known, (order.actor, order.act, order.subject))
             _require_unmoved(connection, order)
 
     def done(self, order: Order, *, action: str = "", about: str = "", detail: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Write it down, and an audit entry about it where there is an action."""
         now = self._clock()
-        row = {"request_id": order.request_id, "actor": order.actor, "act": order.act, "subject": order.subject, "done_at": now}
         with writing(self._engine) as connection:
-            fresh = insert_or_ignore(connection, done_requests).values(row).returning(done_requests.c.request_id)
-            if connection.execute(fresh).one_or_none() is not None and action:
+            if _write(connection, order.request_id, actor=order.actor, act=order.act, subject=order.subject, now=now) and action:
                 append(connection, actor=order.actor, action=action, subject=about, detail=dict(detail), now=now)

@@ -1,5 +1,6 @@
 """What people read in a follow-up: asked where the labeller's reader abstained, and by lot where it did not."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -65,17 +66,28 @@ class Agreed:
         return sum(n for reader, people, n in mine if reader == people), sum(n for _, _, n in mine)
 
     def kappa(self) -> float | None:
-        """Cohen 1960, over what the reader was sure of; None below two messages, and where both only ever say one thing."""
-        pairs = [(three(reader), three(people), n) for (reader, people, unsure), n in self.counted.items() if not unsure]
-        count = sum(n for _, _, n in pairs)
-        if count < 2:
-            return None
-        observed = sum(n for reader, people, n in pairs if reader == people) / count
-        kinds = {kind for pair in pairs for kind in pair[:2]}
-        expected = sum(
-            sum(n for reader, _, n in pairs if reader == kind) * sum(n for _, people, n in pairs if people == kind) for kind in kinds
-        ) / count**2  # fmt: skip
-        return None if expected >= 1.0 else (observed - expected) / (1.0 - expected)
+        """Over what the reader was sure of; None below two messages, and where both only ever say one thing."""
+        sure: Counter[tuple[str, str]] = Counter()
+        for (reader, people, unsure), n in self.counted.items():
+            if not unsure:
+                sure[three(reader), three(people)] += n
+        return cohens_kappa(sure) if sure.total() >= 2 else None
+
+
+def cohens_kappa(counted: Mapping[tuple[str, str], int]) -> float | None:
+    """(observed − expected) / (1 − expected) agreement of two who read the same messages, by what each said (Cohen 1960).
+
+    None where both only ever say the same one thing.
+    """
+    count = sum(counted.values())
+    observed = sum(n for (one, other), n in counted.items() if one == other) / count
+    first: Counter[str] = Counter()
+    second: Counter[str] = Counter()
+    for (one, other), n in counted.items():
+        first[one] += n
+        second[other] += n
+    expected = sum(first[kind] * second[kind] for kind in first) / count**2
+    return None if expected >= 1.0 else (observed - expected) / (1.0 - expected)
 
 
 def three(mood: str) -> str:

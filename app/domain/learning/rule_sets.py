@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+MOST_CHARS = 40_000
+"""Of a rule set that somebody sends."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Activation:

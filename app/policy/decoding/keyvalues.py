@@ -82,7 +82,7 @@ class KeyValues:
 
     def trim(self, length: int) -> None:
         """No row is longer than this: give up room that would be read for nothing, once it is half of all."""
-        capacity = -(-length // GROW_TOKENS) * GROW_TOKENS
+        capacity = _room(length)
         if 2 * capacity > self._capacity:
             return
         self._capacity = capacity
@@ -104,7 +104,7 @@ class KeyValues:
         if rows > self._rows:
             self._rows = min(self.max_rows, max(rows, 2 * self._rows))
         if length > self._capacity:
-            self._capacity = -(-length // GROW_TOKENS) * GROW_TOKENS
+            self._capacity = _room(length)
 
     def _layer(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """The layer's tensors at the reserved size; `keys` and `values` only show heads, size and dtype the first time."""
@@ -121,3 +121,8 @@ class KeyValues:
         if held is not None:
             grown[: held.shape[0], :, : held.shape[2]] = held
         return grown
+
+
+def _room(length: int) -> int:
+    """Tokens reserved for so many."""
+    return -(-length // GROW_TOKENS) * GROW_TOKENS

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from app.domain.errors import BadConfig, BadRequest
+from app.domain.learning.readings import cohens_kappa, three
 from app.domain.learning.rewards import Labelled
 from app.domain.telemetry.signals import ObservationName
 from pipelines.labelling.config import LabellingConfig
@@ -67,9 +68,9 @@ def messages_of(labelled: Iterable[Labelled]) -> list[Message]:
     """Every follow-up to a turn that is not erased, once."""
     found: dict[str, Message] = {}
     for turn, *_ in labelled:
+        facts = turn.facts
         for said in turn.observations:
-            if said.name == ObservationName.FOLLOW_UP and not turn.facts.erased and said.id not in found:
-                facts = turn.facts
+            if said.name == ObservationName.FOLLOW_UP and not facts.erased and said.id not in found:
                 found[said.id] = Message(id=said.id, episode=facts.episode_id, text=str(said.value), answer=facts.completion)
     return list(found.values())
 
@@ -120,7 +121,7 @@ def agreement(annotated: Sequence[Message], read: Reader, *, confident: float = 
         except Unread:
             unread += 1
             continue
-        pairs.append((_three(Mood(message.mood)), _three(found.mood)))
+        pairs.append((three(Mood(message.mood)), three(found.mood)))
         by_episode[message.episode].append(pairs[-1])
         satisfaction = found.satisfaction(confident=confident)
         punished.append(satisfaction is not None and satisfaction < 0.0)
@@ -139,12 +140,9 @@ def agreement(annotated: Sequence[Message], read: Reader, *, confident: float = 
 
 
 def kappa(pairs: Sequence[Pair]) -> float:
-    """(observed − expected) / (1 − expected) agreement; 1 where both only ever say the same one thing."""
-    count = len(pairs)
-    observed = sum(a == b for a, b in pairs) / count
-    first, second = Counter(a for a, _ in pairs), Counter(b for _, b in pairs)
-    expected = sum(first[name] * second[name] for name in first) / count**2
-    return 1.0 if expected >= 1.0 else (observed - expected) / (1.0 - expected)
+    """Cohen's; 1 where both only ever say the same one thing."""
+    found = cohens_kappa(Counter(pairs))
+    return 1.0 if found is None else found
 
 
 def distil(messages: Sequence[Message], read: Reader) -> Model:
@@ -190,10 +188,6 @@ def open_reader(config: LabellingConfig) -> Reader | None:
 
         return open_judge(config)
     return open_model(Path(config.follow_up_model)) if config.follow_up_model is not None else None
-
-
-def _three(mood: Mood) -> str:
-    return mood.value if mood in (Mood.DISSATISFIED, Mood.SATISFIED) else "other"
 
 
 def _interval(episodes: Sequence[Sequence[Pair]]) -> tuple[float, float]:

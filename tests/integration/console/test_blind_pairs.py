@@ -2,7 +2,6 @@
 
 import re
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from html import unescape
@@ -13,7 +12,7 @@ from sqlalchemy import Engine, select
 from starlette.testclient import TestClient
 
 from app.db.access.erasures import erase_actor
-from app.db.engine import open_engine, reading, writing
+from app.db.engine import reading, writing
 from app.db.release.pairs import SqlPairs
 from app.db.release.release_views import SqlReleaseViews
 from app.db.tables import audit, blind_pairs, blind_votes, observations
@@ -29,20 +28,6 @@ from tests.integration.console.deployment import HOSTILE, deploy
 RELEASE = "release-2"
 BOBBY = Visitor(actor=BOB, actions=OPERATOR.actions, policy=None)
 ANSWERS = ("the answer with a river", "the answer with a mountain")
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    opened = open_engine(database_url)
-    yield opened
-    opened.dispose()
-
-
-@pytest.fixture
-def quick(sqlite_url: str) -> Iterator[Engine]:
-    opened = open_engine(sqlite_url)
-    yield opened
-    opened.dispose()
 
 
 def pair(number: int = 0, *, champion: str = ANSWERS[0], candidate: str = ANSWERS[1], **more: Any) -> BlindPair:
@@ -87,17 +72,17 @@ def without_the_time(text: str) -> str:
     return re.sub(r"as of <time.*?</time>.*?</p>", "", text, flags=re.DOTALL)
 
 
-def test_a_page_says_the_same_whichever_answer_is_whose(quick: Engine) -> None:
+def test_a_page_says_the_same_whichever_answer_is_whose(sqlite_engine: Engine) -> None:
     """Both answers change places between the versions and the draw turns round with them: not one byte may differ."""
-    kept(quick)
+    kept(sqlite_engine)
     pages: list[str] = []
     left = next(n for n in range(50) if pair(salt=f"salt {n}").candidate_is_left(OPERATOR.actor))
     right = next(n for n in range(50) if not pair(salt=f"salt {n}").candidate_is_left(OPERATOR.actor))
     for one in (pair(salt=f"salt {left}"), pair(salt=f"salt {right}", champion=ANSWERS[1], candidate=ANSWERS[0])):
-        with writing(quick) as connection:
+        with writing(sqlite_engine) as connection:
             connection.execute(blind_pairs.delete())
-        SqlPairs(quick).keep([one], at=utc_now())
-        pages.append(without_the_time(look(browser(quick))))
+        SqlPairs(sqlite_engine).keep([one], at=utc_now())
+        pages.append(without_the_time(look(browser(sqlite_engine))))
     assert ANSWERS[0] in pages[0]
     assert pages[0] == pages[1]
     assert "tiny-v2" not in pages[0]
@@ -195,67 +180,67 @@ def test_the_votes_of_a_suite_say_how_often_people_agree_with_its_grader(engine:
     assert book.graded(POLICY, "known", since=utc_now()) == []
 
 
-def test_who_may_not_judge_is_shown_no_pair_and_stores_nothing(quick: Engine) -> None:
-    kept(quick, pair())
-    client = browser(quick, visitor=VIEWER)
+def test_who_may_not_judge_is_shown_no_pair_and_stores_nothing(sqlite_engine: Engine) -> None:
+    kept(sqlite_engine, pair())
+    client = browser(sqlite_engine, visitor=VIEWER)
     assert ANSWERS[0] not in look(client)
     refused = client.post(f"/console/pairs/{RELEASE}", data={"pair": "pair-000", "choice": "left"})
     assert refused.status_code == 409
-    robot = browser(quick, visitor=replace(OPERATOR, actor="service:ci"))
+    robot = browser(sqlite_engine, visitor=replace(OPERATOR, actor="service:ci"))
     assert robot.post(f"/console/pairs/{RELEASE}", data={"pair": "pair-000", "choice": "left"}).status_code == 409
-    stranger = browser(quick, visitor=Visitor(actor=BOB, actions=OPERATOR.actions, policy="composer"))
+    stranger = browser(sqlite_engine, visitor=Visitor(actor=BOB, actions=OPERATOR.actions, policy="composer"))
     assert stranger.get(f"/console/pairs/{RELEASE}?policy={POLICY}").status_code == 404
     assert stranger.post(f"/console/pairs/{RELEASE}?policy={POLICY}", data={"pair": "pair-000", "choice": "left"}).status_code in (200, 404)
-    assert votes(quick) == []
+    assert votes(sqlite_engine) == []
 
 
-def test_bad_input_is_refused_with_the_reason(quick: Engine) -> None:
-    kept(quick, pair())
-    client = browser(quick)
+def test_bad_input_is_refused_with_the_reason(sqlite_engine: Engine) -> None:
+    kept(sqlite_engine, pair())
+    client = browser(sqlite_engine)
     assert "there is no choice" in say(client, "both").text
     assert "no such pair" in say(client, "left", pair="pair-999").text
     assert client.get("/console/pairs/nothing").status_code == 404
-    assert votes(quick) == []
+    assert votes(sqlite_engine) == []
 
 
-def test_on_an_open_deployment_people_say_who_they_are_and_nothing_proves_it(quick: Engine) -> None:
-    kept(quick, pair(), pair(1))
-    client = browser(quick, visitor=OPEN)
+def test_on_an_open_deployment_people_say_who_they_are_and_nothing_proves_it(sqlite_engine: Engine) -> None:
+    kept(sqlite_engine, pair(), pair(1))
+    client = browser(sqlite_engine, visitor=OPEN)
     assert "nobody is named" in say(client, "left", who=" ").text
     answer = say(client, "left", who="carol")
     assert answer.status_code == 303
     assert "You said" in client.get(answer.headers["location"]).text
-    (stored,) = votes(quick)
+    (stored,) = votes(sqlite_engine)
     assert (stored["voter"], stored["proven"]) == ("user:carol", False)
 
 
 @pytest.mark.parametrize("word", HOSTILE)
-def test_what_models_and_people_wrote_is_shown_and_does_nothing(quick: Engine, word: str) -> None:
+def test_what_models_and_people_wrote_is_shown_and_does_nothing(sqlite_engine: Engine, word: str) -> None:
     plain = word.replace("\x00", "")
-    kept(quick, pair(champion=f"{plain} one", candidate=f"{plain} two", messages=[{"role": plain[:40], "content": plain}]))
-    client = browser(quick)
+    kept(sqlite_engine, pair(champion=f"{plain} one", candidate=f"{plain} two", messages=[{"role": plain[:40], "content": plain}]))
+    client = browser(sqlite_engine)
     for text in (look(client), client.get(say(client, "same").headers["location"]).text):
         main = text.split("<main")[1].split("</main>")[0]
         assert not re.search(r"<(img|script|a hx|b data-hx)", main)
         assert len(text) < 300_000
-    assert len(votes(quick)) == 1
+    assert len(votes(sqlite_engine)) == 1
 
 
-def test_a_pair_goes_with_its_person_and_with_its_time_but_the_votes_stay(quick: Engine) -> None:
-    room = kept(quick, pair(), pair(1, cluster="somebody else"))
-    say(browser(quick), "same")
-    with writing(quick) as connection:
+def test_a_pair_goes_with_its_person_and_with_its_time_but_the_votes_stay(sqlite_engine: Engine) -> None:
+    room = kept(sqlite_engine, pair(), pair(1, cluster="somebody else"))
+    say(browser(sqlite_engine), "same")
+    with writing(sqlite_engine) as connection:
         erase_actor(
             connection,
             Erasure(id="e1", actor="p1", requested_by="test", occurred_at=utc_now()),
             erase_from_segment=lambda *_: 0,
             now=utc_now(),
         )
-    assert [one.id for one in SqlPairs(quick).of(RELEASE)] == ["pair-001"]
-    with writing(quick) as connection:
+    assert [one.id for one in SqlPairs(sqlite_engine).of(RELEASE)] == ["pair-001"]
+    with writing(sqlite_engine) as connection:
         assert retire_pairs(connection, before=utc_now() + timedelta(days=1), limit=10) == 0, "its release is still under way"
     room.desk.abort(RELEASE, actor=BOB, reason="over")
-    with writing(quick) as connection:
+    with writing(sqlite_engine) as connection:
         assert retire_pairs(connection, before=utc_now() + timedelta(days=1), limit=10) == 1
-    assert len(votes(quick)) == 1
-    assert "1 the same, 0 both bad; 1 of 1 pairs" in browser(quick).get(f"/console/releases/{RELEASE}").text
+    assert len(votes(sqlite_engine)) == 1
+    assert "1 the same, 0 both bad; 1 of 1 pairs" in browser(sqlite_engine).get(f"/console/releases/{RELEASE}").text

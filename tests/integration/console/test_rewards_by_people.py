@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine, insert, select
 from starlette.testclient import TestClient
 
-from app.db.engine import open_engine, reading, writing
+from app.db.engine import reading, writing
 from app.db.learning.label_report import labelled_turns
 from app.db.learning.rule_sets import SqlReplays, SqlRules
 from app.db.tables import audit, follow_up_readings, observations, rule_set_replays
@@ -31,20 +31,6 @@ CONFIG = PolicyConfig(model="m", base_name="b", base_model="B", held_out_share=0
 CORA = Visitor(actor="user:cora", actions=actions_of({Role.CONFIG_ADMIN}), policy=None)
 DEAN = Visitor(actor="user:dean", actions=actions_of({Role.CONFIG_ADMIN}), policy=None)
 RATING = 'name = "only-rating"\n[[terms]]\nname = "rating"\nweight = 2.0\n'
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    opened = open_engine(database_url)
-    yield opened
-    opened.dispose()
-
-
-@pytest.fixture
-def quick(sqlite_url: str) -> Iterator[Engine]:
-    opened = open_engine(sqlite_url)
-    yield opened
-    opened.dispose()
 
 
 @contextmanager
@@ -114,14 +100,14 @@ def test_a_rule_set_is_replayed_over_stored_labels_before_it_is_proposed(engine:
         ]  # fmt: skip
 
 
-def test_what_cannot_be_scored_by_is_refused_with_the_reason_and_never_proposed(quick: Engine) -> None:
-    deploy(quick)
-    client = browser(quick, visitor=CORA)
+def test_what_cannot_be_scored_by_is_refused_with_the_reason_and_never_proposed(sqlite_engine: Engine) -> None:
+    deploy(sqlite_engine)
+    client = browser(sqlite_engine, visitor=CORA)
     for wrong in ("", " \n", "x" * 40_001):
         kept = ask(client, wrong)
         assert (kept.status_code, "a rule set is TOML of 1 to" in kept.text) == (409, True)
     where = ask(client, RATING.replace('"rating"', '"vibes"')).headers["location"]
-    labeller(quick)
+    labeller(sqlite_engine)
     page = unescape(client.get(where).text)
     assert "The labeller cannot score by it" in page
     assert "no term is named 'vibes'" in page
@@ -130,41 +116,41 @@ def test_what_cannot_be_scored_by_is_refused_with_the_reason_and_never_proposed(
     assert (refused.status_code, "cannot score by it" in refused.text) == (409, True)
 
 
-def test_a_replay_is_asked_for_once_and_a_proposal_rests_on_what_is_in_force(quick: Engine) -> None:
-    deploy(quick)
-    cora, dean = browser(quick, visitor=CORA), browser(quick, visitor=DEAN)
+def test_a_replay_is_asked_for_once_and_a_proposal_rests_on_what_is_in_force(sqlite_engine: Engine) -> None:
+    deploy(sqlite_engine)
+    cora, dean = browser(sqlite_engine, visitor=CORA), browser(sqlite_engine, visitor=DEAN)
     filled = fields(cora.get(f"/console/do/replay_rules/{POLICY}").text) | {"toml": RATING}
     first, again = (cora.post(f"/console/do/replay_rules/{POLICY}", data=filled) for _ in range(2))
     assert (first.status_code, "nothing was done twice" in again.text) == (303, True)
-    with reading(quick) as connection:
+    with reading(sqlite_engine) as connection:
         assert len(connection.execute(select(rule_set_replays.c.id)).all()) == 1
     other = ask(dean, RATING.replace("2.0", "3.0")).headers["location"]
-    labeller(quick)
-    labeller(quick)
+    labeller(sqlite_engine)
+    labeller(sqlite_engine)
     ids = [where.split("/replays/")[1].split("?")[0] for where in (first.headers["location"], other)]
     forms = [fields(one.get(f"/console/do/propose_rules/{id_}").text) for one, id_ in zip((cora, dean), ids, strict=True)]
     assert cora.post(f"/console/do/propose_rules/{ids[0]}", data=forms[0]).status_code == 303
     assert "nothing was done twice" in cora.post(f"/console/do/propose_rules/{ids[0]}", data=forms[0]).text
-    labeller(quick)
+    labeller(sqlite_engine)
     stale = dean.post(f"/console/do/propose_rules/{ids[1]}", data=forms[1])
     assert stale.status_code == 409
     assert "rule_set.activate by user:cora" in unescape(stale.text)
-    assert SqlRules(quick, "").active(POLICY) == RATING
+    assert SqlRules(sqlite_engine, "").active(POLICY) == RATING
 
 
 @pytest.mark.parametrize("role", Role)
-def test_a_role_may_with_rules_what_the_table_says(quick: Engine, role: Role) -> None:
-    deploy(quick)
-    where = ask(browser(quick, visitor=CORA), RATING).headers["location"]
+def test_a_role_may_with_rules_what_the_table_says(sqlite_engine: Engine, role: Role) -> None:
+    deploy(sqlite_engine)
+    where = ask(browser(sqlite_engine, visitor=CORA), RATING).headers["location"]
     replay_id = where.split("/replays/")[1].split("?")[0]
-    client = browser(quick, visitor=Visitor(actor="user:eve", actions=actions_of({role}), policy=None))
+    client = browser(sqlite_engine, visitor=Visitor(actor="user:eve", actions=actions_of({role}), policy=None))
     assert client.get(where).status_code == 200
     for deed, subject in (("replay_rules", POLICY), ("propose_rules", replay_id)):
         page = client.get(f"/console/do/{deed}/{subject}")
         answered = client.post(f"/console/do/{deed}/{subject}", data=fields(page.text) | {"toml": RATING})
         assert (answered.status_code == 303) == (role in MAY[Action.CHANGE_RULES]), deed
         assert answered.status_code in (303, 409)
-    bound = browser(quick, visitor=Visitor(actor="user:eve", actions=actions_of({role}), policy="composer"))
+    bound = browser(sqlite_engine, visitor=Visitor(actor="user:eve", actions=actions_of({role}), policy="composer"))
     for path in (f"/do/replay_rules/{POLICY}", f"/do/propose_rules/{replay_id}", f"/replays/{replay_id}", "/readings"):
         assert bound.get(f"/console{path}?policy={POLICY}").status_code == 404
 
@@ -222,44 +208,44 @@ def test_a_message_is_read_before_anything_is_told_and_once(engine: Engine) -> N
 
 
 @pytest.mark.parametrize("role", Role)
-def test_a_role_may_read_what_the_table_says(quick: Engine, role: Role) -> None:
-    deploy(quick)
-    unsure(quick)
-    filled = marks(browser(quick).get("/console/readings").text)
-    client = browser(quick, visitor=Visitor(actor="user:eve", actions=actions_of({role}), policy=None))
+def test_a_role_may_read_what_the_table_says(sqlite_engine: Engine, role: Role) -> None:
+    deploy(sqlite_engine)
+    unsure(sqlite_engine)
+    filled = marks(browser(sqlite_engine).get("/console/readings").text)
+    client = browser(sqlite_engine, visitor=Visitor(actor="user:eve", actions=actions_of({role}), policy=None))
     assert ("hm, and now?" in client.get("/console/readings").text) == (role in MAY[Action.JUDGE])
     assert (client.post("/console/readings", data=filled | {"mood": "neutral"}).status_code == 303) == (role in MAY[Action.JUDGE])
 
 
-def test_programs_read_nothing_bad_input_is_refused_and_on_an_open_deployment_people_say_who_they_are(quick: Engine) -> None:
-    deploy(quick)
-    unsure(quick)
-    filled = marks(browser(quick).get("/console/readings").text)
-    robot = browser(quick, visitor=Visitor(actor="service:ci", actions=OPERATOR.actions, policy=None))
+def test_programs_read_nothing_bad_input_is_refused_and_on_an_open_deployment_people_say_who_they_are(sqlite_engine: Engine) -> None:
+    deploy(sqlite_engine)
+    unsure(sqlite_engine)
+    filled = marks(browser(sqlite_engine).get("/console/readings").text)
+    robot = browser(sqlite_engine, visitor=Visitor(actor="service:ci", actions=OPERATOR.actions, policy=None))
     assert robot.post("/console/readings", data=filled | {"mood": "neutral"}).status_code == 409
-    client = browser(quick)
+    client = browser(sqlite_engine)
     assert client.post("/console/readings", data=filled | {"mood": "furious"}).status_code == 400
     assert client.post("/console/readings", data=filled | {"turn": "none", "mood": "neutral"}).status_code == 404
     for before in ("yesterday", "2026-01-01T00:00:00"):
         assert client.get("/console/readings", params={"before": before}).status_code == 400
-    anybody = browser(quick, visitor=OPEN)
+    anybody = browser(sqlite_engine, visitor=OPEN)
     assert "say who you are" in anybody.post("/console/readings", data=filled | {"mood": "neutral"}).text
     assert anybody.post("/console/readings", data=filled | {"mood": "neutral", "who": "carol"}).status_code == 303
-    with reading(quick) as connection:
+    with reading(sqlite_engine) as connection:
         assert tuple(connection.execute(select(follow_up_readings.c.read_by, follow_up_readings.c.proven).where(
             follow_up_readings.c.mood.is_not(None)
         )).one()) == ("user:carol", False)  # fmt: skip
 
 
 @pytest.mark.parametrize("word", HOSTILE)
-def test_hostile_words_in_a_rule_set_and_a_message_are_shown_and_do_nothing(quick: Engine, word: str) -> None:
+def test_hostile_words_in_a_rule_set_and_a_message_are_shown_and_do_nothing(sqlite_engine: Engine, word: str) -> None:
     plain = word.replace("\x00", "")
-    deploy(quick)
-    unsure(quick, plain)
-    client, cora = browser(quick), browser(quick, visitor=CORA)
+    deploy(sqlite_engine)
+    unsure(sqlite_engine, plain)
+    client, cora = browser(sqlite_engine), browser(sqlite_engine, visitor=CORA)
     said = client.post("/console/readings", data=marks(client.get("/console/readings").text) | {"mood": "neutral"})
     asked = ask(cora, f'name = """{plain}"""\n# {plain}\n[[terms]]\nname = "rating"\nweight = 1.0\n')
-    labeller(quick)
+    labeller(sqlite_engine)
     where = asked.headers["location"]
     shown = [client.get(path).text for path in (said.headers["location"], "/console/readings", where, "/console/rewards")]
     shown.append(cora.get(f"/console/do/propose_rules/{where.split('/replays/')[1].split('?')[0]}").text)
