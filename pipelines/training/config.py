@@ -20,6 +20,8 @@ class TrackerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How many turns the global mean counts for in a segment's own mean; SPO's N_init = 1/(1 − 0.875)."""
 
 
+Activations = Literal["none", "selective", "full"]
+Communication = Literal["bfloat16", "float32"]
 CorrectionName = Literal["tis", "icepop", "cispo", "seq_mis", "opsm", "none"]
 
 
@@ -113,7 +115,7 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Turns on which the finished candidate is compared with champion and anchor; 0 means all."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the matrix products. `auto` asks this processor which is faster. Master weights and optimizer are always fp32."""
-    activations: Literal["none", "selective", "full"] = "none"
+    activations: Activations = "none"
     """What the forward pass keeps for the backward pass; less memory costs more time, see `pipelines.training.numerics.activations`."""
     share_prefixes: bool = True
     """Compute what turns have in common once (exact; off for mixture-of-experts models with router replay)."""
@@ -121,7 +123,7 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     router_replay: RouterReplayConfig = RouterReplayConfig()
     workers: int = 1
     """Ray actors; data parallel, parameters sharded from two on."""
-    communication: Literal["bfloat16", "float32"] = "bfloat16"
+    communication: Communication = "bfloat16"
     """What several workers send each other. Weights lose nothing as bfloat16; of a gradient each worker's part is rounded once, by at most
     2⁻⁸ of itself, and summed in fp32 (`pipelines.training.numerics.communication`)."""
     sum_gradients: Literal["each", "last"] = "each"

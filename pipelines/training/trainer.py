@@ -29,11 +29,10 @@ from app.policy.model import Unloaded, load_grammars, load_model
 from app.policy.scoring.packing import ScoredSequence, pack
 from app.policy.scoring.scorer import Scorer, Scores
 from app.policy.storage.snapshot import WEIGHTS, write_snapshot
-from pipelines.training.config import LoraConfig, RouterReplayConfig
-from pipelines.training.numerics.activations import Activations, Keeping
+from pipelines.training.config import Activations, Communication, LoraConfig, RouterReplayConfig
+from pipelines.training.numerics.activations import Keeping
 from pipelines.training.numerics.adam import AdamState, adam_step
 from pipelines.training.numerics.adapters import DOWN, UP, Adapters
-from pipelines.training.numerics.communication import Communication
 from pipelines.training.numerics.loss import Teacher, token_loss
 from pipelines.training.numerics.precision import resolve_dtype
 from pipelines.training.numerics.rounding import round_into

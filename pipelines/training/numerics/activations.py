@@ -11,12 +11,12 @@ A row of more tokens than a pass is meant to have, a long turn that goes alone, 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-Activations = Literal["none", "selective", "full"]
+from pipelines.training.config import Activations
 
 _aten: Any = torch.ops.aten
 EXPENSIVE = frozenset(

@@ -16,12 +16,10 @@ Half the bytes of fp32. Sent in runs of a few megabytes, so that nothing of the 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 import torch
 import torch.distributed as dist
 
-Communication = Literal["bfloat16", "float32"]
 RUN = 1 << 20
 """Elements sent to, or by, one worker at a time: 2 MB."""
 

@@ -15,7 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from pipelines.training.numerics.communication import Bfloat16Gather, Bfloat16ReduceScatter, Communication
+from pipelines.training.config import Communication
+from pipelines.training.numerics.communication import Bfloat16Gather, Bfloat16ReduceScatter
 
 Module = TypeVar("Module", bound=torch.nn.Module)
 M_MMAP_THRESHOLD, LARGE_BYTES = -3, 256 << 10

@@ -12,8 +12,7 @@ from app.policy.decoding.sampling import sample
 from app.policy.experts import routers
 from app.policy.model import load_policy
 from app.policy.tiny_moe import Architecture, write_tiny_moe
-from pipelines.training.config import RouterReplayConfig
-from pipelines.training.numerics.activations import Activations
+from pipelines.training.config import Activations, RouterReplayConfig
 from pipelines.training.numerics.router_replay import plausible
 from pipelines.training.trainer import LocalTrainer, TrainerSetup
 
