@@ -2,6 +2,8 @@
 
     RUN/checkpoint-00002/   weights.safetensors  optimizer.safetensors  progress.json  MANIFEST (digest of each file, written last)
 
+Several workers write a file of their own each (`pipelines.training.numerics.state_files`).
+
 A folder without a true MANIFEST is passed over, by name, for the one before it.
 """
 

@@ -38,10 +38,11 @@ from pipelines.training.numerics.precision import resolve_dtype
 from pipelines.training.numerics.rounding import round_into
 from pipelines.training.numerics.router_replay import RouterReplay
 from pipelines.training.numerics.sharding import Shards
+from pipelines.training.numerics.state_files import StateFiles, file_of, is_there
 from pipelines.training.numerics.tensor_file import TensorFile
 
-MASTER = "weights.safetensors"
-OPTIMIZER = "optimizer.safetensors"
+MASTERS, OPTIMIZER = "weights", "optimizer"
+"""What the files of a saved state are called, see `pipelines.training.numerics.state_files`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,12 +139,10 @@ class LocalTrainer:
     def retreat(self, kept: float, start: Path) -> None:
         """Keep a share of the way that the masters came from `start`, the folder of a snapshot or of a saved state."""
         masters, _ = self._state()
-        part = self.shards.part_of(self.parameters)
-        with safe_open(start / MASTER if (start / MASTER).is_file() else start / WEIGHTS, framework="pt") as opened:
-            begun = set(opened.keys())
+        with StateFiles(start, MASTERS if is_there(start, MASTERS) else Path(WEIGHTS).stem) as begun:
             for name, master in masters.tensors.items():
-                if name in begun:
-                    before = part(name, opened.get_tensor(name)).to(master.device, torch.float32)
+                if name in begun.names:
+                    before = begun.read(name, self.shards.rows_of(self.parameters[name])).to(master.device, torch.float32)
                     torch.lerp(before, master.clone(), kept, out=master)
                 elif name.endswith(UP):
                     master.mul_(kept)  # fresh adapters began at zero
@@ -165,9 +164,10 @@ class LocalTrainer:
         if self.adapters is not None:
             self.adapters.base = self.setup.base or self.setup.snapshot
         masters, adam = self._state()
-        part = self.shards.part_of(self.parameters)
-        masters.load(folder / MASTER, lambda name, tensor: part(name, tensor))
-        adam.load(folder / OPTIMIZER, lambda name, tensor: part(_owner(name), tensor))
+        with StateFiles(folder, MASTERS) as saved:
+            masters.load(saved, lambda name: self.shards.rows_of(self.parameters[name]))
+        with StateFiles(folder, OPTIMIZER) as saved:
+            adam.load(saved, lambda name: self.shards.rows_of(self.parameters.get(_owner(name), adam.tensors[name])))
         for name in self.parameters:
             self._serve(name)
         masters.rest()
@@ -175,12 +175,12 @@ class LocalTrainer:
         self._forget_gradients()
 
     def save_state(self, folder: Path) -> None:
-        """Write masters and optimizer state, whole, whatever the number of workers."""
+        """Write masters and optimizer state: each worker what it holds of them; any number of workers reads them again."""
         folder.mkdir(parents=True, exist_ok=True)
         masters, adam = self._state()
-        masters.save(folder / MASTER, self.shards.gather(self.parameters))
-        owners = {name: self.parameters.get(_owner(name), tensor) for name, tensor in adam.tensors.items()}
-        adam.save(folder / OPTIMIZER, self.shards.gather(owners))
+        place = {"rank": self.shards.rank, "count": self.shards.count}
+        masters.save(folder / file_of(MASTERS, **place))
+        adam.save(folder / file_of(OPTIMIZER, **place))
 
     def save_weights_for_sampler(self, folder: Path, like: Path) -> str:
         """Write a bf16 snapshot, bit for bit the weights in the model, its adapter beside it where there is one; returns its digest (empty

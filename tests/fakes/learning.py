@@ -18,6 +18,7 @@ from app.domain.learning.batches import BatchItem, BatchManifest, TurnPayload, b
 from app.domain.release.versions import TrainingRun, Version, VersionKind
 from app.policy.model import load_model
 from app.policy.storage.snapshot import finish_snapshot, replacing, snapshot_digest
+from pipelines.training.numerics.state_files import Rows, StateFiles
 from pipelines.training.ports import TrainingPorts
 from pipelines.training.trainer import LocalTrainer, TrainerSetup
 
@@ -236,3 +237,10 @@ def drawn(model: Any, prompts: Sequence[Sequence[int]], *, length: int, seed: in
         taken = torch.multinomial(likely.exp(), 1, generator=generator)
         tokens, logprobs = torch.cat([tokens, taken], dim=1), torch.cat([logprobs, likely.gather(1, taken)], dim=1)
     return tokens, logprobs
+
+
+def saved_by_several(folder: Path, stem: str, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The state that several workers wrote, whole; `like` one worker's."""
+    with StateFiles(folder, stem) as state:
+        assert state.names == like.keys()
+        return {name: state.read(name, Rows.all_of(tensor)) for name, tensor in like.items()}

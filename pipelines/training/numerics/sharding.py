@@ -4,7 +4,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import ctypes
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from pipelines.training.config import Communication
 from pipelines.training.numerics.communication import Bfloat16Gather, Bfloat16ReduceScatter
+from pipelines.training.numerics.state_files import Rows
 
 Module = TypeVar("Module", bound=torch.nn.Module)
 M_MMAP_THRESHOLD, LARGE_BYTES = -3, 256 << 10
@@ -92,7 +93,14 @@ class Shards:
 
     def cut(self, value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         """This worker's part of `value`, whose rows are those of `like`."""
-        return _cut(value, like)
+        rows = self.rows_of(like)
+        return value[rows.first : rows.end] if isinstance(like, DTensor) else value
+
+    def rows_of(self, tensor: torch.Tensor) -> Rows:
+        """Which rows of a tensor this worker holds; all of one that is not split."""
+        if not isinstance(tensor, DTensor):
+            return Rows.all_of(tensor)
+        return Rows.dealt(tuple(tensor.shape), rank=tensor.device_mesh.get_local_rank(), count=tensor.device_mesh.size())
 
     def local(self, tensor: torch.Tensor) -> torch.Tensor:
         """This worker's part."""
@@ -102,32 +110,13 @@ class Shards:
         """The full tensor, on every worker (all must ask)."""
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
-    def whole_like(self, part: torch.Tensor, parameter: torch.Tensor | None) -> torch.Tensor:
-        """The full tensor of which `part` is this worker's share in the way `parameter` is split."""
-        if not isinstance(parameter, DTensor):
-            return part
-        shape, stride = parameter.shape, parameter.stride()
-        part = part.to(parameter.to_local().device)  # masters that are kept out of a GPU's memory are sent from it
-        return DTensor.from_local(part, parameter.device_mesh, parameter.placements, shape=shape, stride=stride).full_tensor()
-
     def first_place(self, parameter: torch.Tensor) -> int:
-        """Index, in the whole flattened tensor, of this worker's first element: rows are dealt in equal runs, as `torch.chunk` does."""
-        if not isinstance(parameter, DTensor):
-            return 0
-        rows = parameter.shape[0]
-        return min(rows, -(-rows // self.count) * self.rank) * (parameter.numel() // max(1, rows))
-
-    def gather(self, parameters: Mapping[str, torch.Tensor]) -> "Gathered | None":
-        """How to put tensors together that are cut as the parameters of their names; None where nothing is cut."""
-        return Gathered(parameters, self) if self.mesh is not None else None
-
-    def part_of(self, parameters: Mapping[str, torch.Tensor]) -> "PartOf":
-        """How to cut a full tensor as the parameter of that name is cut."""
-        return PartOf(parameters)
+        """Index, in the whole flattened tensor, of this worker's first element."""
+        return self.rows_of(parameter).first * (parameter.numel() // max(1, parameter.shape[0]))
 
     def fill(self, target: torch.Tensor, value: torch.Tensor) -> None:
         """Overwrite a (possibly split) tensor with a full one."""
-        self.local(target).copy_(_cut(value, target))
+        self.local(target).copy_(self.cut(value, target))
 
     def norm(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         """Euclidean norm over all parameters and workers, fp32 scalar."""
@@ -139,47 +128,6 @@ class Shards:
     def _square(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         squares = [torch.linalg.vector_norm(self.local(gradient)).square() for gradient in gradients]
         return torch.stack(squares).sum() if squares else torch.zeros((), device=self.device)
-
-
-@dataclass(frozen=True)
-class Gathered:
-    """Puts full tensors together by parameter name; what is not split is whole on every worker."""
-
-    parameters: Mapping[str, torch.Tensor]
-    shards: Shards
-
-    @property
-    def leads(self) -> bool:
-        """Whether this worker writes what is written once."""
-        return self.shards.leads
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Of the full tensor."""
-        return tuple(self.parameters[name].shape)
-
-    def whole(self, name: str, part: torch.Tensor) -> torch.Tensor:
-        """The full tensor, on every worker (all must ask)."""
-        return self.shards.whole_like(part, self.parameters[name])
-
-
-@dataclass(frozen=True)
-class PartOf:
-    """Cuts full tensors by parameter name."""
-
-    parameters: Mapping[str, torch.Tensor]
-
-    def __call__(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """This worker's part of `value`; `value` itself where the parameter is not split."""
-        return _cut(value, self.parameters.get(name, value))
-
-
-def _cut(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """This worker's rows of a full tensor that all workers can read (nothing is sent): equal runs, as FSDP2 deals them."""
-    if not isinstance(like, DTensor):
-        return value
-    size = -(-like.shape[0] // like.device_mesh.size())
-    rank = like.device_mesh.get_local_rank()
-    return value[rank * size : (rank + 1) * size]
 
 
 def _sharded(module: Module, mesh: DeviceMesh, communication: Communication, apart: set[torch.nn.Parameter]) -> Module:

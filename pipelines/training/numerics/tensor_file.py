@@ -12,30 +12,10 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
 
 import torch
-from safetensors import safe_open
 
-Part = Callable[[str, torch.Tensor], torch.Tensor]
-"""Cuts the full tensor of that name down to what this worker holds of it."""
-
-
-class Gather(Protocol):
-    """How several workers' parts become full tensors."""
-
-    @property
-    def leads(self) -> bool:
-        """Whether this worker writes."""
-        ...
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Of the full tensor."""
-        ...
-
-    def whole(self, name: str, part: torch.Tensor) -> torch.Tensor:
-        """The full tensor; all workers ask together."""
-        ...
+from pipelines.training.numerics.state_files import Rows, StateFiles
 
 
 class TensorFile:
@@ -50,31 +30,24 @@ class TensorFile:
             _create(file, {name: tuple(tensor.shape) for name, tensor in sorted(like.items())})
             self.tensors = self._mapped(file)
 
-    def load(self, file: Path, part: Part) -> None:
-        """Take over the full tensors of a file. Raises `KeyError` where it lacks one."""
-        with safe_open(file, framework="pt") as opened, torch.no_grad():
-            if missing := set(self.tensors) - set(opened.keys()):
-                raise KeyError(f"{file} lacks {sorted(missing)[:3]}")
-            for name, tensor in self.tensors.items():
-                tensor.copy_(part(name, opened.get_tensor(name)))
-                self.rest()
+    @torch.no_grad()
+    def load(self, files: StateFiles, rows_of: Callable[[str], Rows]) -> None:
+        """Take over what was saved; `rows_of` names which rows of each tensor are held here. Raises `KeyError` where one is not there."""
+        for name, tensor in self.tensors.items():
+            tensor.copy_(files.read(name, rows_of(name)))
+            self.rest()
 
-    def save(self, file: Path, gather: "Gather | None" = None) -> None:
-        """Write the tensors; with `gather` the full ones, one after the other (all workers must call this, and one writes)."""
-        if gather is None and self._map is not None and self.file is not None:
+    def save(self, file: Path) -> None:
+        """Write the tensors, as they are held here."""
+        if self._map is not None and self.file is not None:
             self._map.flush()
             shutil.copyfile(self.file, file)
             return
-        shapes = {name: gather.shape(name) if gather else tuple(tensor.shape) for name, tensor in self.tensors.items()}
-        written = _written(file, shapes) if gather is None or gather.leads else None
+        written = TensorFile(self.tensors, file=file)
         for name, tensor in self.tensors.items():
-            whole = gather.whole(name, tensor) if gather else tensor
-            if written is not None:
-                written.tensors[name].copy_(whole)
-                written.rest()
-            self.rest()
-        if written is not None:
-            written.close()
+            written.tensors[name].copy_(tensor)
+            written.rest()
+        written.close()
 
     def rest(self) -> None:
         """Give the mapped pages back to the system; they stay in its page cache and come back when touched."""
@@ -96,13 +69,10 @@ class TensorFile:
         tensors: dict[str, torch.Tensor] = {}
         for name, entry in entries.items():
             start, end = (8 + header_length + offset for offset in entry["data_offsets"])
-            tensors[name] = torch.frombuffer(self._map, dtype=torch.float32, count=(end - start) // 4, offset=start).view(entry["shape"])
+            count = (end - start) // 4  # none, where more workers share a tensor than it has rows
+            flat = torch.frombuffer(self._map, dtype=torch.float32, count=count, offset=start) if count else torch.empty(0)
+            tensors[name] = flat.view(entry["shape"])
         return tensors
-
-
-def _written(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> TensorFile:
-    """A new file of these shapes, mapped: what is copied into its tensors is written without being held."""
-    return TensorFile({name: torch.empty(shape, device="meta") for name, shape in shapes.items()}, file=file)
 
 
 def _create(file: Path, layout: Mapping[str, tuple[int, ...]]) -> None:

@@ -22,7 +22,16 @@ from pipelines.training.ray_actors import RayTrainer, RayTrainers
 from pipelines.training.trainer import LocalTrainer, TrainerSetup
 from tests import ray_manners
 from tests.doors import reachable_from_outside
-from tests.fakes.learning import FakeProgress, fake_ports, make_batch, put_version, random_prompts, sample_turns, small_snapshot
+from tests.fakes.learning import (
+    FakeProgress,
+    fake_ports,
+    make_batch,
+    put_version,
+    random_prompts,
+    sample_turns,
+    saved_by_several,
+    small_snapshot,
+)
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")]
 
@@ -68,15 +77,23 @@ def test_two_workers_make_the_gradients_of_one(tmp_path: Path, token_file: Path)
     two.save_state(tmp_path / "two")
     assert found.loss == pytest.approx(expected.loss, abs=1e-6)
     assert torch.allclose(torch.tensor(sum(found.logprobs, ())), torch.tensor(sum(expected.logprobs, ())), atol=1e-6)
-    moments = [load_file(tmp_path / name / "optimizer.safetensors") for name in ("one", "two")]
-    for name, moment in moments[0].items():
-        assert float((moment - moments[1][name]).abs().max()) < 1e-6, name
+    moments = load_file(tmp_path / "one" / "optimizer.safetensors")
+    shared = saved_by_several(tmp_path / "two", "optimizer", moments)
+    for name, moment in moments.items():
+        assert float((moment - shared[name]).abs().max()) < 1e-6, name
+    assert {file.name for file in (tmp_path / "two").iterdir()} == {
+        f"{stem}-0000{rank}-of-00002.safetensors" for stem in ("weights", "optimizer") for rank in (1, 2)
+    }
 
-    two.load_state_with_optimizer(tmp_path / "one")  # whole states fit any number of workers
+    alone.load_state_with_optimizer(tmp_path / "two")  # a state fits any number of workers, whoever wrote it
+    alone.save_state(tmp_path / "taken over")
+    assert all(torch.equal(moment, shared[name]) for name, moment in load_file(tmp_path / "taken over" / "optimizer.safetensors").items())
+    two.load_state_with_optimizer(tmp_path / "one")
     two.save_state(tmp_path / "back")
     assert not reachable_from_outside(), "two workers meet without a listening socket that others reach"
-    weights = [load_file(tmp_path / name / "weights.safetensors") for name in ("one", "back")]
-    assert all(torch.equal(weight, weights[1][name]) for name, weight in weights[0].items())
+    weights = load_file(tmp_path / "one" / "weights.safetensors")
+    back = saved_by_several(tmp_path / "back", "weights", weights)
+    assert all(torch.equal(weight, back[name]) for name, weight in weights.items())
     two.close()
     two.stop()
 

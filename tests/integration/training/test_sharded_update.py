@@ -15,7 +15,7 @@ from torch.multiprocessing.spawn import spawn
 from app.domain.learning.training import Datum
 from pipelines.training.ray_actors import share_out
 from pipelines.training.trainer import LocalTrainer
-from tests.fakes.learning import small_snapshot
+from tests.fakes.learning import saved_by_several, small_snapshot
 from tests.learning.sharing import RATE, VOCABULARY, half_way_back, setup, turns, update, work
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::FutureWarning")]
@@ -66,8 +66,9 @@ def test_the_update_is_that_of_one_worker_within_the_rounding_of_each_workers_gr
     said = [*found[0]["bfloat16"]["logprobs"], *found[1]["bfloat16"]["logprobs"]]
     assert said == pytest.approx(logprobs, abs=1e-6), "both compute with the very same weights: what is served is bfloat16"
     parts = [gradients(alone(folder, "bfloat16", share, f"part-{rank}")[0]) for rank, share in enumerate(share_out(turns(), 2))]
-    two = gradients(load_file(folder / "two" / "bfloat16" / "optimizer.safetensors"))
-    masters = [load_file(folder / name / "bfloat16" / "weights.safetensors") for name in ("one", "two")]
+    two = gradients(saved_by_several(folder / "two" / "bfloat16", "optimizer", expected))
+    one = load_file(folder / "one" / "bfloat16" / "weights.safetensors")
+    masters = [one, saved_by_several(folder / "two" / "bfloat16", "weights", one)]
     apart = 0
     for name, gradient in gradients(expected).items():
         bound = ROUNDING * (parts[0][name].abs() + parts[1][name].abs()) + SUMMING
@@ -82,15 +83,16 @@ def test_the_update_is_that_of_one_worker_within_the_rounding_of_each_workers_gr
 
 @pytest.mark.parametrize("way", ["float32", "recomputed"])
 def test_in_float32_two_workers_make_the_gradients_of_one(folder: Path, way: str) -> None:
-    expected = gradients(alone(folder, way, turns(), f"one-{way}")[0])
-    two = gradients(load_file(folder / "two" / way / "optimizer.safetensors"))
-    assert all(float((two[name] - gradient).abs().max()) < SUMMING for name, gradient in expected.items())
+    expected = alone(folder, way, turns(), f"one-{way}")[0]
+    two = gradients(saved_by_several(folder / "two" / way, "optimizer", expected))
+    assert all(float((two[name] - gradient).abs().max()) < SUMMING for name, gradient in gradients(expected).items())
 
 
 def test_gradients_can_be_summed_once_a_step(folder: Path, found: list[dict[str, Any]]) -> None:
     parts = 3  # two layers, and what is left
     assert (found[0]["each"], found[0]["once"]) == (3 * parts, parts), "three micro-batches"
-    each, once = (gradients(load_file(folder / "two" / name / "optimizer.safetensors")) for name in ("each", "once"))
+    like = alone(folder, "float32", turns(), "as one")[0]
+    each, once = (gradients(saved_by_several(folder / "two" / name, "optimizer", like)) for name in ("each", "once"))
     assert all(float((once[name] - gradient).abs().max()) < SUMMING for name, gradient in each.items())
 
 
@@ -105,7 +107,7 @@ def test_weights_that_change_between_two_passes_without_a_gradient_are_gathered_
 def test_adapters_learn_on_a_base_that_several_workers_share(folder: Path, found: list[dict[str, Any]]) -> None:
     expected, logprobs = alone(folder, "lora", turns(), "one")
     assert [*found[0]["lora"]["logprobs"], *found[1]["lora"]["logprobs"]] == pytest.approx(logprobs, abs=1e-6)
-    two = gradients(load_file(folder / "two" / "lora" / "optimizer.safetensors"))
+    two = gradients(saved_by_several(folder / "two" / "lora", "optimizer", expected))
     for name, gradient in gradients(expected).items():
         assert float((two[name] - gradient).abs().max()) < SUMMING, name
     assert any(float(gradient.abs().max()) > 1e-3 for gradient in two.values())
