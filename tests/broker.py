@@ -28,7 +28,7 @@ class Broker:
             broker_command(self.port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "RUST_LOG": "error"}
         )
         announce(self.address_file, self.port)
-        _wait_for(self.port)
+        wait_for_port(self.port)
 
     def kill(self) -> None:
         """SIGKILL: all it held is gone."""
@@ -66,7 +66,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _wait_for(port: int, timeout_s: float = 120.0) -> None:
+def wait_for_port(port: int, timeout_s: float = 120.0) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         with socket.socket() as probe:

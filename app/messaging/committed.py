@@ -5,10 +5,9 @@ from typing import Any
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
-from app.domain.errors import Unavailable
 from app.domain.telemetry.streams import TopicPartition
 from app.messaging.cluster import Cluster
-from app.messaging.connecting import connect
+from app.messaging.connecting import connect, unanswered
 from app.messaging.security import security_settings
 from app.messaging.topics import CONNECT_TIMEOUT_MS
 
@@ -25,7 +24,7 @@ def committed(cluster: Cluster, group: str) -> dict[TopicPartition, int]:
         found = admin.list_group_offsets([group])[group]
         return {(place.topic, place.partition): told.offset for place, told in found.items() if told.offset >= 0}
     except KafkaError as error:
-        raise Unavailable(f"the broker does not answer ({type(error).__name__}: {error}): is it running?") from error
+        raise unanswered(cluster, error) from error
     finally:
         if admin is not None:
             admin.close()

@@ -19,13 +19,12 @@ from kafka import KafkaConsumer
 from kafka.errors import KafkaConfigurationError, KafkaError, OffsetOutOfRangeError
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from app.domain.errors import Unavailable
 from app.domain.telemetry.events import Topic
 from app.domain.telemetry.streams import Delivery, EpochBook, Positions
 from app.domain.telemetry.streams import TopicPartition as Place
 from app.messaging.cluster import Cluster
 from app.messaging.codec import decode
-from app.messaging.connecting import connect
+from app.messaging.connecting import connect, unanswered
 from app.messaging.producer import physical_name
 from app.messaging.profiles import SILENT_S, consumer_settings
 
@@ -91,7 +90,7 @@ class KafkaSource:
             raise  # a mistake of ours, which no retry cures
         except KafkaError as error:
             self._discard()
-            raise Unavailable(f"the broker does not answer ({type(error).__name__}: {error}): is it running?") from error
+            raise unanswered(self._cluster, error) from error
         self._listen(bool(polled))
         if beyond := self._beyond_the_end():
             self._start_over(beyond, "the position lies beyond the end")

@@ -7,12 +7,13 @@ from datetime import datetime, timedelta
 
 from kafka.errors import KafkaError
 
-from app.domain.errors import BadConfig, Unavailable
+from app.domain.errors import BadConfig
 from app.domain.ids import utc_now
 from app.domain.ports import Clock
 from app.domain.telemetry.events import Topic
 from app.domain.telemetry.streams import PARTITIONS, Ack, EpochBook, OutgoingEvent, Sent
 from app.messaging.cluster import Cluster
+from app.messaging.connecting import unanswered
 from app.messaging.topics import TopicAdmin, administering
 from app.messaging.transmitters import BatchTransmitter, IdempotentTransmitter, Transmitter
 
@@ -150,7 +151,7 @@ class KafkaSink:
             try:
                 self._transmitter = self._transmit(self._cluster)
             except KafkaError as error:
-                raise Unavailable(f"no producer could be connected ({error}): is the broker running?") from error
+                raise unanswered(self._cluster, error) from error
         return self._transmitter
 
     def _went_back(self, acks: Sequence[Ack]) -> bool:

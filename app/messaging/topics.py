@@ -11,11 +11,11 @@ from typing import Any
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 from kafka.errors import KafkaConfigurationError, KafkaError, TopicAlreadyExistsError
 
-from app.domain.errors import BadConfig, Unavailable
+from app.domain.errors import BadConfig
 from app.domain.telemetry.events import Topic
 from app.domain.telemetry.streams import PARTITIONS
 from app.messaging.cluster import Cluster
-from app.messaging.connecting import connect
+from app.messaging.connecting import connect, unanswered
 from app.messaging.options import KafkaConfig, mismatches, topic_settings
 from app.messaging.security import security_settings
 
@@ -36,7 +36,7 @@ def administering(cluster: Cluster) -> Iterator["TopicAdmin"]:
     except KafkaConfigurationError:
         raise  # a mistake of ours, which no retry cures
     except KafkaError as error:
-        raise Unavailable(f"the broker does not answer ({type(error).__name__}: {error}): is it running?") from error
+        raise unanswered(cluster, error) from error
     finally:
         if admin is not None:
             admin.close()
