@@ -123,6 +123,15 @@ class Supervisor:
         running = self.processes[name].running
         return None if running is None else running.pid
 
+    def down(self) -> list[str]:
+        """Names of those that crashed and have not been alive for a minute since."""
+        now = self._now()
+        return [
+            name
+            for name, process in self.processes.items()
+            if process.restart_at is not None or (process.wait_s > FIRST_WAIT_S and now - process.started < HEALTHY_AFTER_S)
+        ]
+
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to one process, if it runs."""
         running = self.processes[name].running

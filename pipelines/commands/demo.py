@@ -5,6 +5,7 @@ import signal
 import tempfile
 import threading
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from pipelines.commands.demonstration.outcome import Outcome
 from pipelines.commands.demonstration.planning import TARGET_S, Plan, Speed, fit, measuring
 from pipelines.commands.demonstration.profiles import PROFILES, ROOT, Profile, require_memory, seconds, write_config
 from pipelines.commands.demonstration.screen import Screen
-from pipelines.commands.demonstration.story import LATER, Ended, Story
+from pipelines.commands.demonstration.story import LATER, Ended, Rhythm, Story
 from pipelines.commands.running.deployment import Deployment, check, plan, prepare_apart
 from pipelines.config import loop_config
 from pipelines.supervisor import Supervisor, owning
@@ -45,10 +46,12 @@ def demo(  # one parameter per option
     slot_s = seconds(slot) if slot is not None else None
     screen = Screen(title=f"Ratchet · {profile.base_model}", url="")
     with owning(folder):
-        stage = _set_up(profile, folder, slot_s=slot_s, port=port, screen=screen)
-        outcome = Outcome(model=model, seed=seed, planned_s=stage.plan.seconds)
-        deadline = began + minutes * 60 if minutes is not None else None
-        _perform(stage, outcome, screen, began=began, deadline=deadline, stay=stay, picture=picture)
+        config = write_config(profile, folder, slot_s=slot_s or profile.default_slot_s)
+        with closing(plan(data=folder, config=config, port=port)) as deployment:
+            stage = set_up(profile, deployment, slot_s=slot_s, screen=screen)
+            outcome = Outcome(model=model, seed=seed, planned_s=stage.plan.seconds)
+            deadline = began + minutes * 60 if minutes is not None else None
+            perform(stage, outcome, screen, began=began, deadline=deadline, stay=stay, picture=picture)
     if as_json:
         click.echo(json.dumps(outcome.as_json()))
     raise SystemExit(1 if outcome.failures else 0)
@@ -61,12 +64,11 @@ class Stage:
     deployment: Deployment
     plan: Plan
     speed: Speed
+    rhythm: Rhythm = Rhythm()
 
 
-def _set_up(profile: Profile, folder: Path, *, slot_s: int | None, port: int | None, screen: Screen) -> Stage:
+def set_up(profile: Profile, deployment: Deployment, *, slot_s: int | None, screen: Screen) -> Stage:
     """Prepare, measure the machine, and fit sizes and configuration to what was found."""
-    config = write_config(profile, folder, slot_s=slot_s or profile.default_slot_s)
-    deployment = plan(data=folder, config=config, port=port)
     check(deployment.settings)
     screen.url = deployment.url
     screen.say(f"preparing the database, and measuring this machine with {profile.base_model}")
@@ -74,15 +76,16 @@ def _set_up(profile: Profile, folder: Path, *, slot_s: int | None, port: int | N
         prepare_apart(deployment)
         speed = measure()
     fitted = fit(profile, speed)
-    write_config(fitted.profile, folder, slot_s=slot_s or fitted.profile.default_slot_s)
+    write_config(fitted.profile, deployment.settings.data, slot_s=slot_s or fitted.profile.default_slot_s)
     check(deployment.settings)
     screen.say(fitted.sentence(speed))
     return Stage(deployment=deployment, plan=fitted, speed=speed)
 
 
-def _perform(
+def perform(
     stage: Stage, outcome: Outcome, screen: Screen, *, began: float, deadline: float | None, stay: bool, picture: Path | None
 ) -> None:
+    """Start everything, tell the story, sum it up, and end everything: after Ctrl-C only with `stay`. What went wrong is in `outcome`."""
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda _number, _frame: ended.set())
@@ -91,6 +94,7 @@ def _perform(
     story = Story(
         deployment=deployment, plan=stage.plan, speed=stage.speed, supervisor=supervisor, screen=screen, outcome=outcome, seed=outcome.seed,
         deadline=deadline, target=began + TARGET_S, stopping=ended.is_set, shares=_shares(deployment),
+        rhythm=stage.rhythm,
     )  # fmt: skip
     try:
         for name in supervisor.processes:
@@ -107,8 +111,8 @@ def _perform(
             screen.console.print(f"Everything keeps running: {deployment.url}/console. Ctrl-C ends it.")
             _stay(supervisor, screen, ended)
     finally:
-        story.close()
         supervisor.stop()
+        story.close()
 
 
 def _shares(deployment: Deployment) -> tuple[float, ...]:

@@ -47,11 +47,8 @@ from pipelines.supervisor import Program, Supervisor
 POLICY = "composer"
 PANEL_BEFORE, PANEL_AFTER = "panel-before", "panel-after"
 """Processes: held-out people who ask the first version, and the last champion the same."""
-LOOK_EVERY_S = 1.0
 SHARE_FOR_COMPARING = 0.75
 """Of the panel's answers: some people are in the holdback, meet the planted version, or get no reaction labelled in time."""
-QUIET_AFTER_ROLLBACK_S = 4.0
-"""Routes are read afresh every second; after this long without a request nobody is on the planted version."""
 COMPARISONS, ERROR = 3, 0.05
 """How often a gain may be looked for at most, and the first interval's error; each further one has half of the one before, so that all
 together are wrong in less than a tenth of all demos."""
@@ -66,6 +63,15 @@ LATER = ("watch", "loop")
 
 class Ended(Exception):
     """The demo ends before its end; the message says at which part, and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rhythm:
+    """Seconds between looks, and at the end."""
+
+    look_every_s: float = 1.0
+    quiet_after_rollback_s: float = 4.0
+    """Routes are read afresh every second; after this long without a request nobody is on the planted version."""
 
 
 @dataclass(kw_only=True)
@@ -87,6 +93,7 @@ class Story:
     """Whether somebody pressed Ctrl-C."""
     shares: tuple[float, ...]
     """Of people, that a canary answers, stage by stage."""
+    rhythm: Rhythm = Rhythm()
     operations: Operations | None = None
     _narrator: Narrator = field(default_factory=Narrator)
     _asked: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
@@ -94,6 +101,7 @@ class Story:
     _last: Sight | None = None
     _read: dict[str, int] = field(default_factory=dict[str, int])
     _compared: int = 0
+    _planting: "subprocess.Popen[str] | None" = None
 
     def __post_init__(self) -> None:
         self._operator = Operator(self.deployment.url)
@@ -114,9 +122,9 @@ class Story:
             self.supervisor.start(name)
         self._people("people", "--concurrency", str(self.plan.profile.concurrency), "--seed", str(self.seed))
         self._learn()
-        planting = self._plant()
+        self._plant()
         last = self._compare()
-        self._harm(last, planting)
+        self._harm(last)
         self._gain(first, last)
         while not self.outcome.is_clear and self._compared < COMPARISONS:
             self._learn_on()
@@ -202,12 +210,12 @@ class Story:
         before, after = (self._diary(name).read()[0] for name in (PANEL_BEFORE, self._panel_after))
         self.outcome.pairs = typical(pairs_of(before, after, first=first, last=last))
 
-    def _harm(self, champion: str, planting: "subprocess.Popen[str]") -> None:
+    def _harm(self, champion: str) -> None:
         self._begin(Part.HARM)
-        release_id = self._planted(planting)
+        release_id = self._planted()
         self._wait(lambda sight: _find(sight, release_id).state not in IN_FLIGHT)
         ended = time.monotonic()
-        self._wait(lambda _: time.monotonic() - ended >= QUIET_AFTER_ROLLBACK_S)
+        self._wait(lambda _: time.monotonic() - ended >= self.rhythm.quiet_after_rollback_s)
         self.outcome.harm = self._harm_done(_find(self._look(), release_id))
         back = self._last is not None and self._last.pointer is not None and self._last.pointer.digest == champion
         self.screen.say("everybody is served by the champion again" if back else "the champion is not what it was")
@@ -245,15 +253,17 @@ class Story:
         logs = {self.deployment.logs / f"{name}.log": said for name, said in needed.items()}
         return all(log.exists() and said in log.read_text(errors="replace") for log, said in logs.items())
 
-    def _plant(self) -> "subprocess.Popen[str]":
+    def _plant(self) -> None:
         """Begin to make the damaged version, in a process of its own; it tells the id of the release."""
         self.screen.say("now the demo plants a damaged version, and forces it past the offline gates, which would have refused it")
-        return subprocess.Popen(
-            [sys.executable, "-m", "pipelines.commands.demonstration.plant", POLICY], env=dict(self.deployment.environment),
-            stdout=subprocess.PIPE, stderr=(self.deployment.logs / "plant.log").open("ab"), text=True,
-        )  # fmt: skip
+        command = [sys.executable, "-m", "pipelines.commands.demonstration.plant", POLICY]
+        with (self.deployment.logs / "plant.log").open("ab") as log:
+            environment = dict(self.deployment.environment)
+            self._planting = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True)
 
-    def _planted(self, planting: "subprocess.Popen[str]") -> str:
+    def _planted(self) -> str:
+        planting = self._planting
+        assert planting is not None
         self._wait(lambda _: planting.poll() is not None)
         told = planting.communicate()[0].split()
         if planting.returncode != 0 or not told:
@@ -302,10 +312,10 @@ class Story:
                 raise Ended(f"the time given with --minutes was over while: {self.screen.phase}")
             if (still := self._stillness.seen(sight, now=time.monotonic())) is not None:
                 raise Ended(f"nothing has moved for {still:.0f} s while: {self.screen.phase}. {self._why_still()}")
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(self.rhythm.look_every_s)
 
     def _why_still(self) -> str:
-        down = [name for name in self.supervisor.processes if self.supervisor.pid(name) is None and name != "loop"]
+        down = self.supervisor.down()
         return f"{'Not running: ' + ', '.join(down) + '. ' if down else ''}The logs are in {self.deployment.logs}"
 
     def _look(self) -> Sight:
@@ -344,8 +354,11 @@ class Story:
         return self._last
 
     def close(self) -> None:
-        """Close the operator's connection."""
+        """Close the operator's connection, and end a planter that nobody waits for: a damaged version must not come after the demo."""
         self._operator.close()
+        if self._planting is not None:
+            with self._planting as planting:
+                planting.kill()  # harmless where it has ended
 
 
 def _part_of(sight: Sight) -> Part:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +45,7 @@ class Deployment:
     """Of every process."""
     engine_port: int
     ports: tuple[ClaimedPort, ...] = ()
-    """Kept from other deployments for as long as this one exists."""
+    """Kept from other deployments until this one is closed."""
 
     @property
     def url(self) -> str:
@@ -55,6 +56,11 @@ class Deployment:
     def logs(self) -> Path:
         """One file per process."""
         return self.settings.data / "logs"
+
+    def close(self) -> None:
+        """Give the ports back."""
+        for port in self.ports:
+            port.claim.close()
 
     def programs(self) -> list[Program]:
         """Every process, in the order of starting; no broker where a real cluster is named."""
@@ -72,15 +78,20 @@ def ratchet(*arguments: str) -> tuple[str, ...]:
 
 
 def plan(*, data: Path | None, config: Path | None, port: int | None) -> Deployment:
-    """Settings from the environment and the options, with free ports for what nobody named. Raises `BadConfig`."""
+    """Settings from the environment and the options, with free ports for what nobody named; to be closed. Raises `BadConfig`."""
     given = environment(data=data, config=config)
     host = given.get("RATCHET_HOST") or "127.0.0.1"
     named = port or (int(given["RATCHET_PORT"]) if given.get("RATCHET_PORT", "").isdigit() else None)
-    main = choose_port(host, named or MAIN_PORT, insisted=named is not None)
-    engine = choose_port("127.0.0.1", ENGINE_PORT, insisted=False)
-    given["RATCHET_PORT"] = str(main.number)
-    given["RATCHET_ENGINES"] = given.get("RATCHET_ENGINES") or f"http://127.0.0.1:{engine.number}"
-    return Deployment(settings=from_environment(given), environment=given, engine_port=engine.number, ports=(main, engine))
+    with ExitStack() as claims:
+        main = choose_port(host, named or MAIN_PORT, insisted=named is not None)
+        claims.callback(main.claim.close)
+        engine = choose_port("127.0.0.1", ENGINE_PORT, insisted=False)
+        claims.callback(engine.claim.close)
+        given["RATCHET_PORT"] = str(main.number)
+        given["RATCHET_ENGINES"] = given.get("RATCHET_ENGINES") or f"http://127.0.0.1:{engine.number}"
+        deployment = Deployment(settings=from_environment(given), environment=given, engine_port=engine.number, ports=(main, engine))
+        claims.pop_all()
+    return deployment
 
 
 def with_own_metrics(environment: Mapping[str, str], place: int) -> Mapping[str, str]:

@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import click
@@ -18,12 +19,12 @@ CHECK_EVERY_S = 0.5
 @click.option("--port", type=click.IntRange(1, 65535), default=None, help="Port of the API and the console; 8400 or a free one.")
 def up(config: Path | None, data: Path | None, port: int | None) -> None:
     """Run broker, api, engine, relay, ingest, label, loop and watch on this machine; Ctrl-C ends all of them."""
-    deployment = plan(data=data, config=config, port=port)
-    check(deployment.settings)
-    with owning(deployment.settings.data):
-        prepare_apart(deployment)
-        click.echo(f"API and console: {deployment.url} · {deployment.url}/console   logs: {deployment.logs}   Ctrl-C ends everything")
-        supervise(deployment)
+    with closing(plan(data=data, config=config, port=port)) as deployment:
+        check(deployment.settings)
+        with owning(deployment.settings.data):
+            prepare_apart(deployment)
+            click.echo(f"API and console: {deployment.url} · {deployment.url}/console   logs: {deployment.logs}   Ctrl-C ends everything")
+            supervise(deployment)
 
 
 def supervise(deployment: Deployment) -> None:

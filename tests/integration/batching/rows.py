@@ -1,5 +1,6 @@
 """Rows for batching's tests: versions, turns and labels as the earlier stages would have written them."""
 
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -25,7 +26,7 @@ def add_version(engine: Engine, digest: str, *, parent: str | None = None, polic
 def add_turn(
     engine: Engine, name: str, *, reward: float = 0.0, version: str = "champion", episode: str | None = None, exclusion: str | None = None,
     minute: int = 0, labelled: bool = True, segment: str = "task=edit", actor: str | None = None, held_out: bool = False,
-    rule_set: str = "rules-1", policy: str = "composer", **turn: Any,
+    rule_set: str = "rules-1", policy: str = "composer", terms: Sequence[Mapping[str, Any]] = (), **turn: Any,
 ) -> None:  # fmt: skip
     """A turn that finished `minute` minutes after noon, with its current label (unless `labelled` is false)."""
     at = NOON + timedelta(minutes=minute)
@@ -38,8 +39,8 @@ def add_turn(
     } | turn  # fmt: skip
     label = {
         "inference_id": name, "revision": 1, "current": True, "policy": policy, "version": version, "reward": reward,
-        "terms": [{"name": "rating", "value": reward, "weight": 1.0}], "rule_set": rule_set, "exclusion": exclusion, "segment": segment,
-        "actor": actor, "held_out": held_out, "finished_at": at, "labelled_at": at,
+        "terms": list(terms) or [{"name": "rating", "value": reward, "weight": 1.0}], "rule_set": rule_set, "exclusion": exclusion,
+        "segment": segment, "actor": actor, "held_out": held_out, "finished_at": at, "labelled_at": at,
     }  # fmt: skip
     with writing(engine) as connection:
         connection.execute(insert(turns).values(row))

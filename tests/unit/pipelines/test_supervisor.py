@@ -143,3 +143,22 @@ def test_a_folder_is_free_again_after_its_owner(tmp_path: Path) -> None:
         pass
     with owning(tmp_path):
         pass
+
+
+def test_who_crashed_is_down_until_it_has_been_alive_for_a_minute(tmp_path: Path, ended: list[Supervisor]) -> None:
+    now = [0.0]
+    programs = [program("one", *SLEEP), program("never started", *SLEEP), program("done", "/bin/true", once=True), program("other", *SLEEP)]
+    supervisor = Supervisor(programs, logs=tmp_path, monotonic=lambda: now[0])
+    ended.append(supervisor)
+    for name in ("one", "done", "other"):
+        supervisor.start(name)
+    pid = supervisor.pid("one")
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait_for_crash(supervisor)
+    assert supervisor.down() == ["one"]
+    now[0] = 1.0
+    supervisor.check()
+    assert supervisor.down() == ["one"], "it may die again at once"
+    now[0] = 62.0
+    assert supervisor.down() == []
