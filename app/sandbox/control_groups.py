@@ -35,15 +35,19 @@ class ControlGroups:
         folders = tuple(parent / name for parent in self.parents)
         for folder in folders:
             folder.mkdir()
-        values = {"pids.max": str(limits.processes + 1)}  # the namespace's first process is not the program's
-        if self.version == 2:
-            values |= {"memory.max": str(limits.memory_bytes), "memory.swap.max": "0", "memory.oom.group": "1"}
-        else:
-            values |= {"memory.limit_in_bytes": str(limits.memory_bytes), "memory.memsw.limit_in_bytes": str(limits.memory_bytes)}
+        values = self.limits(limits)
         for file in (folder / named for folder in folders for named in values):
             if file.exists():  # without swap there is no file for it
                 file.write_text(values[file.name])
         return Group(folders)
+
+    def limits(self, limits: Limits) -> dict[str, str]:
+        """What is written into a group's files, by their names."""
+        processes = {"pids.max": str(limits.processes + 1)}  # the namespace's first process is not the program's
+        if self.version == 2:
+            return processes | {"memory.max": str(limits.memory_bytes), "memory.swap.max": "0", "memory.oom.group": "1"}
+        bound = str(limits.memory_bytes)
+        return processes | {"memory.limit_in_bytes": bound, "memory.memsw.limit_in_bytes": bound}
 
     def sweep(self) -> int:
         """End and remove what dead processes of ours left; returns how many groups that were."""
@@ -88,14 +92,14 @@ class Group:
                 time.sleep(0.005)
 
 
-def find() -> ControlGroups | None:
-    """What this machine lets us make; None where nothing."""
-    own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
+def find(mounted: Path = MOUNTED, ours: Path = Path("/proc/self/cgroup")) -> ControlGroups | None:
+    """What this machine lets us make below our own groups; None where nothing."""
+    own = dict(line.split(":", 2)[1:] for line in ours.read_text().splitlines())
     by_controller = {name: path for names, path in own.items() for name in names.split(",")}
     if "memory" in by_controller and "pids" in by_controller:
-        parents = tuple(MOUNTED / name / by_controller[name].lstrip("/") for name in ("memory", "pids"))
+        parents = tuple(mounted / name / by_controller[name].lstrip("/") for name in ("memory", "pids"))
         return ControlGroups(parents, 1) if all(os.access(parent, os.W_OK) for parent in parents) else None
-    parent = MOUNTED / by_controller.get("", "/").lstrip("/")
+    parent = mounted / by_controller.get("", "/").lstrip("/")
     with suppress(OSError):
         (parent / "cgroup.subtree_control").write_text("+memory +pids")
     with suppress(OSError):

@@ -146,7 +146,7 @@ def use(name, arguments, task):
         if name not in known:
             return f"error: there is no tool {name!r}"
         return known[name](given, task)
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, OSError, re.error) as error:
         return f"error: {type(error).__name__}: {error}"
 
 
@@ -161,11 +161,13 @@ def read(given, task):
 
 def edit(given, task):
     """Write."""
-    path = inside(given["path"])
+    path, new = inside(given["path"]), given["new"]
+    if not isinstance(new, str):
+        raise TypeError("`new` has to be a text")
     if not given["old"]:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         with open(path, "w") as file:
-            file.write(given["new"])
+            file.write(new)
         return "written"
     with open(path) as file:
         text = file.read()
@@ -173,7 +175,7 @@ def edit(given, task):
     if found != 1:
         return f"error: `old` is there {found} times and has to be there once"
     with open(path, "w") as file:
-        file.write(text.replace(given["old"], given["new"]))
+        file.write(text.replace(given["old"], new))
     return "replaced"
 
 
