@@ -15,6 +15,7 @@ import tarfile
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,7 +79,8 @@ class RayBoxes:
         for box in client.ask("GET", "/sandboxes")["sandboxes"]:
             host, _, name = box["labels"].get(LABEL, "").partition("/")
             if host == socket.gethostname() and not owner_lives(name):
-                client.ask("DELETE", f"/sandboxes/{box['sandbox_id']}")
+                with suppress(NotFound):  # it ended by itself meanwhile
+                    client.ask("DELETE", f"/sandboxes/{box['sandbox_id']}")
                 left += 1
         return left
 
@@ -156,7 +158,8 @@ class RayBox:
 
     def stop(self) -> None:
         if not self._stopped:
-            self.client.ask("DELETE", f"/sandboxes/{self.name}")
+            with suppress(NotFound):  # its time to live was over
+                self.client.ask("DELETE", f"/sandboxes/{self.name}")
             self._stopped = True
 
     def _await(self, path: str, until: float) -> dict[str, Any]:

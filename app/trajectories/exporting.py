@@ -42,14 +42,15 @@ FILE_BYTES = 256 * 1024 * 1024
 
 
 def write_export(
-    folder: Path, pages: Iterable[Sequence[ExportedTurn]], read: Callable[[list[tuple[str, str]]], Mapping[str, TurnPayload]]
-) -> int:
+    folder: Path, pages: Iterable[Sequence[ExportedTurn]], read: Callable[[list[tuple[str, str]]], Mapping[str, TurnPayload]], *,
+    file_bytes: int = FILE_BYTES,
+) -> int:  # fmt: skip
     """Write the turns whose tokens are still there; returns how many. Raises `BadInput` where the folder holds something already."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder} holds something already: name a folder that is empty or absent")
     partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
     partial.mkdir(parents=True)
-    files = _Files(partial)
+    files = _Files(partial, file_bytes)
     try:
         for page in pages:
             payloads = read([(turn.payload_segment, turn.inference_id) for turn in page])
@@ -67,8 +68,8 @@ def write_export(
 class _Files:
     """The files that are being written, one for each policy: turns come in order of time, so a day is over when the next one begins."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, file_bytes: int) -> None:
+        self._folder, self._file_bytes = folder, file_bytes
         self._open: dict[str, tuple[str, pq.ParquetWriter, Path]] = {}
         self._bytes: dict[str, int] = {}
         self.rows = 0
@@ -88,7 +89,7 @@ class _Files:
             self._close(policy)
 
     def _writer(self, policy: str, day: str) -> pq.ParquetWriter:
-        if policy in self._open and (self._open[policy][0] != day or self._bytes[policy] > FILE_BYTES):
+        if policy in self._open and (self._open[policy][0] != day or self._bytes[policy] > self._file_bytes):
             self._close(policy)
         if policy not in self._open:
             place = self._folder / f"policy={quote(policy, safe='')}" / f"day={day}"

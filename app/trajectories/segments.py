@@ -296,6 +296,8 @@ def _open(location: str) -> tuple[Any, str]:
     if location.startswith("s3://"):
         try:
             filesystem, root = pafs.FileSystem.from_uri(location)
+            if not root:
+                raise pa.ArrowInvalid("it names no bucket")
         except (pa.ArrowInvalid, OSError) as error:
             raise BadConfig(f"RATCHET_SEGMENTS is {location!r}, which cannot be opened ({error}): use s3://bucket/prefix") from error
         return filesystem, root.rstrip("/")

@@ -117,6 +117,8 @@ class Interception:
     journal: Journal
     permit: Permit
     """Taken for each request to the gateway: practice uses the engines when nobody waits for them."""
+    retry_s: float = RETRY_S
+    """Before the same is asked for again."""
     ended: Outcome | None = None
     """Why it answers no more."""
     exchanges: list[Exchange] = field(default_factory=list[Exchange])
@@ -186,7 +188,7 @@ class Interception:
                     return self._take(request, asked, answered)
                 if answered is not None and answered.status_code not in RETRIED:
                     return self._refusal(answered)
-            time.sleep(RETRY_S)
+            time.sleep(self.retry_s)
         self.ended = self.ended or Outcome.GATEWAY_FAILED
         return _refused(503, "the gateway gave no answer in the time of this episode")
 

@@ -32,7 +32,7 @@ source = app,pipelines
 parallel = true
 data_file = {folder}/data
 sigterm = true
-patch = subprocess, _exit, fork
+patch = subprocess, _exit, fork, execv
 disable_warnings = no-data-collected,module-not-imported,module-not-measured,trace-changed,dynamic-conflict
 [report]
 exclude_also =

@@ -74,7 +74,7 @@ def _executed(grader: Grader, source: str, examination: Examination) -> Outcome:
 def _satisfies(grader: Grader, answer: str) -> float:
     try:
         jsonschema.validate(json.loads(code_of(answer)), grader.schema)
-    except (json.JSONDecodeError, jsonschema.ValidationError):
+    except (json.JSONDecodeError, jsonschema.ValidationError, RecursionError):
         return 0.0
     return 1.0
 

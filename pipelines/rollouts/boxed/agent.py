@@ -201,13 +201,13 @@ def test(given, task):
     return command(task["test_command"]) if task.get("test_command") else "there are no tests to be seen"
 
 
-def command(argv):
+def command(argv, within_s=SHELL_S):
     """A program in the folder, without the key."""
     left = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
     try:
-        done = subprocess.run(argv, capture_output=True, timeout=SHELL_S, env=left, stdin=subprocess.DEVNULL)
+        done = subprocess.run(argv, capture_output=True, timeout=within_s, env=left, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
-        return f"error: still running after {SHELL_S:g} s"
+        return f"error: still running after {within_s:g} s"
     return f"exit code {done.returncode}\n" + (done.stdout + done.stderr).decode(errors="replace")[-MOST_RESULT_CHARS:]
 
 

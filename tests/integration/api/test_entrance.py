@@ -2,6 +2,7 @@
 
 import html
 import re
+from collections.abc import Mapping
 from datetime import timedelta
 
 import pytest
@@ -12,10 +13,11 @@ from starlette.testclient import TestClient
 
 from app.access import FORM_COOKIE, SESSION_COOKIE, FormTokens, SignIn, local_path
 from app.api.entry.doorkeeper import Doorkeeper, read_form
-from app.console.entrance import Entrance
+from app.console.entrance import OIDC_COOKIE, Entrance, Provider
 from app.db.access.keys import SqlKeys
 from app.domain.access import Scope
-from app.domain.people import Action, Role, Visitor
+from app.domain.errors import Unavailable
+from app.domain.people import Action, Role, SignInRefused, Visitor
 from app.main import create_app
 from tests.fakes.clock import FrozenClock
 from tests.fakes.gateway import collaborators
@@ -30,7 +32,7 @@ def town(sqlite_engine: Engine) -> Town:
     return Town(sqlite_engine, FrozenClock())
 
 
-def service(town: Town) -> TestClient:
+def service(town: Town, provider: Provider | None = None) -> TestClient:
     """Pages that say who is there, and one that acts."""
     keeper = Doorkeeper(FORMS)
     pages = APIRouter(prefix="/console", dependencies=[Depends(keeper)])
@@ -45,7 +47,7 @@ def service(town: Town) -> TestClient:
         return HTMLResponse(f"{request.state.visitor.actor} said {request.state.form}")
 
     desk = SignIn(town.people, passwords=quick_passwords(), clock=town.clock)
-    entrance = Entrance(desk, forms=FORMS, read_form=read_form, keeper=keeper, secure=True)
+    entrance = Entrance(desk, forms=FORMS, read_form=read_form, keeper=keeper, secure=True, provider=provider)
     keys = SqlKeys(town.engine, clock=town.clock)
     given = collaborators(
         keys=keys, people=town.people, turn_away=entrance.turn_away, clock=town.clock, routers=[entrance.router(), pages],
@@ -249,3 +251,76 @@ def test_the_form_cookie_is_not_a_session(town: Town) -> None:
     client.get("/console/login")
     client.cookies.set(SESSION_COOKIE, client.cookies[FORM_COOKIE])
     assert client.get("/console").status_code == 303
+
+
+def test_a_form_that_cannot_be_filled_in_again_is_refused_in_words(town: Town) -> None:
+    client = service(town)
+    csrf = csrf_in(client.get("/console/login").text)
+    broken = client.post("/console/login", data={"csrf": csrf, "held": "{", "name": "ada", "password": PASSWORD})
+    assert (broken.status_code, "the form cannot be read" in broken.text) == (400, True)
+
+
+def test_a_link_that_is_none_leads_to_the_entrance_and_a_password_typed_differently_is_asked_for_again(town: Town) -> None:
+    town.people.add("ada", roles=[Role.VIEWER], by="user:root")
+    link = town.people.invite("ada", lasts=timedelta(days=1), by="user:root")
+    client = service(town)
+    stranger = client.get("/console/welcome", params={"link": "none"})
+    assert (stranger.status_code, "/console/welcome" in stranger.text) == (400, False)
+    csrf = csrf_in(client.get("/console/welcome", params={"link": link}).text)
+    form = {"csrf": csrf, "link": link, "password": PASSWORD, "again": PASSWORD}
+    assert "type it twice" in client.post("/console/welcome", data=form | {"again": "other"}).text
+    assert client.post("/console/welcome", data=form | {"csrf": "0" * 64}).status_code == 403
+    short = client.post("/console/welcome", data=form | {"password": "x", "again": "x"})
+    assert (short.status_code, csrf_in(short.text)) == (400, csrf), "the form is there again, to be filled in better"
+    assert client.post("/console/welcome", data=form).headers["location"] == "/console"
+
+
+class Accounts:
+    """A provider that lets in whoever comes back as `ada`, from where it sent them."""
+
+    name = "Accounts of the house"
+
+    def __init__(self, town: Town) -> None:
+        self.town, self.seen = town, list[object]()
+        self.down = False
+
+    def begin(self, next_: str) -> tuple[str, str]:
+        return f"https://accounts.example/authorize?next={next_}", f"kept:{next_}"
+
+    def finish(self, kept: str | None, answer: Mapping[str, str], *, instead_of: str | None = None) -> tuple[str, str]:
+        self.seen.append((kept, answer.get("code"), instead_of))
+        if self.down:
+            raise Unavailable("Accounts of the house does not answer as a provider: sign in with a password, or try again")
+        if kept is None or answer.get("code") != "ada":
+            raise SignInRefused("this sign-in did not begin in this browser: begin again")
+        return self.town.people.enter(self.town.people.find("ada"), how="oidc"), kept.removeprefix("kept:")
+
+
+def test_somebody_comes_in_by_a_provider_back_to_where_they_were_going(town: Town) -> None:
+    town.person("ada")
+    accounts = Accounts(town)
+    client = service(town, accounts)
+    assert "Accounts of the house" in client.get("/console/login").text
+    begun = client.get("/console/oidc/start", params={"next": "/console/releases?page=2"})
+    assert begun.headers["location"] == "https://accounts.example/authorize?next=/console/releases?page=2"
+    cookie = begun.headers["set-cookie"].lower()
+    assert all(said in cookie for said in ("path=/console/oidc", "httponly", "secure", "samesite=lax", "max-age=600")), cookie
+    back = client.get("/console/oidc", params={"code": "ada"})
+    assert (back.status_code, back.headers["location"]) == (303, "/console/releases?page=2")
+    assert OIDC_COOKIE not in client.cookies, "what was kept for the way is used once"
+    assert client.get("/console").text.startswith("user:ada")
+
+
+def test_whom_a_provider_does_not_vouch_for_stands_at_the_entrance_and_is_told_why(town: Town) -> None:
+    town.person("ada")
+    accounts = Accounts(town)
+    client = service(town, accounts)
+    strange = client.get("/console/oidc", params={"code": "ada"})
+    assert (strange.status_code, "did not begin in this browser" in strange.text) == (401, True)
+    client.get("/console/oidc/start", params={"next": "https://evil.example/"})
+    accounts.down = True
+    away = client.get("/console/oidc", params={"code": "ada"})
+    assert (away.status_code, "sign in with a password" in away.text) == (401, True)
+    assert accounts.seen == [(None, "ada", None), ("kept:/console", "ada", None)], "nobody is sent on to another site"
+    assert SESSION_COOKIE not in client.cookies
+    assert service(town).get("/console/oidc/start").status_code == 404, "without a provider there is no such way"

@@ -25,9 +25,14 @@ def test_the_programs_end_is_the_reapers(program: str, code: int) -> None:
         assert running.wait(SOON_S) == code
 
 
-def test_the_programs_pipes_end_with_the_program_though_the_reaper_is_at_work() -> None:
-    with reaped("/bin/sh", "-c", "tr a-z A-Z; exec >&- <&-; sleep 0.3") as running:
-        assert running.communicate(b"words", timeout=SOON_S)[0] == b"WORDS"
+def test_a_pipe_ends_where_the_program_lets_go_of_it_though_the_reaper_is_at_work() -> None:
+    with reaped("/bin/sh", "-c", "tr a-z A-Z; exec >&- <&-; sleep 600") as running:
+        assert running.stdin is not None
+        assert running.stdout is not None
+        running.stdin.write(b"words")
+        running.stdin.close()
+        assert running.stdout.read() == b"WORDS", "whoever reads to the end waits for nobody who says nothing more"
+        running.terminate()
 
 
 def test_nothing_of_a_program_that_ended_lives_on(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The producer's bounds and settings, without a broker."""
 
 import threading
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,17 +9,24 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kafka.errors import (
+    InvalidRecordError,
+    KafkaTimeoutError,
+    MessageSizeTooLargeError,
+    NotLeaderForPartitionError,
+    RecordListTooLargeError,
+)
 from kafka.producer.transaction_manager import TransactionManager, TransactionState
 from kafka.protocol.producer import ProduceRequest
 
 from app.domain.errors import Unavailable
 from app.domain.telemetry.events import CloudEvent, Topic
-from app.domain.telemetry.streams import Ack, OutgoingEvent, Unsendable
+from app.domain.telemetry.streams import Ack, OutgoingEvent, Sent, Unsendable
 from app.messaging.broker import broker_command
 from app.messaging.cluster import Cluster, announce, announced_port
 from app.messaging.profiles import consumer_settings, mend_idempotence, network_settings, producer_settings
 from app.messaging.semaphore import ByteSemaphore
-from app.messaging.transmitters import BatchTransmitter
+from app.messaging.transmitters import BatchTransmitter, _outcome
 
 
 def test_bytes_in_flight_are_bounded_and_waiting_ends_when_room_is_made() -> None:
@@ -101,3 +109,29 @@ def test_of_a_batch_that_is_refused_only_the_record_that_is_too_large_is_given_u
     sender = BatchTransmitter(cluster(tmp_path), network=PickyNode(largest=4_000))
     sent = sender.send([("ratchet.events.1", OutgoingEvent(seq=0, topic=Topic.EVENTS, event=row, received_at=now)) for row in rows])
     assert [type(outcome) for outcome in sent] == [Ack, Ack, Unsendable, Ack]
+
+
+class Told:
+    """A record's future as kafka-python has it: what came of it, or the error."""
+
+    def __init__(self, said: object) -> None:
+        self.said = said
+
+    def get(self, *, timeout: float) -> object:
+        if isinstance(self.said, Exception):
+            raise self.said
+        return self.said
+
+
+def outcome(said: object) -> Sent:
+    row = CloudEvent(id="1", source="api", type="t", time=datetime(2026, 11, 21, tzinfo=UTC), key="k", data=b"12345")
+    outgoing = OutgoingEvent(seq=0, topic=Topic.EVENTS, event=row, received_at=row.time)
+    return _outcome(Told(said), outgoing, time.monotonic())
+
+
+def test_only_what_no_repetition_changes_is_given_up_and_everything_else_is_sent_again() -> None:
+    assert outcome(SimpleNamespace(topic="t", partition=3, offset=9)) == Ack(topic="t", partition=3, offset=9)
+    assert outcome(KafkaTimeoutError("late")) is None
+    assert outcome(NotLeaderForPartitionError("moved")) is None
+    for never in (MessageSizeTooLargeError, RecordListTooLargeError, InvalidRecordError):
+        assert outcome(never("x")) == Unsendable(reason=f"the broker does not take a record of 5 bytes ({never.__name__})")

@@ -39,6 +39,13 @@ def test_text_graders() -> None:
     assert score(Grader(kind=GraderKind.JSON_SCHEMA, schema=schema), '```json\n{"a": 1}\n```') == 1.0
     assert score(Grader(kind=GraderKind.JSON_SCHEMA, schema=schema), '{"b": 1}') == 0.0
     assert score(Grader(kind=GraderKind.JSON_SCHEMA, schema=schema), "not json") == 0.0
+    assert score(Grader(kind=GraderKind.JSON_SCHEMA, schema=schema), "[" * 100_000) == 0.0
+    similar = Grader(kind=GraderKind.SIMILAR, expected="return a + b")
+    assert (score(similar, "return a + b"), score(similar, "return a - b"), score(similar, "pass")) == (1.0, 0.75, 0.0)
+    short = Grader(kind=GraderKind.SHORT, tokens=2)
+    assert [score(short, text) for text in ("a b", "a b c", "a b c d", "a b c d e")] == [1.0, 0.5, 0.0, 0.0]
+    answers = Grader(kind=GraderKind.ANSWERS)
+    assert [score(answers, text) for text in ("It is 4.", "Which one? ", " ")] == [1.0, 0.0, 0.0]
     assert score(Grader(kind=GraderKind.JUDGE, rubric="Is it kind?"), "thanks") == 0.7
 
 

@@ -69,6 +69,28 @@ def test_a_suite_without_a_sealed_split_says_so(folder: Path) -> None:
         load_suite(SuiteConfig(name="s", source="suite.jsonl"), folder=folder, sealed=True)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, r"cannot read the suite .*suite\.jsonl: No such file"),
+        (b'{"id": "a"}\n', r"suite .*suite\.jsonl, line 1: .*messages"),
+        (b"\n\n{", r"suite\.jsonl, line 3: "),
+    ],
+)
+def test_a_suite_that_cannot_be_read_is_named_with_its_line(folder: Path, text: bytes | None, said: str) -> None:
+    (folder / "suite.jsonl").unlink()
+    if text is not None:
+        (folder / "suite.jsonl").write_bytes(text)
+    with pytest.raises(BadConfig, match=said):
+        load_suite(SuiteConfig(name="s", source="suite.jsonl"), folder=folder)
+
+
+def test_a_task_that_is_there_twice_is_refused(folder: Path) -> None:
+    (folder / "suite.jsonl").write_bytes(b"\n".join(msgspec.json.encode(task) for task in [*tasks(3), *tasks(2)]))
+    with pytest.raises(BadConfig, match="has task ids twice: t0, t1; ids must be unique"):
+        load_suite(SuiteConfig(name="s", source="suite.jsonl"), folder=folder)
+
+
 def _task(name: str, *, expected: str = "", tests: str = "", asked: str = "?") -> Task:
     return Task(
         id=name, messages=[{"role": "user", "content": asked}], grader=Grader(kind=GraderKind.SIMILAR, expected=expected, tests=tests)

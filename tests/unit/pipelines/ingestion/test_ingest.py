@@ -1,7 +1,9 @@
 """One poll, one transaction; what the database refuses is isolated, what it cannot do now is tried again."""
 
+from datetime import datetime
 from typing import Any
 
+import msgspec
 import pytest
 
 from app.domain.errors import OwnFault, Unavailable
@@ -89,3 +91,65 @@ def test_a_broker_that_does_not_answer_is_waited_for() -> None:
     source, store = ScriptedSource(Unavailable("gone"), deliveries("a")), PickyStore()
     member = ingest(source, store)
     assert [member.step(), member.step()] == [0, 1]
+
+
+class Watched(ScriptedSource):
+    """Counts how often it was let go of."""
+
+    closed = 0
+
+    def close(self) -> None:
+        """Remember."""
+        self.closed += 1
+
+
+class Expiring(PickyStore):
+    """What is parked expires as it was told, or the database is away."""
+
+    def __init__(self, *found: int | Unavailable) -> None:
+        super().__init__()
+        self.found, self.expired = [*found], 0
+
+    def expire_parked(self, *, now: datetime) -> int:
+        """The next of them."""
+        self.expired += 1
+        said = self.found.pop(0) if self.found else 0
+        if isinstance(said, Unavailable):
+            raise said
+        return said
+
+
+def run(source: ScriptedSource, store: PickyStore, *, every_s: float = 0.0, polls: int = 3) -> None:
+    left = iter(range(polls))
+    config = msgspec.structs.replace(IngestionConfig(), expire_every_s=every_s)
+    Ingest(source=source, store=store, config=config, clock=lambda: at(0), pause=lambda _: None).run(lambda: next(left, None) is None)
+
+
+def test_a_member_applies_until_it_is_told_to_stop_and_hands_its_partitions_over() -> None:
+    source, store = Watched(deliveries("a"), Unavailable("gone"), deliveries("b")), PickyStore()
+    run(source, store)
+    assert (store.applied, source.closed) == (["a", "b"], 1)
+
+
+def test_what_waited_for_its_turn_too_long_is_looked_for_now_and_then_and_a_database_that_is_away_ends_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    source, store = Watched(deliveries("a"), deliveries("b"), deliveries("c")), Expiring(Unavailable("the database is busy"), 0, 7)
+    run(source, store)
+    assert (store.applied, store.expired, source.closed) == (["a", "b", "c"], 3, 1)
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert told == ["event=waiting error=the database is busy", "event=orphaned count=7"]
+    rare = Expiring()
+    run(Watched(deliveries("a")), rare, every_s=3600.0)
+    assert rare.expired == 1
+
+
+def test_a_database_that_is_away_at_the_end_lets_the_member_end_and_commits_nothing() -> None:
+    source, store, asked = Watched(deliveries("a")), PickyStore(failures=1000), list[bool]()
+
+    def stopping() -> bool:
+        asked.append(True)
+        return len(asked) > 1
+
+    Ingest(source=source, store=store, config=IngestionConfig(), clock=lambda: at(0), pause=lambda _: None).run(stopping)
+    assert (source.committed, source.closed) == ([], 1)

@@ -1,0 +1,72 @@
+"""A relay in office, beside its sending: it waits, keeps house, sweeps and renews."""
+
+import threading
+from collections.abc import Iterator
+from datetime import datetime
+from typing import cast
+
+import pytest
+from sqlalchemy import Engine
+
+from app.db.ingestion.inbox import SqlInbox
+from app.db.ingestion.relay import SqlRelayOffice
+from app.db.ingestion.streams import SqlEffects
+from app.domain.telemetry.streams import JoinRules, RelayTerm
+from pipelines.ingestion.config import RelayConfig
+from pipelines.ingestion.relay import Heartbeat, Relay, Term
+from tests.fakes.served import at
+from tests.fakes.streaming import MemorySegments
+from tests.unit.pipelines.ingestion.test_relay import Stage
+
+
+@pytest.fixture
+def stage(sqlite_engine: Engine) -> Iterator[Stage]:
+    segments = MemorySegments()
+    store = SqlEffects(
+        sqlite_engine, rules=lambda: JoinRules(policies={}), write_segment=segments.write_sized, erase_from_segment=segments.erase
+    )
+    made = Stage(engine=sqlite_engine, door=SqlInbox(sqlite_engine, free_bytes=lambda: 1 << 40), store=store)
+    yield made
+    made.door.close()
+
+
+def test_a_relay_in_office_waits_for_its_broker_keeps_house_and_sweeps_when_it_is_time(stage: Stage) -> None:
+    """Everything beside sending, as `serve` does it: a broker that is down costs a pause, and nothing of it is forgotten afterwards."""
+    stage.accept("a")
+    stage.broker.down = True
+    swept, paused, sent, rounds = list[datetime](), list[float](), list[int](), iter(range(4))
+
+    def pause(seconds: float) -> None:
+        paused.append(seconds)
+        stage.broker.down = False
+
+    def sweep(now: datetime) -> int:
+        swept.append(now)
+        return 2
+
+    relay = Relay(
+        office=SqlRelayOffice(stage.engine, stage.engine, group="g"), sink=stage.broker, store=stage.store, clock=stage.now, pause=pause,
+        config=RelayConfig(sweep_every_s=0.0, reconcile_every_s=0.0, idle_s=0.07), owner="one", sweep=sweep, sent=sent.append,
+    )  # fmt: skip
+    term = relay.office.take("one", now=stage.now())
+    assert term is not None
+    Term(relay=relay, term=term).serve(lambda: next(rounds, None) is None, lambda: None)
+    assert paused == [0.3, 0.07, 0.07], "the broker, then nothing to do"
+    assert sent == [1, 0, 0]
+    assert len(swept) == 3
+    assert len(stage.broker.rotations) == 1, "the house is kept at the first chance, and not again for half a minute"
+
+
+def test_a_renewal_that_fails_is_tried_again_and_costs_no_office(caplog: pytest.LogCaptureFixture) -> None:
+    class Busy:
+        renewed = threading.Semaphore(0)
+
+        def renew(self, *, now: datetime) -> None:
+            self.renewed.release()
+            raise OSError("database is locked")
+
+    term = Busy()
+    with Heartbeat(cast(RelayTerm, term), lambda: at(0), every_s=0.01) as heartbeat:
+        assert all(term.renewed.acquire(timeout=60) for _ in range(3))
+        heartbeat.check()
+    assert "event=renewal_failed error=OSError('database is locked')" in caplog.text
