@@ -1,0 +1,115 @@
+"""What the environment says: everything that cannot be meant is refused by the name of its variable, and empty is the same as unset."""
+
+from pathlib import Path
+
+import pytest
+
+from app import wiring
+from app.domain.errors import BadConfig, UnknownPolicy
+from app.settings import Settings, from_environment, policies, read_toml
+
+
+def given(**variables: str) -> Settings:
+    return from_environment({f"RATCHET_{name}": value for name, value in variables.items()})
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "cure"),
+    [
+        ("INGEST", "kafka", "set it to `inbox` or `direct`"),
+        ("INGEST", "direct", "set RATCHET_KAFKA_BOOTSTRAP"),
+        ("PORT", "0", "a number from 1 to 65535"),
+        ("PORT", "65536", "a number from 1 to 65535"),
+        ("PORT", "http", "a number from 1 to 65535"),
+        ("DRAIN_S", "-1", "set it to seconds, such as 60"),
+        ("DRAIN_S", "inf", "set it to seconds, such as 60"),
+        ("DRAIN_S", "a minute", "set it to seconds, such as 60"),
+        ("STANDBY", "yes", "set it to `required`, or leave it out"),
+        ("LOG_FORMAT", "xml", "set it to `text` or `json`"),
+        ("PUBLIC_URL", "ratchet.example.com", "such as https://ratchet.example.com"),
+        ("PUBLIC_URL", "https://ratchet.example.com/console", "such as https://ratchet.example.com"),
+        ("ORIGINS", "https://*", "without a path or `[*]`"),
+        ("OIDC_ISSUER", "https://idp.example.com", "set all three, or none"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_name_with_the_cure(variable: str, value: str, cure: str) -> None:
+    with pytest.raises(BadConfig, match=f"RATCHET_{variable}.*{cure}"):
+        given(**{variable: value})
+
+
+def test_what_is_meant_is_read() -> None:
+    found = given(
+        STANDBY="required", LOG_FORMAT="json", DRAIN_S="60", PUBLIC_URL="https://ratchet.example.com/", ENGINES="http://a:1,http://b:2",
+        INGEST="direct", KAFKA_BOOTSTRAP="kafka:9092", SESSION_SECRETS="new,old", OIDC_ISSUER="https://i", OIDC_CLIENT_ID="c",
+        OIDC_CLIENT_SECRET="s",
+    )  # fmt: skip
+    assert (found.standby_required, found.log_format, found.drain_s, found.ingest) == (True, "json", 60.0, "direct")
+    assert (found.public_url, found.engines) == ("https://ratchet.example.com", ("http://a:1", "http://b:2"))
+    assert (found.session_secrets, found.oidc) == (("new", "old"), ("https://i", "c", "s"))
+
+
+def test_a_variable_that_is_empty_is_as_good_as_unset(tmp_path: Path) -> None:
+    empty = given(DATA=str(tmp_path), PORT="", INGEST="", KAFKA_BOOTSTRAP="", LOG_FORMAT="", DRAIN_S="", ENGINES="", CONFIG="", STANDBY="")
+    assert empty == given(DATA=str(tmp_path))
+    assert (empty.port, empty.drain_s, empty.config, empty.database_url) == (8400, 0.5, None, f"sqlite:///{tmp_path}/ratchet.db")
+
+
+def test_one_database_holds_the_inbox_too_unless_the_inbox_has_its_own() -> None:
+    assert given(DATABASE_URL="postgresql://a").inbox_url == "postgresql://a"
+    assert given(DATABASE_URL="postgresql://a", INBOX_URL="postgresql://b").inbox_url == "postgresql://b"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "cannot read the configuration .* check RATCHET_CONFIG"), (b"policies = [", "is not TOML"), (b"a = '\xff'", "is not TOML")],
+)
+def test_a_configuration_that_cannot_be_read_is_told_with_its_path(tmp_path: Path, content: bytes | None, said: str) -> None:
+    path = tmp_path / "ratchet.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(BadConfig, match=said) as refused:
+        read_toml(path)
+    assert str(path) in str(refused.value)
+
+
+def test_a_policy_that_is_declared_wrongly_is_told_by_its_key(tmp_path: Path) -> None:
+    with pytest.raises(BadConfig, match=r"\[policies\] in the configuration: .*base_name"):
+        policies({"policies": {"composer": {"model": "m", "base_model": "b"}}}, relative_to=tmp_path)
+
+
+# --- what the wiring refuses ---------------------------------------------------------------------------------------------
+
+
+def test_replicas_are_not_left_to_make_a_secret_each() -> None:
+    shared = given(DATABASE_URL="postgresql+psycopg://db/ratchet")
+    with pytest.raises(BadConfig, match="RATCHET_ACTOR_SALT"):
+        wiring.actor_salt(shared)
+    with pytest.raises(BadConfig, match="RATCHET_WEBHOOK_KEYS"):
+        wiring.webhook_keys(shared)
+
+
+def test_secrets_of_the_environment_are_used_and_rotated_where_they_are_set(tmp_path: Path) -> None:
+    named = given(DATA=str(tmp_path), SESSION_SECRETS="new,old", WEBHOOK_KEYS="key", ACTOR_SALT="pepper")
+    assert (wiring.session_secrets(named)(), wiring.webhook_keys(named), wiring.actor_salt(named)) == (("new", "old"), ("key",), "pepper")
+    with pytest.raises(BadConfig, match="RATCHET_SESSION_SECRETS is set: put a fresh secret in front of it"):
+        wiring.rotate_session_secret(named, by="user:ada")
+    assert list(tmp_path.iterdir()) == [], "nothing of our own is made beside them"
+
+
+def test_a_broker_of_our_own_beside_a_cluster_and_a_sandbox_without_a_server_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadConfig, match="RATCHET_KAFKA_BOOTSTRAP is kafka:9092: that cluster is used"):
+        wiring.become_broker(given(DATA=str(tmp_path), KAFKA_BOOTSTRAP="kafka:9092"))
+    with pytest.raises(BadConfig, match="RATCHET_SANDBOX_URL is unset"):
+        wiring.cluster_boxes(given(DATA=str(tmp_path)))
+
+
+def test_engines_of_two_kinds_are_not_mixed(tmp_path: Path) -> None:
+    with pytest.raises(BadConfig, match="list one kind only"):
+        wiring.open_engines(given(DATA=str(tmp_path), ENGINES="http://127.0.0.1:8401,vllm+http://127.0.0.1:8000"))
+
+
+def test_a_policy_that_nobody_declared_is_told_with_those_there_are(tmp_path: Path) -> None:
+    (tmp_path / "ratchet.toml").write_text('[policies.composer]\nmodel = "m"\nbase_name = "b"\nbase_model = "b"\n')
+    declared = wiring.load_policies(given(DATA=str(tmp_path), CONFIG=str(tmp_path / "ratchet.toml")))
+    with pytest.raises((BadConfig, UnknownPolicy), match="composer"):
+        wiring.require_policy(declared, "nobody")
