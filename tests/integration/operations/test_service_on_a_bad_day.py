@@ -147,7 +147,9 @@ def test_what_is_done_is_shown_as_it_is_done_and_once(tmp_path: Path) -> None:
         entry = {"occurred_at": "2026-11-21T12:00:00.5Z", "actor": "user:ada", "action": "release.approved", "subject": "r", "detail": {}}
         return JSONResponse({"data": [entry | {"seq": number} for number in numbers]})
 
-    with answering(chain(2, 1), chain(2, 1), chain(4, 3, 2), *(chain(4, 3) for _ in range(99))) as (url, _):
-        with following(tmp_path, "tail", "--lines", "1", "--url", url) as line:
-            told = [line().split()[0] for _ in range(4)]
+    with (
+        answering(chain(2, 1), chain(2, 1), chain(4, 3, 2), *(chain(4, 3) for _ in range(99))) as (url, _),
+        following(tmp_path, "tail", "--lines", "1", "--url", url) as line,
+    ):
+        told = [line().split()[0] for _ in range(4)]
     assert told == ["1", "2", "3", "4"]

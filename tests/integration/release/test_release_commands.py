@@ -15,7 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 from sqlalchemy import Engine, insert
 
-from app.db.engine import writing
+from app.db.engine import reading, writing
+from app.db.release.audit import entries
 from app.db.release.needed_weights import SqlNeededWeights
 from app.db.release.release_views import SqlReleaseViews
 from app.db.tables import versions
@@ -165,6 +166,19 @@ def test_every_other_act_goes_both_ways(terminal: Terminal, sqlite_engine: Engin
     assert "the anchor of" in terminal("anchor", POLICY, key=ada).output
     assert "the anchor of" in terminal("anchor", POLICY, "--break-glass").output
     assert "--break-glass" in str(terminal("plant", POLICY, "v1", "--reason", "x").exception)
+
+
+def test_a_known_version_is_planted_past_the_offline_gates_under_the_system_s_own_name_and_stays_marked(
+    terminal: Terminal, sqlite_engine: Engine, room: ReleaseRoom
+) -> None:
+    known(sqlite_engine, "v2")
+    assert "QUEUED" in terminal("plant", POLICY, "tiny-v2", "--reason", "a drill", "--break-glass").output
+    [planted] = room.ledger.list(policy=POLICY, states=(ReleaseState.QUEUED,))
+    assert (planted.digest, planted.initiator, planted.config["forced"]) == ("v2", ME, "a drill")
+    with reading(sqlite_engine) as connection:
+        acts = [(entry.actor, entry.action) for entry in entries(connection)]
+    assert {(ME, "release.break_glass"), (ME, "release.forced")} <= set(acts)
+    assert "0 versions" in str(terminal("plant", POLICY, "tiny-v9", "--reason", "a drill", "--break-glass").exception)
 
 
 def test_a_version_is_pinned_and_unpinned_by_name_and_a_rollback_goes_where_it_is_told(
