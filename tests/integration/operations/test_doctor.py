@@ -1,6 +1,7 @@
 """`ratchet doctor` names what is wrong with a deployment and the cure, and everything else in spite of it."""
 
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,11 @@ import pytest
 from click.testing import CliRunner, Result
 from fsspec import register_implementation
 from fsspec.implementations.memory import MemoryFileSystem
-from sqlalchemy import insert, update
+from sqlalchemy import delete, insert, update
 
 from app import wiring
 from app.db.engine import open_engine, writing
-from app.db.operations.examination import SqlDeploymentState
+from app.db.operations.examination import BACKUP, SqlDeploymentState
 from app.db.tables import audit, deployment_facts, engine_versions
 from app.domain.errors import BadConfig, RatchetError
 from app.domain.ids import utc_now
@@ -22,6 +23,7 @@ from app.settings import from_environment
 from pipelines.__main__ import ratchet
 from pipelines.commands.examination.findings import State, fail, look, ok, warn, worst
 from tests.fakes.releases import POLICY
+from tests.integration.serving.running import engine as running_engine
 
 
 class Terminal:
@@ -108,6 +110,58 @@ def test_an_engine_with_weights_that_the_database_does_not_know_is_told(terminal
     assert state.unknown({held.digest for held in state.held()}) == {"f" * 64}
     assert state.unknown(set(state.champions().values())) == set()
     engine.dispose()
+
+
+def test_engines_are_told_one_by_one_with_what_each_of_them_cannot_do(terminal: Terminal, tiny_model: Path) -> None:
+    engine, now = open_engine(terminal.settings.database_url), utc_now()
+    (champion,) = SqlDeploymentState(engine).champions().values()
+
+    def told(*held: tuple[str, str, str, str | None]) -> list[tuple[str, str]]:
+        with writing(engine) as connection:
+            connection.execute(delete(engine_versions))
+            for name, digest, state, detail in held:
+                row = {"engine_id": name, "policy": POLICY, "digest": digest, "address": "http://x", "state": state, "detail": detail}
+                connection.execute(insert(engine_versions).values(**row, changed_at=now, seen_at=now))
+        with running_engine(wiring.open_weights(terminal.settings)) as running:
+            return [(row["state"], row["says"]) for row in terminal.told("--only", "engines", RATCHET_ENGINES=running.url)["engines"]]
+
+    assert told() == [("fail", f"none holds the champion of {POLICY}, {champion[:12]}")]
+    assert told(("one", champion, "ready", None), ("two", champion, "ready", None), ("three", champion, "failed", "no memory")) == [
+        ("fail", f"three cannot hold {champion[:12]}: no memory"), ("ok", f"2 hold the champion of {POLICY}, {champion[:12]}")
+    ]  # fmt: skip
+    assert told(("one", champion, "ready", "off by 0.2"), ("two", "f" * 64, "ready", None)) == [
+        ("fail", f"one computes other log-probabilities for {champion[:12]}: off by 0.2"),
+        ("fail", "an engine holds ffffffffffff, which this database does not know"),
+        ("ok", f"1 hold the champion of {POLICY}, {champion[:12]}"),
+    ]
+    engine.dispose()
+
+
+def test_secrets_that_others_may_read_and_a_registry_that_is_away_are_told(terminal: Terminal) -> None:
+    terminal("doctor", "--only", "secrets")
+    salt = next(path for path in terminal.settings.secrets.iterdir())
+    salt.chmod(0o644)
+    loose = terminal.told("--only", "secrets")["secrets"]
+    assert ("fail", f"others may read {salt}") in [(row["state"], row["says"]) for row in loose]
+    away = terminal.told("--only", "tracking", RATCHET_MLFLOW_URI="http://127.0.0.1:9")["tracking"]
+    assert [row["state"] for row in away] == ["warn"], "the loop goes on without it"
+    assert "MLflow at http://127.0.0.1:9 does not answer" in away[0]["says"]
+
+
+def test_a_laptop_without_keys_is_warned_and_a_service_that_others_reach_fails(terminal: Terminal) -> None:
+    strong = {"RATCHET_ACTOR_SALT": "s" * 40, "RATCHET_SESSION_SECRETS": "t" * 40}
+    assert "warn" in {row["state"] for row in terminal.told("--only", "secrets", **strong)["secrets"]}
+    assert "fail" in {row["state"] for row in terminal.told("--only", "secrets", RATCHET_HOST="0.0.0.0", **strong)["secrets"]}
+    weak = terminal.told("--only", "secrets", RATCHET_HOST="0.0.0.0", RATCHET_ACTOR_SALT="short")["secrets"]
+    assert [row["state"] for row in weak] == ["fail"]
+    assert "RATCHET_ACTOR_SALT" in weak[0]["says"]
+
+
+def test_a_backup_that_is_old_is_told_with_its_age(terminal: Terminal) -> None:
+    engine = open_engine(terminal.settings.database_url)
+    SqlDeploymentState(engine).note(BACKUP, {}, at=utc_now() - timedelta(days=9))
+    engine.dispose()
+    assert terminal.told("--only", "backup")["backup"][0]["says"].startswith("the last backup was 9.0 days ago")
 
 
 def test_two_deployments_on_one_bucket_are_refused_before_anything_starts(terminal: Terminal, tmp_path: Path) -> None:
