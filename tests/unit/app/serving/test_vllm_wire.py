@@ -1,0 +1,76 @@
+"""What a vLLM server's words mean: its refusals as errors of ours, whose weights sampled, what it holds."""
+
+import json
+from typing import Any
+
+import pytest
+
+from app.domain.errors import BadRequest, NotFound, Overloaded, RatchetError, Unavailable
+from app.serving.vllm_wire import held_of, is_digest, other_weights, refusal
+
+ASKED, OTHER = "a" * 64, "b" * 64
+
+
+def said(status: int, body: Any, **headers: str) -> RatchetError:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return refusal("http://v", status, content, {name.replace("_", "-"): value for name, value in headers.items()})
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "words"),
+    [
+        (400, {"error": {"message": "bad stop"}}, BadRequest, "bad stop"),
+        (422, {"message": "no such field"}, BadRequest, "no such field"),
+        (400, {"error": "flat"}, BadRequest, "flat"),
+        (404, {"detail": "Not Found"}, NotFound, "use vLLM 0.32 or newer"),
+        (404, {"error": {"message": "the model `x` does not exist"}}, Unavailable, "the model `x` does not exist"),
+        (500, b"<html>oops", Unavailable, "vLLM at http://v answered 500"),
+        (502, [1], Unavailable, "vLLM at http://v answered 502"),
+    ],
+)
+def test_a_refusal_is_whose_fault_it_is_in_the_servers_own_words(status: int, body: Any, kind: type[RatchetError], words: str) -> None:
+    error = said(status, body)
+    assert type(error) is kind
+    assert words in str(error)
+
+
+def test_a_prompt_that_is_too_long_is_told_apart_from_other_bad_requests() -> None:
+    long, bad = (said(400, {"message": text}) for text in ("exceeds the maximum context length of 8", "bad stop"))
+    assert isinstance(long, BadRequest)
+    assert isinstance(bad, BadRequest)
+    assert (long.code, bad.code) == ("context_length_exceeded", "invalid_request")
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        ({"retry_after": "7"}, 7.0),
+        ({}, 1.0),
+        ({"retry_after": "Wed, 21 Oct 2026 07:28:00 GMT"}, 1.0),
+        ({"retry_after": "nan"}, 1.0),
+        ({"retry_after": "9" * 400}, 1.0),
+    ],
+)
+def test_a_full_server_says_when_to_come_back_and_a_date_of_a_proxys_breaks_nothing(header: dict[str, str], seconds: float) -> None:
+    error = said(429, {"message": "full"}, **header)
+    assert isinstance(error, Overloaded)
+    assert error.retry_after_s == seconds
+
+
+def test_tokens_of_other_weights_than_asked_for_are_noticed() -> None:
+    def of(*spans: tuple[str, int]) -> str | None:
+        return other_weights([{"version": version, "start": start} for version, start in spans], asked=ASKED)
+
+    assert of((ASKED, 0)) is None
+    assert other_weights(None, asked=ASKED) is other_weights([{"version": OTHER, "start": 0}], asked=None) is None
+    assert of((OTHER, 0)) == f"sampled by the weights {OTHER[:12]}, not by {ASKED[:12]}: the server's weights were replaced before it began"
+    both = f"({ASKED[:12]} from token 0, {OTHER[:12]} from token 5)"
+    assert of((ASKED, 0), (OTHER, 5)) == f"sampled by more than one version {both}: the server's weights were replaced meanwhile"
+
+
+def test_what_a_server_holds_is_its_base_and_adapters_and_one_without_a_base_is_none() -> None:
+    held = held_of({"data": [{"id": ASKED, "parent": "base"}, {"id": "base"}]}, "v", url="http://v")
+    assert (held.base, held.version, held.adapters) == ("base", "v", frozenset({ASKED}))
+    with pytest.raises(Unavailable, match="http://v/v1/models names no base model"):
+        held_of({}, None, url="http://v")
+    assert (is_digest(ASKED), is_digest("base"), is_digest("A" * 64)) == (True, False, False)
