@@ -183,10 +183,15 @@ def _run(settings: Settings, adapters: wiring.HttpAdapters, listener: socket.soc
     )
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # uvicorn raises the signal again when it is done: then it must not kill us
-    sys.setswitchinterval(SWITCH_S)
-    gc.freeze()  # what is loaded stays: the collector need not look at it again and again
+    settle()
     ready = f"api ready address=http://{settings.host}:{settings.port} policies={','.join(adapters.policies)} ingest={settings.ingest}"
     ApiServer(config, chat=app.chat, ready=ready, drain_s=settings.drain_s).run(sockets=[listener])
+
+
+def settle() -> None:
+    """Make this process one that serves: threads hand over soon, and the collector leaves what is loaded alone, for it stays."""
+    sys.setswitchinterval(SWITCH_S)
+    gc.freeze()
 
 
 def refuse_open_door(settings: Settings, *, keyed: bool, ever: bool) -> None:

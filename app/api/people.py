@@ -251,7 +251,7 @@ def told(person: Person) -> dict[str, Any]:
 def _token(key: ApiKey, now: datetime) -> dict[str, Any]:
     return {
         "prefix": key.prefix, "name": key.name, "policy": key.policy, "created_at": key.created_at, "expires_at": key.expires_at,
-        "revoked_at": key.revoked_at, "usable": key.usable_at(now),
+        "revoked_at": key.revoked_at, "usable": key.usable_at(now), "last_used_at": key.last_used_at,
     }  # fmt: skip
 
 

@@ -919,6 +919,8 @@ api_keys = Table(
     Column("person_id", Id, index=True),
     # Whom it speaks for: a personal token. Null: a program's key, which speaks for nobody.
     Column("made_by", Name),
+    Column("last_used_at", UtcMicros),
+    # To the minute.
 )
 
 people = Table(

@@ -4,9 +4,12 @@ import hmac
 import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
+
+USED_EVERY = timedelta(minutes=1)
+"""Of a key's uses within this time of the one that was noted, none is noted: a write a minute and key, however many processes let it in."""
 
 
 class Scope(StrEnum):
@@ -61,6 +64,8 @@ class ApiKey:
     person_id: str | None = None
     """Whom it speaks for: a personal token. None: a program's key, which speaks for nobody."""
     made_by: str | None = None
+    last_used_at: datetime | None = None
+    """When a request, or an agent of a session it started, was last let in with it; behind by `USED_EVERY` at most."""
 
     def matches(self, secret: str) -> bool:
         """Constant-time comparison of the secret part."""
@@ -76,6 +81,7 @@ class ApiKey:
             "prefix": self.prefix, "name": self.name, "personal": self.person_id is not None, "made_by": self.made_by,
             "scopes": sorted(self.scopes), "policy": self.policy, "rate_per_s": self.rate_per_s,
             "created_at": self.created_at, "expires_at": self.expires_at, "revoked_at": self.revoked_at, "usable": self.usable_at(now),
+            "last_used_at": self.last_used_at,
         }  # fmt: skip
 
 

@@ -175,6 +175,10 @@ class Keys(Protocol):
         """Whether any key was ever made, usable today or not."""
         ...
 
+    def note_used(self, used: Mapping[str, datetime]) -> None:
+        """When keys (by id) were used; what is older than what is noted, or within `USED_EVERY` of it, changes nothing."""
+        ...
+
 
 class Ledger(Protocol):
     """Which events were accepted, for ever."""

@@ -65,12 +65,12 @@ def list_(url: str | None, break_glass: bool) -> None:
         known = [msgspec.to_builtins(key.told(utc_now())) for key in wiring.key_book(settings).history()]
     else:
         known = Remote.of(settings, url).get("/v1/keys")["keys"]
-    table = Table("prefix", "name", "scopes", "policy", "rate/s", "created", "state")
+    table = Table("prefix", "name", "scopes", "policy", "rate/s", "created", "last used", "state")
     for key in known:
         rate = "" if key["rate_per_s"] is None else f"{key['rate_per_s']:g}"
-        table.add_row(
-            key["prefix"], key["name"], ", ".join(key["scopes"]), key["policy"] or "all", rate, _minute(key["created_at"]), _state(key)
-        )
+        used = "never" if key["last_used_at"] is None else _minute(key["last_used_at"])
+        scopes, made = ", ".join(key["scopes"]), _minute(key["created_at"])
+        table.add_row(key["prefix"], key["name"], scopes, key["policy"] or "all", rate, made, used, _state(key))
     Console(soft_wrap=True).print(table)
 
 

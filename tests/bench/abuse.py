@@ -26,7 +26,7 @@ from typing import Any
 import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.main import create_app
+from app.main import create_app, settle
 from tests.fakes.gateway import FixedRoutes, ScriptedEngines, collaborators, policy_config, serving
 
 BEAT_S = 0.005
@@ -70,6 +70,7 @@ def serve() -> None:
     policies = {"composer": policy_config(), "redacting": policy_config(redact=True)}
     engines = ScriptedEngines(words=("Hello", CALL))
     app = create_app(collaborators(policies=policies, routes=FixedRoutes("composer", "redacting"), engines=engines))
+    settle()
     with serving(Heart(app)) as url:
         print(url, flush=True)
         sys.stdin.read()

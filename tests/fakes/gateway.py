@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from app.api.entry.barrier import Barrier
 from app.api.entry.connections import Connection, Server
-from app.domain.access import ApiKey, Scope, hash_secret, key_text, new_secret
+from app.domain.access import USED_EVERY, ApiKey, Scope, hash_secret, key_text, new_secret
 from app.domain.errors import BadRequest, RatchetError, Unavailable, UnknownPolicy
 from app.domain.ids import uuid7
 from app.domain.policies import PolicyConfig
@@ -121,6 +121,7 @@ class MemoryKeys:
         self.keys: list[ApiKey] = []
         self.made = 0
         self.reads = 0
+        self.writes = 0
 
     def all(self) -> list[ApiKey]:
         self.reads += 1
@@ -128,6 +129,13 @@ class MemoryKeys:
 
     def ever(self) -> bool:
         return self.made > 0
+
+    def note_used(self, used: Mapping[str, datetime]) -> None:
+        self.writes += 1
+        for number, key in enumerate(self.keys):
+            at = used.get(key.id)
+            if at is not None and (key.last_used_at is None or at - key.last_used_at >= USED_EVERY):
+                self.keys[number] = replace(key, last_used_at=at)
 
     def add(self, *scopes: Scope, policy: str | None = None, rate_per_s: float | None = None, expires_at: datetime | None = None) -> str:
         """Make a key; returns its text."""

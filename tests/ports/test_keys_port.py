@@ -1,7 +1,7 @@
 """One suite over the stored keys and their fake; and what only the stored ones do."""
 
-from collections.abc import Iterator
-from datetime import timedelta
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 import pytest
@@ -22,6 +22,8 @@ class Filled(Protocol):
     def all(self) -> list[ApiKey]: ...
 
     def ever(self) -> bool: ...
+
+    def note_used(self, used: Mapping[str, datetime]) -> None: ...
 
     def add(self, *scopes: Scope, policy: str | None = None, rate_per_s: float | None = None) -> str: ...
 
@@ -55,6 +57,21 @@ def test_a_key_is_found_by_its_prefix_and_matches_its_secret_only(keys: Filled) 
     assert not key.matches(others[1])
     assert (key.scopes, key.policy, key.rate_per_s) == (frozenset({Scope.INGEST, Scope.READ}), "composer", 5)
     assert (Scope.READ.is_within(key.scopes), Scope.RELEASE.is_within(key.scopes)) == (True, False)
+
+
+def test_a_keys_last_use_moves_forward_only_and_no_more_than_once_a_minute(keys: Filled) -> None:
+    """However many processes say so, in whichever order."""
+    keys.add(Scope.INGEST)
+    keys.add(Scope.INGEST)
+    used, other = (key.id for key in keys.all())
+    noon = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+    def noted(after_s: float) -> list[float | None]:
+        keys.note_used({used: noon + timedelta(seconds=after_s), "no key of ours": noon})
+        of = {key.id: key.last_used_at for key in keys.all()}
+        return [None if at is None else (at - noon).total_seconds() for at in (of[used], of[other])]
+
+    assert [noted(after_s) for after_s in (0, 59.9, 60, 30, -3600)] == [[0, None], [0, None], [60, None], [60, None], [60, None]]
 
 
 def test_secrets_are_not_stored_and_revoked_and_expired_keys_are_gone(database_url: str) -> None:

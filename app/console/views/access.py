@@ -52,6 +52,7 @@ def key(asked: Asked, prefix: str) -> dict[str, Any]:
         ("rate", "no limit" if rate is None else f"{rate:g} a second"),
         ("made", f"{clock_time(found.created_at)} UTC by {found.made_by or 'nobody known'}"),
         ("ends", f"{clock_time(found.expires_at)} UTC" if found.expires_at else "when it is revoked"),
+        ("last used", f"{clock_time(found.last_used_at)} UTC" if found.last_used_at else "never"),
         ("state", _state(found)),
     ]  # fmt: skip
     acts: list[tuple[str, str, bool]] = []
@@ -113,11 +114,11 @@ def _keys(asked: Asked, keys: list[ApiKey], names: dict[str, str]) -> Sheet:
         (
             cell(key.prefix, kind="code", href=asked.link(f"/keys/{key.prefix}")), cell(key.name), cell(_speaks_for(key, names)),
             cell(_scopes(key)), cell(key.policy or "all"), cell("yes" if key.usable_at(now) else "no"), cell(key.created_at),
-            cell(key.expires_at), cell(key.revoked_at),
+            cell(key.last_used_at), cell(key.expires_at), cell(key.revoked_at),
         )
         for key in keys
     ]  # fmt: skip
-    columns = ("begins with", "name", "speaks for", "scopes", "policy", "good", "made", "ends", "revoked")
+    columns = ("begins with", "name", "speaks for", "scopes", "policy", "good", "made", "last used", "ends", "revoked")
     return Sheet(name="keys", title="Keys and tokens", columns=columns, rows=rows, empty="no key was ever made")
 
 

@@ -1,6 +1,6 @@
 """API keys: only hashes are stored; the key itself is shown once, by whoever creates it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -11,7 +11,7 @@ from app.db.engine import expected_to_answer, reading, writing
 from app.db.release import audit
 from app.db.release.done import begin
 from app.db.tables import api_keys
-from app.domain.access import ApiKey, Order, Scope, hash_secret, key_text, new_secret
+from app.domain.access import USED_EVERY, ApiKey, Order, Scope, hash_secret, key_text, new_secret
 from app.domain.errors import NotFound
 from app.domain.ids import utc_now, uuid7
 from app.domain.people import Person
@@ -40,6 +40,14 @@ class SqlKeys:
     def history(self) -> list[ApiKey]:
         """Every key there ever was, oldest first."""
         return self._select(select(api_keys).order_by(api_keys.c.created_at, api_keys.c.id))
+
+    def note_used(self, used: Mapping[str, datetime]) -> None:
+        """When keys (by id) were used, in one transaction; within `USED_EVERY` of what is noted nothing changes. Raises `Unavailable`."""
+        noted = api_keys.c.last_used_at
+        with expected_to_answer(), writing(self._engine) as connection:
+            for key_id, at in sorted(used.items()):
+                due = or_(noted.is_(None), noted <= at - USED_EVERY)
+                connection.execute(update(api_keys).where(api_keys.c.id == key_id, due).values(last_used_at=at))
 
     def create(
         self,
@@ -100,7 +108,7 @@ def _values(key: ApiKey) -> dict[str, Any]:
     return {
         "id": key.id, "prefix": key.prefix, "hash": key.hash, "name": key.name, "scopes": sorted(scope.value for scope in key.scopes),
         "policy": key.policy, "rate_per_s": key.rate_per_s, "created_at": key.created_at, "expires_at": key.expires_at,
-        "revoked_at": key.revoked_at, "person_id": key.person_id, "made_by": key.made_by,
+        "revoked_at": key.revoked_at, "person_id": key.person_id, "made_by": key.made_by, "last_used_at": key.last_used_at,
     }  # fmt: skip
 
 

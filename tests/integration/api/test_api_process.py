@@ -92,6 +92,7 @@ def test_it_refuses_another_address_until_there_is_a_key(start: Start) -> None:
     key = shown.splitlines()[0]
     listed, _ = start("pipelines", "keys", "list", "--break-glass").communicate(timeout=PATIENCE_S)
     assert key[:11] in listed
+    assert "never" in listed, "it was not used yet"
     assert key[12:] not in listed
     revoked, _ = start("pipelines", "keys", "revoke", key[:11], "--break-glass").communicate(timeout=PATIENCE_S)
     assert "revoked" in revoked

@@ -1,22 +1,41 @@
 """Keys over HTTP on a real database: as on the command line, never wider than the key that makes them."""
 
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import httpx
 import pytest
 from sqlalchemy import Engine, select
 from starlette.testclient import TestClient
 
 from app.api import keys
+from app.api.application import Application
 from app.db.access.keys import SqlKeys
 from app.db.engine import reading
 from app.db.tables import audit
 from app.domain.access import Scope
+from app.domain.ids import utc_now
 from app.main import create_app
-from tests.fakes.gateway import collaborators, policy_config
+from tests.fakes.gateway import collaborators, policy_config, serving
 
 
 def service(engine: Engine) -> tuple[TestClient, SqlKeys]:
-    book, policies = SqlKeys(engine), {"composer": policy_config(), "tab": policy_config()}
-    app = create_app(collaborators(keys=book, policies=policies, routers=[keys.router(book, rotate=lambda by: None, policies=policies)]))
-    return TestClient(app, raise_server_exceptions=False), book
+    book = SqlKeys(engine)
+    return TestClient(app_of(book), raise_server_exceptions=False), book
+
+
+def app_of(book: SqlKeys) -> Application:
+    policies = {"composer": policy_config(), "tab": policy_config()}
+    return create_app(collaborators(keys=book, policies=policies, routers=[keys.router(book, rotate=lambda by: None, policies=policies)]))
+
+
+def eventually(claim: Callable[[], bool]) -> None:
+    patient_until = time.monotonic() + 60
+    while not claim():
+        assert time.monotonic() < patient_until
+        time.sleep(0.01)
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -92,3 +111,26 @@ def test_others_make_no_keys_and_an_open_service_is_not_closed_by_whoever_is_let
     client, _ = service(sqlite_engine)
     for ask in (client.get("/v1/keys", headers=bearer(ingest)), client.delete("/v1/keys/rk_x", headers=bearer(ingest))):
         assert ask.status_code == 403
+
+
+def test_a_key_says_when_it_was_used_and_one_that_never_was_says_so(sqlite_engine: Engine) -> None:
+    book = SqlKeys(sqlite_engine)
+    _, admin = book.create(name="ops", scopes=[Scope.ADMIN])
+    reader, secret = book.create(name="a dashboard", scopes=[Scope.READ])
+    idle, _ = book.create(name="forgotten", scopes=[Scope.READ])
+    began = utc_now()
+
+    def last_uses() -> dict[str, Any]:
+        return {key["prefix"]: key["last_used_at"] for key in ask("/v1/keys", admin)["keys"]}
+
+    with serving(app_of(book)) as url, httpx.Client(base_url=url, trust_env=False) as client:
+
+        def ask(path: str, key: str) -> Any:
+            return client.get(path, headers=bearer(key)).raise_for_status().json()
+
+        assert last_uses()[reader.prefix] is None
+        ask("/v1/runs", secret)
+        eventually(lambda: last_uses()[reader.prefix] is not None)
+        found = last_uses()
+    assert began <= datetime.fromisoformat(found[reader.prefix]) <= utc_now()
+    assert found[idle.prefix] is None

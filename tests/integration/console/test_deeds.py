@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from html import unescape
 from typing import Any
 
@@ -214,8 +214,10 @@ def test_a_key_is_made_rotated_and_revoked_and_no_page_tells_it_again(engine: En
     assert key.expires_at is not None
     assert secret not in send(client, "make_key", "new", filled | {"expires_days": "30"}).text
     assert len([one for one in book.history() if one.name == "the editor"]) == 1, "sent again, it is done already"
+    book.note_used({key.id: datetime(2026, 11, 21, 12, 34, tzinfo=UTC)})
     for page in ("/console/access", f"/console/keys/{key.prefix}"):
         assert secret not in client.get(page).text
+        assert "12:34" in client.get(page).text
     rotated = send(client, "rotate_key", key.prefix, ask(client, "rotate_key", key.prefix))
     after = next(one for one in book.all() if one.name == "the editor" and one.prefix != key.prefix)
     assert (after.scopes, after.policy, after.rate_per_s) == (key.scopes, key.policy, key.rate_per_s)
