@@ -6,7 +6,7 @@ from typing import Any
 import click
 import msgspec
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from app import wiring
 from app.domain.access import Scope
@@ -65,7 +65,7 @@ def list_(url: str | None, break_glass: bool) -> None:
         known = [msgspec.to_builtins(key.told(utc_now())) for key in wiring.key_book(settings).history()]
     else:
         known = Remote.of(settings, url).get("/v1/keys")["keys"]
-    table = Table("prefix", "name", "scopes", "policy", "rate/s", "created", "last used", "state")
+    table = Table(Column("prefix", no_wrap=True), "name", "scopes", "policy", "rate/s", "created", "last used", "state")
     for key in known:
         rate = "" if key["rate_per_s"] is None else f"{key['rate_per_s']:g}"
         used = "never" if key["last_used_at"] is None else _minute(key["last_used_at"])

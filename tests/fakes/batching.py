@@ -72,7 +72,7 @@ class MemoryCutSession:
         used = self._used()
         tries = Counter(inference_id for _, inference_id in self.store.returned)
         fresh = [
-            replace(turn, tries=tries[turn.inference_id])
+            replace(turn, tries=tries[turn.inference_id]) if tries[turn.inference_id] != turn.tries else turn
             for turn in self.store.labels
             if turn.inference_id not in used and turn.labelled_at <= until
             and (turn.version in versions or since is None or turn.labelled_at > since)
