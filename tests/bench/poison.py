@@ -235,11 +235,12 @@ def main(report: Callable[[str], None] = print) -> int:
     parser.add_argument("--slots", type=int, default=12, help="updates, one after the other")
     parser.add_argument("--seeds", type=int, default=5, help="runs of each row")
     parser.add_argument("--quick", action="store_true", help="three slots, one seed, 5 %% alone: within a minute")
+    parser.add_argument("--attack", choices=ATTACKS, action="append", help="attack (repeatable); all of them without it")
     parser.add_argument("--share", type=float, action="append", help="share of hostile people (repeatable)")
     given = parser.parse_args()
     slots, seeds = (3, 1) if given.quick else (given.slots, given.seeds)
     rows: list[dict[str, Any]] = []
-    for attack in ATTACKS:
+    for attack in given.attack or ATTACKS:
         for share in given.share or ((0.05,) if given.quick else (0.01, 0.05, 0.2)):
             rows.append(measured(attack, share, slots=slots, seeds=seeds))
             report(json.dumps(rows[-1]))
