@@ -5,6 +5,7 @@ Fed by the pages and endpoints of signing in / feeds whoever asks who is there. 
 
 from app.access.forms import FORM_COOKIE, SESSION_COOKIE, FormTokens, local_path
 from app.access.passwords import Passwords
+from app.access.porch import Porch
 from app.access.sign_in import SignIn
 
-__all__ = ["FORM_COOKIE", "SESSION_COOKIE", "FormTokens", "Passwords", "SignIn", "local_path"]
+__all__ = ["FORM_COOKIE", "SESSION_COOKIE", "FormTokens", "Passwords", "Porch", "SignIn", "local_path"]

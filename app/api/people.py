@@ -6,7 +6,7 @@ nothing beside them for a day (four eyes). Tokens are personal: everybody makes 
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Protocol
 
@@ -15,6 +15,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.access import Porch
 from app.api import openapi
 from app.api.asking import Name, declared_policy, read_body, visible_policy
 from app.api.dialects.counter import json_response
@@ -124,6 +125,7 @@ class PeopleRoom:
     address: str
     """Where links lead to."""
     clock: Callable[[], datetime] = utc_now
+    porch: Porch = field(default_factory=Porch)
 
 
 def router(room: PeopleRoom) -> APIRouter:
@@ -198,7 +200,7 @@ def _tokens(made: APIRouter, room: PeopleRoom) -> None:
     async def sign_in(request: Request) -> Response:
         """A token for a terminal, against name and password; its text is shown this once."""
         body = await read_body(request, SignInBody)
-        person = await asyncio.to_thread(room.desk.person_with, body.name, body.password)
+        person = await room.porch.take(lambda: room.desk.person_with(body.name, body.password))
         return await _made(request, person, body.token_name, body.expires_days, person.policy)
 
     @made.get("/v1/tokens")
@@ -212,7 +214,7 @@ def _tokens(made: APIRouter, room: PeopleRoom) -> None:
     async def create(caller: Viewer, request: Request) -> Response:
         """A token of one's own; its text is shown this once."""
         person, body = _somebody(caller), await read_body(request, TokenBody)
-        policy = visible_policy(declared_policy(body.policy, room.policies), caller)
+        policy = declared_policy(visible_policy(body.policy, caller), room.policies)
         return await _made(request, person, body.name, body.expires_days, policy)
 
     async def _made(request: Request, person: Person, name: str, days: float, policy: str | None) -> Response:

@@ -14,9 +14,9 @@ import msgspec
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from app.access import FORM_COOKIE, SESSION_COOKIE, FormTokens, local_path
+from app.access import FORM_COOKIE, SESSION_COOKIE, FormTokens, Porch, local_path
 from app.console.rendering import HEADERS
-from app.domain.errors import BadRequest, RatchetError, Unavailable
+from app.domain.errors import BadRequest, Overloaded, RatchetError, Unavailable
 from app.domain.people import SESSION_LASTS, Person, SignInRefused
 
 OIDC_COOKIE, OIDC_PATH = "ratchet_oidc", "/console/oidc"
@@ -52,6 +52,8 @@ class Entrance:
         provider: Provider | None = None,
     ) -> None:  # fmt: skip
         self._desk = desk
+        self._porch, self._bridge = Porch(), Porch()
+        """Before our own door, and where a provider is asked, who may be slow."""
         self._provider = provider
         self._forms = forms
         self._read_form = read_form
@@ -88,9 +90,10 @@ class Entrance:
             before = request.cookies.get(SESSION_COOKIE)
             try:
                 name, password = form.get("name", ""), form.get("password", "")
-                session = await asyncio.to_thread(lambda: self._desk.with_password(name, password, instead_of=before))
-            except SignInRefused as error:
-                return self._login(request, next_=next_, held=held, why=str(error), name=form.get("name", ""), status=401)
+                session = await self._porch.take(lambda: self._desk.with_password(name, password, instead_of=before))
+            except (SignInRefused, Overloaded) as error:
+                status = 401 if isinstance(error, SignInRefused) else 429
+                return self._login(request, next_=next_, held=held, why=str(error), name=form.get("name", ""), status=status)
             return self._entered(session, next_=next_, held=held)
 
         @made.post("/logout")
@@ -121,7 +124,7 @@ class Entrance:
                 return await self._welcome(request, link, why="the two passwords are not the same: type it twice", status=400)
             try:
                 before = request.cookies.get(SESSION_COOKIE)
-                session = await asyncio.to_thread(lambda: self._desk.accept(link, password, instead_of=before))
+                session = await self._porch.take(lambda: self._desk.accept(link, password, instead_of=before))
             except (SignInRefused, BadRequest) as error:
                 return await self._welcome(request, link, why=str(error), status=400)
             return self._entered(session, next_=local_path(None))
@@ -129,7 +132,8 @@ class Entrance:
     def _oidc(self, made: APIRouter, provider: Provider) -> None:
         @made.get("/oidc/start")
         async def start(request: Request) -> Response:
-            url, kept = await asyncio.to_thread(provider.begin, local_path(request.query_params.get("next")))
+            next_ = local_path(request.query_params.get("next"))
+            url, kept = await self._bridge.take(lambda: provider.begin(next_))
             answer = RedirectResponse(url, 303, headers=HEADERS)
             answer.set_cookie(OIDC_COOKIE, kept, max_age=600, httponly=True, samesite="lax", secure=self._secure, path=OIDC_PATH)
             return answer
@@ -139,9 +143,9 @@ class Entrance:
             kept, before = request.cookies.get(OIDC_COOKIE), request.cookies.get(SESSION_COOKIE)
             said = dict(request.query_params)
             try:
-                session, next_ = await asyncio.to_thread(lambda: provider.finish(kept, said, instead_of=before))
-            except (SignInRefused, Unavailable) as error:
-                return self._login(request, next_=None, why=str(error), status=401)
+                session, next_ = await self._bridge.take(lambda: provider.finish(kept, said, instead_of=before))
+            except (SignInRefused, Unavailable, Overloaded) as error:
+                return self._login(request, next_=None, why=str(error), status=429 if isinstance(error, Overloaded) else 401)
             answer = self._entered(session, next_=local_path(next_))
             answer.delete_cookie(OIDC_COOKIE, httponly=True, samesite="lax", secure=self._secure, path=OIDC_PATH)
             return answer

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from app.api.chat.recording import Recording
+from app.api.telemetry.intake import brackets
 from app.domain.errors import BadRequest
 from app.domain.telemetry.serving import GenerationChunk
 
@@ -39,7 +40,7 @@ MOST_BRACKETS = 80_000
 
 def bounded(raw: bytes) -> bytes:
     """The body again; refused before it is decoded where that would make too many objects. Raises `BadRequest`."""
-    if raw.count(b"{") + raw.count(b"[") > MOST_BRACKETS:
+    if brackets(raw) > MOST_BRACKETS:
         raise BadRequest(f"the body has more than {MOST_BRACKETS} brackets: send less at once", code="too_many_values")
     return raw
 

@@ -12,9 +12,10 @@ from app.api.entry.access import Caller
 from app.api.telemetry.drafts import AwareTime, Desk, Draft, EventId, RetractionDraft, decode, refuse_unknown, source_of
 from app.api.telemetry.intake import Headers, check_tree
 from app.domain.errors import BadRequest
+from app.domain.learning.rewards import segment_key
 from app.domain.telemetry.events import CloudEvent, EventType
 from app.domain.telemetry.moments import check_moments
-from app.domain.telemetry.turns import TurnServed
+from app.domain.telemetry.turns import Assignment, TurnServed
 
 MARK = b'"specversion"'
 """Only CloudEvents have this key; inside a JSON text its quotes would be escaped, so that searching the bytes is enough."""
@@ -33,6 +34,8 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     data: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
 
 
+ID_CHARS, SEGMENT_CHARS = 64, 200
+"""What the columns of turns hold."""
 _envelope = msgspec.json.Decoder(Envelope)
 _draft = msgspec.json.Decoder(Draft)
 _retraction = msgspec.json.Decoder(RetractionDraft)
@@ -56,6 +59,7 @@ def event(raw: msgspec.Raw, desk: Desk, caller: Caller) -> CloudEvent:
     """The event inside an envelope. Raises `BadRequest`."""
     if len(memoryview(raw)) > desk.limits.event_bytes:
         raise BadRequest(f"the event is larger than {desk.limits.event_bytes} bytes", code="size")
+    desk.refuse_crowded(raw)
     envelope: Envelope = decode(_envelope, raw)
     if envelope.specversion != "1.0":
         raise BadRequest(f"specversion {envelope.specversion!r} is not known: send 1.0", param="specversion")
@@ -100,14 +104,27 @@ def _imported(turn: TurnServed, desk: Desk, caller: Caller) -> CloudEvent:
         raise BadRequest("an imported turn carries its own content: leave `payload` out", param="data.payload")
     if turn.policy not in desk.policies or caller.policy not in (None, turn.policy):
         raise BadRequest(f"no policy is named {turn.policy!r} for this key", param="data.policy", code="unknown_policy")
+    _refuse_oversized(turn)
     try:
         check_moments(received_at=desk.clock(), started_at=turn.started_at, finished_at=turn.finished_at)
     except ValueError as error:
         raise BadRequest(str(error), param=f"data.{str(error).partition(' ')[0]}") from error
     check_tree(msgspec.to_builtins(turn, builtin_types=(bytes,)), desk.limits)
     source = source_of(turn.source, caller)
-    turn = desk.imported(msgspec.structs.replace(turn, source=source))
+    turn = desk.imported(msgspec.structs.replace(turn, source=source, assignment=Assignment()))  # a release is not for history to claim
     return CloudEvent(
         id=turn.inference_id, source=source, type=EventType.TURN.value, time=turn.finished_at, key=turn.episode_id,
         data=msgspec.json.encode(turn),
     )  # fmt: skip
+
+
+def _refuse_oversized(turn: TurnServed) -> None:
+    """Refuse words that no column holds: accepted they would be buried when they are applied. Raises `BadRequest` with the field."""
+    words = {"inference_id": turn.inference_id, "episode_id": turn.episode_id, "version": turn.version}
+    for field, word in words.items():
+        if not 0 < len(word) <= ID_CHARS:
+            raise BadRequest(f"{field} has 1 to {ID_CHARS} characters", param=f"data.{field}")
+    if turn.kind not in ("answer", "summary"):
+        raise BadRequest("kind is `answer` or `summary`", param="data.kind")
+    if len(segment_key(turn.segment)) > SEGMENT_CHARS:
+        raise BadRequest(f"the segment has more than {SEGMENT_CHARS} characters together", param="data.segment")

@@ -13,6 +13,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.api.chat.style import bounded
 from app.api.dialects.naming import SUFFIXES, Signal, drafts
 from app.api.entry.access import Access, Caller
 from app.api.telemetry.door import Door
@@ -42,7 +43,7 @@ class Counter:
         caller = await self.access.caller(dict(request.scope["headers"]), Scope.INGEST, cost=1 if charged else 0)
         raw = await self.intake.read(request.scope, request.receive, max_bytes=max_bytes)
         try:
-            yield caller, raw
+            yield caller, bounded(raw)
         finally:
             self.intake.release(len(raw))
 

@@ -15,7 +15,7 @@ from app.api import openapi
 from app.api.dialects.counter import Counter, json_response
 from app.api.dialects.naming import Signal, inference_of, named_inference
 from app.api.entry.access import Caller
-from app.api.telemetry.drafts import AwareTime, EventId, Label, TargetId, decode
+from app.api.telemetry.drafts import AwareTime, EventId, Label, TargetId, decode, members
 from app.domain.access import Scope
 from app.domain.errors import BadRequest
 
@@ -43,7 +43,6 @@ class LangfuseScore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 _one = msgspec.json.Decoder(LangfuseScore)
-_many = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def router(counter: Counter) -> APIRouter:
@@ -79,7 +78,7 @@ def router(counter: Counter) -> APIRouter:
 
 async def _batch(raw: bytes, counter: Counter, caller: Caller) -> Response:
     """202 when all are taken, else 207 with what was wrong, as the client expects it."""
-    scores: list[msgspec.Raw] = decode(_many, raw)
+    scores = members(raw, most=counter.intake.limits.batch_events)
     counter.charge(caller, len(scores))
     if not scores:
         raise BadRequest("a batch has at least one score", code="empty")

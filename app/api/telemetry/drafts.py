@@ -11,7 +11,7 @@ from typing import Annotated, Any, cast, get_args
 import msgspec
 
 from app.api.entry.access import Caller
-from app.api.telemetry.intake import Limits, characters, check_tags, check_tree
+from app.api.telemetry.intake import Limits, brackets, characters, check_tags, check_tree
 from app.api.telemetry.redaction import Redactor
 from app.domain.errors import BadRequest
 from app.domain.ids import hash_actor, uuid7
@@ -23,7 +23,9 @@ from app.domain.telemetry.signals import check_value, split_path
 from app.domain.telemetry.turns import TurnServed
 
 AwareTime = Annotated[datetime, msgspec.Meta(tz=True)]
-TargetId = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+TARGET_CHARS, STORED_CHARS = 64, 190
+"""Of what an observation is about, and of its own id: what columns hold, with `:retracted` behind it. Dialects make up ids."""
+TargetId = Annotated[str, msgspec.Meta(min_length=1, max_length=TARGET_CHARS)]
 EventId = Annotated[str, msgspec.Meta(min_length=1, max_length=180)]
 Label = Annotated[str, msgspec.Meta(min_length=1, max_length=120)]
 _SOURCE = re.compile(r"(api|collector|(sdk|import):[\w.\-]+)(@[\w.\-]+)?")
@@ -76,6 +78,40 @@ def decode(decoder: "msgspec.json.Decoder[Any]", raw: bytes | memoryview | msgsp
         raise BadRequest("the body is nested too deep", code="too_deep") from error
 
 
+LONG_BYTES = 32 * 1024
+"""Of an array, from which on its members are counted while it is read, and not afterwards."""
+
+
+def members(raw: bytes, *, most: int) -> list[msgspec.Raw]:
+    """The JSON of an array's members. Raises `BadRequest`; for more than `most` where they begin: a megabyte of small ones takes 60 ms."""
+    if len(raw) <= LONG_BYTES:
+        found: list[msgspec.Raw] = decode(_list, raw)
+    else:
+        try:
+            found = [member for member in msgspec.structs.astuple(_at_most(most).decode(raw)) if member]
+        except msgspec.ValidationError as error:
+            raise _too_many(most) if "at most" in str(error) else _wrong_field(str(error)) from error
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BadRequest(f"the body is not JSON: {error}", code="not_json") from error
+    if len(found) > most:
+        raise _too_many(most)
+    return found
+
+
+_list = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+@lru_cache(maxsize=8)
+def _at_most(members: int) -> "msgspec.json.Decoder[Any]":
+    """Reads an array and stops at the first member that is one too many: no list type does."""
+    fields = [(f"m{n}", msgspec.Raw, msgspec.Raw(b"")) for n in range(members)]
+    return msgspec.json.Decoder(msgspec.defstruct("Members", fields, array_like=True, forbid_unknown_fields=True))
+
+
+def _too_many(most: int) -> BadRequest:
+    return BadRequest(f"more than {most} in one body: send smaller batches", code="too_many_events")
+
+
 def refuse_unknown(raw: msgspec.Raw, kind: type[msgspec.Struct]) -> None:
     """A client's field that the type does not know is a mistake of the client. Raises `BadRequest` with its path."""
     for path in _unknown(msgspec.json.decode(raw), kind, ""):
@@ -126,8 +162,14 @@ class Desk:
         """One event's JSON. Raises `BadRequest`."""
         if len(memoryview(raw)) > self.limits.event_bytes:
             raise BadRequest(f"the event is larger than {self.limits.event_bytes} bytes", code="size")
+        self.refuse_crowded(raw)
         draft: Draft = decode(_drafts, raw)
         return draft
+
+    def refuse_crowded(self, raw: msgspec.Raw | bytes) -> None:
+        """Refuse what would be refused once it is decoded, in one piece in which nobody else is answered. Raises `BadRequest`."""
+        if len(memoryview(raw)) > self.limits.nodes and brackets(bytes(raw)) > 2 * self.limits.nodes:
+            raise BadRequest(f"there are more than {self.limits.nodes} values in it", param="value", code="too_many_values")
 
     def observation(self, draft: Draft, caller: Caller) -> CloudEvent:
         """The event of a draft. Raises `BadRequest` naming the field."""
@@ -216,6 +258,10 @@ def _check_time(occurred_at: datetime, now: datetime) -> None:
 def _level(draft: Draft) -> Level:
     if (draft.inference_id is None) == (draft.episode_id is None):
         raise BadRequest("set exactly one of inference_id and episode_id", param="inference_id")
+    if len(draft.inference_id or draft.episode_id or "") > TARGET_CHARS:
+        raise BadRequest(f"what it is about has an id of at most {TARGET_CHARS} characters", param="inference_id", code="size")
+    if len(draft.id or "") > STORED_CHARS:
+        raise BadRequest(f"the id has, with what is said of its parts, more than {STORED_CHARS} characters", param="id", code="size")
     if "\x00" in f"{draft.inference_id}{draft.episode_id}{draft.id}{draft.actor}":
         raise BadRequest("an id contains the character U+0000", param="id", code="nul")
     return Level.TURN if draft.inference_id is not None else Level.EPISODE

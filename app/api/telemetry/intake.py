@@ -222,6 +222,11 @@ def check_tree(value: object, limits: Limits) -> None:
     raise BadRequest(f"the value is nested deeper than {limits.depth} levels", param="value", code="too_deep")
 
 
+def brackets(raw: bytes) -> int:
+    """How many lists and objects decoding can make of this JSON, at most: 0.3 us each in one piece. Those in texts count too."""
+    return raw.count(b"{") + raw.count(b"[")
+
+
 def characters(value: object, *, at_most: int) -> int:
     """Characters of all texts in a JSON value, names of fields included; stops counting above `at_most`."""
     waiting, total = [value], 0

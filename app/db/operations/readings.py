@@ -94,7 +94,7 @@ def _cycles(connection: Connection, now: datetime) -> Iterator[Reading]:
         statuses = list(connection.execute(ended.order_by(c.slot.desc()).limit(LOOKED_AT)).scalars())
         in_a_row = next((place for place, status in enumerate(statuses) if status == CycleStatus.DONE), len(statuses))
         yield _reading("ratchet_cycles_held_in_a_row", in_a_row, policy=policy)
-    done = select(c.policy, func.max(c.finished_at)).where(c.status == CycleStatus.DONE).group_by(c.policy)
+    done = select(c.policy, func.max(c.finished_at)).where(c.status == CycleStatus.DONE, c.finished_at.is_not(None)).group_by(c.policy)
     for policy, at in connection.execute(done):
         yield _reading("ratchet_cycle_last_done_timestamp_seconds", at.timestamp(), policy=policy)
     for policy, at in connection.execute(

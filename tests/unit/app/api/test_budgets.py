@@ -2,15 +2,18 @@
 
 import asyncio
 import threading
+import tracemalloc
 from typing import Any
 
 import httpx
 import pytest
 from starlette.testclient import TestClient
 
+from app.api.telemetry.drafts import LONG_BYTES
+from app.api.telemetry.drafts import members as members_of
 from app.api.telemetry.intake import Limits, characters
 from app.api.workshop import Workshop
-from app.domain.errors import Overloaded
+from app.domain.errors import BadRequest, Overloaded
 from app.main import create_app
 from tests.fakes.gateway import ScriptedEngines, collaborators, policy_config
 from tests.fakes.inbox import MemoryInbox
@@ -71,6 +74,61 @@ def test_a_value_of_a_hundred_thousand_parts_is_refused() -> None:
     (result,) = client.post("/v1/events", json=event).json()["results"]
     assert (result["status"], result["code"]) == ("rejected", "too_many_values")
     assert inbox.events == {}
+
+
+@pytest.mark.parametrize("path", ["/v1/events", "/api/public/scores"])
+def test_half_a_million_members_of_a_batch_are_refused_at_the_first_that_is_too_many(path: str) -> None:
+    """Reading them all is one piece of 60 ms in which nobody else is answered."""
+    client, inbox, _ = service()
+    body = b"[" + b"1," * 499_000 + b"1]"
+    client.post(path, content=b"[1]", headers={"content-type": "application/json"})
+    tracemalloc.start()
+    answer = client.post(path, content=body, headers={"content-type": "application/json"})
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "too_many_events")
+    assert most < 12_000_000, "the body itself is copied some times, but its members are not made: those take 40 MB"
+    assert inbox.events == {}
+
+
+def test_a_batch_is_the_same_events_whether_its_members_are_counted_before_or_after() -> None:
+    members = [b'{"n":%d}' % number for number in range(500)]
+    short, long = b"[%s]" % b",".join(members), b"[%s]" % (b"," + b" " * 200).join(members)
+    assert len(short) < LONG_BYTES < len(long)
+    for body in (short, long):
+        assert [bytes(member) for member in members_of(body, most=500)] == members
+        with pytest.raises(BadRequest, match="more than 499"):
+            members_of(body, most=499)
+    for broken in (b"[1", b"{}", b"[1,]"):
+        for padded in (broken, broken + b" " * LONG_BYTES):
+            with pytest.raises(BadRequest):
+                members_of(padded, most=500)
+
+
+@pytest.mark.parametrize("path", ["/api/public/scores", "/v1/span_annotations", "/feedback", "/api/3.0/mlflow/traces/t/assessments"])
+def test_a_dialect_s_body_of_lists_is_refused_before_they_are_made(path: str) -> None:
+    client, inbox, _ = service()
+    answer = client.post(path, json={"metadata": [[]] * 90_000})
+    assert (answer.status_code, answer.json()["error"]["code"]) in ((400, "too_many_values"), (413, "body_too_large"))
+    assert inbox.events == {}
+
+
+def test_events_of_many_values_are_looked_at_beside_the_event_loop_although_nobody_s_data_is_redacted() -> None:
+    app = create_app(collaborators())
+    small = {"id": "small", "inference_id": "i", "name": "tool_call", "occurred_at": AT, "value": {"name": "f", "ok": True}}
+    large = small | {"id": "large", "value": {"name": "f", "ok": True, "arguments": [1] * 15_000}}
+
+    async def story() -> list[int]:
+        go = threading.Event()
+        held = [asyncio.ensure_future(app.chat.gateway.workshop.do(lambda: go.wait(20), chars=10_000)) for _ in range(16)]
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://testserver") as client:
+            await asyncio.sleep(0)
+            answers = [await client.post("/v1/events", json=event) for event in (small, large)]
+            go.set()
+            await asyncio.gather(*held)
+            return [answer.status_code for answer in answers]
+
+    assert asyncio.run(story()) == [202, 429], "the workshop is full, and the event loop does not do its work"
 
 
 def test_more_text_than_is_searched_for_personal_data_is_refused_and_never_stored_unread() -> None:
