@@ -80,7 +80,7 @@ def test_an_endpoint_takes_what_strangers_send_and_stores_nothing_of_what_it_ref
         return answer.status_code
 
     first = send(body)
-    assert first < 300 or file.stem in ("areal", "key"), "the body as it is means something"
+    assert first < 300 or file.stem in ("areal", "key", "langsmith_update"), "the body as it is means something"
 
     @EXAMPLES
     @given(damage=damages())
