@@ -131,27 +131,30 @@ class SqlReads:
             row = connection.execute(query).one_or_none()
         return None if row is None else Observation(**{name: getattr(row, name) for name in Observation.__struct_fields__})
 
-    def about(self, *, inference_ids: Sequence[str] = (), episode_ids: Sequence[str] = (), policy: str | None) -> list[Heard]:
+    def about(
+        self, *, inference_ids: Sequence[str] = (), episode_ids: Sequence[str] = (), policy: str | None, most: int = 10_000
+    ) -> list[Heard]:
         """What was accepted about these turns and episodes, oldest first: applied, or still in the inbox."""
         o = observations.c
         named = or_(o.inference_id.in_(list(inference_ids)), o.episode_id.in_(list(episode_ids)))
+        newest = select(observations).where(named, _of_policy(o.policy, policy)).order_by(o.occurred_at.desc(), o.id.desc()).limit(most)
         with _reading(self._state) as connection:
-            applied = [_heard(row) for row in connection.execute(select(observations).where(named, _of_policy(o.policy, policy)))]
+            applied = [_heard(row) for row in connection.execute(newest)]
         known = {(heard.observation.source, heard.observation.id) for heard in applied}
-        waiting = self._waiting([*inference_ids, *episode_ids])
+        waiting = self._waiting([*inference_ids, *episode_ids], most=most)
         fresh = [o for o in waiting if (o.source, o.id) not in known and policy in (None, o.policy)]
         found = applied + [Heard(observation=o, status="accepted", retracted=False) for o in fresh]
+        found = sorted(found, key=_when)[-most:]
         gone = self._taken_back(found)
-        marked = [replace(h, retracted=h.retracted or (h.observation.source, h.observation.id) in gone) for h in found]
-        return sorted(marked, key=lambda heard: (heard.observation.occurred_at, heard.observation.id))
+        return [replace(h, retracted=h.retracted or (h.observation.source, h.observation.id) in gone) for h in found]
 
-    def _waiting(self, targets: Sequence[str]) -> list[Observation]:
-        """Observations about these targets that were not applied yet; a target is the event's key."""
+    def _waiting(self, targets: Sequence[str], *, most: int) -> list[Observation]:
+        """Observations about these targets that were not applied yet, the newest; a target is the event's key."""
         i, found = inbox.c, list[Observation]()
         mine = (i.type == EventType.OBSERVATION.value) & i.key.in_(list(targets))
         with _reading(self._inbox) as connection:
             for not_applied in (i.relayed_at.is_(None), i.relayed_at.is_not(None) & i.applied_at.is_(None)):  # each has its partial index
-                payloads = connection.execute(select(i.payload).where(not_applied, mine)).scalars()
+                payloads = connection.execute(select(i.payload).where(not_applied, mine).order_by(i.seq.desc()).limit(most)).scalars()
                 found += [msgspec.json.decode(payload, type=Observation) for payload in payloads if payload]
         return found
 
@@ -172,6 +175,10 @@ class SqlReads:
             query = query.where(table.c.policy == policy)
         with _reading(self._state) as connection:
             return [{key: _plain(value) for key, value in row._mapping.items()} for row in connection.execute(query)]
+
+
+def _when(heard: Heard) -> tuple[datetime, str]:
+    return heard.observation.occurred_at, heard.observation.id
 
 
 def _heard(row: Row[Any]) -> Heard:

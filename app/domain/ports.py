@@ -191,8 +191,13 @@ class Ledger(Protocol):
         """The observation that was accepted under this identity."""
         ...
 
-    def about(self, *, inference_ids: Sequence[str] = (), episode_ids: Sequence[str] = (), policy: str | None) -> list[Heard]:
-        """What was accepted about these turns and episodes, oldest first; of one policy where one is named, and then nothing else."""
+    def about(
+        self, *, inference_ids: Sequence[str] = (), episode_ids: Sequence[str] = (), policy: str | None, most: int = 10_000
+    ) -> list[Heard]:
+        """What was accepted about these turns and episodes, oldest first; of one policy where one is named, and then nothing else.
+
+        Of more than `most` the newest: whoever may send feedback must not be able to fill the memory of whoever reads it.
+        """
         ...
 
 

@@ -174,14 +174,16 @@ class InboxLedger:
         event = self._inbox.events.get((source, observation_id))
         return None if event is None else msgspec.json.decode(event.data, type=Observation)
 
-    def about(self, *, inference_ids: Sequence[str] = (), episode_ids: Sequence[str] = (), policy: str | None) -> list[Heard]:
+    def about(
+        self, *, inference_ids: Sequence[str] = (), episode_ids: Sequence[str] = (), policy: str | None, most: int = 10_000
+    ) -> list[Heard]:
         found = [msgspec.json.decode(e.data, type=Observation) for e in events_of(self._inbox, EventType.OBSERVATION)]
         mine = [o for o in found if o.inference_id in inference_ids or o.episode_id in episode_ids]
         return [
             Heard(observation=o, status="accepted", retracted=(o.source, o.id + RETRACTED) in self._inbox.events)
             for o in mine
             if policy in (None, o.policy)
-        ]
+        ][-most:]
 
 
 class FixedReads:

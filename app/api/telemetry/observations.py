@@ -30,8 +30,8 @@ def router(ledger: Ledger) -> APIRouter:
             raise BadRequest("set exactly one of inference_id and episode_id", param="inference_id")
         turns = [] if inference_id is None else [openapi.path_id(inference_id)]
         episodes = [] if episode_id is None else [openapi.path_id(episode_id)]
-        heard = await asyncio.to_thread(lambda: ledger.about(inference_ids=turns, episode_ids=episodes, policy=caller.policy))
-        return Response(msgspec.json.encode({"data": [_plain(h) for h in heard[-limit:]]}), media_type="application/json")
+        heard = await asyncio.to_thread(lambda: ledger.about(inference_ids=turns, episode_ids=episodes, policy=caller.policy, most=limit))
+        return Response(msgspec.json.encode({"data": [_plain(h) for h in heard]}), media_type="application/json")
 
     return made
 

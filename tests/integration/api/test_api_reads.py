@@ -118,3 +118,24 @@ def test_a_database_that_is_gone_is_unavailable() -> None:
         reads.ping()
     with pytest.raises(Unavailable):
         SqlEpisodes(gone).find("ep", "composer")
+
+
+def test_of_what_was_said_about_an_answer_the_newest_is_read_however_much_there_is(engine: Engine) -> None:
+    """Half of it applied, half still in the inbox; nobody fills the reader's memory."""
+    told = [
+        Observation(id=f"o{n:02}", inference_id="i", name="undo", value=True, occurred_at=NOON + timedelta(seconds=n), source="api")
+        for n in range(20)
+    ]  # fmt: skip
+    door = SqlInbox(engine, min_free_bytes=0)
+    waiting = [
+        CloudEvent(id=o.id, source="api", type=EventType.OBSERVATION, time=o.occurred_at, key="i", data=msgspec.json.encode(o))
+        for o in told[::2]
+    ]
+    asyncio.run(door.append(waiting))
+    door.close()
+    with writing(engine) as connection:
+        rows = [{name: getattr(o, name) for name in Observation.__struct_fields__} for o in told[1::2]]
+        connection.execute(insert(observations), [row | {"received_at": NOON, "status": "joined"} for row in rows])
+    reads = SqlReads(engine, engine, clock=FrozenClock(NOON))
+    assert [heard.observation for heard in reads.about(inference_ids=["i"], policy=None, most=5)] == told[-5:]
+    assert [heard.observation for heard in reads.about(inference_ids=["i"], policy=None)] == told
