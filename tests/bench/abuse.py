@@ -105,6 +105,7 @@ def attacks() -> list[Attack]:
     event = {"name": "comment", "occurred_at": AT, "inference_id": "i", "policy": "redacting"}
     record = {"eventName": "gen_ai.evaluation.result", "attributes": [{"key": "a", "value": {"stringValue": "b"}}] * 4}
     otlp = {"resourceLogs": [{"scopeLogs": [{"logRecords": [record] * 400}]}]}
+    lists = event | {"policy": "composer", "name": "tool_call", "value": {"name": "f", "a": [[]] * 19_000}}
     scores = [{"id": f"s{n}", "traceId": "t", "name": "rating", "value": 1.0, "comment": PHONE * 60} for n in range(500)]
     return [
         Attack(name="3 MB of tool schemas", path="/v1/chat/completions", body=chat(tools=big * 14)),
@@ -131,12 +132,32 @@ def attacks() -> list[Attack]:
         ),
         Attack(name="500 comments full of phone numbers", path="/api/public/scores", body=json.dumps(scores).encode()),
         Attack(name="empty lists by the hundred thousand", path="/v1/events", body=json.dumps(event | {"value": [[]] * 60_000}).encode()),
+        Attack(
+            name="events of many lists, none redacted", path="/v1/events", body=json.dumps([lists] * 10).encode()
+        ),
+        Attack(name="half a million members", path="/v1/events", body=b"[" + b"1," * 499_000 + b"1]"),
         Attack(name="OTLP of 130 kB", path="/v1/logs", body=json.dumps(otlp).encode()),
+        Attack(
+            name="OTLP records of nothing", path="/v1/logs", body=_field(1, _field(2, b"\x12\x00" * 495_000)),
+            headers={"content-type": "application/x-protobuf"},
+        ),
+        Attack(
+            name="OTLP records of little", path="/v1/logs", body=_field(1, _field(2, b"\x12\x02\x10\x09" * 247_000)),
+            headers={"content-type": "application/x-protobuf"},
+        ),
         Attack(
             name="a gzip bomb", path="/v1/events", body=gzip.compress(b"[" + b" " * 50_000_000 + b"]"),
             headers=JSON | {"content-encoding": "gzip"},
         ),
     ]  # fmt: skip
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """A field of bytes in protobuf."""
+    length, left = b"", len(content)
+    while left > 127:
+        length, left = length + bytes([left & 127 | 128]), left >> 7
+    return bytes([number << 3 | 2]) + length + bytes([left]) + content
 
 
 # --- the measurement ----------------------------------------------------------------------------------------------------------------

@@ -113,6 +113,23 @@ def test_a_dialect_s_body_of_lists_is_refused_before_they_are_made(path: str) ->
     assert inbox.events == {}
 
 
+@pytest.mark.parametrize("record", [b"\x12\x00", b"\x12\x02\x10\x09"], ids=["of nothing", "of a severity"])
+def test_a_megabyte_of_telemetry_records_is_refused_at_the_first_that_is_too_many(record: bytes) -> None:
+    """Half a million records of nothing kept everybody waiting for half a second."""
+    client, inbox, _ = service()
+    body = protobuf_field(1, protobuf_field(2, record * (990_000 // len(record))))
+    answer = client.post("/v1/logs", content=body, headers={"content-type": "application/x-protobuf"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "too_many_values")
+    assert inbox.events == {}
+
+
+def protobuf_field(number: int, content: bytes) -> bytes:
+    length, left = b"", len(content)
+    while left > 127:
+        length, left = length + bytes([left & 127 | 128]), left >> 7
+    return bytes([number << 3 | 2]) + length + bytes([left]) + content
+
+
 def test_events_of_many_values_are_looked_at_beside_the_event_loop_although_nobody_s_data_is_redacted() -> None:
     app = create_app(collaborators())
     small = {"id": "small", "inference_id": "i", "name": "tool_call", "occurred_at": AT, "value": {"name": "f", "ok": True}}
