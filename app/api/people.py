@@ -143,10 +143,10 @@ def _everybody(made: APIRouter, room: PeopleRoom) -> None:
         return json_response({action.value: sorted(allowed) for action, allowed in MAY.items()})
 
     @made.get("/v1/people")
-    async def everybody(_caller: Auditor) -> Response:
-        """Who there is, with which roles."""
+    async def everybody(caller: Auditor) -> Response:
+        """Who there is, with which roles; whoever is there for one policy sees who is there for it alone, as they do."""
         found = await asyncio.to_thread(room.people.all)
-        return json_response({"people": [told(person) for person in found]})
+        return json_response({"people": [told(person) for person in found if caller.policy in (None, person.policy)]})
 
     @made.post("/v1/people", openapi_extra=openapi.body(PersonBody), status_code=201)
     async def add(caller: Admin, request: Request) -> Response:

@@ -227,3 +227,14 @@ def test_a_token_of_one_policy_is_not_told_which_others_there_are(deployed: Sett
             assert answer.status_code == 403
             assert f"'{POLICY}'" not in answer.text
             assert f" {POLICY}" not in answer.text
+
+
+def test_whoever_is_there_for_one_policy_is_told_who_else_is_and_of_nobody_else(deployed: Settings, engine: Engine) -> None:
+    """Names, addresses and users on the machine are an attacker's first list."""
+    town, book = Town(engine, utc_now), SqlKeys(engine)
+    town.person("tabitha", Role.ADMIN, policy=POLICY)
+    eve, root = town.bearer("eve", Role.AUDITOR, policy="composer"), town.bearer("root", Role.ADMIN)
+    key = bearer(book.create(name="composer's", scopes=[Scope.ADMIN], policy="composer")[1])
+    with running_service(deployed) as url:
+        told = [httpx.get(f"{url}/v1/people", headers=who).json()["people"] for who in (eve, key, root)]
+    assert [sorted(person["name"] for person in people) for people in told] == [["eve"], ["eve"], ["eve", "root", "tabitha"]]
