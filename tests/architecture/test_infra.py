@@ -48,6 +48,15 @@ def test_every_secret_has_its_line_in_the_example() -> None:
     assert asked == offered
 
 
+def test_no_secret_stands_on_a_command_line_that_every_user_of_the_machine_reads() -> None:
+    files = sorted(INFRA.glob("compose*.yaml"))
+    run = {(file.name, name): service for file in files for name, service in yaml.safe_load(file.read_text())["services"].items()}
+    words = {where: str([service.get("entrypoint"), service.get("command")]) for where, service in run.items()}
+    secret = re.compile(r"\$\{?[A-Z_]*(?:PASSWORD|SECRET|TOKEN|SALT|KEY)|://[^/\s'\"]*:[^/\s'\"]*@")
+    assert len(words) > 10
+    assert {where: said for where, said in words.items() if secret.search(said)} == {}
+
+
 def test_every_mounted_file_is_there(services: dict[str, Any]) -> None:
     mounted = [volume.split(":")[0] for service in services.values() for volume in service.get("volumes", [])]
     assert [source for source in mounted if source.startswith("./") and not (INFRA / source).exists()] == []
