@@ -12,10 +12,11 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from starlette.requests import HTTPConnection
 
@@ -31,6 +32,7 @@ from app.domain.ports import Clock, Keys
 from app.domain.telemetry.events import GATEWAY
 
 log = logging.getLogger("ratchet.api")
+T = TypeVar("T")
 REFRESH_S = 1.0
 """A revoked key stops working within this time plus one database read."""
 WAIT_S = 2.0
@@ -163,6 +165,8 @@ class Access:
         self._used: dict[str, datetime] = {}
         """Of these, what is not written yet."""
         self._noting: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="keys")
+        """Reads keys for everybody, and so waits behind nobody's report."""
 
     def load(self) -> bool:
         """Read the keys now, and decide whether the service is open; whether there is any key to get in with."""
@@ -284,7 +288,7 @@ class Access:
         """Write what was noted, until nothing is left; what cannot be written is tried again when the keys are read."""
         while used := dict(self._used):
             try:
-                await asyncio.to_thread(self._keys.note_used, used)
+                await self._beside(lambda: self._keys.note_used(used))
             except RatchetError as error:
                 log.warning("uses_of_keys_not_written error=%s", error)
                 return
@@ -332,11 +336,14 @@ class Access:
     async def _read(self) -> None:
         try:
             if self.open:
-                self.open = not await asyncio.to_thread(self._ever)
-            self._take_over(await asyncio.to_thread(self._keys.all))
+                self.open = not await self._beside(self._ever)
+            self._take_over(await self._beside(self._keys.all))
             self._write_soon()
         except RatchetError as error:
             log.warning("keys_unreadable error=%s", error)
+
+    async def _beside(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _take_over(self, keys: list[ApiKey]) -> None:
         self._buckets = {key.id: bucket for key in keys if (bucket := self._bucket(key)) is not None}

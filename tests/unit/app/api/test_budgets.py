@@ -2,20 +2,24 @@
 
 import asyncio
 import threading
+import time
 import tracemalloc
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 from starlette.testclient import TestClient
 
+from app.api.entry.access import WAIT_S
 from app.api.telemetry.drafts import LONG_BYTES
 from app.api.telemetry.drafts import members as members_of
 from app.api.telemetry.intake import Limits, characters
 from app.api.workshop import Workshop
+from app.domain.access import Scope
 from app.domain.errors import BadRequest, Overloaded
 from app.main import create_app
-from tests.fakes.gateway import ScriptedEngines, collaborators, policy_config
+from tests.fakes.gateway import FixedReads, MemoryKeys, ScriptedEngines, collaborators, policy_config
 from tests.fakes.inbox import MemoryInbox
 
 AT = "2026-11-21T12:00:00Z"
@@ -154,6 +158,39 @@ def test_more_text_than_is_searched_for_personal_data_is_refused_and_never_store
     answers = [client.post("/v1/events", json=event | {"value": "a" * count}).json()["results"][0] for count in (1001, 1000)]
     assert [(answer["status"], answer.get("code")) for answer in answers] == [("rejected", "size"), ("accepted", None)]
     assert len(inbox.events) == 1
+
+
+def test_whoever_asks_for_long_reports_keeps_nobody_from_being_let_in() -> None:
+    """All threads that read for pages and reports are taken; keys are older than a service goes on with before it reads them again."""
+    go = threading.Event()
+
+    class Slow(FixedReads):
+        def labels_report(self, policy: str) -> dict[str, Any]:
+            assert go.wait(120)
+            return super().labels_report(policy)
+
+    keys = MemoryKeys()
+    product, reader = ({"x-api-key": keys.add(scope)} for scope in (Scope.INGEST, Scope.READ))
+    app = create_app(collaborators(keys=keys, reads=Slow()))
+    event = {"inference_id": "i", "name": "undo", "value": True}
+
+    async def story() -> list[int]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://testserver") as client:
+            asked = partial(client.get, "/v1/labels/report", params={"policy": "composer"}, headers=reader)
+            reports = [asyncio.ensure_future(asked()) for _ in range(64)]
+            codes: list[int] = []
+            began = time.monotonic()
+            try:
+                async with asyncio.timeout(60):
+                    while time.monotonic() < began + WAIT_S + 1.5:
+                        codes.append((await client.post("/v1/events", json=event, headers=product)).status_code)
+                        await asyncio.sleep(0.1)
+            finally:
+                go.set()
+                await asyncio.gather(*reports)
+            return codes
+
+    assert set(asyncio.run(story())) == {202}
 
 
 def test_long_work_is_done_beside_the_event_loop_and_short_work_on_it() -> None:
