@@ -5,7 +5,8 @@ be bounded by what is let in (`Limits`), for a thread cannot be stopped.
 """
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -16,6 +17,27 @@ SMALL_CHARS = 512
 """Work on less text than this is done at once: at most 10 ms (redaction, 20 µs a character), and nearly always well below one."""
 SWITCH_S = 0.0005
 """How long the thread may keep the interpreter when the loop wants it; Python's own 5 ms would show in everybody's latency."""
+
+
+LONG_S = 0.001
+
+
+def unhurried(steps: Iterable[T], *, chars: int) -> list[T]:
+    """The steps' results. In the thread, after each long one it rests as long as that took.
+
+    Decoding and encoding hold the interpreter to their end, and an answer on the loop asks for it again at every read and write: steps
+    one behind the other would each time keep it waiting.
+    """
+    if chars <= SMALL_CHARS:
+        return list(steps)
+    found, began = list[T](), time.monotonic()
+    for result in steps:
+        found.append(result)
+        took = time.monotonic() - began
+        if took > LONG_S:
+            time.sleep(min(took, 0.05))
+        began = time.monotonic()
+    return found
 
 
 class Workshop:

@@ -5,9 +5,10 @@ becomes a revision with an id of its own (`<id>#2`, `<id>#3`, …), and the revi
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from starlette.requests import Request
@@ -19,11 +20,14 @@ from app.api.entry.access import Access, Caller
 from app.api.telemetry.door import Door
 from app.api.telemetry.drafts import Draft, RetractionDraft, source_of
 from app.api.telemetry.intake import Intake
+from app.api.workshop import SMALL_CHARS
 from app.domain.access import Scope
 from app.domain.errors import BadRequest
-from app.domain.telemetry.events import Observation
+from app.domain.telemetry.events import CloudEvent, Observation
 
 MAX_REVISIONS = 32
+EVENT_CHARS = 50
+"""What preparing an event costs, in characters to redact: more than ten of them are prepared beside the event loop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +68,60 @@ class Counter:
         """Accept a score, or its correction. Raises `BadRequest` and stores nothing where any part of it is wrong."""
         for draft in await self.check(signal, caller):
             await self._put(draft, caller, first=1)
+
+    async def put_all(self, signals: Sequence[Signal | BadRequest], caller: Caller) -> list[BadRequest | None]:
+        """Accept many scores in one commit, each wholly or not at all; for each what was wrong. What is wrong already stays so."""
+        said: list[list[Draft] | BadRequest] = []
+        for signal in signals:
+            said.append(signal if isinstance(signal, BadRequest) else self._drafts(signal))
+        parts = [draft for found in said if isinstance(found, list) for draft in found]
+        if any(self.door.to_redact(draft.value) > SMALL_CHARS for draft in parts):  # each waits for its turn, and others' come between
+            return [found if isinstance(found, BadRequest) else await self._refused(self._checked(found, caller)) for found in said]
+        work = partial(self._prepared, said, caller)
+        ready = await self.door.workshop.do(work, chars=sum(EVENT_CHARS for _ in parts))
+        events = [event for found in ready if isinstance(found, list) for event in found]
+        answers = iter(await self.door.commit(events))
+        wrong: list[BadRequest | None] = []
+        for drafts_, found in zip(said, ready, strict=True):
+            if isinstance(found, BadRequest) or isinstance(drafts_, BadRequest):
+                wrong.append(found if isinstance(found, BadRequest) else None)
+                continue
+            again = [draft for draft in drafts_ if next(answers).status == "conflict"]
+            wrong.append(await self._refused(self._corrected(again, caller)))
+        return wrong
+
+    def _drafts(self, signal: Signal) -> list[Draft] | BadRequest:
+        try:
+            return list(drafts(signal, self.door.desk))
+        except BadRequest as error:
+            return error
+
+    def _prepared(self, said: Sequence[list[Draft] | BadRequest], caller: Caller) -> list[list[CloudEvent] | BadRequest]:
+        ready: list[list[CloudEvent] | BadRequest] = []
+        for found in said:
+            try:
+                ready.append(found if isinstance(found, BadRequest) else [self.door.desk.observation(draft, caller) for draft in found])
+            except BadRequest as error:
+                ready.append(error)
+        return ready
+
+    async def _checked(self, found: Sequence[Draft], caller: Caller) -> None:
+        for draft in found:
+            await self.door.prepared(draft, caller)
+        for draft in found:
+            await self._put(draft, caller, first=1)
+
+    async def _corrected(self, conflicting: Sequence[Draft], caller: Caller) -> None:
+        for draft in conflicting:
+            await self._put(draft, caller, first=2)
+
+    @staticmethod
+    async def _refused(putting: Awaitable[None]) -> BadRequest | None:
+        try:
+            await putting
+        except BadRequest as error:
+            return error
+        return None
 
     async def say(self, draft: Draft, caller: Caller) -> None:
         """Accept an observation, or its correction under the same id. Raises `BadRequest`."""

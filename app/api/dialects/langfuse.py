@@ -82,12 +82,8 @@ async def _batch(raw: bytes, counter: Counter, caller: Caller) -> Response:
     counter.charge(caller, len(scores))
     if not scores:
         raise BadRequest("a batch has at least one score", code="empty")
-    errors: list[str] = []
-    for index, score in enumerate(scores):
-        try:
-            await _put(score, counter, caller)
-        except BadRequest as error:
-            errors.append(f"[{index}] {error}")
+    wrong = await counter.put_all([_signal_or_not(score) for score in scores], caller)
+    errors = [f"[{index}] {error}" for index, error in enumerate(wrong) if error is not None]
     if not errors:
         return json_response({"message": "Accepted"}, 202)
     status = 207 if len(errors) < len(scores) else 400
@@ -95,16 +91,28 @@ async def _batch(raw: bytes, counter: Counter, caller: Caller) -> Response:
     return json_response(answer, status)
 
 
-async def _put(raw: bytes | msgspec.Raw, counter: Counter, caller: Caller) -> str:
+async def _put(raw: bytes, counter: Counter, caller: Caller) -> str:
+    signal = _signal(raw)
+    await counter.put(signal, caller)
+    return signal.id
+
+
+def _signal_or_not(raw: msgspec.Raw) -> Signal | BadRequest:
+    try:
+        return _signal(raw)
+    except BadRequest as error:
+        return error
+
+
+def _signal(raw: bytes | msgspec.Raw) -> Signal:
+    """Raises `BadRequest`."""
     score: LangfuseScore = decode(_one, raw)
     target = named_inference(score.metadata) or inference_of(score.trace_id)
     score_id = score.id or hashlib.sha256(bytes(memoryview(raw))).hexdigest()[:32]
     correction = score.data_type == "CORRECTION"
     value = bool(score.value) if score.data_type == "BOOLEAN" else score.value
-    signal = Signal(
+    return Signal(
         id=score_id, key=score.name, value=None if correction else value, inference_id=target,
         episode_id=score.session_id if target is None else None, comment=score.comment,
         demonstration=str(score.value) if correction else None, occurred_at=score.timestamp, source=SOURCE,
     )  # fmt: skip
-    await counter.put(signal, caller)
-    return score_id

@@ -91,13 +91,9 @@ async def _export(
             is_json = "json" in (request.headers.get("content-type") or "")
             read = partial(_read, raw, message, find, is_json=is_json)
             evaluations = await counter.door.workshop.do(read, chars=len(raw))
-            rejected: list[str] = []
             counter.charge(caller, len(evaluations))
-            for evaluation in evaluations:
-                try:
-                    await counter.put(_signal(evaluation), caller)
-                except BadRequest as error:
-                    rejected.append(str(error))
+            wrong = await counter.put_all([_signal_or_not(evaluation) for evaluation in evaluations], caller)
+            rejected = [str(error) for error in wrong if error is not None]
     except Overloaded as error:
         retry = {"Retry-After": str(max(1, round(error.retry_after_s)))}
         raise HttpError(503, str(error), code="overloaded", headers=retry) from error
@@ -165,6 +161,13 @@ def _in_traces(message: ExportTraceServiceRequest) -> Iterator[Evaluation | None
                             trace_id=span.trace_id.hex(), span_id=span.span_id.hex(), time_ns=event.time_unix_nano,
                             attributes=around | _plain(event.attributes),
                         )  # fmt: skip
+
+
+def _signal_or_not(found: Evaluation) -> Signal | BadRequest:
+    try:
+        return _signal(found)
+    except BadRequest as error:
+        return error
 
 
 def _signal(found: Evaluation) -> Signal:

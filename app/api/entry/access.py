@@ -23,9 +23,10 @@ from starlette.requests import HTTPConnection
 from app.api.entry import feedback_tokens
 from app.api.entry.feedback_tokens import FEEDBACK_PREFIX, Answered, FeedbackTokens
 from app.api.entry.sessions import RATE_PER_S, SESSION_PREFIX, Sessions
+from app.api.entry.uses import Uses
 from app.api.errors import HttpError
 from app.api.telemetry.intake import Headers
-from app.domain.access import USED_EVERY, ApiKey, Scope, split_key
+from app.domain.access import ApiKey, Scope, split_key
 from app.domain.errors import Overloaded, RatchetError, Unavailable
 from app.domain.people import DEPLOYMENT_WIDE, MAY, OF_SCOPE, PERSONAL, Action, Person, Visitor, actions_of, actions_of_scopes
 from app.domain.ports import Clock, Keys
@@ -160,13 +161,9 @@ class Access:
         self._read_at = float("-inf")
         self._tried_at = float("-inf")
         self._refreshing: asyncio.Task[None] | None = None
-        self._used_at: dict[str, datetime] = {}
-        """By a key's id, the last use that any process noted."""
-        self._used: dict[str, datetime] = {}
-        """Of these, what is not written yet."""
-        self._noting: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="keys")
         """Reads keys for everybody, and so waits behind nobody's report."""
+        self._uses = Uses(keys, clock=clock, thread=self._thread)
 
     def load(self) -> bool:
         """Read the keys now, and decide whether the service is open; whether there is any key to get in with."""
@@ -190,7 +187,7 @@ class Access:
             return ANONYMOUS
         key, caller = self._check(token)
         found = caller if key.person_id is None else await self._personal(key, caller)
-        self._note_use(key)
+        self._uses.note(key)
         return found
 
     async def reread(self) -> None:
@@ -265,34 +262,12 @@ class Access:
         if known is not None and not (known[0].usable_at(self._clock()) and Scope.SAMPLE.is_within(known[0].scopes)):
             raise _unauthorized("the key that this session was started with has ended: POST /rl/start_session with another")
         if known is not None:
-            self._note_use(known[0])
+            self._uses.note(known[0])
         parent = ANONYMOUS if known is None else known[1]
         return replace(
             parent, name=f"session of {parent.name}", scopes=frozenset({Scope.SAMPLE}), episode_id=session.episode,
             source=session.source, session_bucket=self._bucket_of(session.episode),
         )  # fmt: skip
-
-    def _note_use(self, key: ApiKey) -> None:
-        """Once in `USED_EVERY` have it written that a key was used, in a thread and with nobody waiting."""
-        now, noted = self._clock(), self._used_at.get(key.id)
-        if noted is not None and now - noted < USED_EVERY:
-            return
-        self._used_at[key.id] = self._used[key.id] = now
-        self._write_soon()
-
-    def _write_soon(self) -> None:
-        if self._used and (self._noting is None or self._noting.done()):
-            self._noting = asyncio.create_task(self._write_uses())
-
-    async def _write_uses(self) -> None:
-        """Write what was noted, until nothing is left; what cannot be written is tried again when the keys are read."""
-        while used := dict(self._used):
-            try:
-                await self._beside(lambda: self._keys.note_used(used))
-            except RatchetError as error:
-                log.warning("uses_of_keys_not_written error=%s", error)
-                return
-            self._used = {key_id: at for key_id, at in self._used.items() if used.get(key_id) != at}
 
     def _bucket_of(self, what: str, rate_per_s: float = RATE_PER_S) -> Bucket:
         """Of an episode, or of the feedback about an answer."""
@@ -338,7 +313,7 @@ class Access:
             if self.open:
                 self.open = not await self._beside(self._ever)
             self._take_over(await self._beside(self._keys.all))
-            self._write_soon()
+            self._uses.write_soon()
         except RatchetError as error:
             log.warning("keys_unreadable error=%s", error)
 
@@ -348,8 +323,7 @@ class Access:
     def _take_over(self, keys: list[ApiKey]) -> None:
         self._buckets = {key.id: bucket for key in keys if (bucket := self._bucket(key)) is not None}
         self._by_prefix = {key.prefix: (key, self._caller(key)) for key in keys}
-        noted = {key.id: [at for at in (key.last_used_at, self._used_at.get(key.id)) if at is not None] for key in keys}
-        self._used_at = {key_id: max(times) for key_id, times in noted.items() if times}
+        self._uses.know(keys)
         self._read_at = self._tried_at = self._monotonic()
 
 

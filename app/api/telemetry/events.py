@@ -17,6 +17,7 @@ from app.api.errors import problem
 from app.api.telemetry.door import Answer, Door, rejected
 from app.api.telemetry.drafts import members
 from app.api.telemetry.intake import Headers, Intake, header
+from app.api.workshop import unhurried
 from app.domain.access import Scope
 from app.domain.errors import BadRequest, RatchetError
 from app.domain.telemetry.events import CloudEvent
@@ -72,7 +73,8 @@ class EventsRoute:
                 body = cloudevents.structured(body, headers)
             events = self._charged(body, headers, caller)
             chars = len(body) if self.door.desk.redacts or body.count(b",") > AT_ONCE else 0
-            prepared = await self.door.workshop.do(lambda: list(self._prepare(events, body, headers, caller)), chars=chars)
+            steps = self._prepare(events, body, headers, caller)
+            prepared = await self.door.workshop.do(lambda: unhurried(steps, chars=chars), chars=chars)
             answers = await self.door.commit(prepared)
         finally:
             self.intake.release(read)

@@ -123,7 +123,7 @@ def test_langfuse_scores_arrive_and_a_score_under_the_same_id_replaces_the_first
     client.create_score(name="thumb", value=0, data_type="BOOLEAN", trace_id=trace, score_id="s1")
     client.create_score(name="quality", value=0.4, trace_id=trace, score_id="s2")
     client.flush()
-    assert said(inbox) == [(inference, "comment", "good"), (inference, "rating", False), (inference, "quality", 0.4)]
+    assert said(inbox) == [(inference, "comment", "good"), (inference, "quality", 0.4), (inference, "rating", False)]
     client.api.scores.delete("s1")
     assert said(inbox) == [(inference, "quality", 0.4)]
     client.shutdown()

@@ -113,3 +113,17 @@ def test_langfuse_s_auth_check_passes_and_its_traces_are_taken(url: str, inbox: 
     client.flush()
     client.shutdown()
     assert inbox.events == {}
+
+
+def test_a_batch_says_of_a_score_that_is_in_it_twice_what_came_last_and_loses_no_other(url: str, inbox: MemoryInbox) -> None:
+    score = {"traceId": "t", "name": "thumb", "dataType": "BOOLEAN"}
+    batch = [
+        score | {"id": "a", "value": 1}, score | {"id": "b", "value": 1, "comment": "fine"}, score | {"id": "a", "value": 0},
+        {"id": "c", "traceId": "t", "name": "nobody declared this", "value": 1}, score | {"id": "d", "value": 0},
+        score | {"id": "a", "value": 0},
+    ]  # fmt: skip
+    answer = httpx.post(f"{url}/api/public/scores", json=batch)
+    assert (answer.status_code, answer.json()["accepted"], answer.json()["rejected"]) == (207, 5, 1)
+    assert answer.json()["errors"][0]["message"].startswith("[3]")
+    kept = {(o.id.partition("#")[0], o.value) for o in observed(inbox)}
+    assert kept == {("a", False), ("b", True), ("b:comment", "fine"), ("d", False)}
