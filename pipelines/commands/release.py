@@ -85,16 +85,19 @@ def plan(policy: str) -> None:
     wiring.require_policy(wiring.load_policies(settings), policy)
     config, champion = loop_config(read_toml(settings.config)).gates, wiring.release_ledger(settings).pointer(policy).digest
     traffic = traffic_of(config, wiring.evidence_book(settings), policy=policy, champion=champion, now=utc_now())
-    table, windows = Table("canary", "people", "metric", "margin", "power", "attains", "finds harm of"), windows_of(config)
+    columns = ("canary", "people", "metric", "margin", "power", "attains", "finds harm of", "that lasts")
+    table, windows = Table(*columns), windows_of(config)
     found = [traffic.window(lasts_s) for lasts_s in windows]
     for window in found:
         for r in traffic.requirements():
             figures = (r.margin, window.power[r.metric], window.attainable[r.metric], window.detectable[r.metric])
             shown = [f"{100 * margin:.2f} pp" if i != 1 else f"{margin:.0%}" for i, margin in enumerate(figures)]
-            table.add_row(_length(window.lasts_s), f"{window.people:.0f}", r.metric, *shown)
+            lasts = f"{100 * window.lasting[r.metric]:.2f} pp" if r.metric in window.lasting else "-"
+            table.add_row(_length(window.lasts_s), f"{window.people:.0f}", r.metric, *shown, lasts)
     _console().print(table)
     if config.lasting_share > 0.0:
-        click.echo(f"{config.lasting_share:.0%} of the people are the lasting cohort: they never get a candidate and are in no stage")
+        click.echo(f"{config.lasting_share:.0%} of the people are the lasting cohort: they never get a candidate and are in no stage;")
+        click.echo("what they find is harm that lasts, on average over everybody else, most of whom had the candidate late or not yet")
     explained = {m.name: traffic.references[m.name].explained for m in config.required}
     click.echo("habits explain " + ", ".join(f"{share:.0%} of {name}'s variance" for name, share in explained.items()))
     refused = uninformed(config, traffic.references)

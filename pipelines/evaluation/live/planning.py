@@ -11,10 +11,11 @@ import math
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from pipelines.evaluation.config import GatesConfig, Good
+from pipelines.evaluation.config import GatesConfig, Good, MetricClass
 from pipelines.evaluation.counting.habits import with_explained
 from pipelines.evaluation.counting.references import Reference, bounded
 from pipelines.evaluation.counting.subjects import HABITS_FROM, EvidenceBook, Plan
+from pipelines.evaluation.live.turn_tests import Whose, alpha_of_a_look
 from pipelines.evaluation.statistics import power
 from pipelines.evaluation.statistics.power import Requirement, Stage
 
@@ -35,6 +36,9 @@ class Window:
     """Smallest margin with `min_power`."""
     detectable: dict[str, float]
     """Harm that is found in half of the cases at least, if it is so large."""
+    lasting: dict[str, float]
+    """Harm that lasts in people who had the candidate, on average over all who could get it, that their comparison with the lasting cohort
+    finds likewise. Gold metrics only; none without such a cohort."""
 
     def answers(self, config: GatesConfig) -> bool:
         """Whether every required metric has its power."""
@@ -97,7 +101,20 @@ class Traffic:
             detectable={
                 r.metric: power.detectable(units=information / (last * (1.0 - last)), variance=r.variance, share=last) for r in required
             },
+            lasting=self.lasting(self.people(lasts_s)),
         )  # fmt: skip
+
+    def lasting(self, people: float) -> dict[str, float]:
+        """Lasting harm that so many people show, by gold metric: drawn once each, everybody but the cohort against the cohort."""
+        if self.config.lasting_share == 0.0:
+            return {}
+        gold = {m.name: alpha_of_a_look(self.config, m, Whose.LASTING) for m in self.config.required if m.kind is MetricClass.GOLD}
+        return {
+            r.metric: power.detectable(
+                units=people, variance=r.variance, share=1.0 - self.config.lasting_share, alpha=gold[r.metric],
+                targets=len(self.config.e_targets),
+            ) for r in self.requirements() if r.metric in gold
+        }  # fmt: skip
 
 
 def traffic_of(config: GatesConfig, book: EvidenceBook, *, policy: str, champion: str, now: datetime) -> Traffic:

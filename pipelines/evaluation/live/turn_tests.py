@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pipelines.evaluation.config import GatesConfig, Good, MetricClass, MetricConfig
+from pipelines.evaluation.statistics.growing import LOOKS
 
 
 class Whose(StrEnum):
@@ -57,6 +58,17 @@ def turn_tests(config: GatesConfig) -> list[TurnTest]:
 def lane_share(metric: MetricConfig) -> float:
     """What is left of the metric's weight for its window."""
     return 1.0 - sum(_shares(metric).values())
+
+
+def alpha_of_a_look(config: GatesConfig, metric: MetricConfig, whose: Whose) -> float:
+    """The level at which one look of this test rejects by itself, with nothing from the rest of the family or from other looks.
+
+    Raises ValueError where the metric has no such test.
+    """
+    share = _shares(metric).get(whose)
+    if share is None:
+        raise ValueError(f"{metric.name} is not asked of {whose}")
+    return config.alpha_abort_e * config.weight_of(metric) * share / LOOKS
 
 
 def _shares(metric: MetricConfig) -> dict[Whose, float]:

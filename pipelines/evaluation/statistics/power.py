@@ -82,9 +82,17 @@ class Refused:
         return " ".join([*parts, "or require fewer metrics"])
 
 
-def time_to_detect(*, effect: float, variance: float, share: float, alpha: float = 0.025, targets: int = 4) -> float:
-    """Units until betting finds a harm of `effect`: 2 (ln 1/alpha + ln targets) s^2 / (pi (1 - pi) d^2)."""
-    return 2.0 * (-math.log(alpha) + math.log(targets)) * variance / (share * (1.0 - share) * effect**2)
+def time_to_detect(
+    *, effect: float, variance: float, share: float, alpha: float = 0.025, targets: int = 4, power: float = 0.5
+) -> float:  # fmt: skip
+    """Units until betting has found a harm of `effect` with this power: 2 g s^2 / (pi (1 - pi) d^2), g the growth of log E by then.
+
+    After so many units log E is about normal with mean g and variance 2 g, and L = ln 1/alpha + ln targets is asked for: half of the
+    harms are found at g = L (sheet 3.7), a share `power` of them where g - z sqrt(2 g) = L, with z the normal quantile of the power.
+    """
+    z = normal.quantile(power)
+    growth = (z + math.sqrt(z**2 + 2.0 * (-math.log(alpha) + math.log(targets)))) ** 2 / 2.0
+    return 2.0 * growth * variance / (share * (1.0 - share) * effect**2)
 
 
 def detectable(*, units: float, variance: float, share: float, alpha: float = 0.025, targets: int = 4) -> float:

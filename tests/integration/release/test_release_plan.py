@@ -27,6 +27,8 @@ def test_the_plan_shows_every_length_and_says_when_none_of_them_answers(sqlite_u
     assert all(length in told.output for length in ("2.0 h", "6.0 h", "18.0 h", "2.2 d", "6.8 d", "7.0 d"))
     assert "task_success" in told.output
     assert "no canary up to 7.0 d answers" in told.output
+    assert "20% of the people are the lasting cohort: they never get a candidate and are in no stage" in told.output
+    assert "what they find is harm that lasts" in told.output
 
 
 def test_where_a_margin_is_wide_enough_the_plan_names_the_canary_and_whom_no_candidate_ever_meets(sqlite_url: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from app.domain.release.sessions import Era, Session
 from pipelines.evaluation.config import GatesConfig, MetricConfig
 from pipelines.evaluation.counting.subjects import Plan
 from pipelines.evaluation.live.planning import plan_canary, traffic_of, windows_of
+from pipelines.evaluation.live.turn_tests import Whose, alpha_of_a_look
 from pipelines.evaluation.statistics.power import Refused
 from tests.fakes.sessions import AT, session
 
@@ -112,6 +113,26 @@ def test_people_who_come_back_are_not_counted_twice_in_a_longer_window() -> None
     assert week.people == pytest.approx(day.people, rel=0.001)
     assert week.power["task_success"] == pytest.approx(day.power["task_success"], abs=0.01)
     assert week.attainable["task_success"] > 0.05  # a thousand people cannot show 1.5 points in any time
+
+
+def test_the_plan_says_what_harm_that_lasts_the_cohort_finds() -> None:
+    """2 (ln 1/.025 + ln 1/.03 + ln 64 + ln 4) s^2 / (.8 .2 d^2) people, s^2 = .24 of 400 people of whom three of five succeed."""
+    config = GatesConfig()
+    traffic = traffic_of(config, Returning(50_000, every=timedelta(days=2), history=people(400)), policy="p", champion="v1", now=AT)
+    evidence = -math.log(0.025) - math.log(0.30 / 2 * 0.2) + math.log(64) + math.log(4)
+    found = traffic.window(86_400.0)
+    assert found.lasting == {"task_success": pytest.approx(math.sqrt(2 * evidence * 0.24 / (0.8 * 0.2 * found.people)), rel=0.01)}
+    assert found.lasting["task_success"] > traffic.window(604_800.0).lasting["task_success"]
+    assert traffic_of(
+        msgspec.structs.replace(config, lasting_share=0.0), Returning(50_000, every=timedelta(days=2)), policy="p", champion="v1", now=AT
+    ).window(86_400.0).lasting == {}  # fmt: skip
+
+
+def test_a_metric_that_is_not_asked_of_the_lasting_cohort_has_no_level_there() -> None:
+    config = GatesConfig()
+    asks = next(metric for metric in config.metrics if metric.name == "asks")
+    with pytest.raises(ValueError, match="asks is not asked of lasting cohort"):
+        alpha_of_a_look(config, asks, Whose.LASTING)
 
 
 def test_a_metric_that_nobody_reports_refuses_the_plan_with_the_cure() -> None:

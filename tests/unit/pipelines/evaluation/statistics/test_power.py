@@ -86,3 +86,12 @@ def test_the_promised_delay_is_kept() -> None:
     process, needed = betting.harm(margin=0.0, variance=0.24), betting.evidence_needed(0.025)
     found = [int(np.argmax(betting.log_e_path(process, drawn_units(effect=-0.1, n=6000, seed=s)) >= needed)) for s in range(200)]
     assert np.median(found) <= power.time_to_detect(effect=0.1, variance=0.24, share=0.5)
+
+
+@pytest.mark.parametrize("promised", [0.5, 0.75, 0.9])
+def test_a_harm_is_found_with_the_power_that_its_number_of_units_was_worked_out_for(promised: float) -> None:
+    units = math.ceil(power.time_to_detect(effect=0.1, variance=0.24, share=0.5, alpha=0.001, power=promised))
+    process, needed = betting.harm(margin=0.0, variance=0.24), betting.evidence_needed(0.001)
+    ended = [float(betting.log_e_path(process, drawn_units(effect=-0.1, n=units, seed=s))[-1]) for s in range(400)]
+    found = float(np.mean(np.array(ended) >= needed))
+    assert promised - 0.075 <= found <= promised + 0.15  # three standard errors below; more, for another target may pay as well
