@@ -47,9 +47,9 @@ from pipelines.evaluation.config import GatesConfig
 from pipelines.evaluation.counting.evidence import Evidence, packed
 from pipelines.evaluation.counting.subjects import ENGINE_ALIVE, CanarySubject, EraSubject, EvidenceBook, frozen_config
 from pipelines.evaluation.live.champion import decide_champion
-from pipelines.evaluation.live.decide import Decision, decide
+from pipelines.evaluation.live.decide import Cause, Decision, decide
 from pipelines.evaluation.live.guards import AnchorWatch
-from pipelines.evaluation.live.live_aa import live_aa, told
+from pipelines.evaluation.live.live_aa import live_aa, live_aa_after, told
 from pipelines.evaluation.live.planning import plan_canary
 from pipelines.evaluation.live.required import intervals
 from pipelines.evaluation.statistics import power
@@ -134,15 +134,21 @@ class Watch:
         self.ports.progress.report(self.policy, "holdback", evidence.units, evidence.units, _brief(decision))
         if decision.action is CanaryAction.ABORT:
             self._take_back(release, decision, evidence)
-        elif decision.cause == "incident":
-            self._raise_incident(release, pointer, decision)
+        elif decision.cause is Cause.INCIDENT:
+            self._raise_incident(release, pointer, decision, evidence)
         elif decision.action is CanaryAction.HOLD:
-            self.ports.desk.freeze(self.policy, AlarmKind.MONITORS, actor=ACTOR, reason=decision.reason, release_id=release.id)
+            if self.ports.desk.freeze(self.policy, AlarmKind.MONITORS, actor=ACTOR, reason=decision.reason, release_id=release.id):
+                self._record_champion(release, decision, evidence)
             self._say("champion", decision.reason)
         else:
             self._bar_reference(pointer, decision)
-        if decision.cause != "incident" and decision.numbers["keeps_limits"]:
-            self._end_incident(release)
+        if decision.cause is not Cause.INCIDENT and decision.numbers["keeps_limits"]:
+            self._end_incident(release, decision, evidence)
+
+    def _record_champion(self, release: Release, decision: Decision, evidence: Evidence) -> None:
+        """What raised an alarm, or ended it, for whoever wants to decide it again."""
+        result = self._result(release, decision, evidence, GateName.HOLDBACK)
+        self.ports.desk.record_live(release.id, result, action=decision.action, seen=release)
 
     def _take_back(self, release: Release, decision: Decision, evidence: Evidence) -> None:
         """Roll back to the version that was shown to be healthier, where one was; not where people are called already."""
@@ -156,10 +162,11 @@ class Watch:
             return
         log.warning("rolled_back policy=%s release=%s cause=%s reason=%s", self.policy, release.id, decision.cause, decision.reason)
 
-    def _raise_incident(self, release: Release, pointer: Pointer, decision: Decision) -> None:
+    def _raise_incident(self, release: Release, pointer: Pointer, decision: Decision, evidence: Evidence) -> None:
         """Nothing moves; but where nobody is on another version, a tenth of the people ask the last good one whether it is healthier."""
         if self.ports.desk.raise_incident(self.policy, release_id=release.id, reason=decision.reason):
             log.warning("incident policy=%s release=%s reason=%s", self.policy, release.id, decision.reason)
+            self._record_champion(release, decision, evidence)
         former = pointer.previous
         if pointer.holdback > 0.0 or former is None or former == pointer.digest:
             return
@@ -167,9 +174,10 @@ class Watch:
             why = "an incident, and nobody is on another version: is the last good one healthier?"
             self.ports.desk.hold_back(self.policy, share=ASKING_SHARE, digest=None, reason=why, seen=pointer)
 
-    def _end_incident(self, release: Release) -> None:
+    def _end_incident(self, release: Release, decision: Decision, evidence: Evidence) -> None:
         if self.ports.desk.end_incident(self.policy, reason=f"{release.version_name} keeps its limits again"):
             log.info("incident_over policy=%s release=%s", self.policy, release.id)
+            self._record_champion(release, decision, evidence)
 
     def _bar_reference(self, pointer: Pointer, decision: Decision) -> None:
         """The holdback's version exceeds an absolute limit and the champion is healthier: nobody stays on it."""
@@ -204,7 +212,7 @@ class Watch:
             self._doubt(release, decision, evidence)
 
     def _abort(self, release: Release, decision: Decision, evidence: Evidence) -> None:
-        result, barred = self._result(release, decision, evidence, GateName.CANARY), decision.cause != "data"
+        result, barred = self._result(release, decision, evidence, GateName.CANARY), decision.cause is not Cause.DATA
         self.ports.desk.abort(release.id, actor=ACTOR, reason=decision.reason, quarantine=barred, because=result, seen=release)
         log.warning("aborted policy=%s release=%s cause=%s reason=%s", self.policy, release.id, decision.cause, decision.reason)
 
@@ -245,10 +253,12 @@ class Watch:
     def _result(self, release: Release, decision: Decision, evidence: Evidence, gate: GateName) -> GateResult:
         """The decision for the record, its evidence stored so that anybody can decide again."""
         now, numbers = self.ports.clock(), {"cause": decision.cause, **decision.numbers}
-        if gate is GateName.CANARY and decision.numbers["harm"] is not None:
-            numbers["intervals"] = intervals(frozen_config(release), evidence)
-            found = live_aa(frozen_config(release), evidence)
-            before = self.ports.evidence.false_alarms(self.policy, besides=release.id)
+        if decision.numbers["harm"] is not None:
+            config = frozen_config(release) if release.config.get("gates") else self.config
+            if gate is GateName.CANARY:
+                numbers["intervals"] = intervals(config, evidence)
+            found = (live_aa if gate is GateName.CANARY else live_aa_after)(config, evidence)
+            before = self.ports.evidence.false_alarms(self.policy, besides=release.id, gate=gate)
             numbers["live_aa"] = {**msgspec.to_builtins(found), "told": told(found, before=before)}
         self.ports.evidence.keep(release.id, decision.evidence_hash, packed(evidence), now=now)
         return GateResult(

@@ -24,6 +24,7 @@ from app.db.tables import (
     turns,
 )
 from app.domain.errors import NotFound
+from app.domain.release.gates import GateName
 from app.domain.release.sessions import Era, Session
 
 CANARY = "canary-%"
@@ -136,12 +137,12 @@ class SqlEvidenceBook:
         with reading(self._engine) as connection:
             return [dict(row._mapping) for row in reversed(connection.execute(query).all())]
 
-    def false_alarms(self, policy: str, *, besides: str, newest: int = 500) -> tuple[int, int]:
-        """(alarms, comparisons) of the champion with itself beside the newest live verdicts, but for those of `besides`."""
+    def false_alarms(self, policy: str, *, besides: str, gate: GateName = GateName.CANARY, newest: int = 500) -> tuple[int, int]:
+        """(alarms, comparisons) of the champion with itself beside this gate's newest verdicts, but for those of `besides`."""
         table = gate_results
         query = select(table.c.release_id, table.c.evidence).join(releases, releases.c.id == table.c.release_id)
         query = (
-            query.where(releases.c.policy == policy, releases.c.id != besides, table.c.gate == "canary")
+            query.where(releases.c.policy == policy, releases.c.id != besides, table.c.gate == gate)
             .order_by(table.c.id.desc())
             .limit(newest)
         )

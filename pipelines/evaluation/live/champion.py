@@ -13,7 +13,7 @@ from app.domain.release.gates import CanaryAction
 from pipelines.evaluation.config import GatesConfig, Good, MetricClass, MetricConfig
 from pipelines.evaluation.counting.evidence import Evidence, hash_of
 from pipelines.evaluation.live import hacking
-from pipelines.evaluation.live.decide import Decision, require_right_signs
+from pipelines.evaluation.live.decide import Cause, Decision, require_right_signs
 from pipelines.evaluation.live.harm import effect_of, family_of, process_of, steps_of, turn_effects, units_of
 from pipelines.evaluation.live.slo import burnt, incident, keeps_limits, to_blame
 from pipelines.evaluation.statistics import betting, shiryaev_roberts
@@ -76,6 +76,12 @@ def decide_champion(config: GatesConfig, evidence: Evidence) -> Decision:
     return Decision(action=action, cause=cause, reason=reason, numbers=numbers, config_hash=config.hash, evidence_hash=evidence_hash)
 
 
+def is_worse(config: GatesConfig, evidence: Evidence) -> bool:
+    """Whether the champion was worse all along or became so, whatever its limits say. Raises ValueError on unusable evidence."""
+    family, falls, _ = _compared(config, evidence)
+    return family.rejected or any(fall.found for fall in falls)
+
+
 def anchor_guard(config: GatesConfig, eras: Sequence[Units], *, units_per_slot: float, variance: float) -> Fall:
     """The champions since the last renewal against the anchor, on the gold metric, one detector over all eras in order."""
     run_length = max(config.units_per_look, round(config.anchor_run_length_slots * max(units_per_slot, 1.0)))
@@ -109,20 +115,20 @@ def _fall(config: GatesConfig, evidence: Evidence, metric: MetricConfig, *, of: 
 
 def _judge(
     config: GatesConfig, evidence: Evidence, family: FamilyEvidence | None, falls: Sequence[Fall], suspicions: Sequence[str]
-) -> tuple[CanaryAction, str, str]:
+) -> tuple[CanaryAction, Cause, str]:
     if evidence.hard:
-        return CanaryAction.ABORT, "hard", "; ".join(evidence.hard)
+        return CanaryAction.ABORT, Cause.HARD, "; ".join(evidence.hard)
     blamed = to_blame(config, evidence, arm="treated")
     if blamed:
-        return CanaryAction.ABORT, "slo", blamed[0]
+        return CanaryAction.ABORT, Cause.SLO, blamed[0]
     if family is not None and family.rejected:
-        return CanaryAction.ABORT, "harm", f"worse than its holdback on {family.cause}: log E {family.peak_log_e:.2f}"
+        return CanaryAction.ABORT, Cause.HARM, f"worse than its holdback on {family.cause}: log E {family.peak_log_e:.2f}"
     fallen = [fall for fall in falls if fall.found]
     if fallen:
-        return CanaryAction.ABORT, "fall", f"{fallen[0].metric} fell after {fallen[0].detection.alarmed_at} units"
+        return CanaryAction.ABORT, Cause.FALL, f"{fallen[0].metric} fell after {fallen[0].detection.alarmed_at} units"
     trouble = [*evidence.incident, *filter(None, [incident(config, evidence)])]
     if trouble:
-        return CanaryAction.HOLD, "incident", trouble[0]
+        return CanaryAction.HOLD, Cause.INCIDENT, trouble[0]
     if suspicions:
-        return CanaryAction.HOLD, "monitors", suspicions[0]
-    return CanaryAction.CONTINUE, "watched", "no sign of harm"
+        return CanaryAction.HOLD, Cause.MONITORS, suspicions[0]
+    return CanaryAction.CONTINUE, Cause.WATCHED, "no sign of harm"

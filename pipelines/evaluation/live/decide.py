@@ -14,6 +14,7 @@ numbers can be computed again from the stored evidence by whoever doubts it.
 """
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,31 @@ VERDICTS = {
 }
 
 
+class Cause(StrEnum):
+    """Which question decided, of those to a canary (in their order) and to a champion."""
+
+    HARD = "hard"
+    """A reason that needs no statistics, such as an engine that cannot load it."""
+    SLO = "slo"
+    """An absolute limit burnt, and the version beside it is healthier."""
+    HARM = "harm"
+    FALL = "fall"
+    """A champion that became worse."""
+    INCIDENT = "incident"
+    """Limits burnt, and nothing is shown to be healthier."""
+    DATA = "data"
+    MONITORS = "monitors"
+    """A champion that games its reward; a canary's monitors are doubts about its data."""
+    REQUIRED = "required"
+    """Every required metric non-inferior, or not yet."""
+    DEADLINE = "deadline"
+    DWELL = "dwell"
+    STAGE = "stage"
+    N_MAX = "n_max"
+    WATCHED = "watched"
+    """Nothing to say against a champion."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Decision:
     """What to do with a canary, and every number it follows from."""
@@ -41,8 +67,7 @@ class Decision:
     action: CanaryAction
     reason: str
     """One sentence a person can act on."""
-    cause: str
-    """Short name of what decided: `hard`, `slo`, `harm`, `incident`, `data`, `deadline`, `dwell`, `stage`, `required`, `n_max`."""
+    cause: Cause
     numbers: dict[str, Any] = field(default_factory=dict[str, Any])
     config_hash: str
     evidence_hash: str
@@ -93,34 +118,34 @@ class _Case:
         except ValueError as error:  # evidence that must not be used: NaN, outside its range, impossible probabilities
             self._doubts = [*self._doubts, f"unusable evidence: {error}"]
 
-    def judge(self) -> tuple[CanaryAction, str, str]:
+    def judge(self) -> tuple[CanaryAction, Cause, str]:
         """(action, cause, reason), in order."""
         act, evidence = CanaryAction, self._evidence
         if evidence.hard:
-            return act.ABORT, "hard", "; ".join(evidence.hard)
+            return act.ABORT, Cause.HARD, "; ".join(evidence.hard)
         if self._blamed:
-            return act.ABORT, "slo", self._blamed[0]
+            return act.ABORT, Cause.SLO, self._blamed[0]
         if self._harm is not None and self._harm.found:
-            return act.ABORT, "harm", self._harm.reason
+            return act.ABORT, Cause.HARM, self._harm.reason
         lasts_s = self._config.canary_max_s if evidence.lasts_s is None else evidence.lasts_s
         late = evidence.at - evidence.since >= lasts_s * 1e6
         trouble = [*evidence.incident, *([] if self._incident is None else [self._incident])]
         if trouble and not (late and evidence.state == "CANARY"):
-            return act.HOLD, "incident", trouble[0]
+            return act.HOLD, Cause.INCIDENT, trouble[0]
         if self._doubts:
             return self._hold()
         if self._is_last and self._stage_done and self._all_non_inferior and not trouble:
-            return act.READY, "required", f"{', '.join(r.metric for r in self._required)}: non-inferior{self._asks}"
+            return act.READY, Cause.REQUIRED, f"{', '.join(r.metric for r in self._required)}: non-inferior{self._asks}"
         if late:
-            return act.INCONCLUSIVE, "deadline", f"no decision within {lasts_s / 60:.0f} min: the champion stays"
+            return act.INCONCLUSIVE, Cause.DEADLINE, f"no decision within {lasts_s / 60:.0f} min: the champion stays"
         if not self._stage_done:
-            return act.CONTINUE, "dwell", f"stage {evidence.stage}: {self._stage_units} units so far"
+            return act.CONTINUE, Cause.DWELL, f"stage {evidence.stage}: {self._stage_units} units so far"
         if not self._is_last:
-            return act.RAMP, "stage", f"stage {evidence.stage} is done with {self._stage_units} units and no harm"
+            return act.RAMP, Cause.STAGE, f"stage {evidence.stage} is done with {self._stage_units} units and no harm"
         if self._required and all(r.is_exhausted and not r.rejected for r in self._required):
-            return act.INCONCLUSIVE, "n_max", "all declared units were seen without an answer: the champion stays"
+            return act.INCONCLUSIVE, Cause.N_MAX, "all declared units were seen without an answer: the champion stays"
         waiting = [r.metric for r in self._required if not r.rejected]
-        return act.CONTINUE, "required", f"not yet non-inferior: {', '.join(waiting) or 'no metric has evidence'}"
+        return act.CONTINUE, Cause.REQUIRED, f"not yet non-inferior: {', '.join(waiting) or 'no metric has evidence'}"
 
     def _silenced(self) -> list[str]:
         """Feedback that comes on more or fewer turns than the champion's: what is missing counts as failed, so no metric means the same."""
@@ -129,12 +154,12 @@ class _Case:
             return []
         return [f"{COVERAGE} per turn: the arms differ in {self._changed}, which chance does not explain"]
 
-    def _hold(self) -> tuple[CanaryAction, str, str]:
+    def _hold(self) -> tuple[CanaryAction, Cause, str]:
         held_s = 0.0 if self._evidence.held_since is None else (self._evidence.at - self._evidence.held_since) / 1e6
         reason = "; ".join(self._doubts)
         if held_s >= self._config.hold_max_s:
-            return CanaryAction.ABORT, "data", f"the data have been in doubt for {held_s / 60:.0f} min: {reason}"
-        return CanaryAction.HOLD, "data", reason
+            return CanaryAction.ABORT, Cause.DATA, f"the data have been in doubt for {held_s / 60:.0f} min: {reason}"
+        return CanaryAction.HOLD, Cause.DATA, reason
 
     @property
     def _changed(self) -> str | None:

@@ -1,11 +1,13 @@
-"""The live A/A: the champion against itself, on this deployment's own people, by the rules that judged the candidate.
+"""The live A/A: the champion against itself, on this deployment's own people, by the rules that judged the version.
 
 Whoever got the champion in a canary is drawn once more, by lot, into two arms of the same version, and the harm family and its
-group-sequential half are asked about them. Whatever they find is a false alarm. The lots follow from the evidence alone, so anybody
+group-sequential half are asked about them; after a promotion whoever got the champion beside its holdback, and the family and the
+detectors of a fall. Whatever they find is a false alarm. The lots follow from the evidence alone, so anybody
 gets the same answer again. It is a measurement, shown beside each verdict; nothing is decided from it.
 """
 
 import math
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -13,6 +15,7 @@ import numpy.typing as npt
 
 from pipelines.evaluation.config import GatesConfig
 from pipelines.evaluation.counting.evidence import Evidence, Lane, hash_of
+from pipelines.evaluation.live.champion import is_worse
 from pipelines.evaluation.live.harm import harm_of
 
 LOTS = 20
@@ -33,14 +36,23 @@ class LiveAA(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def live_aa(config: GatesConfig, evidence: Evidence, *, lots: int = LOTS) -> LiveAA:
-    """Compare the champion with itself. Raises ValueError on evidence that must not be used."""
+    """Compare a canary's champion with itself. Raises ValueError on evidence that must not be used."""
     allowed = config.alpha_abort_e + config.alpha_abort_gst
-    champions = max((len(lane) - int(_treated(lane).sum()) for lane in evidence.lanes), default=0)
+    return _compared(evidence, lambda drawn: harm_of(config, drawn).found, treated=False, lots=lots, allowed=allowed)
+
+
+def live_aa_after(config: GatesConfig, evidence: Evidence, *, lots: int = LOTS) -> LiveAA:
+    """Compare the champion with itself beside a holdback. Raises ValueError on evidence that must not be used."""
+    return _compared(evidence, lambda drawn: is_worse(config, drawn), treated=True, lots=lots, allowed=config.alpha_post)
+
+
+def _compared(evidence: Evidence, finds: Callable[[Evidence], bool], *, treated: bool, lots: int, allowed: float) -> LiveAA:
+    champions = max((int((_treated(lane) == treated).sum()) for lane in evidence.lanes), default=0)
     if champions < LEAST_UNITS:
         return LiveAA(comparisons=0, alarms=0, allowed=allowed)
     rng = np.random.default_rng(int(hash_of(evidence)[:16], 16))
     lots = max(1, min(lots, UNITS // champions))
-    alarms = sum(harm_of(config, _drawn(evidence, rng)).found for _ in range(lots))
+    alarms = sum(finds(_drawn(evidence, rng, treated=treated)) for _ in range(lots))
     return LiveAA(comparisons=lots, alarms=alarms, allowed=allowed)
 
 
@@ -54,13 +66,14 @@ def told(found: LiveAA, *, before: tuple[int, int]) -> str:
     return f"the champion against itself: {alarms} false alarms in {comparisons} ({rate})"
 
 
-def _drawn(evidence: Evidence, rng: np.random.Generator) -> Evidence:
-    return msgspec.structs.replace(evidence, lanes=tuple(_champions(lane, rng) for lane in evidence.lanes), turn_looks=None)
+def _drawn(evidence: Evidence, rng: np.random.Generator, *, treated: bool) -> Evidence:
+    lanes = tuple(_champions(lane, rng, treated=treated) for lane in evidence.lanes)
+    return msgspec.structs.replace(evidence, lanes=lanes, turn_looks=None)
 
 
-def _champions(lane: Lane, rng: np.random.Generator) -> Lane:
+def _champions(lane: Lane, rng: np.random.Generator, *, treated: bool) -> Lane:
     """The lane's units of the champion, each in one of two arms by lot."""
-    mine = ~_treated(lane)
+    mine = _treated(lane) == treated
     count = int(mine.sum())
     return msgspec.structs.replace(
         lane, treated=(rng.random(count) < 0.5).astype("u1").tobytes(), probability=np.full(count, 0.5).tobytes(),

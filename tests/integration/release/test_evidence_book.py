@@ -11,7 +11,7 @@ from app.db.learning.suite_scores import SqlScores
 from app.db.release.evidence import SqlEvidenceBook
 from app.db.tables import labels, observations
 from app.domain.errors import NotFound
-from app.domain.release.gates import GateName
+from app.domain.release.gates import GateName, Verdict
 from app.domain.release.releases import ReleaseState
 from pipelines.evaluation.counting.evidence import unpacked
 from tests.fakes.releases import POLICY, answer, version
@@ -90,3 +90,23 @@ def test_the_candidates_that_a_suite_judged_this_month_are_known_with_their_leve
     assert scores.tested(POLICY, "human-eval", gate=GateName.OFFLINE, since=since) == [(0.05, True), (0.04, False)]  # refused: no test
     assert scores.tested(POLICY, "another", gate=GateName.OFFLINE, since=since) == []
     assert scores.tested("other", "human-eval", gate=GateName.OFFLINE, since=since) == []
+
+
+def test_the_champions_comparisons_with_itself_are_added_up_over_the_verdicts_of_a_gate(world: WatchedRoom, engine: Engine) -> None:
+    """They were looked for under a gate of another name, so each verdict stood alone."""
+    desk, book = world.room.desk, SqlEvidenceBook(engine)
+
+    def judged(digest: str, gate: GateName, alarms: int, comparisons: int) -> str:
+        release = next((r for r in world.room.ledger.list(policy=POLICY) if r.digest == digest), None) or world.room.queued(digest)
+        found = replace(answer(gate, digest, Verdict.INCONCLUSIVE), evidence={"live_aa": {"alarms": alarms, "comparisons": comparisons}})
+        desk.record_live(release.id, found, action="continue")
+        return release.id
+
+    first = judged("v2", GateName.CANARY, 5, 20)
+    assert judged("v2", GateName.CANARY, 1, 20) == first, "the newest verdict of a release counts"
+    second = judged("v3", GateName.CANARY, 2, 10)
+    judged("v3", GateName.HOLDBACK, 0, 7)
+    assert book.false_alarms(POLICY, besides="nobody") == (3, 30)
+    assert book.false_alarms(POLICY, besides=second) == (1, 20)
+    assert book.false_alarms(POLICY, besides=first, gate=GateName.HOLDBACK) == (0, 7)
+    assert book.false_alarms("another", besides="nobody") == (0, 0)

@@ -7,14 +7,17 @@ import pytest
 from sqlalchemy import Engine, update
 
 from app.db.engine import writing
+from app.db.release.evidence import SqlEvidenceBook
 from app.db.release.release_views import SqlReleaseViews
 from app.db.tables import turns
 from app.domain.errors import NotFound, Quarantined, Refused
 from app.domain.release.alarms import Alarm, AlarmKind
+from app.domain.release.gates import GateName
 from app.domain.release.releases import IN_FLIGHT, ReleaseState
 from app.domain.release.terms import Terms
 from app.release.alarms import calm_again
 from pipelines.evaluation.config import ApprovalConfig
+from pipelines.evaluation.live.explain import explain
 from tests.fakes.releases import ADA, BOB, POLICY, release_room
 from tests.fakes.traffic import Behaviour
 from tests.fakes.watching import WatchedRoom, small_gates, watched_room
@@ -72,6 +75,10 @@ def test_an_infrastructure_incident_rolls_nothing_back_and_ends_by_itself(sqlite
     assert incident.ended_by == "system:watch"
     assert world.room.desk.find(waiting.id).state is S.CANARY
     assert SqlReleaseViews(sqlite_engine).release(release)["alarms"][0]["end_reason"] == "tiny-v2 keeps its limits again"
+    champions = [one for one in explain(world.room.desk.find(release), SqlEvidenceBook(sqlite_engine)) if one.gate == GateName.HOLDBACK]
+    assert [(one.action, one.numbers["cause"], one.differences) for one in champions] == [
+        ("hold", "incident", ()), ("continue", "watched", ()),
+    ], "what raised the incident and what ended it can be decided again"  # fmt: skip
 
 
 def test_a_healthy_candidate_survives_an_incident(sqlite_engine: Engine) -> None:

@@ -174,7 +174,7 @@ def test_harm_wins_over_a_promotion_that_is_under_way(world: WatchedRoom) -> Non
     assert world.room.desk.pointer(POLICY).digest == "v1"
 
 
-def test_a_champion_that_turns_bad_is_rolled_back_from_its_holdback(world: WatchedRoom) -> None:
+def test_a_champion_that_turns_bad_is_rolled_back_from_its_holdback(world: WatchedRoom, sqlite_engine: Engine) -> None:
     """flagger#616: nothing rolls back after the promotion."""
     _promote(world, "v2", Behaviour())
     promoted = next(r for r in world.room.ledger.list(policy=POLICY) if r.digest == "v2")
@@ -182,6 +182,9 @@ def test_a_champion_that_turns_bad_is_rolled_back_from_its_holdback(world: Watch
     release = world.run(promoted, until=frozenset({S.ROLLED_BACK}), people=200)
     assert release.state is S.ROLLED_BACK
     assert world.room.desk.pointer(POLICY).digest == "v1"
+    last = explain(release, SqlEvidenceBook(sqlite_engine))[-1]
+    assert (last.gate, last.action, last.differences) == (GateName.HOLDBACK, "abort", ())
+    assert "the champion against itself" in last.numbers["live_aa"]["told"]
 
 
 def test_a_broken_champion_is_taken_back_by_its_limits_even_without_a_holdback(sqlite_engine: Engine) -> None:

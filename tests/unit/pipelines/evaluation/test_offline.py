@@ -1,5 +1,6 @@
 """The offline gate over engines whose answers are known."""
 
+import random
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,7 +18,7 @@ from app.domain.release.pairs import BlindPair
 from app.domain.telemetry.serving import GenerateRequest, GenerationChunk
 from app.domain.telemetry.turns import FinishReason
 from app.sandbox.processes import ProcessBoxes
-from pipelines.evaluation.suites.blind import Hearing, as_evidence, pairs_of
+from pipelines.evaluation.suites.blind import Hearing, as_evidence, calibration_of, pairs_of
 from pipelines.evaluation.suites.execution import Examination
 from pipelines.evaluation.suites.offline import OfflineGate, judge_suites, verdict_of
 from pipelines.evaluation.suites.offline_config import OfflineConfig, SuiteClass, SuiteConfig
@@ -295,6 +296,18 @@ def test_a_judge_decides_as_long_as_people_are_not_shown_to_disagree(votes: list
     told = result.evidence["known"]["judge"]
     assert (result.verdict, told["agreed"], told["asked"]) == (Verdict.PASS, sum(votes), len(votes))
     assert told["low"] <= 0.6 <= told["high"]
+
+
+def test_the_level_that_is_asked_of_a_judge_spares_those_above_it_and_stops_those_that_are_mostly_wrong() -> None:
+    """300 votes, a look after every 20: simulated over 100 judges, one that agrees in .6 of the pairs is refused in 0 of them, a coin
+    in three of four, and one that is wrong in .6 in all."""
+    dice, least = random.Random(6), OfflineConfig().judge_agreement
+
+    def is_refused(agrees: float) -> bool:
+        votes = [dice.random() < agrees for _ in range(300)]
+        return any(calibration_of(votes[:seen]).contradicted("s", least=least) for seen in range(20, 301, 20))
+
+    assert (sum(is_refused(0.65) for _ in range(8)), sum(is_refused(0.4) for _ in range(4))) == (0, 4)
 
 
 def test_a_suite_without_a_judge_is_held_against_nobody() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from app.domain.release.gates import GateName
 from app.domain.release.sessions import Era, Session
 from pipelines.evaluation.config import GatesConfig, MetricConfig
 from pipelines.evaluation.counting.subjects import Plan
@@ -58,7 +59,7 @@ class Returning:
     def decisions(self, release_id: str, *, newest: int = 1000) -> list[dict[str, Any]]:
         return []
 
-    def false_alarms(self, policy: str, *, besides: str, newest: int = 500) -> tuple[int, int]:
+    def false_alarms(self, policy: str, *, besides: str, gate: GateName = GateName.CANARY, newest: int = 500) -> tuple[int, int]:
         return 0, 0
 
     def keep(self, release_id: str, digest: str, payload: bytes, *, now: datetime) -> None: ...
