@@ -1,5 +1,6 @@
 """`ratchet release explain`: every rule there is, of a canary and of a champion, comes out again from what was stored; and every alarm."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -68,7 +69,7 @@ def _fell() -> list[Session]:
 
 def _coarse() -> list[Session]:
     """Rewards that are all or nothing, so that two hundred people show nothing."""
-    return [replace(one, reward=1.0 if one.signals["task_success"] else -1.0) for one in people(300)]
+    return [replace(one, reward=math.copysign(1.0, one.reward or 0.0)) for one in people(300)]
 
 
 CANARY: dict[Cause, Callable[[], Evidence]] = {
