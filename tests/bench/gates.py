@@ -1,7 +1,7 @@
 """`make bench-gates`: are the gates what they claim to be? Tables V1-V7 of the gates sheet, then one line of JSON.
 
     python -m tests.bench.gates            full repetitions; each section says what it took of CPU
-    python -m tests.bench.gates --quick    few repetitions, two minutes of CPU
+    python -m tests.bench.gates --quick    few repetitions, three minutes of CPU
     python -m tests.bench.gates --only all_turns who_is_hurt
     python -m tests.bench.gates --keep build/gates.json    goes on where it was broken off, and prints what is kept there
 
@@ -144,7 +144,7 @@ def _keep(kept: Kept, name: str, job: Future[Run]) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Simulate the gates and print the tables V1-V7.")
-    parser.add_argument("--quick", action="store_true", help="few repetitions, two minutes of CPU")
+    parser.add_argument("--quick", action="store_true", help="few repetitions, three minutes of CPU")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full repetitions")
     parser.add_argument("--only", nargs="+", default=[], metavar="SECTION", help="these sections alone, by the names of their functions")
     parser.add_argument(

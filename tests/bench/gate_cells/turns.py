@@ -89,7 +89,7 @@ def who_is_hurt(scale: float, seed: int) -> Section:
     """Harm that the mean over people hides: found, and by which test."""
     section = Section(title="Who is hurt: one stage at 50 %, or a ramp with a lasting cohort of 20 %; found within two hours")
     section.header("who", "people", "aborted", "by")
-    n = repetitions_of(40, scale, least=12)  # of three, three standard errors allow that none is found
+    n = repetitions_of(40, scale, least=6)  # of three, three standard errors allow that none is found
     people = lasting_people()
     lasts = "90 pp from the next stage on, once somebody had it"
     cases = {
