@@ -131,7 +131,7 @@ class Watch:
         subject = self._era_subject(pointer, release)
         evidence = subject.evidence(release, now=now)
         decision = decide_champion(subject.config, evidence)
-        self.ports.progress.report(self.policy, "holdback", evidence.units, evidence.units, _brief(decision))
+        self.ports.progress.report(self.policy, "holdback", evidence.units, evidence.units, decision.brief)
         if decision.action is CanaryAction.ABORT:
             self._take_back(release, decision, evidence)
         elif decision.cause is Cause.INCIDENT:
@@ -202,7 +202,7 @@ class Watch:
             subject = self._canaries[release.id] = CanarySubject(release, self.ports.evidence)
         evidence = subject.evidence(release, now=self.ports.clock())
         decision = decide(subject.config, evidence)
-        detail = {**_brief(decision), "release": release.id, "stage": release.stage}
+        detail = {**decision.brief, "release": release.id, "stage": release.stage}
         self.ports.progress.report(self.policy, "canary", evidence.units, max(evidence.n_max.values(), default=0), detail)
         if decision.action is CanaryAction.ABORT:
             self._abort(release, decision, evidence)
@@ -388,18 +388,3 @@ def run_watch(
             watch.tick()
             looked(watch.policy, time.monotonic() - began)
         stop.wait(interval_s)
-
-
-def _brief(decision: Decision) -> dict[str, Any]:
-    """The few numbers that people look at while it runs."""
-    harm: dict[str, Any] = decision.numbers.get("harm") or {}
-    return {
-        "action": decision.action,
-        "cause": decision.cause,
-        "reason": decision.reason,
-        "units": decision.numbers.get("units"),
-        "log_e": harm.get("log_e"),
-        "needed": harm.get("needed", decision.numbers.get("needed")),
-        "required": decision.numbers.get("required", []),
-        "effects": harm.get("effects", decision.numbers.get("effects", {})),
-    }

@@ -77,6 +77,21 @@ class Decision:
         """Only READY passes; ABORT fails; everything else decides nothing."""
         return VERDICTS.get(self.action, Verdict.INCONCLUSIVE)
 
+    @property
+    def brief(self) -> dict[str, Any]:
+        """The few numbers that people look at while it runs."""
+        harm: dict[str, Any] = self.numbers.get("harm") or {}
+        return {
+            "action": self.action,
+            "cause": self.cause,
+            "reason": self.reason,
+            "units": self.numbers.get("units"),
+            "log_e": harm.get("log_e"),
+            "needed": harm.get("needed", self.numbers.get("needed")),
+            "required": self.numbers.get("required", []),
+            "effects": harm.get("effects", self.numbers.get("effects", {})),
+        }
+
 
 def decide(config: GatesConfig, evidence: Evidence) -> Decision:
     """What to do with the canary that this is the evidence of."""
