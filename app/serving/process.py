@@ -51,7 +51,7 @@ def serve_engine(
     return_freed_memory()
     sys.setswitchinterval(SWITCH_S)
     torch.set_num_threads(threads or usable_cores())
-    listener = _listen(host, port)
+    listener = listen(host, port)
     worker = Worker(Limits(rows=rows))
     own = Instruments("engine", version=version)
     residency = Residency(worker, ledger, weights, only=only, brought=own.histogram("ratchet_engine_swap_seconds").observe)
@@ -110,8 +110,10 @@ def _leave(residency: Residency, ledger: OwnLedger) -> None:
         log.warning("still in the ledger error=%s", error)
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+def listen(host: str, port: int) -> socket.socket:
+    """The listening socket. Raises `BadConfig` where the port is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # which is what asyncio lets small answers out at once for
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))

@@ -19,15 +19,18 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app.domain.ports import Receipt
+from app.domain.telemetry.events import CloudEvent
 from app.main import create_app, settle
 from tests.fakes.gateway import FixedRoutes, ScriptedEngines, collaborators, policy_config, serving
+from tests.fakes.inbox import MemoryInbox
 
 BEAT_S = 0.005
 BOUND = 2.0
@@ -65,11 +68,30 @@ class Heart:
             self.late_s.append(time.monotonic() - due)
 
 
+@dataclass
+class Forgetful(MemoryInbox):
+    """Keeps the newest alone: the real one is a database, and a heap that grew here would be the collector's work."""
+
+    engines: ScriptedEngines
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    async def append(self, events: Sequence[CloudEvent]) -> list[Receipt]:
+        """Answer per event; what was asked of the engines is forgotten too."""
+        if len(self.events) > 2000:
+            self.events.clear()
+        self.engines.requests.clear()
+        return await super().append(events)
+
+
 def serve() -> None:
     """Serve until standard input ends; the address is the first line of standard output."""
     policies = {"composer": policy_config(), "redacting": policy_config(redact=True)}
     engines = ScriptedEngines(words=("Hello", CALL))
-    app = create_app(collaborators(policies=policies, routes=FixedRoutes("composer", "redacting"), engines=engines))
+    app = create_app(
+        collaborators(inbox=Forgetful(engines), policies=policies, routes=FixedRoutes("composer", "redacting"), engines=engines)
+    )
     settle()
     with serving(Heart(app)) as url:
         print(url, flush=True)

@@ -250,7 +250,7 @@ def events_of(inbox: Any, kind: str) -> list[CloudEvent]:
 @contextmanager
 def serving(app: ASGIApp, *, connection: type[Connection] = Connection) -> Iterator[str]:
     """The app behind a real uvicorn on a free loopback port, in a thread; yields its base URL."""
-    with socket.socket() as listener:
+    with socket.socket(proto=socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(128)
         config = uvicorn.Config(app, http=connection, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)

@@ -35,6 +35,8 @@ EVENT = "gen_ai.evaluation.result"
 PROTOBUF = "application/x-protobuf"
 MOST_LOOKED_AT = 20_000
 """Resources, scopes, records and events in one body, whatever about; an exporter sends 512 at once. A microsecond each."""
+TAG, MOST_TAGS = b"\x12", 80_000
+"""What begins a record or a value, in texts too: ten milliseconds to parse."""
 EMPTY = b"\x12\x00"
 """A record, scope or span of nothing in protobuf: half a million of them fit into a body, and take 40 ms in one piece to parse."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -117,7 +119,7 @@ def _crowded() -> BadRequest:
 
 
 def _parse(raw: bytes, message: Message, *, is_json: bool) -> None:
-    if not is_json and raw.count(EMPTY) > MOST_LOOKED_AT:
+    if not is_json and (raw.count(EMPTY) > MOST_LOOKED_AT or raw.count(TAG) > MOST_TAGS):
         raise _crowded()
     try:
         if is_json:
