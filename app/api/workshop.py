@@ -23,12 +23,12 @@ LONG_S = 0.001
 
 
 def unhurried(steps: Iterable[T], *, chars: int) -> list[T]:
-    """The steps' results. In the thread, after each long one it rests as long as that took.
+    """The steps' results. Beside the loop it rests, after some long ones or many short, as long as they took.
 
     Decoding and encoding hold the interpreter to their end, and an answer on the loop asks for it again at every read and write: steps
     one behind the other would each time keep it waiting.
     """
-    if chars <= SMALL_CHARS:
+    if chars <= SMALL_CHARS or _on_a_loop():
         return list(steps)
     found, began = list[T](), time.monotonic()
     for result in steps:
@@ -36,8 +36,16 @@ def unhurried(steps: Iterable[T], *, chars: int) -> list[T]:
         took = time.monotonic() - began
         if took > LONG_S:
             time.sleep(min(took, 0.05))
-        began = time.monotonic()
+            began = time.monotonic()
     return found
+
+
+def _on_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 class Workshop:
