@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -112,7 +111,7 @@ def test_a_file_of_tokens_that_is_broken_or_open_to_others_is_refused(tmp_path: 
 
 @contextmanager
 def following(data: Path, *command: str) -> Iterator[Callable[[], str]]:
-    """A command that goes on until Ctrl-C; gives its next line."""
+    """A command that goes on until it is ended; gives its next line."""
     process = subprocess.Popen(
         [sys.executable, "-m", "pipelines", *command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         env={**os.environ, "RATCHET_DATA": str(data), "PYTHONUNBUFFERED": "1"},
@@ -123,7 +122,7 @@ def following(data: Path, *command: str) -> Iterator[Callable[[], str]]:
         try:
             yield lambda: output.readline().rstrip("\n")
         finally:
-            process.send_signal(signal.SIGINT)
+            process.terminate()  # no Ctrl-C: whoever was begun in the background of a shell is deaf to it, and so are those it begins
 
 
 def test_a_log_is_followed_over_the_moment_when_it_was_begun_anew(tmp_path: Path) -> None:
