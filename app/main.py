@@ -52,6 +52,7 @@ from app.domain.policies import PolicyConfig
 from app.domain.ports import Claims, Clock, Episodes, GatewayEngines, Inbox, Keys, Ledger, Reads, Routes
 from app.domain.readings import Readings
 from app.domain.retention import Retention, retention
+from app.listening import bound
 from app.logging import configure
 from app.secret_files import keep_to_owner
 from app.settings import LOOPBACK, Settings, from_environment, read_toml
@@ -215,18 +216,12 @@ def refuse_open_door(settings: Settings, *, keyed: bool, ever: bool) -> None:
 
 def listen(settings: Settings) -> socket.socket:
     """The listening socket. Raises `BadConfig` where the address is taken or not ours."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    # Said to be TCP, so that asyncio lets small answers out at once: else a body waits 40 ms until its headers were acknowledged.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((settings.host, settings.port))
+        return bound(settings.host, settings.port)
     except OSError as error:
-        listener.close()
         raise BadConfig(
             f"cannot listen on {settings.host}:{settings.port} ({error.strerror}): set RATCHET_PORT to a free port or stop what uses it"
         ) from error
-    return listener
 
 
 def application(settings: Settings, adapters: wiring.HttpAdapters) -> Application:

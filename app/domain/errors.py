@@ -20,6 +20,8 @@ RatchetError                 something a person can act on; the message names th
 Anything else that escapes is a bug of ours and crashes loudly.
 """
 
+import re
+
 
 class RatchetError(Exception):
     """Something a person can act on."""
@@ -87,6 +89,12 @@ class Overloaded(Unavailable):
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+def asked_to_wait_s(retry_after: str | None, *, default: float = 1.0) -> float:
+    """Seconds that a Retry-After asks for; the default where there is none, or no number, such as a date that a proxy wrote."""
+    said = retry_after is not None and re.fullmatch(r"[0-9]{1,5}(\.[0-9]+)?", retry_after)
+    return float(said[0]) if said else default
 
 
 class OwnFault(RatchetError):

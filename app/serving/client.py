@@ -16,7 +16,7 @@ from typing import Self
 import httpx
 import msgspec
 
-from app.domain.errors import BadRequest, Overloaded, RatchetError, Unavailable
+from app.domain.errors import BadRequest, Overloaded, RatchetError, Unavailable, asked_to_wait_s
 from app.domain.telemetry.serving import EngineSight, GenerateRequest, GenerationChunk, ScoreRequest
 from app.domain.telemetry.turns import FinishReason
 from app.serving.refusals import DRAINING, HEALTH_TIMEOUT_S, require_one_healthy, worst
@@ -231,7 +231,7 @@ async def _refusal(response: httpx.Response) -> RatchetError:
     except (msgspec.DecodeError, KeyError, TypeError, httpx.HTTPError):
         message, param, code = f"the engine answered {response.status_code}", None, "invalid_request"
     if response.status_code == 429:
-        return Overloaded(message, retry_after_s=float(response.headers.get("retry-after", "1")))
+        return Overloaded(message, retry_after_s=asked_to_wait_s(response.headers.get("retry-after")))
     if response.status_code == 400:
         return BadRequest(message, param=param, code=code)
     return Unavailable(message)

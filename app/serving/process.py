@@ -16,6 +16,7 @@ import uvicorn
 
 from app.domain.errors import BadConfig, RatchetError
 from app.domain.ports import EngineLedger, EngineWeights
+from app.listening import bound
 from app.machine import usable_cores
 from app.serving.engine import create_engine
 from app.serving.memory import return_freed_memory
@@ -112,13 +113,9 @@ def _leave(residency: Residency, ledger: OwnLedger) -> None:
 
 def listen(host: str, port: int) -> socket.socket:
     """The listening socket. Raises `BadConfig` where the port is taken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # which is what asyncio lets small answers out at once for
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((host, port))
+        listener = bound(host, port)
     except OSError as error:
-        listener.close()
         why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be bound ({error.strerror})"
         raise BadConfig(f"port {port} on {host} {why}: stop what holds it, or choose another with --port") from error
     listener.listen(1024)

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from app.domain.errors import BadRequest, NotFound, Overloaded, RatchetError, Unavailable
+from app.domain.errors import BadRequest, NotFound, Overloaded, RatchetError, Unavailable, asked_to_wait_s
 from app.domain.telemetry.serving import EngineSight
 from app.domain.telemetry.turns import Form, SamplingParams, Shape
 
@@ -121,15 +121,10 @@ def refusal(url: str, status: int, content: bytes, headers: Mapping[str, str]) -
         )
     message = message if body else f"vLLM at {url} answered {status}"
     if status == 429:
-        return Overloaded(message, retry_after_s=_seconds(headers.get("retry-after", "1")))
+        return Overloaded(message, retry_after_s=asked_to_wait_s(headers.get("retry-after")))
     if status in (400, 422):
         return BadRequest(message, code="context_length_exceeded" if "context length" in message else "invalid_request")
     return Unavailable(message)
-
-
-def _seconds(text: str) -> float:
-    """Of a Retry-After; one second where it is a date, as proxies may write it."""
-    return float(text) if text.isascii() and text.isdecimal() and len(text) < 6 else 1.0
 
 
 async def ask_held(client: httpx.AsyncClient, url: str, headers: Mapping[str, str]) -> Held:

@@ -15,7 +15,7 @@ from typing import Any, cast
 import click
 import httpx
 
-from app.domain.errors import BadConfig, Unavailable
+from app.domain.errors import BadConfig, Unavailable, asked_to_wait_s
 
 PEOPLE, MODELS = frozenset({"human", "user"}), frozenset({"gpt", "chatgpt", "assistant", "bing", "bard"})
 LONG_AGO = datetime(2023, 1, 1, tzinfo=UTC)
@@ -147,5 +147,5 @@ def send(client: httpx.Client, body: bytes) -> list[dict[str, Any]]:
             return cast("list[dict[str, Any]]", response.json()["results"])
         if response.status_code not in (429, 503):
             raise BadConfig(f"the service refused: {response.status_code} {response.text[:300]}")
-        time.sleep(float(response.headers.get("Retry-After", "1")))
+        time.sleep(asked_to_wait_s(response.headers.get("Retry-After")))
     raise Unavailable(f"the service at {client.base_url} is too busy: run the import again later, what it has it knows")

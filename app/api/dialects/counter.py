@@ -5,10 +5,11 @@ becomes a revision with an id of its own (`<id>#2`, `<id>#3`, …), and the revi
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -25,9 +26,18 @@ from app.domain.access import Scope
 from app.domain.errors import BadRequest
 from app.domain.telemetry.events import CloudEvent, Observation
 
+T = TypeVar("T")
 MAX_REVISIONS = 32
 EVENT_CHARS = 50
 """What preparing an event costs, in characters to redact: more than ten of them are prepared beside the event loop."""
+
+
+def or_refused(make: Callable[[], T]) -> T | BadRequest:
+    """What comes of it, or why it was refused."""
+    try:
+        return make()
+    except BadRequest as error:
+        return error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +81,12 @@ class Counter:
 
     async def put_all(self, signals: Sequence[Signal | BadRequest], caller: Caller) -> list[BadRequest | None]:
         """Accept many scores in one commit, each wholly or not at all; for each what was wrong. What is wrong already stays so."""
-        said: list[list[Draft] | BadRequest] = []
-        for signal in signals:
-            said.append(signal if isinstance(signal, BadRequest) else self._drafts(signal))
+        said = [signal if isinstance(signal, BadRequest) else or_refused(partial(self._drafts, signal)) for signal in signals]
         parts = [draft for found in said if isinstance(found, list) for draft in found]
         if any(self.door.to_redact(draft.value) > SMALL_CHARS for draft in parts):  # each waits for its turn, and others' come between
             return [found if isinstance(found, BadRequest) else await self._refused(self._checked(found, caller)) for found in said]
         work = partial(self._prepared, said, caller)
-        ready = await self.door.workshop.do(work, chars=sum(EVENT_CHARS for _ in parts))
+        ready = await self.door.workshop.do(work, chars=EVENT_CHARS * len(parts))
         events = [event for found in ready if isinstance(found, list) for event in found]
         answers = iter(await self.door.commit(events))
         wrong: list[BadRequest | None] = []
@@ -90,20 +98,14 @@ class Counter:
             wrong.append(await self._refused(self._corrected(again, caller)))
         return wrong
 
-    def _drafts(self, signal: Signal) -> list[Draft] | BadRequest:
-        try:
-            return list(drafts(signal, self.door.desk))
-        except BadRequest as error:
-            return error
+    def _drafts(self, signal: Signal) -> list[Draft]:
+        return list(drafts(signal, self.door.desk))
 
     def _prepared(self, said: Sequence[list[Draft] | BadRequest], caller: Caller) -> list[list[CloudEvent] | BadRequest]:
-        ready: list[list[CloudEvent] | BadRequest] = []
-        for found in said:
-            try:
-                ready.append(found if isinstance(found, BadRequest) else [self.door.desk.observation(draft, caller) for draft in found])
-            except BadRequest as error:
-                ready.append(error)
-        return ready
+        return [found if isinstance(found, BadRequest) else or_refused(partial(self._events, found, caller)) for found in said]
+
+    def _events(self, found: Sequence[Draft], caller: Caller) -> list[CloudEvent]:
+        return [self.door.desk.observation(draft, caller) for draft in found]
 
     async def _checked(self, found: Sequence[Draft], caller: Caller) -> None:
         for draft in found:

@@ -25,7 +25,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api import openapi
-from app.api.dialects.counter import Counter
+from app.api.dialects.counter import Counter, or_refused
 from app.api.dialects.naming import Signal, inference_of
 from app.api.errors import HttpError
 from app.domain.errors import BadRequest, Overloaded
@@ -94,7 +94,7 @@ async def _export(
             read = partial(_read, raw, message, find, is_json=is_json)
             evaluations = await counter.door.workshop.do(read, chars=len(raw))
             counter.charge(caller, len(evaluations))
-            wrong = await counter.put_all([_signal_or_not(evaluation) for evaluation in evaluations], caller)
+            wrong = await counter.put_all([or_refused(partial(_signal, evaluation)) for evaluation in evaluations], caller)
             rejected = [str(error) for error in wrong if error is not None]
     except Overloaded as error:
         retry = {"Retry-After": str(max(1, round(error.retry_after_s)))}
@@ -163,13 +163,6 @@ def _in_traces(message: ExportTraceServiceRequest) -> Iterator[Evaluation | None
                             trace_id=span.trace_id.hex(), span_id=span.span_id.hex(), time_ns=event.time_unix_nano,
                             attributes=around | _plain(event.attributes),
                         )  # fmt: skip
-
-
-def _signal_or_not(found: Evaluation) -> Signal | BadRequest:
-    try:
-        return _signal(found)
-    except BadRequest as error:
-        return error
 
 
 def _signal(found: Evaluation) -> Signal:
