@@ -1,4 +1,4 @@
-# Everything a newcomer and a maintainer run. Needs Python 3.11 or 3.12, make and a package registry; nothing else.
+# Everything a newcomer and a maintainer run. Needs Python 3.11, 3.12 or 3.13, make and a package registry; nothing else.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 
@@ -8,14 +8,14 @@ ARGS ?=
 JOBS ?= 2
 
 # That of the environment that is there, else the first on the path that runs and fits (a pyenv shim may exist and not run).
-# PYTHON=/path/to/python3.12 names another; the environment is made anew for it.
+# PYTHON=/path/to/python3.13 names another; the environment is made anew for it.
 ifndef PYTHON
-PYTHON := $(shell for p in .venv/bin/python python3.11 python3.12 python3 python; do \
-  $$p -c 'import sys; (3, 11) <= sys.version_info[:2] <= (3, 12) or sys.exit(1); print(sys._base_executable)' 2>/dev/null && break; done)
+PYTHON := $(shell for p in .venv/bin/python python3.11 python3.12 python3.13 python3 python; do \
+  $$p -c 'import sys; (3, 11) <= sys.version_info[:2] <= (3, 13) or sys.exit(1); print(sys._base_executable)' 2>/dev/null && break; done)
 endif
 
 BIN := .venv/bin
-SETUP = @$(if $(PYTHON),$(PYTHON),$(error Ratchet needs Python 3.11 or 3.12 and found none on the path: install one, or name it with make PYTHON=/path/to/python3.12)) infra/setup.py
+SETUP = @$(if $(PYTHON),$(PYTHON),$(error Ratchet needs Python 3.11, 3.12 or 3.13 and found none on the path: install one, or name it with make PYTHON=/path/to/python3.13)) infra/setup.py
 
 .PHONY: help setup venv model data demo up test test-real coverage drill check clean lock release
 
@@ -75,17 +75,16 @@ model: ## SmolLM2-135M-Instruct, converted, and the tiny random model
 data: ## the real conversations that tests and benchmarks read
 	$(SETUP) venv data
 
-# A list and no `pip freeze`, which writes paths of this machine for what was installed from a file. The local part of a version (+cpu) goes, and so does what a GPU build of torch brings along: installing torch brings it again.
-lock: venv ## write requirements.lock, with hashes, from what is installed in .venv (after changing pyproject.toml)
-	$(BIN)/python -m pip list --format=freeze --exclude pip --exclude-editable | sed -E 's/[+][a-z0-9.]+$$//; /^(nvidia-|cuda-|triton==)/d' > .cache/pins.txt
-	$(BIN)/python -m venv .cache/lock && .cache/lock/bin/python -m pip install --quiet uv==0.13.9
-	grep -v '^torch==' .cache/pins.txt | .cache/lock/bin/uv pip compile --quiet --no-deps --no-header --no-annotate --generate-hashes --python-version 3.11 - > .cache/requirements.lock
-	grep '^torch==' .cache/pins.txt >> .cache/requirements.lock
-	mv .cache/requirements.lock requirements.lock
+lock: venv ## write requirements.lock, one for all platforms, with hashes, and docs/platforms.md (after changing pyproject.toml)
+	$(BIN)/python -m venv .cache/lock && .cache/lock/bin/python -m pip install --quiet uv==0.13.9 packaging==26.2
+	.cache/lock/bin/python infra/lock.py $(ARGS)
 
-release: venv ## the wheel, its bill of materials (CycloneDX) and the licences of everything in it, in dist/
+# What setuptools built before goes first: what was deleted from the sources since the last wheel would be in this one.
+release: venv ## the wheel, its lock, changelog, bill of materials (CycloneDX) and the licences of everything in it, in dist/
+	rm -rf build/lib build/bdist.*
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	$(BIN)/python infra/release.py --out dist
+	cp requirements.lock CHANGELOG.md dist/
 
 clean: ## remove what set-up made; data folders (.ratchet*) stay
 	rm -rf .venv .cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build *.egg-info

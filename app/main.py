@@ -56,6 +56,7 @@ from app.listening import bound
 from app.logging import configure
 from app.secret_files import keep_to_owner
 from app.settings import LOOPBACK, Settings, from_environment, read_toml
+from app.telemetry.traces import NOWHERE, Traces
 
 log = logging.getLogger("ratchet.api")
 GRACE_S = 0.5
@@ -99,6 +100,7 @@ class Collaborators:
     people: PeopleBook | None = None
     turn_away: TurnAway | None = None
     """Answers who opens a page without being signed in."""
+    traces: Traces = NOWHERE
 
 
 def create_app(with_: Collaborators) -> Application:
@@ -119,7 +121,7 @@ def create_app(with_: Collaborators) -> Application:
         inbox=with_.inbox, routes=with_.routes, engines=with_.engines, policies=with_.policies,
         conversations=Conversations(with_.episodes), redactor=redactor, metrics=metrics, clock=with_.clock, limits=with_.limits,
         actor_salt=with_.actor_salt, claims=with_.claims, workshop=workshop,
-        tokens=FeedbackTokens(with_.session_secrets),
+        tokens=FeedbackTokens(with_.session_secrets), traces=with_.traces,
     )  # fmt: skip
     return build(
         access=access,
@@ -237,8 +239,9 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
     async def database() -> None:
         await asyncio.to_thread(adapters.reads.ping)
 
+    traces = wiring.tracing(settings, "api")
     room = releases.ReleaseRoom(
-        desk=wiring.release_desk(settings), releases=wiring.release_ledger(settings), views=wiring.release_views(settings)
+        desk=wiring.release_desk(settings, traces=traces), releases=wiring.release_ledger(settings), views=wiring.release_views(settings)
     )
     hooks = webhooks.WebhookRoom(
         webhooks=wiring.webhook_book(settings), send_test=wiring.courier(settings).send_test, allow_loopback=settings.host in LOOPBACK,
@@ -263,6 +266,7 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
     guarded.include_router(pages.router())
     return Collaborators(
         inbox=adapters.inbox, routes=adapters.routes, engines=adapters.engines, policies=adapters.policies, keys=adapters.keys,
+        traces=traces,
         episodes=adapters.episodes, ledger=adapters.reads, reads=adapters.reads,
         readings=wiring.readings(settings), skew_s=wiring.clock(settings).skew_s, version=wiring.release_of_code(),
         actor_salt=wiring.actor_salt(settings), session_secrets=wiring.session_secrets(settings),

@@ -17,6 +17,8 @@ import msgspec
 from app.domain.errors import BadConfig
 from app.domain.policies import PolicyConfig
 
+BROUGHT = "ratchet:"
+"""Before the name of a model that `ratchet model` fetches or makes, where a configuration names one: `ratchet:smollm2-135m-instruct`."""
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
@@ -81,6 +83,10 @@ class Settings:
     drain_s: float = 0.5
     """RATCHET_DRAIN_S: how long the api, when it is told to end, finishes the answers that are being written; others are refused meanwhile.
     As long as the longest answer where people use it, so that an upgrade cuts none off."""
+    traces: str | None = None
+    """RATCHET_TRACES: an OpenTelemetry collector (OTLP over HTTP), such as `http://collector:4318`; unset: nothing is traced."""
+    traces_share: float = 0.01
+    """RATCHET_TRACES_SHARE: of turns whose caller does not say whether its trace is taken (`traceparent`)."""
     metrics: str | None = None
     """Where relay, ingest, label, loop and watch show their metrics and answer probes, such as `0.0.0.0:9464`; unset: nowhere."""
 
@@ -140,6 +146,8 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
         log_format=_log_format(get("LOG_FORMAT", "text")),
         drain_s=_seconds("DRAIN_S", get("DRAIN_S", "0.5")),
         metrics=get("METRICS", "") or None,
+        traces=_collector(get("TRACES", "")),
+        traces_share=_share("TRACES_SHARE", get("TRACES_SHARE", "0.01")),
     )
 
 
@@ -151,6 +159,22 @@ def _seconds(name: str, text: str) -> float:
     if not 0.0 <= seconds < math.inf:
         raise BadConfig(f"RATCHET_{name} is {text!r}: set it to seconds, such as 60")
     return seconds
+
+
+def _share(name: str, text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0.0 <= share <= 1.0:
+        raise BadConfig(f"RATCHET_{name} is {text!r}: set it to a share from 0 to 1, such as 0.01")
+    return share
+
+
+def _collector(text: str) -> str | None:
+    if text and not re.fullmatch(r"https?://[^\s?#]+", text):
+        raise BadConfig(f"RATCHET_TRACES is {text!r}: set it to the address of a collector, such as http://127.0.0.1:4318")
+    return text or None
 
 
 def _standby(text: str) -> bool:
@@ -218,4 +242,21 @@ def policies(toml: Mapping[str, Any], *, relative_to: Path) -> dict[str, PolicyC
         declared = msgspec.convert(toml.get("policies", {}), dict[str, PolicyConfig])
     except msgspec.ValidationError as error:
         raise BadConfig(f"[policies] in the configuration: {error}") from error
-    return {name: msgspec.structs.replace(policy, model=str((relative_to / policy.model).resolve())) for name, policy in declared.items()}
+    return {name: msgspec.structs.replace(policy, model=_model(policy.model, relative_to)) for name, policy in declared.items()}
+
+
+def _model(named: str, relative_to: Path) -> str:
+    """The folder of the snapshot: beside the configuration, or one of those that `ratchet model` brings."""
+    brought = named.removeprefix(BROUGHT)
+    return str((relative_to / named if brought == named else models_folder() / brought).resolve())
+
+
+def models_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where `ratchet model` puts models: RATCHET_MODELS, else `.cache/models` of a checkout, else this user's cache."""
+    named, checkout = environment.get("RATCHET_MODELS"), Path(__file__).resolve().parents[1]
+    if named:
+        return Path(named).resolve()
+    if (checkout / "pyproject.toml").is_file():
+        return checkout / ".cache" / "models"
+    cache = environment.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "ratchet" / "models"

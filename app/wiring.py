@@ -22,7 +22,7 @@ from app.domain.release.terms import Terms
 from app.domain.release.versions import KEPT_CHAMPIONS
 from app.domain.retention import retention
 from app.domain.telemetry.events import Erasure
-from app.domain.telemetry.streams import ErasureReport, JoinRules, join_rules
+from app.domain.telemetry.streams import ErasureReport, JoinRules, TopicPartition, join_rules
 from app.sealing import Seal
 from app.secret_files import SecretReader, read_secrets, rotate, secret_file
 from app.settings import LOOPBACK, Settings, policies, read_toml
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from app.db.release.done import SqlRequests
     from app.db.release.engines import SqlEngineLedger
     from app.db.release.evidence import SqlEvidenceBook
+    from app.db.release.holdouts import SqlHoldoutBook
     from app.db.release.needed_weights import SqlNeededWeights
     from app.db.release.pairs import SqlPairs
     from app.db.release.pointer import SqlRoutes
@@ -94,6 +95,7 @@ if TYPE_CHECKING:
     from app.serving.client import HttpEngines
     from app.serving.vllm import VllmEngines
     from app.telemetry.instruments import Instruments
+    from app.telemetry.traces import Traces
     from app.trajectories.segments import ParquetSegments
 
 
@@ -123,11 +125,8 @@ def seal_webhooks(settings: Settings) -> None:
     """Seal the signing secrets that an older process stored in clear."""
     from app.db.release.webhooks import SqlWebhookBook
 
-    state = open_state(settings)
-    try:
+    with opened_state(settings) as state:
         SqlWebhookBook(state, webhook_seal(settings)).seal_all()
-    finally:
-        state.dispose()
 
 
 def recount_labels(settings: Settings, *, only_if_empty: bool = False) -> int:
@@ -157,6 +156,16 @@ def open_state(settings: Settings) -> Engine:
 
     migrate.require_head(settings.database_url)
     return open_engine(settings.database_url)
+
+
+@contextmanager
+def opened_state(settings: Settings) -> "Iterator[Engine]":
+    """The state database for one piece of work, and no longer."""
+    state = open_state(settings)
+    try:
+        yield state
+    finally:
+        state.dispose()
 
 
 def open_inbox(settings: Settings) -> Engine:
@@ -250,6 +259,21 @@ def check_tracking(settings: Settings) -> None:
         raise Unavailable(f"MLflow at {settings.mlflow_uri} does not answer ({error}): check RATCHET_MLFLOW_URI") from error
 
 
+def tracing(settings: Settings, process: str) -> "Traces":
+    """Where the spans of a process go."""
+    from app.telemetry.traces import open_traces
+
+    return open_traces(settings.traces, process=process, share=settings.traces_share, version=release_of_code())
+
+
+def traced_turns(settings: Settings, inference_ids: Sequence[str]) -> list[str]:
+    """The trace contexts of those of these turns that are traced."""
+    from app.db.ingestion.turns import traces_of
+
+    with opened_state(settings) as state:
+        return traces_of(state, inference_ids)
+
+
 def release_of_code() -> str:
     """The package's version."""
     return metadata.version("ratchet")
@@ -281,6 +305,14 @@ def cluster(settings: Settings) -> "Cluster":
         bootstrap=settings.kafka_bootstrap, address_file=settings.data / "broker.json", options=kafka_config(read_toml(settings.config)),
         password=settings.kafka_password, known_for=retention(read_toml(settings.config)).horizon,
     )  # fmt: skip
+
+
+def require_broker(settings: Settings) -> None:
+    """Raise `BadConfig` where neither a cluster is named nor the embedded broker can run."""
+    from app.messaging.broker import find_broker
+
+    if settings.kafka_bootstrap is None:
+        find_broker()
 
 
 def become_broker(settings: Settings, *, port: int | None = None) -> None:
@@ -336,12 +368,8 @@ def _places(settings: Settings, ids: Collection[str]) -> Mapping[str, str]:
     from app.db.engine import reading
     from app.db.upkeep.compaction import places_of
 
-    engine = open_state(settings)
-    try:
-        with reading(engine) as connection:
-            return places_of(connection, ids)
-    finally:
-        engine.dispose()
+    with opened_state(settings) as state, reading(state) as connection:
+        return places_of(connection, ids)
 
 
 def upkeep(settings: Settings, *, owner: str) -> "SqlUpkeep":
@@ -426,14 +454,18 @@ def recovery(settings: Settings) -> "SqlRecovery":
 def recovery_findings(settings: Settings, *, kafka: bool) -> "list[Finding]":
     """Every difference between the database and what did not go back with it; `kafka`: ask the broker as well."""
     from app.db.recovery.checks import Place, durability_of
-    from app.messaging.committed import committed
+    from app.messaging.topics import administering
 
     store, group = trajectories(settings), read_toml(settings.config).get("ingestion", {}).get("group", "ratchet-ingest")
+    told: Mapping[TopicPartition, int] = {}
+    if kafka:
+        with administering(cluster(settings)) as admin:
+            told = admin.committed(group)
     place = Place(
-        erasures=store.noted_erasures(), versions=sorted(open_weights(settings).ages_s()), size=store.size, group=group,
-        committed=committed(cluster(settings), group) if kafka else {},
-    )  # fmt: skip
-    return [*recovery(settings).findings(place), *durability_of(open_state(settings))]
+        erasures=store.noted_erasures(), versions=sorted(open_weights(settings).ages_s()), size=store.size, group=group, committed=told
+    )
+    with opened_state(settings) as state:
+        return [*recovery(settings).findings(place), *durability_of(state)]
 
 
 def erase_again(settings: Settings) -> tuple[int, int]:
@@ -469,7 +501,8 @@ def sweep_segments(settings: Settings) -> int:
 
     store = trajectories(settings)
     names = [name for name in store.names() if (at := store.unchanged_since(name)) is not None and utc_now() - at > timedelta(hours=1)]
-    unknown = unknown_among(open_state(settings), names)
+    with opened_state(settings) as state:
+        unknown = unknown_among(state, names)
     for name in unknown:
         store.erase(name, None)
     return len(unknown)
@@ -488,7 +521,8 @@ def export_parquet(settings: Settings, folder: Path, *, policy: str | None, sinc
     from app.trajectories.exporting import write_export
 
     store = trajectories(settings)
-    return write_export(folder, read_exported(open_state(settings), policy=policy, since=since, until=until), store.read)
+    with opened_state(settings) as state:
+        return write_export(folder, read_exported(state, policy=policy, since=since, until=until), store.read)
 
 
 def load_policies(settings: Settings) -> dict[str, PolicyConfig]:
@@ -518,7 +552,7 @@ def reactions(settings: Settings, inference_ids: Sequence[str], *, before: datet
     from app.db.engine import reading
     from app.db.learning.reactions import read_reactions
 
-    with reading(open_state(settings)) as connection:
+    with opened_state(settings) as state, reading(state) as connection:
         return read_reactions(connection, inference_ids, before=before)
 
 
@@ -557,7 +591,7 @@ def label_report(settings: Settings, policy: str) -> "LabelReport":
     from app.db.engine import reading
     from app.db.learning.label_report import label_report as read_report
 
-    with reading(open_state(settings)) as connection:
+    with opened_state(settings) as state, reading(state) as connection:
         return read_report(connection, policy)
 
 
@@ -567,7 +601,7 @@ def labelled_turns(settings: Settings, policy: str, *, limit: int) -> "Iterator[
     from app.db.engine import reading
     from app.db.learning.label_report import labelled_turns as read_labelled
 
-    with reading(open_state(settings)) as connection:
+    with opened_state(settings) as state, reading(state) as connection:
         yield read_labelled(connection, policy, limit=limit)
 
 
@@ -646,7 +680,7 @@ def lineage_of(settings: Settings, name: str) -> list[dict[str, Any]]:
     from app.db.engine import reading
     from app.db.learning.lineage import chain_of, version_of_name
 
-    with reading(open_state(settings)) as connection:
+    with opened_state(settings) as state, reading(state) as connection:
         return chain_of(connection, version_of_name(connection, name))
 
 
@@ -656,7 +690,7 @@ def versions_that_saw(settings: Settings, actor: str) -> dict[str, list[str]]:
     from app.db.learning.lineage import versions_that_saw
     from app.domain.ids import hash_actor
 
-    with reading(open_state(settings)) as connection:
+    with opened_state(settings) as state, reading(state) as connection:
         return versions_that_saw(connection, hash_actor(actor, salt=actor_salt(settings)))
 
 
@@ -846,7 +880,7 @@ def write_audit(settings: Settings, *, actor: str, action: str, subject: str, de
     from app.db.engine import writing
     from app.db.release import audit
 
-    with writing(open_state(settings)) as connection:
+    with opened_state(settings) as state, writing(state) as connection:
         audit.append(connection, actor=actor, action=action, subject=subject, detail=detail, now=utc_now())
 
 
@@ -941,11 +975,16 @@ def release_ledger(settings: Settings) -> "SqlReleaseLedger":
     return SqlReleaseLedger(state, clock=DatabaseClock(state))
 
 
-def release_desk(settings: Settings, *, terms: Terms | None = None) -> "ReleaseDesk":
+def release_desk(settings: Settings, *, terms: Terms | None = None, traces: "Traces | None" = None) -> "ReleaseDesk":
     """The hands of the release state machine; `terms` are those that releases opened by it are frozen with."""
     from app.release.desk import ReleaseDesk
+    from app.release.tracing import traced
 
-    return ReleaseDesk(release_ledger(settings), terms=terms)
+    ledger = release_ledger(settings)
+    if traces is None or not traces.on:
+        return ReleaseDesk(ledger, terms=terms)
+    versions = version_book(settings)
+    return ReleaseDesk(ledger, terms=terms, moved=traced(traces, lambda policy, digest: versions.find(policy, digest).tags))
 
 
 def trainable_labels(settings: Settings) -> Callable[[str], int]:
@@ -971,6 +1010,13 @@ def evidence_book(settings: Settings) -> "SqlEvidenceBook":
     return SqlEvidenceBook(open_state(settings))
 
 
+def holdout_book(settings: Settings) -> "SqlHoldoutBook":
+    """What the long-term holdouts of a deployment came to."""
+    from app.db.release.holdouts import SqlHoldoutBook
+
+    return SqlHoldoutBook(open_state(settings))
+
+
 def release_views(settings: Settings) -> "SqlReleaseViews":
     """What people read about releases, and the audit chain."""
     from app.db.release.release_views import SqlReleaseViews
@@ -982,7 +1028,8 @@ def release_story(settings: Settings, release: "Release") -> list[str]:
     """What became of a release, a sentence for each thing that happened."""
     from app.db.sight import SqlPages
 
-    return [told.sentence() for told in SqlPages(open_state(settings)).story(release)]
+    with opened_state(settings) as state:
+        return [told.sentence() for told in SqlPages(state).story(release)]
 
 
 def verify_exported(file: Path, *, seen: tuple[int, str] | None) -> "Verification":
@@ -1016,7 +1063,7 @@ def well_ended_turns(settings: Settings, policy: str, *, limit: int) -> "list[We
     from app.db.engine import reading
     from app.db.learning.suite_sources import well_ended_turns
 
-    with reading(open_state(settings)) as connection:
+    with opened_state(settings) as state, reading(state) as connection:
         return well_ended_turns(connection, policy, limit=limit)
 
 
@@ -1039,7 +1086,7 @@ def learned_answers(settings: Settings, policy: str, *, batch: str | None = None
     from app.db.engine import reading
     from app.db.learning.learned_turns import learned_turns
 
-    with reading(open_state(settings)) as connection:
+    with opened_state(settings) as state, reading(state) as connection:
         found = learned_turns(connection, policy, batch=batch, newest=newest)
     return [payload.completion for payload in trajectories(settings).read(found).values()]
 
@@ -1063,5 +1110,5 @@ def digest_of_version(settings: Settings, name: str) -> str:
     from app.db.engine import reading
     from app.db.learning.lineage import version_of_name
 
-    with reading(open_state(settings)) as connection:
+    with opened_state(settings) as state, reading(state) as connection:
         return version_of_name(connection, name).digest

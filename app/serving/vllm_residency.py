@@ -35,6 +35,11 @@ from app.serving.vllm_wire import UNVERSIONED, Held
 
 log = logging.getLogger(__name__)
 
+ORDER = {
+    "champion": ("champion",), "candidate": ("candidate", "previous"), "previous": ("previous", "candidate"),
+    "held": ("held", "previous", "candidate"),
+}  # fmt: skip
+"""By a server's role, what it holds where there is that, else the next."""
 RETRY_S = 30.0
 """A version that failed is tried again after this long."""
 LINGER_S = 1.5
@@ -196,7 +201,7 @@ class InPlace(Residency):
     def _goal(self, now: str | None, wanted: Mapping[str, Sequence[str]]) -> str | None:
         """What this server should hold. Only the champion's server leaves a wanted version that nobody else is ready with."""
         roles = self._ledger.roles(self._policy)
-        order = {"champion": ("champion",), "candidate": ("candidate", "previous"), "previous": ("previous", "candidate")}[self._role]
+        order = ORDER[self._role]
         goals = [digest for role in order for digest in roles.get(role, ())]
         if not goals:
             return None

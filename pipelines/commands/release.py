@@ -1,9 +1,11 @@
 """`ratchet release`: list, explain, approve, abort and roll back releases. Reading is from the database, acting over HTTP (`operating`)."""
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import click
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -16,6 +18,7 @@ from app.release.desk import ReleaseDesk
 from app.settings import Settings, from_environment, owner_of, read_toml
 from pipelines.commands.operating import Remote, acting, os_user, require_one_person
 from pipelines.commands.operating import break_glass as _break_glass
+from pipelines.commands.terminal.holdout import tell_holdout
 
 TOGETHER = "the database cannot tell who is who: each votes with a token of their own (`ratchet login`)"
 ONE_VOTE = "one vote of two: a second person has to run the same command"
@@ -98,6 +101,9 @@ def plan(policy: str) -> None:
     if config.lasting_share > 0.0:
         click.echo(f"{config.lasting_share:.0%} of the people are the lasting cohort: they never get a candidate and are in no stage;")
         click.echo("what they find is harm that lasts, on average over everybody else, most of whom had the candidate late or not yet")
+    if config.holdout.share > 0.0:
+        found_by = ", ".join(f"{100 * difference:.2f} pp of {name}" for name, difference in traffic.held_finds().items())
+        click.echo(f"{config.holdout.share:.1%} of the people are the long-term holdout; a week of it shows about {found_by or 'nothing'}")
     explained = {m.name: traffic.references[m.name].explained for m in config.required}
     click.echo("habits explain " + ", ".join(f"{share:.0%} of {name}'s variance" for name, share in explained.items()))
     refused = uninformed(config, traffic.references)
@@ -274,6 +280,24 @@ def _one_version(policy: str, text: str, known: list[tuple[str, str]]) -> str:
     if len(chosen) != 1:
         raise NotFound(f"{len(chosen)} versions of {policy} are called {text!r}: give one digest or name of `ratchet lineage`")
     return chosen[0]
+
+
+@release.command()
+@click.argument("policy")
+@click.option("--all", "every", is_flag=True, help="Those that have ended too, newest first.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, with every week.")
+def holdout(policy: str, every: bool, as_json: bool) -> None:
+    """Show what the releases of POLICY have brought so far: everybody else beside the people whom the long-term holdout keeps."""
+    settings = from_environment()
+    wiring.require_policy(wiring.load_policies(settings), policy)
+    found = wiring.holdout_book(settings).newest(policy)[: None if every else 1]
+    if as_json:
+        click.echo(json.dumps([asdict(one) | {"readings": msgspec.to_builtins(one.readings)} for one in found], indent=2, default=str))
+        return
+    if not found:
+        click.echo(f"no long-term holdout of {policy} was begun: set share under [gates.holdout] (docs/long-term-holdout.md)")
+    for one in found:
+        tell_holdout(one)
 
 
 @release.command()

@@ -13,8 +13,8 @@ from pipelines.evaluation.default_metrics import default_metrics
 from pipelines.evaluation.metrics import CLASS_WEIGHTS, NAMED_SOURCES, PLAIN_SOURCES, Good, MetricClass, MetricConfig, Missing
 
 __all__ = [
-    "ApprovalConfig", "GatesConfig", "Good", "HealthConfig", "MetricClass", "MetricConfig", "Missing", "OffPolicyGateConfig", "SloConfig",
-    "StageConfig", "check", "terms_of",
+    "ApprovalConfig", "GatesConfig", "Good", "HealthConfig", "HoldoutConfig", "MetricClass", "MetricConfig", "Missing",
+    "OffPolicyGateConfig", "SloConfig", "StageConfig", "check", "terms_of",
 ]  # fmt: skip
 
 MAX_REQUIRED = 4
@@ -100,6 +100,15 @@ class OffPolicyGateConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     """What is not scored by then is left out."""
 
 
+class HoldoutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The long-term holdout (`docs/long-term-holdout.md`): no gate, so no verdict depends on it."""
+
+    share: float = 0.0
+    """Of the people who can be recognised: they stay on the champion of its beginning. 0: there is none; else between .005 and .1."""
+    days: float = 90.0
+    """For so long; then the next one holds others, on the champion of then."""
+
+
 class GatesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that a verdict depends on besides its evidence."""
 
@@ -166,6 +175,7 @@ class GatesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Whether and how people judge where traffic cannot."""
     health: HealthConfig = HealthConfig()
     off_policy: OffPolicyGateConfig = OffPolicyGateConfig()
+    holdout: HoldoutConfig = HoldoutConfig()
     interval_s: float = 1.5
     """How often the watch asks again."""
 
@@ -176,10 +186,10 @@ class GatesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def hash(self) -> str:
         """Of everything that can matter. `people` and the season cannot while they are off: decisions from before there were any are made
-        again."""
+        again. `holdout` never does."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         off = {name for name, is_on in (("people", self.people.enabled), ("reentry_season_s", self.reentry_season_s > 0.0)) if not is_on}
-        return content_hash({name: value for name, value in plain.items() if name not in off})
+        return content_hash({name: value for name, value in plain.items() if name not in {*off, "holdout"}})
 
     def window_of(self, metric: MetricConfig) -> float:
         """Seconds after a unit's first session during which its sessions count."""
@@ -195,7 +205,8 @@ class GatesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 def check(config: GatesConfig, *, rewarded: frozenset[str] = frozenset()) -> None:
     """Refuse a configuration that could not protect anybody. `rewarded` names the terms of the active rule set. Raises `BadConfig`."""
     approval = _approval(config)
-    for problem in (_stages(config), _alphas(config), _metrics(config), _gold(config, rewarded), approval, _people(config)):
+    people, holdout = _people(config), _holdout(config.holdout)
+    for problem in (_stages(config), _alphas(config), _metrics(config), _gold(config, rewarded), approval, people, holdout):
         if problem is not None:
             raise BadConfig(f"[gates] in the configuration: {problem}")
 
@@ -239,6 +250,12 @@ def _approval(config: GatesConfig) -> str | None:
 def _people(config: GatesConfig) -> str | None:
     problem = config.people.problem()
     return None if problem is None else f"people: {problem}"
+
+
+def _holdout(config: HoldoutConfig) -> str | None:
+    if config.share != 0.0 and not 0.005 <= config.share <= 0.1:
+        return f"holdout.share = {config.share:g}: between 0.005 and 0.1 of the people, or 0 for no long-term holdout"
+    return None if 7.0 <= config.days <= 366.0 else f"holdout.days = {config.days:g}: between a week and a year"
 
 
 def _alphas(config: GatesConfig) -> str | None:

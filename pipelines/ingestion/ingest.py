@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 
 from app.domain.errors import OwnFault, Unavailable
@@ -19,6 +20,8 @@ from app.domain.ids import utc_now
 from app.domain.ports import Clock
 from app.domain.telemetry.decoding import DECODERS, Decoder, sort_out
 from app.domain.telemetry.streams import Delivery, EffectBatch, EffectStore, EventSource, TopicPartition
+from app.domain.telemetry.traceparent import HEADER
+from app.telemetry.traces import NOWHERE, SpanKind, Traces
 from pipelines.ingestion.config import IngestionConfig
 from pipelines.ingestion.isolate import Isolator, log_burial
 
@@ -39,6 +42,7 @@ class Ingest:
     """Hears what ingestion waits for, and None when it goes on."""
     applied: Callable[[int], None] = lambda count: None
     """Hears how many events were new."""
+    traces: Traces = NOWHERE
 
     @cached_property
     def isolator(self) -> Isolator:
@@ -79,12 +83,27 @@ class Ingest:
         if not deliveries:
             self.report(None)
             return 0
+        began = self.clock()
         batch = self._batch(deliveries)
         new = self._apply(batch, stopping)
+        self._tell(deliveries, began)
         self.source.commit(batch.next_offsets)
         self.applied(new)
         log.debug("event=applied records=%d new=%d dead=%d", len(deliveries), new, len(batch.dead))
         return new
+
+    def _tell(self, deliveries: Sequence[Delivery], began: datetime) -> None:
+        """A span for each traced turn, from its poll until its effects were committed."""
+        if not self.traces.on:
+            return
+        for one in deliveries:
+            if (parent := one.headers.get(HEADER)) is not None:
+                self.traces.tell(
+                    f"apply {one.topic}", parent=parent, kind=SpanKind.CONSUMER, started=began, ended=self.clock(),
+                    messaging__system="kafka", messaging__destination__name=one.topic, messaging__kafka__offset=one.offset,
+                    messaging__destination__partition__id=str(one.partition), messaging__batch__message_count=len(deliveries),
+                    ratchet__inference_id=one.headers.get("ce_id", ""),
+                )  # fmt: skip
 
     def _batch(self, deliveries: Sequence[Delivery]) -> EffectBatch:
         events, dead = sort_out(deliveries, self.decoders)

@@ -19,7 +19,7 @@ from app.domain.errors import LeaseLost, Unavailable
 from app.domain.ids import utc_now, uuid7
 from app.domain.ports import Clock
 from app.domain.telemetry.decoding import sort_out
-from app.domain.telemetry.events import Topic, envelope
+from app.domain.telemetry.events import EventType, Topic, envelope
 from app.domain.telemetry.streams import (
     Ack,
     DeadLetter,
@@ -32,6 +32,8 @@ from app.domain.telemetry.streams import (
     RelayTerm,
     Sent,
 )
+from app.domain.telemetry.traceparent import traceparent_in
+from app.telemetry.traces import NOWHERE, SpanKind, Traces
 from pipelines.ingestion.config import RelayConfig
 from pipelines.ingestion.isolate import Isolator
 from pipelines.ingestion.journey import ALONE, Journey, Setbacks
@@ -59,6 +61,7 @@ class Relay:
     """How long the inbox keeps the bodies of applied events (`inbox_days` of `[retention]`)."""
     sent: Callable[[int], None] = lambda count: None
     """Hears how many rows were sent, or applied without the broker."""
+    traces: Traces = NOWHERE
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Take office whenever it is free and do its work until told to stop."""
@@ -123,8 +126,22 @@ class Term:
         acked = self._mark(rows, outcomes, self.term.mark_inbox)
         if acked:
             self.journey.sent(self.relay.clock(), [outcome for outcome in outcomes if isinstance(outcome, Ack)])
+            self._tell(rows, outcomes)
         self._apply_directly([row for row in rows if row.seq in never], why=never)
         return acked + len(never)
+
+    def _tell(self, rows: Sequence[OutgoingEvent], outcomes: Sequence[Sent]) -> None:
+        """A span for each traced turn, from the inbox's commit until the broker had it."""
+        if not self.relay.traces.on:
+            return
+        for row, outcome in zip(rows, outcomes, strict=True):
+            if isinstance(outcome, Ack) and row.event.type == EventType.TURN and (parent := traceparent_in(row.event.data)):
+                self.relay.traces.tell(
+                    f"publish {Topic.EVENTS}", parent=parent, kind=SpanKind.PRODUCER, started=row.received_at, ended=self.relay.clock(),
+                    messaging__system="kafka", messaging__destination__name=outcome.topic,
+                    messaging__destination__partition__id=str(outcome.partition), messaging__kafka__offset=outcome.offset,
+                    ratchet__inference_id=row.event.id,
+                )  # fmt: skip
 
     def send_outbox(self) -> int:
         """Send what waits in the outbox."""

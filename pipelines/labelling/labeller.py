@@ -25,7 +25,9 @@ from app.domain.policies import PolicyConfig
 from app.domain.release.assignment import unit_interval
 from app.domain.telemetry.events import is_imported, is_rollout
 from app.domain.telemetry.signals import ObservationName
+from app.domain.telemetry.traceparent import TRACEPARENT
 from app.domain.telemetry.turns import MIXED_VERSIONS, UNSCORABLE, FinishReason
+from app.telemetry.traces import NOWHERE, Traces
 from pipelines.labelling.rule_set import RuleSet
 from pipelines.labelling.terms import COSTS
 
@@ -54,6 +56,7 @@ def label_due(
     limit: int,
     complete_until: datetime | None = None,
     learn_from_rollouts: bool = False,
+    traces: Traces = NOWHERE,
 ) -> int:
     """Label one batch of due turns; returns how many.
 
@@ -64,7 +67,21 @@ def label_due(
     if due:
         made = [label(turn, config=config, rule_set=rule_set, now=now, learn_from_rollouts=learn_from_rollouts) for turn in due]
         book.write(made, now=now)
+        if traces.on:
+            tell(traces, due, made, now=now)
     return len(due)
+
+
+def tell(traces: Traces, due: Sequence[DueTurn], made: Sequence[Label], *, now: datetime) -> None:
+    """A span for each traced turn, from when it was served until it had its label; with the rule set, and not what anybody said."""
+    for turn, label in zip(due, made, strict=True):
+        if (parent := turn.facts.tags.get(TRACEPARENT)) is None:
+            continue
+        traces.tell(
+            "label", parent=parent, started=turn.facts.finished_at, ended=now, ratchet__policy=label.policy,
+            ratchet__inference_id=label.inference_id, ratchet__rule_set=label.rule_set, ratchet__revision=label.revision,
+            ratchet__exclusion=label.exclusion or "", ratchet__observations=len(turn.observations),
+        )  # fmt: skip
 
 
 def label(turn: DueTurn, *, config: PolicyConfig, rule_set: RuleSet, now: datetime, learn_from_rollouts: bool = False) -> Label:

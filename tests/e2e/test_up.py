@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -23,7 +24,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 
 
 def rows(up: Up, database: str, query: str) -> list[tuple[object, ...]]:
-    with sqlite3.connect(f"file:{up.data / database}?mode=ro", uri=True) as connection:
+    with closing(sqlite3.connect(f"file:{up.data / database}?mode=ro", uri=True)) as connection:
         return connection.execute(query).fetchall()
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Engine, insert
+from sqlalchemy import Engine, delete, insert
 
 from app.db.engine import writing
 from app.db.release.pointer import SqlRoutes
@@ -67,6 +67,11 @@ class Traffic:
         ]  # fmt: skip
         with writing(self.engine) as connection:
             connection.execute(insert(engine_versions), rows)
+
+    def engines_hold_no_more(self, digest: str) -> None:
+        """The engine took it out of its memory."""
+        with writing(self.engine) as connection:
+            connection.execute(delete(engine_versions).where(engine_versions.c.digest == digest))
 
     def serve(self, people: int, *, sessions: int = 1, seconds: float = 60.0, known: int | None = None) -> dict[str, int]:
         """New people come, spread over `seconds`, and use the product `sessions` times each; returns turns per version.

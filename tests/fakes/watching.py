@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from sqlalchemy import Engine
 
 from app.db.release.evidence import SqlEvidenceBook
+from app.db.release.holdouts import SqlHoldoutBook
 from app.domain.release.releases import Release, ReleaseState
 from pipelines.evaluation.config import ApprovalConfig, GatesConfig, Good, MetricClass, MetricConfig, StageConfig, terms_of
 from pipelines.watch import Watch, WatchPorts
@@ -76,5 +77,8 @@ def watched_room(engine: Engine, *, config: GatesConfig | None = None, champion:
 
 def new_watch(engine: Engine, room: ReleaseRoom, config: GatesConfig) -> Watch:
     """A watch as it is after a start: nothing remembered."""
-    ports = WatchPorts(desk=room.desk, releases=room.ledger, evidence=SqlEvidenceBook(engine), progress=FakeProgress(), clock=room.clock)
+    ports = WatchPorts(
+        desk=room.desk, releases=room.ledger, evidence=SqlEvidenceBook(engine), holdouts=SqlHoldoutBook(engine), progress=FakeProgress(),
+        clock=room.clock,
+    )  # fmt: skip
     return Watch(policy="tab", config=config, ports=ports)

@@ -186,14 +186,24 @@ def test_a_fork_bomb_stays_in_its_box(strict: BubblewrapBoxes, strict_box: Box) 
 
 
 def test_a_box_sees_no_other_process_no_network_and_no_environment(strict: BubblewrapBoxes, strict_box: Box) -> None:
-    look = "import os; print(sorted(p for p in os.listdir('/proc') if p.isdigit()), os.path.exists('/sys'), "
-    look += (
-        "[l.split(':')[0].strip() for l in open('/proc/net/dev').readlines()[2:]], sorted(os.environ), os.getuid(), os.uname().nodename)"
+    look = (
+        "import os; print(sorted(p for p in os.listdir('/proc') if p.isdigit()), os.path.exists('/sys'), "
+        "[l.split(':')[0].strip() for l in open('/proc/net/dev').readlines()[2:]], sorted({*os.environ} - {'LD_LIBRARY_PATH'}), "
+        "os.getuid(), os.uname().nodename)"
     )
     done = strict_box.exec(python(strict, look), deadline_s=20, most_output_bytes=2000)
     assert done.stdout.decode().strip() == (
         "['1', '2'] False ['lo'] ['HOME', 'LC_CTYPE', 'PATH', 'PWD', 'PYTHONDONTWRITEBYTECODE'] 1000 box"
     )
+
+
+def test_the_python_of_a_box_is_ours_to_the_last_digit_with_its_own_shared_library(strict: BubblewrapBoxes, strict_box: Box) -> None:
+    """Another of the same name may lie among the system's, and is found where nobody says where ours is."""
+    look = "import sys; print(sys.version, {l.split()[-1] for l in open('/proc/self/maps') if 'libpython' in l})"
+    done = strict_box.exec(python(strict, look), deadline_s=20, most_output_bytes=2000)
+    libraries = {Path(line.split()[-1]).name for line in Path("/proc/self/maps").read_text().splitlines() if "libpython" in line}
+    expected = {str(Path(strict.python).parents[1] / "lib" / name) for name in libraries}
+    assert done.stdout.decode().strip() == f"{sys.version} {expected or set()}"
 
 
 def test_a_box_writes_nowhere_but_into_its_own_temporary_folder(strict: BubblewrapBoxes, strict_box: Box) -> None:

@@ -136,6 +136,19 @@ def test_every_variable_is_a_setting_is_there_once_and_tells_no_secret(rendered:
                 assert "secretKeyRef" in variable["valueFrom"], f"{name} {variable['name']}"
 
 
+def test_every_process_is_told_where_traces_go_and_none_where_they_go_nowhere(helm: Helm, rendered: dict[str, Rendered]) -> None:
+    done = template(helm, "laptop", "--set", "settings.traces=http://collector:4318", "--set-json", "settings.tracesShare=0.5")
+    assert done.returncode == 0, done.stderr
+    told = [variables_of(container) for _, container in containers([one for one in yaml.safe_load_all(done.stdout) if one])]
+    assert {one.get("RATCHET_TRACES") for one in told if "RATCHET_DATA" in one} == {"http://collector:4318"}
+    assert {one.get("RATCHET_TRACES_SHARE") for one in told if "RATCHET_DATA" in one} == {"0.5"}
+    assert not any("RATCHET_TRACES" in variables_of(container) for _, container in containers(rendered["laptop"]))
+
+
+def variables_of(container: dict[str, Any]) -> dict[str, str]:
+    return {variable["name"]: variable.get("value", "") for variable in container.get("env", [])}
+
+
 @pytest.mark.parametrize("profile", PROFILE)
 def test_every_process_runs_a_command_that_exists(rendered: dict[str, Rendered], profile: str, tmp_path: Path) -> None:
     commands = {
@@ -190,6 +203,7 @@ def test_the_references_are_what_durability_needs(rendered: dict[str, Rendered])
         ("laptop", ("--set", "replicaz=3"), "additional properties 'replicaz' not allowed"),
         ("laptop", ("--set", "processes.api.replica=3"), "additional properties 'replica' not allowed"),
         ("laptop", ("--set", "settings.standby=maybe"), "value must be one of 'required', ''"),
+        ("laptop", ("--set", "settings.traces=collector"), "'collector' does not match pattern"),
         ("laptop", ("--set", "existingSecret="), "existingSecret is empty: make a Secret with"),
         ("laptop", ("--set", "config="), "config is empty: give it a ratchet.toml"),
         ("laptop", ("--set", "settings.weights=s3://ratchet/segments"), "the same place: give each a prefix of its own"),

@@ -10,14 +10,15 @@ whose caller pinned the version (`app.api.chat.pinning`).
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from app.api.chat import pinning
+from app.api.chat import pinning, tracing
 from app.api.chat.conversations import Conversation, Conversations, may_continue
 from app.api.chat.recording import Recording, exposure_event, redact, turn_event, unkept
 from app.api.chat.request import ChatRequest, read_body, understand
@@ -31,20 +32,24 @@ from app.api.telemetry.intake import Headers, Limits, characters
 from app.api.telemetry.redaction import Redactor
 from app.api.workshop import SMALL_CHARS, Workshop
 from app.domain.errors import BadRequest, Overloaded, RatchetError, Unavailable, UnknownPolicy
-from app.domain.ids import uuid7
+from app.domain.ids import utc_now, uuid7
 from app.domain.learning.batches import payload_of, without_payload
 from app.domain.policies import PolicyConfig
 from app.domain.ports import Claims, Clock, Engines, EpisodeSummary, Inbox, Routes
 from app.domain.release.assignment import PINNED, Arm, assign, practise
 from app.domain.telemetry.events import CloudEvent, is_rollout
 from app.domain.telemetry.serving import GenerateRequest, GenerationChunk
+from app.domain.telemetry.traceparent import TRACEPARENT
 from app.domain.telemetry.turns import FinishReason, TurnServed
+from app.telemetry.traces import NOWHERE, Span, SpanKind, Traces
 
 log = logging.getLogger("ratchet.api")
 CLAIM_ABOVE_BYTES = 256 * 1024
 """A turn whose event is larger than this leaves its payload in the trajectory store: brokers take 1 MiB, and hold every byte n times."""
 TOKEN_CHARS = 64
 """A token is hardly ever longer: four characters on average, some runs of blanks or dashes more."""
+BODY_BYTES_PER_TOKEN, BODY_BYTES = 16, 64 * 1024
+"""Of a request's body, which is decoded in one piece: four times what real text has on average, and for everything but text and tools."""
 BYTES_PER_WORK = 64
 """A body is decoded and looked over at 64 times the speed of redaction: at once up to 32 KB."""
 COMMIT_PATIENCE_S = 10.0
@@ -62,6 +67,8 @@ class Opened:
     """What the model wrote about the episode's beginning; the answers to one request share it."""
     fitting: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the conversation is made to fit, so that it is summarised once for all of them."""
+    span: Span | None = None
+    """Where this answer is traced; it is over with the turn's commit."""
     release: Callable[[], None]
     """Gives its place among the policy's answers back; called when the answer is over, however it ended."""
 
@@ -83,19 +90,18 @@ class Gateway:
     claims: Claims
     workshop: Workshop
     tokens: FeedbackTokens
+    traces: Traces = NOWHERE
     slots: Slots = field(default_factory=Slots)
     _commits: set["asyncio.Task[None]"] = field(default_factory=set["asyncio.Task[None]"])
     """Commits under way: held here so that a cancelled request does not lose its turn."""
 
     async def open(self, raw: bytes, headers: Headers, caller: Caller) -> tuple[Opened, ...]:
         """Understand a request, assign its arm, commit the exposure of each answer it asks for. Raises `RatchetError`."""
-        body, shape = await self.workshop.do(lambda: read_body(raw, self.limits), chars=len(raw) // BYTES_PER_WORK)
-        name, digest = pinning.named(body.model)
-        body = msgspec.structs.replace(body, model=name)
-        config = self._config(name, caller)
-        _refuse_longer_than_context(body.messages, config, self.limits)
-        request = understand(body, headers, caller, config, salt=self.actor_salt, shape=shape)
-        requests = _each(request, body.n or 1)
+        began = utc_now()
+        work = partial(self._understood, raw, headers, caller)
+        request, answers, digest = await self.workshop.do(work, chars=len(raw) // BYTES_PER_WORK)
+        name, config = request.policy, self.policies[request.policy]
+        requests = _each(request, answers)
         for bucket in (caller.session_bucket, caller.bucket):
             if bucket is not None:
                 bucket.owe(len(requests) - 1)  # the first is paid for
@@ -107,10 +113,20 @@ class Gateway:
             await self._expose(requests, arm, summaries)
             places.pop_all()
         fitting, shared = asyncio.Lock(), list(summaries)
+        traced = [tracing.begin(self.traces, each, arm, headers, began) for each in requests]
         return tuple(
-            Opened(request=each, config=config, arm=arm, summaries=shared, fitting=fitting, release=release)
-            for each, release in zip(requests, released, strict=True)
+            Opened(request=each, config=config, arm=arm, summaries=shared, fitting=fitting, release=release, span=span)
+            for (each, span), release in zip(traced, released, strict=True)
         )
+
+    def _understood(self, raw: bytes, headers: Headers, caller: Caller) -> tuple[ChatRequest, int, str | None]:
+        """What is asked, for how many answers, and the version where one is pinned. Raises `RatchetError`."""
+        body, shape = read_body(raw, self.limits)
+        name, digest = pinning.named(body.model)
+        config = self._config(name, caller)
+        _refuse_longer_than_context(body.messages, config, self.limits, sent=len(raw))
+        body = msgspec.structs.replace(body, model=name)
+        return understand(body, headers, caller, config, salt=self.actor_salt, shape=shape), body.n or 1, digest
 
     async def _expose(self, requests: Sequence[ChatRequest], arm: Arm, summaries: tuple[EpisodeSummary, ...]) -> None:
         """Commit the exposures and note the episode's arm, where this is one that was drawn."""
@@ -159,7 +175,7 @@ class Gateway:
         finally:
             self.metrics.waits.end(opened.request.inference_id)
             recording.finish(FinishReason.ABORTED)
-            await self.shielded(self._commit(opened, recording))
+            await self.shielded(self._commit_traced(opened, recording))
         _raise_for(recording)
         assert last is not None
         yield last
@@ -232,7 +248,15 @@ class Gateway:
             return practise(route)
         if known is not None and may_continue(known.arm, route):
             return known.arm
-        return assign(route, request.actor or request.episode_id, at=self.clock())
+        return assign(route, request.actor or request.episode_id, at=self.clock(), recognised=request.actor is not None)
+
+    async def _commit_traced(self, opened: Opened, recording: Recording) -> None:
+        """Commit the turn, and end its span."""
+        try:
+            with self.traces.span("commit", parent=opened.request.tags.get(TRACEPARENT), kind=SpanKind.PRODUCER):
+                await self._commit(opened, recording)
+        finally:
+            tracing.end(opened.span, recording)
 
     async def _commit(self, opened: Opened, recording: Recording) -> None:
         """Judge the answer's tool calls beside the event loop, and commit the turn."""
@@ -307,6 +331,15 @@ class Gateway:
         self.metrics.tokens.labels(request.policy, "output").inc(recording.usage.completion_tokens)
 
 
+def largest_body(policies: Iterable[PolicyConfig], limits: Limits) -> int:
+    """Bytes of the largest body that some policy could answer: what cannot be is refused by its announced size, and not read."""
+    texts = (
+        max(config.max_context_tokens * BODY_BYTES_PER_TOKEN, limits.summarised_chars if config.summary.trigger_tokens else 0)
+        for config in policies
+    )
+    return min(limits.chat_bytes, max(texts, default=0) + limits.tool_chars + BODY_BYTES)
+
+
 def _each(request: ChatRequest, count: int) -> tuple[ChatRequest, ...]:
     """The request once for each answer: each is a turn of its own, drawn with a seed of its own where one is given."""
     others = (
@@ -321,14 +354,17 @@ def _next_seed(request: ChatRequest, number: int) -> int | None:
     return None if seed is None else seed + number if seed + number < 2**63 else seed - number
 
 
-def _refuse_longer_than_context(messages: list[dict[str, Any]], config: PolicyConfig, limits: Limits) -> None:
-    """What no tokenizer can bring into the context is refused before it is recorded or tokenised. Raises `BadRequest`."""
+def _refuse_longer_than_context(messages: list[dict[str, Any]], config: PolicyConfig, limits: Limits, *, sent: int) -> None:
+    """What no tokenizer can bring into the context is refused before it is recorded or tokenised. Raises `BadRequest`.
+
+    `sent`: bytes of the body, which has no more characters than that.
+    """
     most = config.max_context_tokens * TOKEN_CHARS
     if config.summary.trigger_tokens:
         most = max(most, limits.summarised_chars)
     if config.redact:
         most = min(most, limits.redacted_chars * 4)
-    if characters(messages, at_most=most) > most:
+    if sent > most and characters(messages, at_most=most) > most:
         raise BadRequest(
             f"this model's maximum context length is {config.max_context_tokens} tokens and the messages have more than {most} characters: "
             "shorten the conversation",

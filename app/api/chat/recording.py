@@ -16,6 +16,7 @@ from app.domain.release.assignment import Arm
 from app.domain.telemetry import tools
 from app.domain.telemetry.events import GATEWAY, CloudEvent, EventType, Exposure
 from app.domain.telemetry.serving import GenerationChunk
+from app.domain.telemetry.traceparent import TRACEPARENT
 from app.domain.telemetry.turns import MIXED_VERSIONS, UNSCORABLE, Assignment, FinishReason, ToolVerdict, TurnServed, Usage
 
 _encode = msgspec.json.Encoder().encode
@@ -142,10 +143,10 @@ def redact(turn: TurnServed, redactor: Redactor) -> TurnServed:
 def unkept(turn: TurnServed) -> TurnServed:
     """`store: false`: that a turn was served, by which version, how long it took and how it ended; nothing that anybody said."""
     calls = [msgspec.structs.replace(call, arguments="") for call in turn.tool_calls]
-    fault = {name: text for name, text in turn.tags.items() if name == "fault"}
+    kept = {name: text for name, text in turn.tags.items() if name in ("fault", TRACEPARENT)}
     return msgspec.structs.replace(
         turn, messages=[], completion="", prompt_tokens=[], completion_tokens=[], logprobs=None, routed_experts=None, kept_log_mass=None,
-        shape=msgspec.UNSET, tool_calls=calls, tags=fault | {"stored": "false"},
+        shape=msgspec.UNSET, tool_calls=calls, tags=kept | {"stored": "false"},
     )  # fmt: skip
 
 

@@ -130,6 +130,8 @@ class _Outline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _outline = msgspec.json.Decoder(_Outline)
+OUTLINED_BYTES = 32 * 1024
+"""Of a body, from which on its outline is looked at first: 20,000 lists fit into 64 KB."""
 BYTES_PER_CHAR = 4
 """Characters that JSON escapes take six bytes; tools are not written in them."""
 
@@ -153,7 +155,7 @@ def _too_many_tools(limits: Limits) -> BadRequest:
 
 def read_body(raw: bytes, limits: Limits) -> tuple[ChatBody, Shape | None]:
     """Decode a body, and work out how it bends its draw. Raises `BadRequest` naming the field."""
-    if len(raw) > limits.tool_chars:
+    if len(raw) > OUTLINED_BYTES:
         _refuse_unread(raw, limits)
     body: ChatBody = decode(_body, raw)
     for field, value in (
@@ -164,7 +166,7 @@ def read_body(raw: bytes, limits: Limits) -> tuple[ChatBody, Shape | None]:
             check_tree(value, limits)
         except BadRequest as error:
             raise BadRequest(str(error), param=field, code=error.code) from error
-    if characters(body.tools, at_most=limits.tool_chars) > limits.tool_chars:
+    if len(raw) > limits.tool_chars and characters(body.tools, at_most=limits.tool_chars) > limits.tool_chars:
         raise _too_many_tools(limits)
     if body.top_logprobs and not body.logprobs:
         raise BadRequest("top_logprobs: ask for `logprobs` as well", param="top_logprobs")

@@ -10,14 +10,14 @@ from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from app.api.chat import answer
-from app.api.chat.gateway import BYTES_PER_WORK, Gateway, Opened
+from app.api.chat.gateway import BYTES_PER_WORK, Gateway, Opened, largest_body
 from app.api.chat.recording import Recording
 from app.api.chat.style import Read, Stream, Style
 from app.api.entry.access import Access
-from app.api.errors import problem
-from app.api.telemetry.intake import Intake
+from app.api.errors import HttpError, problem
+from app.api.telemetry.intake import TOO_LARGE, Intake
 from app.domain.access import Scope
-from app.domain.errors import RatchetError
+from app.domain.errors import BadRequest, RatchetError
 from app.domain.telemetry.serving import GenerationChunk
 
 Chunks = AsyncGenerator[tuple[int, GenerationChunk], None]
@@ -66,12 +66,26 @@ class ChatRoute:
     async def _open(self, scope: AsgiScope, receive: Receive) -> tuple[tuple[Opened, ...], Style]:
         headers = dict(scope["headers"])
         caller = await self.access.caller(headers, Scope.SAMPLE)
-        body = await self.intake.read(scope, receive, max_bytes=self.intake.limits.chat_bytes)
+        body = await self._body(scope, receive)
         try:
             asked, style = await self.gateway.workshop.do(lambda: self.read(body), chars=len(body) // BYTES_PER_WORK)
             return await self.gateway.open(asked, headers, caller), style
         finally:
             self.intake.release(len(body))
+
+    async def _body(self, scope: AsgiScope, receive: Receive) -> bytes:
+        """The body; one that is too large is said to be what clients know how to shorten."""
+        most = largest_body(self.gateway.policies.values(), self.intake.limits)
+        try:
+            return await self.intake.read(scope, receive, max_bytes=most)
+        except HttpError as error:
+            if error.code != TOO_LARGE:
+                raise
+            raise BadRequest(
+                f"this model's maximum context length is exceeded: the body is larger than {most} bytes, more than any model here takes; "
+                "shorten the conversation or its tools",
+                param="messages", code="context_length_exceeded",
+            ) from error  # fmt: skip
 
     async def _answer(self, opened: Sequence[Opened], style: Style, send: Send) -> None:
         recordings = [self.gateway.recording(one) for one in opened]

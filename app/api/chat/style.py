@@ -38,10 +38,10 @@ MOST_BRACKETS = 80_000
 """`{` and `[` in one body, those in texts included: four times what a list of messages may have of values, and 2 MB of dense code."""
 
 
-def bounded(raw: bytes) -> bytes:
+def bounded(raw: bytes, *, most: int = MOST_BRACKETS) -> bytes:
     """The body again; refused before it is decoded where that would make too many objects. Raises `BadRequest`."""
-    if brackets(raw) > MOST_BRACKETS:
-        raise BadRequest(f"the body has more than {MOST_BRACKETS} brackets: send less at once", code="too_many_values")
+    if brackets(raw) > most:
+        raise BadRequest(f"the body has more than {most} brackets: send less at once", code="too_many_values")
     return raw
 
 

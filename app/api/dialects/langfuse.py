@@ -4,7 +4,6 @@
 """
 
 import hashlib
-from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -13,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api import openapi
-from app.api.dialects.counter import Counter, json_response, or_refused
+from app.api.dialects.counter import Counter, json_response
 from app.api.dialects.naming import Signal, inference_of, named_inference
 from app.api.entry.access import Caller
 from app.api.telemetry.drafts import AwareTime, EventId, Label, TargetId, decode, members
@@ -83,7 +82,7 @@ async def _batch(raw: bytes, counter: Counter, caller: Caller) -> Response:
     counter.charge(caller, len(scores))
     if not scores:
         raise BadRequest("a batch has at least one score", code="empty")
-    wrong = await counter.put_all([or_refused(partial(_signal, score)) for score in scores], caller)
+    wrong = await counter.put_all(scores, _signal, caller)
     errors = [f"[{index}] {error}" for index, error in enumerate(wrong) if error is not None]
     if not errors:
         return json_response({"message": "Accepted"}, 202)

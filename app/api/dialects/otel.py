@@ -6,17 +6,16 @@ traces (`/api/public/otel/v1/traces`). Busy is answered 503, not
 429: the Python exporter drops on 429.
 """
 
-import base64
 import hashlib
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter
-from google.protobuf.json_format import MessageToJson, Parse, ParseError
+from google.protobuf.json_format import MessageToJson
 from google.protobuf.message import DecodeError, Message
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
@@ -25,22 +24,26 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api import openapi
-from app.api.dialects.counter import Counter, or_refused
+from app.api.chat.style import bounded
+from app.api.dialects import otlp_json
+from app.api.dialects.counter import Counter
 from app.api.dialects.naming import Signal, inference_of
 from app.api.errors import HttpError
+from app.api.workshop import breathe
 from app.domain.errors import BadRequest, Overloaded
 
 SOURCE = "sdk:otel"
-EVENT = "gen_ai.evaluation.result"
 PROTOBUF = "application/x-protobuf"
+EVENT = "gen_ai.evaluation.result"
 MOST_LOOKED_AT = 20_000
 """Resources, scopes, records and events in one body, whatever about; an exporter sends 512 at once. A microsecond each."""
 TAG, MOST_TAGS = b"\x12", 80_000
 """What begins a record or a value, in texts too: ten milliseconds to parse."""
+COUNTED_BYTES = 64 * 1024
 EMPTY = b"\x12\x00"
 """A record, scope or span of nothing in protobuf: half a million of them fit into a body, and take 40 ms in one piece to parse."""
+MOST_NS = 2**64
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_ID = re.compile(r'("(?:traceId|spanId|parentSpanId|trace_id|span_id)"\s*:\s*")((?:[0-9a-fA-F]{2})+)"')
 _RAW = {
     "requestBody": {
         "required": True,
@@ -59,8 +62,16 @@ class Evaluation:
     attributes: dict[str, Any]
 
 
-Find = Callable[[Any], Iterator[Evaluation | None]]
-"""The evaluations in a request; None for everything else that had to be looked at."""
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """One of the two kinds of export."""
+
+    message: Callable[[], Message]
+    from_json: Callable[[bytes], object]
+    """Raises `ValueError`."""
+    find: Callable[[Any], Iterator[Evaluation | None]]
+    """The evaluations in it; None for everything else that had to be looked at."""
+    answer: Callable[[int, str], Message]
 
 
 def router(counter: Counter) -> APIRouter:
@@ -70,47 +81,44 @@ def router(counter: Counter) -> APIRouter:
     @made.post("/v1/logs", openapi_extra=_RAW)
     async def logs(request: Request) -> Response:
         """Take evaluation results from log records."""
-        return await _export(request, counter, ExportLogsServiceRequest(), _in_logs, _logs_answer)
+        return await _export(request, counter, LOGS)
 
     @made.post("/api/public/otel/v1/traces", name="langfuse_traces", openapi_extra=_RAW)
     @made.post("/v1/traces", openapi_extra=_RAW)
     async def traces(request: Request) -> Response:
         """Take evaluation results from span events."""
-        return await _export(request, counter, ExportTraceServiceRequest(), _in_traces, _traces_answer)
+        return await _export(request, counter, TRACES)
 
     return made
 
 
-async def _export(
-    request: Request,
-    counter: Counter,
-    message: Any,  # noqa: ANN401 - one of two generated classes
-    find: Find,
-    answer: Callable[[int, str], Message],
-) -> Response:
+async def _export(request: Request, counter: Counter, form: "Form") -> Response:
     try:
-        async with counter.body(request, charged=False) as (caller, raw):
+        async with counter.body(request, charged=False, on_loop=False) as (caller, raw):
             is_json = "json" in (request.headers.get("content-type") or "")
-            read = partial(_read, raw, message, find, is_json=is_json)
+            read = partial(_read, raw, form, is_json=is_json)
             evaluations = await counter.door.workshop.do(read, chars=len(raw))
             counter.charge(caller, len(evaluations))
-            wrong = await counter.put_all([or_refused(partial(_signal, evaluation)) for evaluation in evaluations], caller)
+            wrong = await counter.put_all(evaluations, _signal, caller)
             rejected = [str(error) for error in wrong if error is not None]
     except Overloaded as error:
         retry = {"Retry-After": str(max(1, round(error.retry_after_s)))}
         raise HttpError(503, str(error), code="overloaded", headers=retry) from error
-    return _encoded(answer(len(rejected), "; ".join(rejected[:5])), is_json=is_json)
+    return _encoded(form.answer(len(rejected), "; ".join(rejected[:5])), is_json=is_json)
 
 
-def _read(raw: bytes, message: Message, find: Find, *, is_json: bool) -> list[Evaluation]:
+def _read(raw: bytes, form: "Form", *, is_json: bool) -> list[Evaluation]:
     """Raises `BadRequest`."""
-    _parse(raw, message, is_json=is_json)
     found: list[Evaluation] = []
-    for number, evaluation in enumerate(find(message)):
-        if number >= MOST_LOOKED_AT:
-            raise _crowded()
-        if evaluation is not None:
-            found.append(evaluation)
+    try:
+        for number, evaluation in enumerate(form.find(_parsed(raw, form, is_json=is_json))):
+            breathe()
+            if number >= MOST_LOOKED_AT:
+                raise _crowded()
+            if evaluation is not None:
+                found.append(evaluation)
+    except (DecodeError, RecursionError, ValueError) as error:
+        raise BadRequest(f"the body is not an OTLP request: {error}", code="not_otlp") from error
     return found
 
 
@@ -118,51 +126,62 @@ def _crowded() -> BadRequest:
     return BadRequest(f"there are more than {MOST_LOOKED_AT} records in the body: send smaller batches", code="too_many_values")
 
 
-def _parse(raw: bytes, message: Message, *, is_json: bool) -> None:
-    if not is_json and (raw.count(EMPTY) > MOST_LOOKED_AT or raw.count(TAG) > MOST_TAGS):
+def _parsed(raw: bytes, form: "Form", *, is_json: bool) -> Any:  # noqa: ANN401 - one of four classes
+    if is_json:
+        return form.from_json(bounded(raw))
+    if _many(raw, TAG, most=MOST_LOOKED_AT) and (_many(raw, TAG, most=MOST_TAGS) or _many(raw, EMPTY, most=MOST_LOOKED_AT)):
         raise _crowded()
-    try:
-        if is_json:
-            Parse(_base64_ids(raw), message, ignore_unknown_fields=True, max_recursion_depth=32)
-        else:
-            message.ParseFromString(raw)
-    except (ParseError, DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise BadRequest(f"the body is not an OTLP request: {error}", code="not_otlp") from error
+    message = form.message()
+    message.ParseFromString(raw)
+    return message
 
 
-def _base64_ids(raw: bytes) -> str:
-    """OTLP's JSON writes trace and span ids as hex, where protobuf's JSON reads base64."""
-    return _ID.sub(lambda m: m[1] + base64.b64encode(bytes.fromhex(m[2])).decode() + '"', raw.decode())
+def _many(raw: bytes, what: bytes, *, most: int) -> bool:
+    """Whether there are more of it than that, looked for no further than where they are; one that is cut in two is not counted."""
+    found = 0
+    for begin in range(0, len(raw), COUNTED_BYTES):
+        found += raw.count(what, begin, begin + COUNTED_BYTES)
+        if found > most:
+            return True
+    return False
 
 
-def _in_logs(message: ExportLogsServiceRequest) -> Iterator[Evaluation | None]:
-    for resource in message.resource_logs:
+def _in_logs(message: ExportLogsServiceRequest | otlp_json.Logs) -> Iterator[Evaluation | None]:
+    for resource in message.resource_logs or ():
         yield None
-        for scope in resource.scope_logs:
+        for scope in resource.scope_logs or ():
             yield None
-            for record in scope.log_records:
+            for each in scope.log_records or ():
                 yield None
+                record = otlp_json.record(each) if isinstance(each, msgspec.Raw) else each
                 attributes = _plain(record.attributes)
                 if record.event_name == EVENT or attributes.get("event.name") == EVENT:
-                    at = record.time_unix_nano or record.observed_time_unix_nano
-                    yield Evaluation(trace_id=record.trace_id.hex(), span_id=record.span_id.hex(), time_ns=at, attributes=attributes)
+                    yield _evaluation(record, record.time_unix_nano or record.observed_time_unix_nano, attributes)
 
 
-def _in_traces(message: ExportTraceServiceRequest) -> Iterator[Evaluation | None]:
-    for resource in message.resource_spans:
+def _in_traces(message: ExportTraceServiceRequest | otlp_json.Spans) -> Iterator[Evaluation | None]:
+    for resource in message.resource_spans or ():
         yield None
-        for scope in resource.scope_spans:
+        for scope in resource.scope_spans or ():
             yield None
-            for span in scope.spans:
+            for each in scope.spans or ():
                 yield None
+                span = otlp_json.span(each) if isinstance(each, msgspec.Raw) else each
                 around = _plain(span.attributes)
-                for event in span.events:
+                for event in span.events or ():
                     yield None
                     if event.name == EVENT:
-                        yield Evaluation(
-                            trace_id=span.trace_id.hex(), span_id=span.span_id.hex(), time_ns=event.time_unix_nano,
-                            attributes=around | _plain(event.attributes),
-                        )  # fmt: skip
+                        yield _evaluation(span, event.time_unix_nano, around | _plain(event.attributes))
+
+
+def _evaluation(within: Any, time_ns: int | None, attributes: dict[str, Any]) -> Evaluation:  # noqa: ANN401 - what has both ids
+    if not 0 <= (time_ns or 0) < MOST_NS:
+        raise BadRequest(f"{time_ns} is no time in nanoseconds since 1970", code="not_otlp")
+    return Evaluation(trace_id=_hex(within.trace_id), span_id=_hex(within.span_id), time_ns=time_ns or 0, attributes=attributes)
+
+
+def _hex(id_: bytes | str | None) -> str:
+    return id_.hex() if isinstance(id_, bytes) else otlp_json.hexadecimal(id_)
 
 
 def _signal(found: Evaluation) -> Signal:
@@ -188,16 +207,18 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _plain(attributes: Any) -> dict[str, Any]:  # noqa: ANN401 - a repeated protobuf field
+def _plain(attributes: Any) -> dict[str, Any]:  # noqa: ANN401 - a repeated protobuf field, a list or nothing
     found: dict[str, Any] = {}
-    pair: KeyValue
-    for pair in attributes:
-        found[pair.key] = _value(pair.value)
+    pair: KeyValue | otlp_json.Pair
+    for pair in attributes or ():
+        found[pair.key or ""] = _value(pair.value)
     return found
 
 
-def _value(value: AnyValue) -> str | bool | int | float | None:
+def _value(value: AnyValue | otlp_json.Value | None) -> str | bool | int | float | None:
     """A scalar; lists and maps mean nothing to us."""
+    if value is None or isinstance(value, otlp_json.Value):
+        return None if value is None else value.plain()
     kind = value.WhichOneof("value")
     return getattr(value, kind) if kind in ("string_value", "bool_value", "int_value", "double_value") else None
 
@@ -222,3 +243,7 @@ def _encoded(answer: Message, *, is_json: bool) -> Response:
     if is_json:
         return Response(MessageToJson(answer), 200, media_type="application/json")
     return Response(answer.SerializeToString(), 200, media_type=PROTOBUF)
+
+
+LOGS = Form(message=ExportLogsServiceRequest, from_json=otlp_json.logs, find=_in_logs, answer=_logs_answer)
+TRACES = Form(message=ExportTraceServiceRequest, from_json=otlp_json.spans, find=_in_traces, answer=_traces_answer)

@@ -1,7 +1,8 @@
 """Connections that do not wait for ever: whoever sends half a request is cut off, whatever route it was for.
 
 uvicorn itself gives up on idle connections between requests, and on nothing else: one that never sends its headers, or never the rest
-of a body that nobody reads, would be held until the sender goes away. Bodies that are read are answered 408 before that (`Intake`).
+of a body that nobody reads, would be held until the sender goes away. Bodies that are read are answered 408 before that (`Intake`). Neither
+does it count the bytes of headers.
 """
 
 import asyncio
@@ -12,6 +13,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEADERS_S = 10.0
 """From the connection, or the first byte of the next request on it, until the headers are complete."""
+HEAD_BYTES = 64 * 1024
+"""Of headers, or what follows a body, that do not end: four times what is answered, beside what one read brings (up to 256 KB)."""
+TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 BODY_S = 20.0
 """From there until the body is: more than `Limits.body_s`, so that readers answer 408 first."""
 
@@ -22,24 +26,46 @@ class Connection(HttpToolsProtocol):
     headers_s, body_s = HEADERS_S, BODY_S
     late_at: float | None = None
     """On the loop's clock; None while nothing is awaited from the client."""
+    endless_bytes = 0
+    """Read of the message so far without getting on with it: no headers complete, nothing of a body."""
+    gets_on = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Await the first request."""
         super().connection_made(transport)
         self.late_at = self.loop.time() + self.headers_s
 
+    def data_received(self, data: bytes) -> None:
+        """Take what came, and cut off what has no end: headers that nobody counted took 400 MB in six seconds."""
+        self.gets_on = False
+        super().data_received(data)
+        if self.gets_on:
+            return
+        self.endless_bytes += len(data)
+        if self.endless_bytes > HEAD_BYTES and not self.transport.is_closing():
+            self.transport.write(TOO_LARGE)
+            self.transport.close()
+
     def on_message_begin(self) -> None:
         """Await the headers."""
         super().on_message_begin()
+        self.gets_on, self.endless_bytes = True, 0
         self.late_at = self.loop.time() + self.headers_s
 
     def on_headers_complete(self) -> None:
         """Await the body."""
+        self.gets_on = True
         self.late_at = self.loop.time() + self.body_s
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        """Some of it came."""
+        self.gets_on = True
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         """Await nothing."""
+        self.gets_on = True
         self.late_at = None
         super().on_message_complete()
 

@@ -11,14 +11,18 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope
 
 from app.api.errors import HttpError
+from app.api.workshop import breathe
 from app.domain.errors import BadRequest, Overloaded
 
 Headers = Mapping[bytes, bytes]
 """A request's headers by lower-case name; of one sent twice the last."""
 
 
+TOO_LARGE = "body_too_large"
 SMALL_GZIP = 4096
 """Bytes that are unpacked at once: at a hundred times their size at most a millisecond."""
+GZIP_BYTES, GUNZIP_BYTES = 4 * 1024, 64 * 1024
+"""Read and unpacked in one piece; the interpreter is free meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +33,9 @@ class Limits:
     batch_bytes: int = 1024 * 1024
     batch_events: int = 500
     chat_bytes: int = 4 * 1024 * 1024
-    unzipped_bytes: int = 10 * 1024 * 1024
+    """Less where no model takes so much (`app.api.chat.gateway.largest_body`)."""
+    unzipped_bytes: int = 2 * 1024 * 1024
+    """Of a batch after gunzip, which is read in one piece like any other: a chat has its own bound, packed or not."""
     gzip_ratio: int = 100
     depth: int = 32
     keys_per_object: int = 256
@@ -70,7 +76,8 @@ class Intake:
         if encoding == b"gzip":
             packed = body
             try:
-                body = self._gunzip(packed) if len(packed) <= SMALL_GZIP else await asyncio.to_thread(self._gunzip, packed)
+                most = self.limits.unzipped_bytes if max_bytes is None else max_bytes
+                body = self._gunzip(packed, most) if len(packed) <= SMALL_GZIP else await asyncio.to_thread(self._gunzip, packed, most)
             finally:
                 self.release(len(packed))
             self._reserve(len(body))
@@ -113,7 +120,7 @@ class Intake:
     def _check_headers(self, headers: Headers, limit: int) -> bytes:
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > limit:
-            raise HttpError(413, f"the body is larger than {limit} bytes: send smaller batches", code="body_too_large")
+            raise HttpError(413, f"the body is larger than {limit} bytes: send smaller batches", code=TOO_LARGE)
         encoding = headers.get(b"content-encoding", b"").strip().lower()
         total = sum(map(len, headers)) + sum(map(len, headers.values()))
         if total > self.limits.header_bytes:
@@ -153,30 +160,32 @@ class Intake:
 
     def _refuse_above(self, size: int, limit: int) -> None:
         if size > limit:
-            raise HttpError(413, f"the body is larger than {limit} bytes: send smaller batches", code="body_too_large")
+            raise HttpError(413, f"the body is larger than {limit} bytes: send smaller batches", code=TOO_LARGE)
 
     def _reserve(self, size: int) -> None:
         if self.in_flight + size > self.limits.in_flight_bytes:
             raise Overloaded("too many bytes in flight: come back in a second", retry_after_s=1.0)
         self.in_flight += size
 
-    def _gunzip(self, body: bytes) -> bytes:
-        """Decompress within the limits; a bomb is given up after `unzipped_bytes`, whatever it claims."""
-        allowed = min(self.limits.unzipped_bytes, max(1, len(body)) * self.limits.gzip_ratio)
-        decoder = zlib.decompressobj(wbits=31)
-        try:
-            text = decoder.decompress(body, allowed + 1)
-        except zlib.error as error:
-            raise BadRequest(f"the body is not gzip: {error}", code="encoding") from error
-        if len(text) > allowed:
-            raise HttpError(
-                413,
-                f"the body is larger than {self.limits.unzipped_bytes} bytes or {self.limits.gzip_ratio} times its gzip size",
-                code="gzip",
-            )
-        if not decoder.eof or decoder.unused_data:
+    def _gunzip(self, body: bytes, most: int) -> bytes:
+        """Decompress within the limits, a piece at a time: a bomb is given up as soon as what was read of it made too much."""
+        decoder, pieces, size, at = zlib.decompressobj(wbits=31), list[bytes](), 0, 0
+        while not decoder.eof:
+            packed = decoder.unconsumed_tail or body[at : at + GZIP_BYTES]
+            at += 0 if decoder.unconsumed_tail else len(packed)
+            try:
+                piece = decoder.decompress(packed, GUNZIP_BYTES)
+            except zlib.error as error:
+                raise BadRequest(f"the body is not gzip: {error}", code="encoding") from error
+            if not piece and not packed:
+                break
+            pieces.append(piece)
+            size += len(piece)
+            if size > min(most, GUNZIP_BYTES + at * self.limits.gzip_ratio):
+                raise HttpError(413, f"the body is larger than {most} bytes or {self.limits.gzip_ratio} times its gzip size", code="gzip")
+        if not decoder.eof or decoder.unused_data or at < len(body):
             raise BadRequest("the gzip body is cut off or has something behind its end", code="encoding")
-        return text
+        return b"".join(pieces)
 
 
 async def read_json(request: Request, *, most: int) -> bytes:
@@ -190,7 +199,7 @@ async def read_json(request: Request, *, most: int) -> bytes:
     async for chunk in request.stream():
         body += chunk
         if len(body) > most:
-            raise HttpError(413, f"the body is larger than {most} bytes", code="body_too_large")
+            raise HttpError(413, f"the body is larger than {most} bytes", code=TOO_LARGE)
     return bytes(body)
 
 
@@ -198,6 +207,9 @@ def header(headers: Headers, name: bytes) -> str | None:
     """The header of that (lower-case) name."""
     value = headers.get(name)
     return None if value is None else value.decode("latin-1")
+
+
+NODES_A_STEP = 1000
 
 
 def check_tree(value: object, limits: Limits) -> None:
@@ -212,7 +224,9 @@ def check_tree(value: object, limits: Limits) -> None:
         left -= len(level)
         if left < 0:
             raise BadRequest(f"there are more than {limits.nodes} values in it", param="value", code="too_many_values")
-        for node in level:
+        for number, node in enumerate(level):
+            if number % NODES_A_STEP == 0:
+                breathe()
             if isinstance(node, dict):
                 fields = cast("dict[str, object]", node)
                 if len(fields) > limits.keys_per_object:

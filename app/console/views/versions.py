@@ -3,16 +3,20 @@
 from collections.abc import Mapping
 from typing import Any
 
+from app.console.charts import Line, Point, over_time
 from app.console.sheets import Cell, Sheet, cell
 from app.console.views.asked import Asked
 from app.console.views.tables import measure_cell, role_of, version_cell, version_sheet
 from app.console.wording import short
 from app.domain.errors import NotFound
 from app.domain.people import Action
+from app.domain.release.holdouts import WEEK, Holdout, told_difference
 from app.domain.release.releases import Pin
 from app.domain.release.sums import Sums
 from app.domain.views.pages import Barred, Moved, Page, VersionInfo
 
+DRAWN = ("task_success", "reward")
+"""Of the long-term holdout, where it has them."""
 NEWEST_MOVES = 20
 """Beside the versions; the rest is on a page of its own."""
 
@@ -23,13 +27,16 @@ def versions(asked: Asked) -> dict[str, Any]:
     page, pointer = sight.versions(policy, after=asked.word("after")), sight.pointer(policy)
     sums = sight.sums(policy, [version.digest for version in page.rows])
     moves, barred, pins = sight.history(policy, limit=NEWEST_MOVES), sight.quarantined(policy), sight.pins(policy)
-    names = sight.names(policy, _named(moves) | {row.digest for row in barred} | set(pins))
+    held = sight.holdouts(policy)
+    names = sight.names(policy, _named(moves) | {row.digest for row in barred} | set(pins) | {one.digest for one in held})
     return {
         "pointer": pointer, "tree": tree(page.rows), "role_of": role_of, "barred": barred,
+        "held": held[0] if held else None, "held_course": _held_course(held[0] if held else None),
         "choices": page.rows, "a": asked.word("a"), "b": asked.word("b"), "names": names,
         "sheets": {
             "versions": version_sheet(asked, page, sums, pointer, pins), "live": _move_sheet(asked, Page(rows=tuple(moves.rows)), names),
-            "pinned": _pin_sheet(asked, pins, names), "quarantine": _barred_sheet(asked, barred, names), **_comparison(asked),
+            "pinned": _pin_sheet(asked, pins, names), "quarantine": _barred_sheet(asked, barred, names),
+            "holdout": _holdout_sheet(held[0] if held else None), **_comparison(asked),
         },
     }  # fmt: skip
 
@@ -131,6 +138,34 @@ def _pin_sheet(asked: Asked, pins: Mapping[str, Pin], names: Mapping[str, str]) 
     ]  # fmt: skip
     empty = "nothing is pinned: a version's page pins it, and its weights stay until it is unpinned"
     return Sheet(name="pinned", title="Pinned", columns=("version", "since", "by", "why", ""), rows=rows, empty=empty)
+
+
+def _holdout_sheet(holdout: Holdout | None) -> Sheet:
+    """What the releases since its beginning have brought, over all of its weeks and in the newest."""
+    readings = () if holdout is None else holdout.readings
+    last = max((one.week for one in readings if one.week is not None), default=0)
+    rows = [
+        (
+            cell(one.metric), cell("all" if one.week is None else f"week {one.week}"), cell(one.held.mean), cell(one.beside.mean),
+            Cell(text=told_difference(one)[0], value=one.difference, kind="n"), cell(told_difference(one)[1]), cell(one.held.people),
+            cell(one.beside.people),
+        )
+        for one in readings if one.week in (None, last)
+    ]  # fmt: skip
+    columns = ("metric, good is up", "of", "held", "everybody else", "difference", "95 %", "people held", "beside")
+    empty = "nothing was read yet" if holdout is not None else "no long-term holdout: set share under [gates.holdout]"
+    return Sheet(name="holdout", title="Long-term holdout", columns=columns, rows=rows, empty=empty)
+
+
+def _held_course(holdout: Holdout | None) -> str:
+    """The difference by week of the metrics that have one, as a picture; nothing before there are two weeks."""
+    lines = dict[str, list[Point]]()
+    for one in () if holdout is None else holdout.readings:
+        if holdout is not None and one.week is not None and one.difference is not None:
+            at = holdout.began_at + one.week * WEEK
+            lines.setdefault(one.metric, []).append(Point(at=at, value=one.difference, low=one.low, high=one.high))
+    drawn = [Line(name=name, points=points) for name, points in lines.items() if name in DRAWN and len(points) > 1]
+    return over_time(drawn, title="difference by week, everybody else minus held", threshold=0.0)
 
 
 def _barred_sheet(asked: Asked, barred: list[Barred], names: Mapping[str, str]) -> Sheet:

@@ -32,6 +32,7 @@ from app.db.tables import (
     blind_pairs,
     dead_letters,
     exposures,
+    holdout_people,
     inbox,
     labels,
     observations,
@@ -138,6 +139,7 @@ def erase_actor(
         already_erased=bool(before),
     )
     connection.execute(delete(blind_pairs).where(blind_pairs.c.cluster == actor))
+    connection.execute(delete(holdout_people).where(holdout_people.c.person == actor))
     _erase_outbox(connection, [*ids, *episodes])
     _empty_turns(connection, ids, now)
     _tombstones(connection, ids, episodes, now)

@@ -17,6 +17,7 @@ from app.db.tables import (
     blind_pairs,
     dead_letters,
     exposures,
+    holdout_people,
     inbox,
     labels,
     observations,
@@ -99,6 +100,8 @@ class SqlTraces:
             for table in (turns, observations, labels, batch_items, returned_items, exposures):
                 yield Trace(place=f"table {table.name}", found=_count(connection, table, table.c.actor == actor), cure=again)
             yield Trace(place="table blind_pairs", found=_count(connection, blind_pairs, blind_pairs.c.cluster == actor), cure=again)
+            followed = _count(connection, holdout_people, holdout_people.c.person == actor)
+            yield Trace(place="table holdout_people", found=followed, cure=again)
             words = or_(turns.c.completion != "", turns.c.actor.is_not(None), turns.c.payload_segment.is_not(None))
             yield Trace(place="shells with words", found=_count(connection, turns, turns.c.erased_at.is_not(None) & words), cure=again)
             said = observations.c.inference_id.in_(erased)

@@ -6,15 +6,23 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, case, exists, select, true, update
+from sqlalchemy import ColumnElement, Connection, Engine, case, exists, select, true, update
 
 from app.db.chunks import one_of
-from app.db.engine import insert_or_ignore
+from app.db.engine import insert_or_ignore, reading
 from app.db.tables import batch_items, turns
 from app.domain.learning.rewards import segment_key
 from app.domain.telemetry.events import is_imported
 from app.domain.telemetry.streams import JoinRules
+from app.domain.telemetry.traceparent import TRACEPARENT
 from app.domain.telemetry.turns import TurnServed
+
+
+def traces_of(engine: Engine, inference_ids: Sequence[str]) -> list[str]:
+    """The trace contexts of those of these turns that are traced."""
+    with reading(engine) as connection:
+        found = connection.execute(select(turns.c.tags).where(one_of(connection, turns.c.inference_id, inference_ids))).scalars()
+        return [tags[TRACEPARENT] for tags in found if TRACEPARENT in tags]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

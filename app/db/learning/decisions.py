@@ -10,6 +10,7 @@ from app.db.engine import reading
 from app.db.ingestion.observations import was_served
 from app.db.tables import labels, turns
 from app.domain.learning.decisions import Decision, ExportedTurn
+from app.domain.release.holdouts import HELD
 
 PAGE = 1_000
 _DECISION: tuple[ColumnElement[Any], ...] = (
@@ -23,8 +24,8 @@ _EXPORTED = (
 
 
 def read_decisions(engine: Engine, *, policy: str | None, since: datetime | None, until: datetime | None) -> Iterator[Decision]:
-    """Labelled turns in order of their end."""
-    for page in _pages(engine, _DECISION, policy=policy, since=since, until=until):
+    """Labelled turns in order of their end, but for those of people whom the long-term holdout keeps out of every choice."""
+    for page in _pages(engine, _DECISION, policy=policy, since=since, until=until, where=turns.c.arm != HELD):
         yield from (Decision(**row._mapping) for row in page)
 
 

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection, Engine, select
 
 from app.db.engine import expected_to_answer, reading
+from app.db.release.holdouts import open_holdouts
 from app.db.release.pins import read_pins
 from app.db.release.pointer import CANDIDATES, good_versions, quarantined
 from app.db.tables import batches, cycles, deployment_pointer, engine_versions, releases, training_runs, versions
@@ -39,10 +40,10 @@ class SqlNeededWeights:
             return set(connection.execute(select(versions.c.digest)).scalars())
 
     def needed(self) -> set[str]:
-        """Digests that a pointer, a holdback, an anchor, an engine, a candidate, running work or a pin needs, or a rollback may."""
+        """Digests of a pointer, a holdback, a holdout, an anchor, an engine, a candidate, running work or a pin, or for a rollback."""
         with self._reading() as connection:
             found = _pointed_at(connection) | _on_their_way(connection) | _in_work(connection)
-            found |= set(read_pins(connection))
+            found |= set(read_pins(connection)) | {holdout.digest for holdout in open_holdouts(connection)}
             found |= _held(connection, since=self._clock() - HELD_WITHIN)
             for policy in connection.execute(select(versions.c.policy).distinct()).scalars().all():
                 found |= self._recent(connection, policy)

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine, Row, insert, select, update
 from sqlalchemy.exc import OperationalError
 
 from app.db.engine import expected_to_answer, insert_or_ignore, reading
+from app.db.release.holdouts import open_holdouts, read_open
 from app.db.tables import deployment_history, deployment_pointer, quarantine, releases, versions
 from app.domain.errors import StaleGeneration, Unavailable
 from app.domain.release.releases import Pointer, ReleaseState, Route
@@ -95,11 +96,12 @@ def quarantined(connection: Connection, policy: str) -> frozenset[str]:
 
 
 def wanted_versions(connection: Connection) -> set[tuple[str, str]]:
-    """(policy, digest) of everything the engines have to hold: champion, previous, holdback's reference, and candidates."""
+    """(policy, digest) of everything the engines have to hold: champion, previous, holdback's reference, holdout, candidates."""
     wanted: set[tuple[str, str]] = set()
     for row in connection.execute(select(deployment_pointer)):
         pointer = Pointer(**row._mapping)
         wanted |= {(pointer.policy, digest) for digest in (pointer.digest, pointer.previous, pointer.reference) if digest is not None}
+    wanted |= {(holdout.policy, holdout.digest) for holdout in open_holdouts(connection)}
     table = releases
     candidates = connection.execute(select(table.c.policy, table.c.digest).where(table.c.state.in_(CANDIDATES)))
     return wanted | {(row.policy, row.digest) for row in candidates}
@@ -107,7 +109,7 @@ def wanted_versions(connection: Connection) -> set[tuple[str, str]]:
 
 def versions_by_role(connection: Connection, policy: str) -> dict[str, list[str]]:
     """What `wanted_versions` are wanted for: `champion`, `candidate` (those with traffic first, then the newest), `previous` (the
-    holdback's reference first)."""
+    holdback's reference first), `held` (by the long-term holdout)."""
     pointer = read_pointer(connection, policy)
     table = releases
     moving = connection.execute(select(table).where(table.c.policy == policy, table.c.state.in_(CANDIDATES))).all()
@@ -116,7 +118,9 @@ def versions_by_role(connection: Connection, policy: str) -> dict[str, list[str]
     champion = [] if pointer is None else [pointer.digest]
     back = [] if pointer is None else [digest for digest in (pointer.reference, pointer.previous) if digest is not None]
     roles = {"champion": champion, "candidate": [row.digest for row in ordered if row.digest not in champion]}
-    return roles | {"previous": [digest for digest in dict.fromkeys(back) if digest not in champion]}
+    roles |= {"previous": [digest for digest in dict.fromkeys(back) if digest not in champion]}
+    holdout = read_open(connection, policy)
+    return roles | {"held": [] if holdout is None or holdout.digest in champion else [holdout.digest]}
 
 
 def read_route(connection: Connection, policy: str) -> Route | None:
@@ -124,7 +128,7 @@ def read_route(connection: Connection, policy: str) -> Route | None:
     pointer = read_pointer(connection, policy)
     if pointer is None:
         return None
-    route = Route(policy=policy, pointer=pointer, quarantined=quarantined(connection, policy))
+    route = Route(policy=policy, pointer=pointer, holdout=read_open(connection, policy), quarantined=quarantined(connection, policy))
     table = releases
     staged = table.c.stage.is_not(None)  # what people judged was never in a stage, and nobody is served by it before its promotion
     served = connection.execute(select(table).where(table.c.policy == policy, table.c.state.in_(SERVED), staged)).all()

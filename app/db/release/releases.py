@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, Row, delete, func, insert, select, up
 from app.db.access.people import hands_of, names_of
 from app.db.engine import insert_or_ignore, reading, upsert, writing
 from app.db.outbox import OutboxEvent, enqueue
-from app.db.release import audit, pins, webhooks
+from app.db.release import audit, holdouts, pins, webhooks
 from app.db.release import pointer as pointers
 from app.db.release.alarms import end_alarms, insert_alarm, read_alarms
 from app.db.release.done import once
@@ -32,6 +32,7 @@ from app.domain.ids import utc_now, uuid7
 from app.domain.people import CREDENTIAL_REST
 from app.domain.release.alarms import UNTIL, Alarm, AlarmKind
 from app.domain.release.gates import GateName, GateResult, Verdict
+from app.domain.release.holdouts import Holdout
 from app.domain.release.pairs import BlindPair, BlindVote
 from app.domain.release.releases import MOVES, Approval, Pin, Pointer, Release, ReleaseState
 from app.domain.telemetry.events import Topic
@@ -198,6 +199,18 @@ class SqlReleaseTransaction:
     def unpin(self, digest: str, *, actor: str, reason: str) -> None:
         pins.delete_pin(self._connection, self.policy, digest)
         self.note(actor=actor, action="version.unpinned", subject=digest, detail={"digest": digest, "reason": reason})
+
+    def holdout(self) -> Holdout | None:
+        return holdouts.read_open(self._connection, self.policy)
+
+    def begin_holdout(self, holdout: Holdout, *, actor: str, reason: str) -> None:
+        holdouts.insert_holdout(self._connection, holdout)
+        detail = {"digest": holdout.digest, "share": holdout.share, "ends_at": holdout.ends_at.isoformat(), "reason": reason}
+        self.note(actor=actor, action="holdout.began", subject=holdout.id, detail=detail)
+
+    def end_holdout(self, holdout: Holdout, *, actor: str, reason: str) -> None:
+        holdouts.close_holdout(self._connection, holdout.id, reason=reason, now=self.now)
+        self.note(actor=actor, action="holdout.ended", subject=holdout.id, detail={"digest": holdout.digest, "reason": reason})
 
     def rollbacks_within(self, window: timedelta, *, automatic: bool = False) -> int:
         table = deployment_history

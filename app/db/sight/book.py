@@ -14,6 +14,7 @@ from app.db.learning.rule_sets import SqlRules
 from app.db.release import audit as chain
 from app.db.release import pairs
 from app.db.release.alarms import read_alarms
+from app.db.release.holdouts import read_holdouts
 from app.db.release.pins import read_pins
 from app.db.release.pointer import good_versions, read_pointer
 from app.db.sight import access, data, labels, needs, releases
@@ -38,6 +39,7 @@ from app.domain.learning.rule_sets import AskedReplay, Proposal
 from app.domain.people import Person
 from app.domain.release.alarms import Alarm
 from app.domain.release.gates import GateResult
+from app.domain.release.holdouts import Holdout
 from app.domain.release.pairs import BlindPair, BlindVote, Preference
 from app.domain.release.releases import Approval, AuditEntry, Pin, Pointer, Release
 from app.domain.release.sums import Sums
@@ -259,6 +261,11 @@ class SqlPages:
         """What people pinned."""
         with self._reading() as connection:
             return read_pins(connection, policy)
+
+    def holdouts(self, policy: str) -> list[Holdout]:
+        """Newest first."""
+        with self._reading() as connection:
+            return read_holdouts(connection, policy)
 
     # --- labels, added up
 

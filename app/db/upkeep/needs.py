@@ -1,7 +1,8 @@
 """What is old and needed all the same: nothing that a batch at work, a comparison under way or an audit rests on is dropped.
 
 batches at work      their cycle or run is not over, or their candidate's release is in flight: their turns and tokens
-comparisons          everything of a policy since its oldest release in flight was opened, and since a holdback began
+comparisons          everything of a policy since its oldest release in flight was opened, since a holdback began, and since
+                     what the long-term holdout has counted
 audit                batches with ids, rewards and pseudonyms, runs, releases, decisions and their evidence, the audit chain:
                      nothing here ever touches them
 """
@@ -11,7 +12,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, func, or_, select
 
-from app.db.tables import batches, cycles, deployment_pointer, releases, training_runs
+from app.db.tables import batches, cycles, deployment_pointer, holdouts, releases, training_runs
 from app.domain.learning.cycles import CycleStatus
 from app.domain.release.releases import IN_FLIGHT
 from app.domain.release.versions import RunStatus
@@ -49,8 +50,9 @@ def _batches_at_work(connection: Connection) -> frozenset[str]:
 def _comparisons(connection: Connection) -> dict[str, datetime]:
     opened = select(releases.c.policy, func.min(releases.c.created_at)).where(releases.c.state.in_([state.value for state in IN_FLIGHT]))
     held = select(deployment_pointer.c.policy, deployment_pointer.c.changed_at).where(deployment_pointer.c.holdback > 0)
+    uncounted = select(holdouts.c.policy, holdouts.c.counted_until).where(holdouts.c.ended_at.is_(None))
     since: dict[str, datetime] = {}
-    for query in (opened.group_by(releases.c.policy), held):
+    for query in (opened.group_by(releases.c.policy), held, uncounted):
         for policy, moment in connection.execute(query):
             since[policy] = min(moment, since.get(policy, moment))
     return since

@@ -19,14 +19,23 @@ Harm that lasts in whoever had the candidate in an earlier stage is in both arms
 the whole ramp, and is on the champion (or the holdback's reference) throughout: the lasting cohort. Both its arms name it (`-lasting`) and
 have a share of 0, so the canary's stages compare the others, and a holdback compares either by itself.
 
+Before all of these, the long-term holdout (`app.domain.release.holdouts`), which neither day, generation nor release draws anew:
+
+    u3 = hash(policy, "holdout", its id, person) < its share → its version, in no stage of anything else
+
+It is independent of the other draws, so whoever it does not hold has the probabilities above. Only people who can be recognised are held:
+nothing builds up in an episode.
+
 The canary compares units outside the holdback, so its probabilities are conditional on that. The unit is the hashed actor, or
 the episode for anonymous requests. A running episode finishes on its arm: the gateway's business, not this function's.
 """
 
 import hashlib
-from dataclasses import dataclass
 from datetime import datetime
 
+import msgspec
+
+from app.domain.release.holdouts import BESIDE, HELD, STAGE, Holdout, Member
 from app.domain.release.releases import Route
 
 DAY_S = 86_400
@@ -34,19 +43,18 @@ LASTING = "-lasting"
 """At the end of the stage's name: of somebody in the lasting cohort."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Arm:
-    """The outcome of the draws for one unit."""
+class Arm(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The outcome of the draws for one unit. Unknown to the collector, because every gateway remembers a hundred thousand of them."""
 
     digest: str
     release_id: str | None
     """The canary's release while one runs, whoever is served; else that of the champion."""
     stage: str
     """`champion`; `canary-<index>.<day>`; `holdback.<day>`, or `holdback-<index>.<day>` for its reference while a canary is in that
-    stage; `canary-<index>-lasting.<day>` and `holdback-<index>-lasting.<day>` for the lasting cohort; `rollout` for practice; `pinned`.
-    The day is that of the draw (UTC, since 1970)."""
+    stage; `canary-<index>-lasting.<day>` and `holdback-<index>-lasting.<day>` for the lasting cohort; `rollout` for practice; `pinned`;
+    `holdout` of the long-term holdout. The day is that of the draw (UTC, since 1970)."""
     arm: str
-    """`champion`, `candidate`, `rollout`, `pinned` or `previous`, the holdback's reference (previous champion, later anchor)."""
+    """`champion`, `candidate`, `rollout`, `pinned`, `held` or `previous`, the holdback's reference (previous champion, later anchor)."""
     probability: float
     share: float
     holdback: float
@@ -82,8 +90,28 @@ def pin(digest: str) -> Arm:
     return Arm(digest=digest, release_id=None, stage=PINNED, arm=PINNED, probability=1.0, share=0.0, holdback=0.0)
 
 
-def assign(route: Route, unit: str, *, at: datetime) -> Arm:
-    """Draw the arm of `unit` under `route` for the day of `at`."""
+def member_of(holdout: Holdout, person: str) -> Member | None:
+    """What somebody is to a holdout, for as long as there is it; None for most."""
+    drawn = unit_interval(holdout.policy, "holdout", holdout.id, person)
+    if drawn < holdout.share:
+        return Member.HELD
+    return Member.BESIDE if drawn < (1 + BESIDE) * holdout.share else None
+
+
+def _is_held(route: Route, person: str, at: datetime) -> bool:
+    holdout = route.holdout
+    if holdout is None or at >= holdout.ends_at or holdout.digest in route.quarantined:
+        return False
+    return member_of(holdout, person) is Member.HELD
+
+
+def assign(route: Route, unit: str, *, at: datetime, recognised: bool = True) -> Arm:
+    """Draw the arm of `unit` under `route` for the day of `at`. `recognised`: it is a person, who can come back, not an episode."""
+    if recognised and _is_held(route, unit, at):
+        assert route.holdout is not None
+        return Arm(
+            digest=route.holdout.digest, release_id=None, stage=STAGE, arm=HELD, probability=route.holdout.share, share=0.0, holdback=0.0
+        )
     pointer, day = route.pointer, str(day_of(at))
     reference = pointer.reference
     holdback = pointer.holdback if reference is not None else 0.0

@@ -5,6 +5,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from app.domain.release.holdouts import Holdout
+
 
 class ReleaseState(StrEnum):
     """States of `facts/gates.md`, section 5.2."""
@@ -138,6 +140,8 @@ class Route:
     """Probability with which a unit gets the candidate in this stage."""
     canary_lasting: float = 0.0
     """Probability with which a unit never gets it, in no stage."""
+    holdout: Holdout | None = None
+    """The long-term holdout that is open."""
     quarantined: frozenset[str] = frozenset()
     """Digests that may not serve any more: a running episode on one of them is assigned afresh."""
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import msgspec
 
+from app.domain.telemetry.traceparent import HEADER, traceparent_in
+
 
 class Topic(StrEnum):
     """The topics; the embedded broker appends a rotation epoch (`ratchet.events.7`)."""
@@ -54,6 +56,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def envelope(event: CloudEvent, received_at: datetime) -> dict[str, str]:
     """The attributes of an event as headers; `ce_ratchetreceived` is when the inbox committed it, in microseconds since the epoch."""
     age = received_at - EPOCH
+    traceparent = traceparent_in(event.data) if event.type == EventType.TURN else None
     return {
         "ce_specversion": "1.0",
         "ce_id": event.id,
@@ -62,6 +65,7 @@ def envelope(event: CloudEvent, received_at: datetime) -> dict[str, str]:
         "ce_time": event.time.isoformat(),
         "ce_ratchetreceived": str((age.days * 86_400 + age.seconds) * 1_000_000 + age.microseconds),
         "content-type": "application/json",
+        **({} if traceparent is None else {HEADER: traceparent}),
     }
 
 
@@ -148,9 +152,10 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True):
     """The release whose canary or holdback this assignment belongs to; none outside an experiment."""
     stage: str
     """`champion`; `canary-0.<day>` … `canary-2.<day>`; `holdback.<day>`, or `holdback-0.<day>` … for its reference while a canary runs;
-    `canary-0-lasting.<day>` and `holdback-0-lasting.<day>` … of the lasting cohort."""
+    `canary-0-lasting.<day>` and `holdback-0-lasting.<day>` … of the lasting cohort; `holdout` of the long-term
+    holdout."""
     arm: str
-    """`champion`, `candidate` or `previous` (the holdback serves the previous champion)."""
+    """`champion`, `candidate`, `previous` (the holdback serves the previous champion) or `held` (by the long-term holdout)."""
     probability: float
     """Probability with which this unit got this arm in this stage, in (0, 1]; see `app.domain.release.assignment`."""
     share: float = 0.0

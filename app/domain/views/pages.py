@@ -15,6 +15,7 @@ from app.domain.learning.rule_sets import AskedReplay, Proposal
 from app.domain.people import Person
 from app.domain.release.alarms import Alarm
 from app.domain.release.gates import GateResult
+from app.domain.release.holdouts import Holdout
 from app.domain.release.pairs import BlindPair, BlindVote, Preference
 from app.domain.release.releases import Approval, AuditEntry, Pin, Pointer, Release
 from app.domain.release.sums import Sums
@@ -327,6 +328,10 @@ class Sight(Protocol):
     def digest_of(self, policy: str, wanted: str) -> str | None: ...
     def pins(self, policy: str) -> Mapping[str, Pin]:
         """What people pinned, by digest."""
+        ...
+
+    def holdouts(self, policy: str) -> list[Holdout]:
+        """Long-term holdouts, newest first."""
         ...
 
     # labels, added up

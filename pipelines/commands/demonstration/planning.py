@@ -99,12 +99,12 @@ class Plan:
 
 
 @contextmanager
-def measuring(profile: Profile, *, environment: Mapping[str, str], root: Path) -> Generator[Callable[[], Speed]]:
+def measuring(profile: Profile, *, environment: Mapping[str, str], snapshot: Path) -> Generator[Callable[[], Speed]]:
     """Get ready to ask the machine, in a process of its own that loads the model beside whatever else is done meanwhile.
 
     The function handed out measures, and wants the machine for itself. It raises `RuntimeError` when that breaks.
     """
-    command = [sys.executable, "-m", "pipelines.commands.demonstration.calibrate", str(root / profile.model), str(profile.concurrency)]
+    command = [sys.executable, "-m", "pipelines.commands.demonstration.calibrate", str(snapshot), str(profile.concurrency)]
     with subprocess.Popen(command, env=dict(environment), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as asked:
         try:
             yield lambda: _measured(asked)

@@ -8,7 +8,6 @@ from app.domain.errors import BadConfig
 from app.machine import free_memory_bytes
 
 TEMPLATE = Path(__file__).parent / "demo.toml"
-ROOT = Path(__file__).resolve().parents[3]
 GIB = 1 << 30
 
 
@@ -17,7 +16,7 @@ class Profile:
     """Everything that differs between the models, and between machines."""
 
     model: str
-    """Folder of the snapshot, relative to the repository."""
+    """The snapshot: one that `ratchet model` brings (`ratchet:tiny`), or a folder."""
     base_name: str
     base_model: str
     memory_bytes: int
@@ -57,14 +56,14 @@ class Profile:
 
 PROFILES = {
     "smollm2": Profile(
-        model=".cache/models/smollm2-135m-instruct", base_name="smollm2-135m", base_model="HuggingFaceTB/SmolLM2-135M-Instruct",
+        model="ratchet:smollm2-135m-instruct", base_name="smollm2-135m", base_model="HuggingFaceTB/SmolLM2-135M-Instruct",
         memory_bytes=6 * GIB, usual_answers_per_s=5.0,
         panel_turns=80, label_wait_s=4.0, max_tokens=48, min_turns=48, max_turns=50, horizons="0,2",
         learning_rate=4e-5, turns_per_step=10, max_kl_champion=1.0, max_kl_anchor=3.0, suite_margin=0.3, suite_samples=2, suite_tasks=24,
         window_s=1.0, margin=0.20, reward_margin=0.10, off_policy_s=3.0, default_slot_s=60,
     ),
     "tiny": Profile(
-        model=".cache/models/tiny", base_name="tiny", base_model="ratchet/tiny-random",
+        model="ratchet:tiny", base_name="tiny", base_model="ratchet/tiny-random",
         memory_bytes=2 * GIB, usual_answers_per_s=40.0, concurrency=12,
         panel_turns=500, label_wait_s=2.5,
         max_tokens=24, min_turns=128, max_turns=192, horizons="0,0.7", learning_rate=2.5e-3, turns_per_step=32,
@@ -92,7 +91,7 @@ def write_config(profile: Profile, folder: Path, *, slot_s: int) -> Path:
         raise BadConfig(f"--slot is {slot_s} s: give at least 5s, a cycle has to fit into its slot")
     slow = profile.patience
     values = {
-        **asdict(profile), "model": str(ROOT / profile.model), "slot_s": slot_s, "patience_s": slot_s - 1.5,
+        **asdict(profile), "slot_s": slot_s, "patience_s": slot_s - 1.5,
         "lease_s": 20.0 * slow, "heartbeat_s": 5.0, "engine_wait_s": 60.0 * slow, "engine_timeout_s": 300.0 * slow,
         "turn_wait_s": 150.0 * slow, "canary_max_s": 600.0 * slow, "hold_max_s": 120.0 * slow, "no_data_hold_s": 60.0 * slow,
         "holdback_s": 300.0 * slow,

@@ -6,14 +6,14 @@ Everything that can be refused is refused in `prepare`, before the first process
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from app import wiring
 from app.domain.ids import utc_now
-from app.settings import Settings, from_environment, owner_of, read_toml
+from app.settings import Settings, from_environment, models_folder, owner_of, read_toml
 from pipelines.bootstrap import bootstrap
 from pipelines.config import loop_config
 from pipelines.evaluation.config import terms_of
@@ -23,6 +23,11 @@ from pipelines.supervisor import Program
 QUICKSTART = Path(__file__).parent / "quickstart.toml"
 PROCESSES = ("broker", "api", "engine", "relay", "ingest", "label", "loop", "watch")
 MAIN_PORT, ENGINE_PORT = 8400, 8401
+BRINGING = {
+    "smollm2-135m-instruct": ("fetch", "fetching the model SmolLM2-135M-Instruct, about 140 MB"),
+    "tiny": ("tiny", "making the tiny random model"),
+}
+"""The models that `ratchet model` brings: its subcommand, and what that does."""
 ENGINE_ROWS = "64"
 """Answers decoded together: more cost memory, fewer cost throughput (64 rows gave 1.4 times the tokens a second of 32)."""
 QUIET = {
@@ -116,9 +121,23 @@ def check(settings: Settings) -> None:
     """Refuse what cannot work, in one sentence, before anything is made or started."""
     declared = wiring.load_policies(settings)
     loop_config(read_toml(settings.config))
+    wiring.require_broker(settings)
     require_policies(declared, config=settings.config)
     require_space(settings.data)
     require_writable(settings.data)
+
+
+def bring_models(deployment: Deployment, *, say: Callable[[str], None]) -> None:
+    """Fetch or make the models that configurations name `ratchet:…` and that are not there yet, each in a process of its own."""
+    wiring.require_broker(deployment.settings)  # what cannot run needs no model
+    for policy in wiring.load_policies(deployment.settings).values():
+        folder = Path(policy.model)
+        if folder.parent == models_folder().resolve() and folder.name in BRINGING and not (folder / "READY").is_file():
+            command, what = BRINGING[folder.name]
+            say(f"{what} ({folder})")
+            done = subprocess.run(ratchet("model", command, "--out", str(folder)), env=dict(deployment.environment), check=False)
+            if done.returncode != 0:
+                raise SystemExit(done.returncode)  # it has said why
 
 
 def prepare_apart(deployment: Deployment) -> None:

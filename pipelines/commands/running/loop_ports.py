@@ -15,6 +15,7 @@ from app.domain.release.gates import GateName, GateResult
 from app.domain.release.releases import Release, ReleaseState
 from app.domain.release.versions import VersionKind
 from app.settings import Settings, owner_of
+from app.telemetry.traces import NOWHERE, Traces
 from pipelines.chain import AHEAD, ahead_of
 from pipelines.config import LoopConfig
 from pipelines.cycle import LOOP, PRETRAINER, Case, CyclePorts, Judge
@@ -53,7 +54,7 @@ class LoopWorld:
     """Starts the training workers, which takes seconds that the first slot need not wait for."""
 
 
-def loop_world(settings: Settings, config: LoopConfig, policies: dict[str, PolicyConfig]) -> LoopWorld:
+def loop_world(settings: Settings, config: LoopConfig, policies: dict[str, PolicyConfig], *, traces: Traces = NOWHERE) -> LoopWorld:
     """Plug the loop together."""
     ledger = wiring.release_ledger(settings)
     weights = wiring.open_weights(settings)
@@ -69,10 +70,11 @@ def loop_world(settings: Settings, config: LoopConfig, policies: dict[str, Polic
     batches = wiring.batch_store(settings)
     ports = CyclePorts(
         cycles=wiring.cycle_book(settings), batches=batches, versions=wiring.version_book(settings), weights=weights,
-        releases=wiring.release_desk(settings, terms=terms_of(config.gates, owner=owner_of(settings.config))),
+        releases=wiring.release_desk(settings, terms=terms_of(config.gates, owner=owner_of(settings.config)), traces=traces),
         registry=wiring.registry(settings), training=training,
         progress=progress, judges=judges_of(settings, config, policies), pretrained=lambda policy: pretrained_release(ledger, policy),
         clock=wiring.clock(settings), code=wiring.code_version(), ahead=lambda policy: ahead(policy)[0],
+        traces=traces, traced=lambda turns: wiring.traced_turns(settings, turns) if traces.on else (),
     )  # fmt: skip
     known, chain = ports.versions, config.schedule.chain
 

@@ -119,7 +119,7 @@ def relay() -> None:
         office=wiring.relay_office(settings, group=ingestion.group), sink=wiring.event_sink(settings),
         store=wiring.effect_store(settings), config=config, owner=owner(), clock=clock,
         sweep=wiring.claim_sweep(settings).sweep, keep_payloads=days(retention(read_toml(settings.config)).inbox_days),
-        sent=own.counter("ratchet_relay_sent_total").inc,
+        sent=own.counter("ratchet_relay_sent_total").inc, traces=wiring.tracing(settings, "relay"),
     )  # fmt: skip
     end_within(stop)
     gc.freeze()
@@ -147,7 +147,7 @@ def ingest() -> None:
 
     member = Ingest(
         source=source, store=wiring.effect_store(settings), config=config, clock=clock, report=report,
-        applied=own.counter("ratchet_ingest_applied_total").inc,
+        applied=own.counter("ratchet_ingest_applied_total").inc, traces=wiring.tracing(settings, "ingest"),
     )  # fmt: skip
     end_within(stop)
     gc.freeze()
@@ -173,7 +173,7 @@ def label() -> None:
     config = whole.labelling
     book, backlog, clock = wiring.label_book(settings), wiring.backlog(settings), wiring.clock(settings)
     rules = wiring.rule_book(settings, starting_toml(config.rule_set, config=settings.config))
-    read, replays = open_reader(config), wiring.replay_book(settings)
+    read, replays, traces = open_reader(config), wiring.replay_book(settings), wiring.tracing(settings, "label")
     gc.freeze()  # the garbage collector need not look at the imported code again: a sixth of the labeller's time
     for name, policy in policies.items():
         settle(rules, policy=name, read=partial(usable, policy=policy, loop=whole, read=read), clock=clock)  # may mend what is in force
@@ -188,7 +188,7 @@ def label() -> None:
             rule_set = parsed(rules.active(name), policy=policy, loop=whole, read=read)
             done = label_due(
                 book, policy=name, config=policy, rule_set=rule_set, now=clock(), limit=config.batch_turns, complete_until=complete_until,
-                learn_from_rollouts=whole.batching.rollout_share > 0,
+                learn_from_rollouts=whole.batching.rollout_share > 0, traces=traces,
             )  # fmt: skip
             counted.labels(name).inc(done)
             labelled += done
@@ -218,7 +218,8 @@ def loop() -> None:
     settings, stop = begin("loop")
     policies = wiring.load_policies(settings)
     config = loop_config(read_toml(settings.config))
-    world, clock = loop_world(settings, config, policies), wiring.clock(settings)
+    traces, clock = wiring.tracing(settings, "loop"), wiring.clock(settings)
+    world = loop_world(settings, config, policies, traces=traces)
     own = shown(settings, "loop", clock)
     own.sampled("ratchet_loop_training_memory_bytes", lambda: {(): float(children_memory())})
     ended = ended_cycles(own, world.ports.cycles)
@@ -287,7 +288,7 @@ def api() -> None:
     "CPU threads at most, all cores by default: fewer are used while fewer are faster, beside other programs."
 ))  # fmt: skip
 @click.option("--vllm", metavar="URL", help="Sample nothing here: keep what is wanted on this vLLM server and report what it holds.")
-@click.option("--in-place", type=click.Choice(["champion", "candidate", "previous"]), help=(
+@click.option("--in-place", type=click.Choice(["champion", "candidate", "previous", "held"]), help=(
     "With --vllm and one --policy: replace the server's weights as a whole and follow this role, instead of loading adapters."
 ))  # fmt: skip
 @click.option("--pause", type=click.Choice(["keep", "abort"]), default="keep", show_default=True, help=(
@@ -358,9 +359,12 @@ def watch() -> None:
     config = loop_config(read_toml(settings.config))
     gates, clock = config.gates, wiring.clock(settings)
     ports = WatchPorts(
-        desk=wiring.release_desk(settings, terms=terms_of(gates, owner=owner_of(settings.config))),
+        desk=wiring.release_desk(
+            settings, terms=terms_of(gates, owner=owner_of(settings.config)), traces=wiring.tracing(settings, "watch")
+        ),
         releases=wiring.release_ledger(settings),
-        evidence=wiring.evidence_book(settings), progress=wiring.progress_log(settings), clock=clock,
+        evidence=wiring.evidence_book(settings), holdouts=wiring.holdout_book(settings),
+        progress=wiring.progress_log(settings), clock=clock,
     )  # fmt: skip
     policies = wiring.load_policies(settings)
     rules = wiring.rule_book(settings, starting_toml(config.labelling.rule_set, config=settings.config))

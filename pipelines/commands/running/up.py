@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from pipelines.commands.running.deployment import Deployment, check, plan, prepare_apart
+from pipelines.commands.running.deployment import Deployment, bring_models, check, plan, prepare_apart
 from pipelines.supervisor import Supervisor, owning
 
 CHECK_EVERY_S = 0.5
@@ -20,6 +20,7 @@ CHECK_EVERY_S = 0.5
 def up(config: Path | None, data: Path | None, port: int | None) -> None:
     """Run broker, api, engine, relay, ingest, label, loop and watch on this machine; Ctrl-C ends all of them."""
     with closing(plan(data=data, config=config, port=port)) as deployment:
+        bring_models(deployment, say=click.echo)
         check(deployment.settings)
         with owning(deployment.settings.data):
             prepare_apart(deployment)

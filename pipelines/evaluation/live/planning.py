@@ -11,12 +11,13 @@ import math
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from app.domain.release.holdouts import BESIDE
 from pipelines.evaluation.config import GatesConfig, Good, MetricClass
 from pipelines.evaluation.counting.habits import with_explained
 from pipelines.evaluation.counting.references import Reference, bounded
 from pipelines.evaluation.counting.subjects import HABITS_FROM, EvidenceBook, Plan
 from pipelines.evaluation.live.turn_tests import Whose, alpha_of_a_look
-from pipelines.evaluation.statistics import power
+from pipelines.evaluation.statistics import normal, power
 from pipelines.evaluation.statistics.power import Requirement, Stage
 
 GROWTH = 3.0
@@ -73,10 +74,10 @@ class Traffic:
     def stages(self, lasts_s: float) -> tuple[Stage, ...]:
         """Units that each stage can count: the early ones last until they have enough, the last one takes what is left.
 
-        The lasting cohort is not counted: it is in no stage.
+        The lasting cohort and the long-term holdout are not counted: they are in no stage.
         Of the others, whoever comes in the last window of a unit and its labels' wait is not complete by the deadline.
         """
-        left_s, stages, drawn = lasts_s, list[Stage](), 1.0 - self.config.lasting_share
+        left_s, stages, drawn = lasts_s, list[Stage](), (1.0 - self.config.lasting_share) * (1.0 - self.config.holdout.share)
         for stage in self.config.stages[:-1]:
             stage_s = min(stage.minutes * 60.0, left_s)
             units = self.people(max(stage_s, 1.0)) * drawn
@@ -101,7 +102,7 @@ class Traffic:
             detectable={
                 r.metric: power.detectable(units=information / (last * (1.0 - last)), variance=r.variance, share=last) for r in required
             },
-            lasting=self.lasting(self.people(lasts_s)),
+            lasting=self.lasting(self.people(lasts_s) * (1.0 - self.config.holdout.share)),
         )  # fmt: skip
 
     def lasting(self, people: float) -> dict[str, float]:
@@ -115,6 +116,14 @@ class Traffic:
                 targets=len(self.config.e_targets),
             ) for r in self.requirements() if r.metric in gold
         }  # fmt: skip
+
+    def held_finds(self) -> dict[str, float]:
+        """By required metric, about what difference a week of the long-term holdout shows four times in five; none without one."""
+        held = self.people(7 * 86_400.0) * self.config.holdout.share
+        if held == 0.0:
+            return {}
+        arms = (1.0 + 1.0 / BESIDE) / held
+        return {r.metric: (normal.quantile(0.975) + normal.quantile(0.8)) * math.sqrt(r.variance * arms) for r in self.requirements()}
 
 
 def traffic_of(config: GatesConfig, book: EvidenceBook, *, policy: str, champion: str, now: datetime) -> Traffic:

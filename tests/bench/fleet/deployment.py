@@ -19,6 +19,7 @@ import httpx
 import psutil
 
 from app.messaging.broker import broker_command
+from app.settings import models_folder
 from pipelines.commands.demonstration.profiles import PROFILES, write_config
 from pipelines.commands.running.deployment import QUIET
 from tests.bench.fleet.network import Network
@@ -99,7 +100,8 @@ class Fleet:
 
     def prepare(self) -> str:
         """Configuration, schema, first version; returns a key that may do everything."""
-        profile = replace(PROFILES["tiny"], min_turns=64, max_turns=96, model=str(ROOT / PROFILES["tiny"].model))
+        tiny = str(models_folder() / "tiny")  # by its place, because the release before knows no models by name
+        profile = replace(PROFILES["tiny"], min_turns=64, max_turns=96, model=tiny)
         config = write_config(profile, self.folder, slot_s=self.slot_s)
         (self.folder / "logs").mkdir()
         kept = {name: value for name, value in os.environ.items() if not name.startswith("RATCHET_")}

@@ -30,6 +30,7 @@ from app.domain.telemetry.events import CloudEvent, EventType
 from app.domain.telemetry.streams import EventSink, JoinRules
 from app.messaging.consumer import KafkaSource
 from app.messaging.producer import KafkaSink
+from app.telemetry.traces import NOWHERE, Traces
 from app.trajectories.segments import ParquetSegments
 from pipelines.ingestion.config import IngestionConfig, RelayConfig
 from pipelines.ingestion.ingest import Ingest
@@ -57,6 +58,7 @@ class Faults:
     sink: Callable[[EventSink], EventSink] = lambda sink: sink
     write: Callable[[WriteSegment], WriteSegment] = lambda write: write
     patience_s: float = PATIENCE_S
+    traces: Traces = NOWHERE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +88,9 @@ def measure_streams(events: int, url: str | None, faults: Faults | None = None) 
         said = line.accept(events)
         gc.freeze()  # as the processes do when they are ready
         try:
-            relay = _timed(lambda: _until(line.term.send_inbox, len(said), faults.patience_s))
-            first = _until(line.member.step, 1, faults.patience_s)
-            ingest = _timed(lambda: _until(line.member.step, len(said) - first, faults.patience_s))
+            relay = _timed(lambda: until(line.term.send_inbox, len(said), faults.patience_s))
+            first = until(line.member.step, 1, faults.patience_s)
+            ingest = _timed(lambda: until(line.member.step, len(said) - first, faults.patience_s))
             labelled = _timed(lambda: label_all(line.engine))
             return StreamFigures(
                 relay=relay, ingest=ingest, labels=labelled, events=len(said), ingest_left_out=first, sent_twice=line.records() - len(said),
@@ -107,7 +109,9 @@ class Line:
         segments = ParquetSegments(str(self._folder))
         store = SqlEffects(engine, rules=lambda: RULES, write_segment=faults.write(segments.write_sized), erase_from_segment=segments.erase)
         sink = faults.sink(KafkaSink(broker.cluster, SqlEpochs(engine)))
-        relay = Relay(office=SqlRelayOffice(engine, engine, group=GROUP), sink=sink, store=store, config=RelayConfig())
+        relay = Relay(
+            office=SqlRelayOffice(engine, engine, group=GROUP), sink=sink, store=store, config=RelayConfig(), traces=faults.traces
+        )
         office = relay.office.take("bench", now=utc_now())
         assert office is not None
         self._sink, self.term = sink, Term(relay=relay, term=office)
@@ -115,18 +119,22 @@ class Line:
             broker.cluster, SqlEpochs(engine), SqlMembership(engine, group=GROUP), group=GROUP,
             positions=SqlPositions(engine, group=GROUP), backlog=lambda: has_backlog(engine),
         )  # fmt: skip
-        self.member = Ingest(source=self._source, store=store, config=IngestionConfig())
+        self.member = Ingest(source=self._source, store=store, config=IngestionConfig(), traces=faults.traces)
 
     def accept(self, count: int) -> list[CloudEvent]:
         """Put so many events into the inbox and connect the producer; returns them."""
         said = [event for number in range(0, count, 4) for event in about(number)]
+        self.take(said)
+        return said
+
+    def take(self, said: list[CloudEvent]) -> None:
+        """Put these events into the inbox and connect the producer."""
         door = SqlInbox(self.engine, free_bytes=lambda: 1 << 40)
         for start in range(0, len(said), 1_000):
             door.append_blocking(said[start : start + 1_000])
         door.close()
         self._sink.check_topics()
         self._sink.send([])
-        return said
 
     def records(self) -> int:
         """What lies on the broker."""
@@ -165,15 +173,16 @@ def effects_of(said: Iterable[CloudEvent]) -> list[str]:
     return wanted
 
 
-def label_all(engine: Engine) -> int:
+def label_all(engine: Engine, traces: Traces = NOWHERE) -> int:
     """Label what is due; returns how many."""
     rule_set, book, labelled = parse_rule_set(default_toml()), SqlLabels(engine), 0
-    while made := label_due(book, policy="composer", config=POLICY, rule_set=rule_set, now=utc_now(), limit=LabellingConfig().batch_turns):
+    limit = LabellingConfig().batch_turns
+    while made := label_due(book, policy="composer", config=POLICY, rule_set=rule_set, now=utc_now(), limit=limit, traces=traces):
         labelled += made
     return labelled
 
 
-def _until(step: Callable[[], int], wanted: int, patience_s: float) -> int:
+def until(step: Callable[[], int], wanted: int, patience_s: float) -> int:
     """Step until so many are done, or nothing has moved for `patience_s`; returns how many were."""
     done, moved_at = 0, time.monotonic()
     while done < wanted and time.monotonic() - moved_at < patience_s:

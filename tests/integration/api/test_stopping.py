@@ -103,6 +103,41 @@ def test_half_a_request_is_cut_off_whatever_it_was_for(half: bytes) -> None:
         assert httpx.get(f"{url}/status", timeout=20).status_code == 200
 
 
+ENDLESS = {
+    "headers": b"GET /status HTTP/1.1\r\nHost: 127.0.0.1\r\n",
+    "one header": b"GET /status HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Long: ",
+    "an address": b"GET /status?",
+    "trailers": b"POST /v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"2\r\n{}\r\n0\r\n",
+}
+"""How they begin."""
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+def test_what_has_no_end_is_cut_off_before_it_fills_the_memory(what: str) -> None:
+    piece = (b"x-%d: " % 7 + b"a" * 1000 + b"\r\n") * 60 if what in ("headers", "trailers") else b"a" * 60_000
+    with serving(create_app(collaborators())) as url:
+        sent = 0
+        with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=20) as endless:
+            endless.sendall(ENDLESS[what])
+            with pytest.raises(ConnectionError):
+                while sent < 100_000_000:
+                    endless.sendall(piece)
+                    sent += len(piece)
+        assert sent < 30_000_000, "what the sockets of both sides hold, and a little"
+        assert httpx.get(f"{url}/status", timeout=20).status_code == 200
+
+
+def test_a_long_body_in_small_chunks_has_an_end() -> None:
+    """What frames it is several times what is in it, and comes with it."""
+    event = msgspec.json.encode({"id": "c", "inference_id": "i", "name": "comment", "value": "x" * 40_000})
+    inbox = MemoryInbox()
+    with serving(create_app(collaborators(inbox=inbox))) as url:
+        chunks = (event[at : at + 3] for at in range(0, len(event), 3))
+        answer = httpx.post(f"{url}/v1/events", content=chunks, headers={"content-type": "application/json"}, timeout=60)
+    assert (answer.status_code, len(inbox.events)) == (202, 1)
+
+
 def test_a_whole_request_may_take_its_time_to_be_answered() -> None:
     engines = ScriptedEngines(before_token=lambda index: asyncio.sleep(1.5 if index == 0 else 0))
     body = {"model": "composer", "messages": [{"role": "user", "content": "x"}]}

@@ -13,6 +13,7 @@ from app.db.tables import (
     engine_versions,
     erasures,
     exposures,
+    holdouts,
     labels,
     observations,
     progress,
@@ -46,8 +47,26 @@ def deploy(engine: Engine, *, name: str = "tiny-v2", word: str = "hello") -> Rel
         for n in range(24):
             _turn(connection, n, version="v1" if n % 2 else "v2", release_id=release.id, word=word)
         _loop(connection, word)
+        _holdout(connection, word)
         rebuild(connection)
     return room
+
+
+def _holdout(connection: Connection, word: str) -> None:
+    """Fifteen days old, on v1; the releases since have been good for what people do, and there were too few people for the first week."""
+    began = utc_now() - timedelta(days=15)
+    arms = {"held": {"people": 40, "turns": 400, "mean": 0.5}, "beside": {"people": 160, "turns": 1600, "mean": 0.53}}
+    intervals = {0: (None, None, None), 1: (0.02, -0.01, 0.05), 2: (0.04, 0.01, 0.07), None: (0.03, 0.01, 0.05)}
+    readings = [
+        {"metric": "task_success", "week": week, **arms, "difference": difference, "low": low, "high": high}
+        for week, (difference, low, high) in intervals.items()
+    ]
+    connection.execute(
+        insert(holdouts).values(
+            id="h1", policy=POLICY, digest="v1", share=0.02, began_at=began, ends_at=began + timedelta(days=15), counted_until=utc_now(),
+            thresholds={}, readings=readings, read_until=utc_now(), ended_at=utc_now(), ended_because=word,
+        )
+    )  # fmt: skip
 
 
 def _turn(connection: Connection, n: int, *, version: str, release_id: str, word: str) -> None:

@@ -1,5 +1,11 @@
 """How databases are opened: what survives a power cut, and how long anything may take."""
 
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError
@@ -25,6 +31,29 @@ def test_sqlite_is_opened_so(sqlite_url: str, pragma: str, value: object) -> Non
     with reading(engine) as connection:
         assert connection.execute(text(f"PRAGMA {pragma}")).scalar() == value
     engine.dispose()
+
+
+def test_a_file_whose_engine_nobody_holds_any_more_is_closed_without_a_word(sqlite_url: str) -> None:
+    """Python 3.13 warns of a connection that is left to the collector, and what is warned of fails here."""
+    file = sqlite_url.removeprefix("sqlite:///")
+
+    def held() -> int:
+        return sum(os.path.realpath(f"/proc/self/fd/{number}") == file for number in os.listdir("/proc/self/fd"))
+
+    engine = open_engine(sqlite_url)
+    with reading(engine) as connection:
+        connection.execute(text("SELECT 1"))
+    assert held() > 0
+    del engine, connection
+    gc.collect()
+    assert held() == 0
+
+
+def test_a_file_that_cannot_be_opened_is_said_once_and_nothing_else(tmp_path: Path) -> None:
+    code = f"from app.db.migrate import current_revision; current_revision('sqlite:///{tmp_path}/nowhere/x.db')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].startswith("app.domain.errors.BadConfig: the database cannot be opened")
+    assert "ignored" not in done.stderr
 
 
 def test_what_is_deleted_is_overwritten_in_the_file(sqlite_url: str) -> None:

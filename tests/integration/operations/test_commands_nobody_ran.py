@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -82,7 +83,7 @@ def test_db_upgrade_makes_the_databases_and_is_the_cure_that_errors_name(termina
     made = terminal("db", "upgrade")
     assert made.exit_code == 0, made.exception
     revision = made.output.split()[-1]
-    with sqlite3.connect(terminal.folder / "ratchet.db") as found:
+    with closing(sqlite3.connect(terminal.folder / "ratchet.db")) as found:
         assert found.execute("SELECT version_num FROM alembic_version").fetchall() == [(revision,)]
         assert found.execute("SELECT count(*) FROM turns").fetchall() == [(0,)]
     assert stat.S_IMODE(terminal.folder.stat().st_mode) & 0o077 == 0, "what is written there is about people"

@@ -55,6 +55,11 @@ def set_up(checkout: Path, *steps: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
 
 
+def site_packages(checkout: Path) -> Path:
+    """Where the checkout's own environment has its packages."""
+    return checkout / ".venv" / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+
+
 def installed(checkout: Path, module: str) -> str:
     """The version of a module as the checkout's own environment imports it; empty where it cannot."""
     code = f"import {module}; print({module}.VERSION)"
@@ -89,7 +94,7 @@ def test_a_set_up_that_is_done_costs_nothing(checkout: Path) -> None:
 
 def test_a_set_up_that_was_cut_off_goes_on(checkout: Path) -> None:
     """As `kill -9` leaves it: no stamp, and a package whose metadata is there although not all of its files are."""
-    packages = checkout / ".venv/lib/python3.11/site-packages"
+    packages = site_packages(checkout)
     (checkout / ".venv/.ratchet-setup").unlink()
     (packages / "small.py").unlink()
     (packages / "small-1.0.dist-info" / "INSTALLER").unlink()
@@ -101,7 +106,7 @@ def test_a_set_up_that_was_cut_off_goes_on(checkout: Path) -> None:
 
 def test_an_environment_that_was_cut_off_is_made_anew(checkout: Path) -> None:
     (checkout / ".venv/.ratchet-setup").unlink()
-    shutil.rmtree(checkout / ".venv/lib/python3.11/site-packages/pip")
+    shutil.rmtree(site_packages(checkout) / "pip")
     assert set_up(checkout, "venv").returncode == 0
     assert installed(checkout, "small") == "1.0"
 
@@ -163,16 +168,30 @@ def test_an_unknown_step_is_refused_in_one_sentence(checkout: Path) -> None:
     assert refused.stderr == "ratchet set-up: unknown set-up step 'everything': use venv, model, data, vllm, browser\n"
 
 
-@pytest.mark.parametrize("version", [(3, 9, 2), (3, 10, 14), (3, 13, 0)])
+@pytest.mark.parametrize("version", [(3, 9, 2), (3, 10, 14), (3, 14, 0)])
 def test_a_python_without_wheels_is_refused_with_the_cure(version: tuple[int, ...]) -> None:
     refused = in_set_up(f"setup.require_python({version})")
-    assert f"this is Python {'.'.join(map(str, version))} but Ratchet needs 3.11 or 3.12" in refused.stderr
+    assert f"this is Python {'.'.join(map(str, version))} but Ratchet needs 3.11, 3.12 or 3.13" in refused.stderr
     assert "make PYTHON=" in refused.stderr
 
 
-@pytest.mark.parametrize("version", [(3, 11, 7), (3, 12, 1)])
+@pytest.mark.parametrize("version", [(3, 11, 7), (3, 12, 1), (3, 13, 0)])
 def test_every_python_with_wheels_is_taken(version: tuple[int, ...]) -> None:
     assert in_set_up(f"setup.require_python({version})").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("platform", "good"),
+    [
+        (("linux", "x86_64", "2.31"), True), (("linux", "aarch64", "2.36"), True), (("darwin", "arm64", "14.5"), True),
+        (("linux", "x86_64", "2.28"), False), (("linux", "riscv64", "2.39"), False), (("darwin", "x86_64", "14.5"), False),
+        (("darwin", "arm64", "13.6"), False), (("win32", "AMD64", "11"), False),
+    ],
+)  # fmt: skip
+def test_a_platform_without_wheels_is_refused_before_anything_is_made(platform: tuple[str, str, str], good: bool) -> None:
+    tried = in_set_up(f"setup.require_platform{platform}")
+    assert (tried.returncode == 0) is good
+    assert good or f"this is {platform[0]} on {platform[1]} ({platform[2]}), for which the lock has no wheels" in tried.stderr
 
 
 def test_another_python_makes_another_environment() -> None:

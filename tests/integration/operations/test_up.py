@@ -19,12 +19,13 @@ from app.domain.errors import AlreadyRunning, BadConfig
 from app.settings import from_environment
 from pipelines.__main__ import ratchet
 from pipelines.commands.demo import set_up
-from pipelines.commands.demonstration.profiles import PROFILES, ROOT, write_config
+from pipelines.commands.demonstration.profiles import PROFILES, write_config
 from pipelines.commands.demonstration.screen import Screen
-from pipelines.commands.model import fetch
 from pipelines.commands.running.deployment import QUICKSTART, Deployment, environment, plan, with_own_metrics
 from pipelines.commands.running.up import supervise
 from pipelines.supervisor import Program, owning
+
+ROOT = Path(__file__).resolve().parents[3]
 
 CONFIG = '[policies.composer]\nmodel = "model"\nbase_name = "tiny"\nbase_model = "ratchet/tiny"\n'
 
@@ -53,9 +54,11 @@ def command_of(deployment: Deployment, name: str) -> str:
 
 
 def test_the_quickstart_names_the_model_that_make_model_brings() -> None:
-    given, brought = environment(), next(option.default for option in fetch.params if option.name == "out")
+    given = environment()
     assert given["RATCHET_CONFIG"] == str(QUICKSTART)
-    assert wiring.load_policies(from_environment(given))["composer"].model == str((ROOT / str(brought)).resolve())
+    assert wiring.load_policies(from_environment(given))["composer"].model == str(
+        (ROOT / ".cache" / "models" / "smollm2-135m-instruct").resolve()
+    )
 
 
 def test_every_process_gets_the_same_folder_ports_that_are_free_and_no_question_from_a_library(

@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from itertools import pairwise
 
 import pytest
@@ -15,6 +16,7 @@ from sqlalchemy import Engine, select
 from app.db.engine import reading
 from app.db.release import audit
 from app.db.release.alarms import read_alarms
+from app.db.release.holdouts import SqlHoldoutBook
 from app.db.release.pairs import SqlPairs
 from app.db.release.pointer import quarantined, read_history
 from app.db.tables import release_history
@@ -36,7 +38,7 @@ DIGESTS = [f"v{n}" for n in range(2, 8)]
 HAPPENS = {
     "release.canary", "release.ramped", "release.ready", "release.approved", "release.promoting", "release.champion", "release.rolled_back",
     "release.judged", "release.judging", "version.quarantined", "version.quarantine_lifted", "alarm.raised", "alarm.ended",
-    "promotions.frozen", "promotions.unfrozen", "two replicas",
+    "promotions.frozen", "promotions.unfrozen", "two replicas", "holdout.began", "holdout.ended",
 }  # fmt: skip
 
 
@@ -114,11 +116,21 @@ def _act(room: ReleaseRoom, dice: random.Random) -> None:
         lambda: desk.lift(POLICY, digest, actor=person, reason="the network"),
         lambda: desk.lift(POLICY, digest, actor=dice.choice([ADA, BOB]), reason="the network"),
         lambda: _two_replicas(room, release),
+        *[lambda: _held(room)] * 2,
         lambda: desk.ask_people(release.id, because="too few people"),
         lambda: desk.count_votes(release.id),
         *[lambda: _judged(room, release, dice)] * 4,
     ]
     dice.choice(acts)()
+
+
+def _held(room: ReleaseRoom) -> None:
+    """A long-term holdout begins where none is open, else it ends; who comes second is refused."""
+    open_ = SqlHoldoutBook(room.engine).open(POLICY)
+    if open_ is not None:
+        room.desk.end_holdout(open_, reason="over")
+        return
+    room.desk.begin_holdout(POLICY, share=0.02, lasts=timedelta(days=90), thresholds={})
 
 
 def _judged(room: ReleaseRoom, release: Release, dice: random.Random) -> None:
@@ -186,6 +198,9 @@ def _check(room: ReleaseRoom, engine: Engine) -> None:
     for before, after in pairwise(history):
         if after.action == "promote":
             assert after.previous == before.digest, "the predecessor of a promotion is the champion before it"
+    held = SqlHoldoutBook(room.engine).newest(POLICY, limit=1000)
+    assert sum(holdout.ended_at is None for holdout in held) <= 1
+    assert {holdout.digest for holdout in held} <= {row.digest for row in history}, "nobody is held on what was never champion"
     pointer = room.desk.pointer(POLICY)
     assert pointer.digest not in barred
     assert pointer.anchor not in barred

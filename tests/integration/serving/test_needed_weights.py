@@ -8,11 +8,13 @@ from sqlalchemy import Engine, insert
 
 from app.db.engine import reading, writing
 from app.db.release.engines import SqlEngineLedger
+from app.db.release.holdouts import close_holdout, insert_holdout
 from app.db.release.needed_weights import SqlNeededWeights
 from app.db.release.pointer import read_pointer, swap_pointer, versions_by_role
 from app.db.release.versions import SqlVersions
 from app.db.tables import batches, cycles, releases, training_runs
 from app.domain.ports import EngineState
+from app.domain.release.holdouts import Holdout
 from app.domain.release.releases import Pointer
 from app.domain.release.versions import Version, VersionKind
 from tests.fakes.clock import FrozenClock
@@ -83,8 +85,14 @@ def test_versions_are_wanted_for_a_role_each(engine: Engine) -> None:
     candidate(engine, "OFFLINE", "v3", champion="v1", hours=3)
     candidate(engine, "CANARY", "v2", champion="v1", hours=1)
     with reading(engine) as connection:
-        assert versions_by_role(connection, "tab") == {"champion": ["v1"], "candidate": ["v2", "v3"], "previous": ["base"]}
-        assert versions_by_role(connection, "nobody") == {"champion": [], "candidate": [], "previous": []}
+        assert versions_by_role(connection, "tab") == {"champion": ["v1"], "candidate": ["v2", "v3"], "previous": ["base"], "held": []}
+        assert versions_by_role(connection, "nobody") == {"champion": [], "candidate": [], "previous": [], "held": []}
+    long = Holdout(id="h", policy="tab", digest="v0", share=0.02, began_at=AT, ends_at=AT + timedelta(days=90), counted_until=AT)
+    with writing(engine) as connection:
+        insert_holdout(connection, long)
+        assert versions_by_role(connection, "tab")["held"] == ["v0"]
+        assert close_holdout(connection, "h", reason="over", now=AT)
+        assert versions_by_role(connection, "tab")["held"] == []
 
 
 def _run(name: str, parent: str, made: str, *, status: str) -> dict[str, object]:

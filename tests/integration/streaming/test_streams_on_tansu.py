@@ -19,6 +19,7 @@ from app.db.ingestion.inbox import SqlInbox
 from app.db.ingestion.members import SqlMembership
 from app.db.ingestion.relay import SqlRelayOffice, has_backlog
 from app.db.ingestion.streams import SqlEffects, SqlPositions
+from app.db.recovery.checks import SqlRecovery
 from app.db.tables import dead_letters, observations, outbox, topic_epochs, turns
 from app.domain.errors import Unavailable
 from app.domain.ids import utc_now
@@ -186,6 +187,25 @@ def test_topics_are_created_with_six_partitions_and_made_anew_when_the_broker_ma
     with administering(line.broker.cluster) as admin:
         assert admin.partitions()["ratchet.events.2"] == PARTITIONS
     assert "ratchet.events.2" in sink.live_topics()
+
+
+def test_the_broker_is_told_how_far_ingestion_has_read_and_recovery_asks_it(line: Line) -> None:
+    line.start_relay()
+    line.start_ingest()
+    line.accept(0, 60)
+    eventually(lambda: line.joined() == 60)
+
+    def told() -> dict[tuple[str, int], int]:
+        with administering(line.broker.cluster) as admin:
+            return admin.committed(GROUP)
+
+    positions = SqlPositions(line.engine, group=GROUP)
+    eventually(lambda: sum(told().values()) == 120)  # a turn and an observation each, and commits are sent without waiting
+    assert SqlRecovery(line.engine, line.engine).behind(GROUP, told()) == {}
+    place = max(told(), key=lambda place: told()[place])
+    assert positions.read()[place].next_offset == told()[place]
+    further = told() | {place: told()[place] + 7}
+    assert SqlRecovery(line.engine, line.engine).behind(GROUP, further) == {place: 7}, "the database was restored to before"
 
 
 def test_an_empty_restart_shows_by_offsets_that_go_back(line: Line) -> None:

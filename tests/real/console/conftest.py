@@ -19,7 +19,7 @@ from tests.fakes.releases import ReleaseRoom
 from tests.real.console.site import PASSWORD, prepare, settings_of
 from tests.real.parts import ROOT, missing
 
-DRIVER = ROOT / ".cache" / "browser-venv" / "lib" / "python3.11" / "site-packages"
+DRIVER = ROOT / ".cache" / "browser-venv" / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
 """Without a sandbox: in a container there is none to be had, and the only pages are ours."""
 START_S = 90.0

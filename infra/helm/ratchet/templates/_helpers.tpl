@@ -85,6 +85,10 @@ capabilities: {drop: [ALL]}
 {{- end }}
 {{- if not $engines }}{{ $engines = list (printf "http://%s-engine:8401" (include "ratchet.name" .root)) }}{{ end }}
 - {name: RATCHET_ENGINES, value: {{ join "," $engines | quote }}}
+{{- if $s.traces }}
+- {name: RATCHET_TRACES, value: {{ $s.traces | quote }}}
+- {name: RATCHET_TRACES_SHARE, value: {{ $s.tracesShare | quote }}}
+{{- end }}
 {{- if $s.rayAddress }}
 - {name: RAY_ADDRESS, value: {{ $s.rayAddress | quote }}}
 {{- end }}

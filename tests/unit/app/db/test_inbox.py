@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 import pytest
 from sqlalchemy import Engine, text
 
-from app.db.engine import open_engine
 from app.db.ingestion.inbox import SqlInbox
 from app.domain.errors import BadRequest, Overloaded, Unavailable
 from app.domain.ports import Receipt
@@ -30,22 +29,17 @@ def wait_for_refusal(inbox: SqlInbox) -> Overloaded:
     raise AssertionError("the inbox never refused")
 
 
-@pytest.fixture
-def engine(sqlite_url: str) -> Engine:
-    return open_engine(sqlite_url)
-
-
-def test_what_was_accepted_is_committed(engine: Engine) -> None:
-    inbox = SqlInbox(engine)
+def test_what_was_accepted_is_committed(sqlite_engine: Engine) -> None:
+    inbox = SqlInbox(sqlite_engine)
     assert inbox.append_blocking([event("1", b'{"a":1}')]) == [Receipt.ACCEPTED]
-    with engine.connect() as connection:
+    with sqlite_engine.connect() as connection:
         row = connection.execute(text("SELECT event_id, payload, relayed_at FROM inbox")).one()
     inbox.close()
     assert tuple(row) == ("1", b'{"a":1}', None)
 
 
-def test_memory_is_bounded_in_bytes(engine: Engine) -> None:
-    inbox = SqlInbox(engine, max_in_flight_bytes=10_000)
+def test_memory_is_bounded_in_bytes(sqlite_engine: Engine) -> None:
+    inbox = SqlInbox(sqlite_engine, max_in_flight_bytes=10_000)
     with pytest.raises(Overloaded, match="smaller batches") as refused:
         inbox.append_blocking([event("1", b"x" * 20_000)])
     assert 0 < refused.value.retry_after_s <= 30
@@ -53,21 +47,21 @@ def test_memory_is_bounded_in_bytes(engine: Engine) -> None:
     inbox.close()
 
 
-def test_a_full_backlog_shuts_the_door(engine: Engine) -> None:
-    inbox = SqlInbox(engine, max_backlog_rows=3, free_bytes=lambda: 1 << 40)
+def test_a_full_backlog_shuts_the_door(sqlite_engine: Engine) -> None:
+    inbox = SqlInbox(sqlite_engine, max_backlog_rows=3, free_bytes=lambda: 1 << 40)
     assert "ratchet relay" in str(wait_for_refusal(inbox))
     inbox.close()
 
 
-def test_a_full_disk_shuts_the_door(engine: Engine) -> None:
-    inbox = SqlInbox(engine, free_bytes=lambda: 1000)
+def test_a_full_disk_shuts_the_door(sqlite_engine: Engine) -> None:
+    inbox = SqlInbox(sqlite_engine, free_bytes=lambda: 1000)
     assert "make room" in str(wait_for_refusal(inbox))
     inbox.close()
 
 
-def test_the_door_opens_again_by_itself(engine: Engine) -> None:
+def test_the_door_opens_again_by_itself(sqlite_engine: Engine) -> None:
     free = [1000]
-    inbox = SqlInbox(engine, free_bytes=lambda: free[0])
+    inbox = SqlInbox(sqlite_engine, free_bytes=lambda: free[0])
     wait_for_refusal(inbox)
     free[0] = 1 << 40
     for _ in range(60):
@@ -81,13 +75,13 @@ def test_the_door_opens_again_by_itself(engine: Engine) -> None:
     inbox.close()
 
 
-def test_a_failed_commit_answers_unavailable_and_the_next_one_works(engine: Engine) -> None:
-    inbox = SqlInbox(engine)
-    with engine.begin() as connection:
+def test_a_failed_commit_answers_unavailable_and_the_next_one_works(sqlite_engine: Engine) -> None:
+    inbox = SqlInbox(sqlite_engine)
+    with sqlite_engine.begin() as connection:
         connection.execute(text("ALTER TABLE inbox RENAME TO elsewhere"))
     with pytest.raises(Unavailable, match="send again"):
         inbox.append_blocking([event("1")])
-    with engine.begin() as connection:
+    with sqlite_engine.begin() as connection:
         connection.execute(text("ALTER TABLE elsewhere RENAME TO inbox"))
     for _ in range(30):
         try:
@@ -99,25 +93,25 @@ def test_a_failed_commit_answers_unavailable_and_the_next_one_works(engine: Engi
 
 
 @pytest.mark.parametrize("id_", ["", "a\x00b", "\ud800", "x" * 201])
-def test_a_name_the_database_would_refuse_fails_its_own_request_only(engine: Engine, id_: str) -> None:
-    inbox = SqlInbox(engine)
+def test_a_name_the_database_would_refuse_fails_its_own_request_only(sqlite_engine: Engine, id_: str) -> None:
+    inbox = SqlInbox(sqlite_engine)
     with pytest.raises(BadRequest):
         inbox.append_blocking([event(id_)])
     assert inbox.append_blocking([event("fine")]) == [Receipt.ACCEPTED]
     inbox.close()
 
 
-def test_duplicates_and_conflicts_at_the_door_are_counted(engine: Engine) -> None:
-    inbox = SqlInbox(engine)
+def test_duplicates_and_conflicts_at_the_door_are_counted(sqlite_engine: Engine) -> None:
+    inbox = SqlInbox(sqlite_engine)
     inbox.append_blocking([event("1"), event("1"), event("1", b"other"), event("1")])
-    with engine.connect() as connection:
+    with sqlite_engine.connect() as connection:
         counts = dict(connection.execute(text("SELECT name, value FROM counters")).all())
     inbox.close()
     assert counts == {"door_duplicate": 2, "door_conflict": 1}
 
 
-def test_a_caller_that_went_away_harms_nobody(engine: Engine) -> None:
-    inbox = SqlInbox(engine)
+def test_a_caller_that_went_away_harms_nobody(sqlite_engine: Engine) -> None:
+    inbox = SqlInbox(sqlite_engine)
 
     async def scenario() -> list[Receipt]:
         gone = asyncio.create_task(inbox.append([event("1")]))

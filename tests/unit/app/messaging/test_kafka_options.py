@@ -80,7 +80,11 @@ def test_every_difference_of_a_topic_is_a_sentence_with_its_cure() -> None:
 class OneBroker:
     """A cluster of one broker, as its admin client shows it."""
 
+    def __init__(self) -> None:
+        self.asked: dict[str, dict[str, Any]] = {}
+
     def create_topics(self, wanted: dict[str, dict[str, Any]], **_: object) -> dict[str, Any]:
+        self.asked |= wanted
         (name, asked) = next(iter(wanted.items()))
         code = 38 if asked["replication_factor"] > 1 else 0
         message = "Unable to replicate the partition 3 time(s): The target replication factor of 3 cannot be reached" if code else None
@@ -93,6 +97,12 @@ def test_a_cluster_that_refuses_the_replication_says_so_instead_of_making_everyb
     with pytest.raises(BadConfig, match=r"refuses to create topic ratchet.events with 3 replicas .*set replication"):
         TopicAdmin(OneBroker(), options=KafkaConfig()).create("ratchet.events")
     TopicAdmin(OneBroker(), options=KafkaConfig(replication=1, min_insync_replicas=1)).create("ratchet.events")
+
+
+def test_the_embedded_broker_gets_topics_of_one_replica_and_its_own_settings() -> None:
+    broker = OneBroker()
+    TopicAdmin(broker, options=None).create("ratchet.events.1")
+    assert broker.asked == {"ratchet.events.1": {"num_partitions": 6, "replication_factor": 1, "configs": {}}}
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import torch
 
 from app.domain.errors import BadRequest
 from app.domain.telemetry.turns import FinishReason, Form, SamplingParams, Shape
+from app.policy.chat import Chat
 from app.policy.decoding.grammars import Grammars
 from app.policy.decoding.sampling import Decoder, Generation
 from app.policy.decoding.shaping import Bends, Shaper
@@ -179,3 +180,12 @@ def test_tokens_that_a_form_does_not_allow_are_told_from_those_it_does(policy: P
     assert not policy.grammars.allow(form, [*row.tokens, row.tokens[0]])
     assert not policy.grammars.allow(form, row.tokens[::-1])
     assert not policy.grammars.allow(Form(answer={"type": "object", "not": {}}), row.tokens)
+
+
+def test_versions_of_one_tokenizer_share_what_took_seconds_to_make_and_another_vocabulary_does_not(tiny_model: Path) -> None:
+    one, another = load_grammars(tiny_model), load_grammars(tiny_model)
+    assert one is not another
+    assert one.tokenizer is another.tokenizer
+    chat, ends = Chat.load(tiny_model), frozenset({2})
+    small = [Grammars(lambda: (chat, ends), vocabulary=one.tokenizer.vocab_size + more).tokenizer for more in (0, 0, 8)]
+    assert small[0] is small[1] is not small[2]

@@ -11,7 +11,7 @@ import torch
 from app.machine import usable_cores
 from pipelines.commands.demonstration.calibrate import main
 from pipelines.commands.demonstration.planning import Speed, measuring
-from pipelines.commands.demonstration.profiles import PROFILES, ROOT
+from pipelines.commands.demonstration.profiles import PROFILES
 
 ROWS = 3
 
@@ -37,11 +37,14 @@ def test_it_loads_first_measures_when_the_machine_is_its_own_and_leaves_half_of_
 
 def test_a_process_of_its_own_waits_for_the_word_and_tells_one_line(tiny_model: Path) -> None:
     profile = replace(PROFILES["tiny"], model=str(tiny_model), concurrency=ROWS)
-    with measuring(profile, environment=os.environ, root=ROOT) as measure:
+    with measuring(profile, environment=os.environ, snapshot=Path(profile.model)) as measure:
         assert measure().cores == usable_cores()
 
 
 def test_a_machine_that_cannot_be_measured_is_told_as_that(tmp_path: Path) -> None:
     profile = replace(PROFILES["tiny"], model=str(tmp_path / "nothing"))
-    with measuring(profile, environment=os.environ, root=ROOT) as measure, pytest.raises(RuntimeError, match="could not be measured: exit"):
+    with (
+        measuring(profile, environment=os.environ, snapshot=Path(profile.model)) as measure,
+        pytest.raises(RuntimeError, match="could not be measured: exit"),
+    ):
         measure()

@@ -1,0 +1,129 @@
+"""Spans of a turn's way: what continues what, what is not taken, and that nothing is imported where nobody wants them."""
+
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from app.api.chat.recording import turn_event
+from app.domain.errors import BadConfig
+from app.domain.telemetry.events import envelope
+from app.domain.telemetry.traceparent import TRACEPARENT, traceparent_in
+from app.settings import from_environment
+from app.telemetry.traces import MOST_LINKS, NOWHERE, SpanKind, Traces
+from tests.fakes.served import turn
+
+NOW = datetime(2026, 11, 23, 4, 0, tzinfo=UTC)
+TAKEN = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+NOT_TAKEN = f"{TAKEN[:-2]}00"
+
+
+class Kept:
+    """Traces that are looked at here."""
+
+    def __init__(self, share: float = 1.0) -> None:
+        self._kept = InMemorySpanExporter()
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(self._kept))
+        self.traces = Traces(provider, share=share)
+
+    @property
+    def spans(self) -> list[ReadableSpan]:
+        return list(self._kept.get_finished_spans())
+
+
+def test_what_a_caller_began_is_gone_on_with() -> None:
+    kept = Kept(share=0.0)
+    span = kept.traces.begin("chat", kind=SpanKind.SERVER, parent=TAKEN, ratchet__arm="champion")
+    assert span is not None
+    kept.traces.tell("label", parent=span.traceparent, started=NOW, ended=NOW + timedelta(seconds=2))
+    span.end()
+    label, chat = kept.spans
+    assert f"{chat.get_span_context().trace_id:032x}" == TAKEN[3:35]  # type: ignore[union-attr]
+    assert chat.parent is not None
+    assert f"{chat.parent.span_id:016x}" == TAKEN[36:52]
+    assert dict(chat.attributes or {}) == {"ratchet.arm": "champion"}
+    assert label.parent is not None
+    assert label.parent.span_id == chat.get_span_context().span_id  # type: ignore[union-attr]
+    assert ((label.end_time or 0) - (label.start_time or 0)) == 2_000_000_000
+
+
+@pytest.mark.parametrize("parent", [NOT_TAKEN, None])
+def test_what_a_caller_or_the_lot_leaves_out_costs_nothing_further_on(parent: str | None) -> None:
+    kept = Kept(share=0.0)
+    assert kept.traces.begin("chat", parent=parent) is None
+    kept.traces.tell("label", parent=None, started=NOW, ended=NOW)
+    with kept.traces.span("commit", parent=None) as span:
+        assert span is None
+    assert kept.spans == []
+
+
+def test_of_what_begins_a_trace_the_share_is_taken() -> None:
+    kept = Kept(share=0.2)
+    taken = sum(kept.traces.begin("chat") is not None for _ in range(2_000))
+    assert 300 < taken < 500  # 400 ± 5.6 standard deviations
+    assert all(kept.traces.begin("chat", parent=TAKEN) is not None for _ in range(20))
+
+
+@pytest.mark.parametrize("parent", ["", "nonsense", TAKEN[:-1], TAKEN.upper(), f"00-{'0' * 32}-{'0' * 16}-01", "\x00" * 55])
+def test_a_context_that_is_none_begins_a_trace_of_its_own(parent: str) -> None:
+    kept = Kept()
+    span = kept.traces.begin("chat", parent=parent)
+    assert span is not None
+    span.end()
+    assert kept.spans[0].parent is None
+
+
+def test_of_an_error_its_class_is_told_and_not_what_it_says() -> None:
+    kept = Kept()
+    with pytest.raises(ValueError, match="words"), kept.traces.span("commit", parent=TAKEN):
+        raise ValueError("words of somebody")
+    (span,) = kept.spans
+    assert dict(span.attributes or {}) == {"error.type": "ValueError"}
+    assert (span.events, span.status.description) == ((), None)
+
+
+def test_a_batch_names_no_more_turns_than_a_collector_takes() -> None:
+    kept = Kept()
+    span = kept.traces.begin("batch")
+    assert span is not None
+    span.link([f"00-{number:032x}-{number:016x}-01" for number in range(1, MOST_LINKS + 500)])
+    span.end()
+    assert len(kept.spans[0].links) <= MOST_LINKS
+
+
+def test_the_tag_of_an_encoded_turn_is_found_and_nothing_that_was_said_is_taken_for_it() -> None:
+    said = [{"role": "user", "content": f'"traceparent":"{NOT_TAKEN}"'}]
+    untraced = msgspec.structs.replace(turn("t1"), messages=said, tags={"a": "b"})
+    traced = msgspec.structs.replace(untraced, tags={"a": "b", TRACEPARENT: TAKEN})
+    assert traceparent_in(msgspec.json.encode(untraced)) is None
+    assert traceparent_in(msgspec.json.encode(traced)) == TAKEN
+    assert f"ce_{TRACEPARENT}" not in envelope(turn_event(untraced), NOW)
+    assert envelope(turn_event(traced), NOW)[f"ce_{TRACEPARENT}"] == TAKEN
+
+
+def test_without_a_collector_nothing_is_imported_and_nothing_traced() -> None:
+    code = (
+        "import sys, app.main, pipelines.cycle, pipelines.ingestion.relay, pipelines.labelling.labeller\n"
+        "from app.telemetry.traces import open_traces\n"
+        "open_traces(None, process='api', share=1.0)\n"
+        "print([name for name in sys.modules if name.startswith('opentelemetry.sdk')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    assert not NOWHERE.on
+    assert NOWHERE.begin("chat", parent=TAKEN) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [("TRACES", "collector:4318", "such as http://127"), ("TRACES_SHARE", "2", "from 0 to 1"), ("TRACES_SHARE", "few", "from 0 to 1")],
+)
+def test_an_address_or_a_share_that_is_none_is_refused(name: str, value: str, said: str) -> None:
+    with pytest.raises(BadConfig, match=said):
+        from_environment({f"RATCHET_{name}": value})
