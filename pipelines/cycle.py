@@ -105,7 +105,7 @@ class CyclePorts:
 
 def run_cycle(cycle: Cycle, *, policy: PolicyConfig, config: LoopConfig, ports: CyclePorts) -> None:
     """Make one candidate from one slot's labels and put it before the gates; ends in a status and a reason, never silently."""
-    span = ports.traces.begin("cycle", ratchet__policy=cycle.policy, ratchet__slot=cycle.slot)
+    span = ports.traces.begin("cycle", always=True, ratchet__policy=cycle.policy, ratchet__slot=cycle.slot)
     turn = _Turn(cycle=cycle, policy=policy, config=config, ports=ports, span=span)
     try:
         candidate, run = turn.pretrained() or turn.learned()

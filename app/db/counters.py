@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from sqlalchemy import Connection, select
-from sqlalchemy.dialects import postgresql, sqlite
 
+from app.db.engine import add_up
 from app.db.tables import counters
 
 Counts = Mapping[tuple[str, str], int]
@@ -14,11 +14,7 @@ Counts = Mapping[tuple[str, str], int]
 def add_counts(connection: Connection, counts: Counts) -> None:
     """Add to the counters, creating those that do not exist; in sorted order, so that two writers cannot deadlock."""
     rows = [{"policy": policy, "name": name, "value": value} for (policy, name), value in sorted(counts.items()) if value]
-    if not rows:
-        return
-    statement = (sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert)(counters)
-    more = {"value": counters.c.value + statement.excluded.value}
-    connection.execute(statement.on_conflict_do_update(index_elements=["policy", "name"], set_=more), rows)
+    add_up(connection, counters, rows, key=("policy", "name"), add=("value",))
 
 
 def read_counts(connection: Connection) -> dict[tuple[str, str], int]:

@@ -1,7 +1,7 @@
 """Engines and transactions: one place that knows how SQLite and PostgreSQL are opened."""
 
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -115,14 +115,26 @@ def reading(engine: Engine) -> Iterator[Connection]:
         yield connection
 
 
+def inserting(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
+    """`INSERT` in the connection's dialect, for `ON CONFLICT`."""
+    return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
+
+
 def insert_or_ignore(connection: Connection, table: Table) -> Insert:
     """`INSERT … ON CONFLICT DO NOTHING` in the connection's dialect."""
-    build = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
-    return build(table).on_conflict_do_nothing()
+    return inserting(connection, table).on_conflict_do_nothing()
 
 
 def upsert(connection: Connection, table: Table, *, key: tuple[str, ...], update: tuple[str, ...]) -> Insert:
     """`INSERT … ON CONFLICT (key) DO UPDATE` that overwrites the columns in `update`."""
-    build = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
-    statement = build(table)
+    statement = inserting(connection, table)
     return statement.on_conflict_do_update(index_elements=list(key), set_={name: statement.excluded[name] for name in update})
+
+
+def add_up(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], *, key: tuple[str, ...], add: tuple[str, ...]) -> None:
+    """Add the columns `add` to the rows with these keys, which begin at nothing. The caller sorts them by key: two writers that do
+    cannot wait for each other in a ring."""
+    if rows:
+        statement = inserting(connection, table)
+        more = {name: table.c[name] + statement.excluded[name] for name in add}
+        connection.execute(statement.on_conflict_do_update(index_elements=list(key), set_=more), rows)

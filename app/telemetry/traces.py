@@ -91,10 +91,10 @@ class Traces:
 
     def begin(
         self, name: str, *, kind: SpanKind = SpanKind.INTERNAL, parent: str | None = None, started: datetime | None = None,
-        **attributes: Attribute,
+        always: bool = False, **attributes: Attribute,
     ) -> Span | None:  # fmt: skip
-        """A span to be ended; without a parent it begins a trace. None where this one is not taken."""
-        if self._tracer is None or not self._taken(parent):
+        """A span to be ended; without a parent it begins a trace, and `always` asks no lot. None where this one is not taken."""
+        if self._tracer is None or not (always or self._taken(parent)):
             return None
         from opentelemetry.sdk.trace import Span as SdkSpan
         from opentelemetry.trace import SpanKind as Kind
@@ -121,13 +121,16 @@ class Traces:
         **attributes: Attribute,
     ) -> None:
         """A span that is over; nothing where what it belongs to is not traced."""
-        if parent is not None and (span := self.begin(name, kind=kind, parent=parent, started=started, **attributes)) is not None:
+        if (
+            parent is not None
+            and (span := self.begin(name, kind=kind, parent=parent, started=started, always=False, **attributes)) is not None
+        ):
             span.end(at=max(started, ended))
 
     @contextmanager
     def span(self, name: str, *, parent: str | None, kind: SpanKind = SpanKind.INTERNAL, **attributes: Attribute) -> Iterator[Span | None]:
         """A span around work; nothing where what it belongs to is not traced."""
-        span = None if parent is None else self.begin(name, kind=kind, parent=parent, started=None, **attributes)
+        span = None if parent is None else self.begin(name, kind=kind, parent=parent, started=None, always=False, **attributes)
         failed: str | None = None
         try:
             yield span

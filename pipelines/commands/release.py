@@ -290,7 +290,7 @@ def holdout(policy: str, every: bool, as_json: bool) -> None:
     """Show what the releases of POLICY have brought so far: everybody else beside the people whom the long-term holdout keeps."""
     settings = from_environment()
     wiring.require_policy(wiring.load_policies(settings), policy)
-    found = wiring.holdout_book(settings).newest(policy)[: None if every else 1]
+    found = wiring.holdout_book(settings).newest(policy, limit=10 if every else 1)
     if as_json:
         click.echo(json.dumps([asdict(one) | {"readings": msgspec.to_builtins(one.readings)} for one in found], indent=2, default=str))
         return

@@ -97,6 +97,13 @@ def test_the_lock_holds_nothing_but_exact_versions_and_the_hashes_of_their_files
     assert len({spelled_alike(pin) for pin, _ in pins}) == len(pins)
 
 
+def test_set_up_and_lock_name_the_same_oldest_systems() -> None:
+    """Set-up runs without a library and imports nothing, so both say it."""
+    stated = [re.findall(r"^GLIBC, MACOS = .*$", (ROOT / "infra" / file).read_text(), re.MULTILINE) for file in ("setup.py", "lock.py")]
+    assert stated[0] == stated[1]
+    assert len(stated[0]) == 1
+
+
 def spelled_alike(pin: str) -> str:
     """A pin in the one spelling in which names are compared (PEP 503)."""
     return pin.lower().replace("_", "-")

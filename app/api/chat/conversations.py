@@ -74,8 +74,9 @@ class Conversations:
 
 def may_continue(arm: Arm, route: Route) -> bool:
     """Whether a running episode may finish on its arm: its version is still one that is served, and was not rolled back."""
-    pointer = route.pointer
+    pointer, holdout = route.pointer, route.holdout
     if arm.arm == HELD:
-        return route.holdout is not None and arm.digest == route.holdout.digest and arm.digest not in route.quarantined
-    served = {pointer.digest, pointer.previous, pointer.reference, pointer.anchor, route.canary_digest}
+        served = set() if holdout is None else {holdout.digest}
+    else:
+        served = {pointer.digest, pointer.previous, pointer.reference, pointer.anchor, route.canary_digest}
     return arm.digest in served and arm.digest not in route.quarantined

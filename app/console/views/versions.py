@@ -27,16 +27,16 @@ def versions(asked: Asked) -> dict[str, Any]:
     page, pointer = sight.versions(policy, after=asked.word("after")), sight.pointer(policy)
     sums = sight.sums(policy, [version.digest for version in page.rows])
     moves, barred, pins = sight.history(policy, limit=NEWEST_MOVES), sight.quarantined(policy), sight.pins(policy)
-    held = sight.holdouts(policy)
-    names = sight.names(policy, _named(moves) | {row.digest for row in barred} | set(pins) | {one.digest for one in held})
+    held = sight.holdout(policy)
+    names = sight.names(policy, _named(moves) | {row.digest for row in barred} | set(pins) | ({held.digest} if held else set()))
     return {
         "pointer": pointer, "tree": tree(page.rows), "role_of": role_of, "barred": barred,
-        "held": held[0] if held else None, "held_course": _held_course(held[0] if held else None),
+        "held": held, "held_course": _held_course(held),
         "choices": page.rows, "a": asked.word("a"), "b": asked.word("b"), "names": names,
         "sheets": {
             "versions": version_sheet(asked, page, sums, pointer, pins), "live": _move_sheet(asked, Page(rows=tuple(moves.rows)), names),
             "pinned": _pin_sheet(asked, pins, names), "quarantine": _barred_sheet(asked, barred, names),
-            "holdout": _holdout_sheet(held[0] if held else None), **_comparison(asked),
+            "holdout": _holdout_sheet(held), **_comparison(asked),
         },
     }  # fmt: skip
 
@@ -142,16 +142,12 @@ def _pin_sheet(asked: Asked, pins: Mapping[str, Pin], names: Mapping[str, str]) 
 
 def _holdout_sheet(holdout: Holdout | None) -> Sheet:
     """What the releases since its beginning have brought, over all of its weeks and in the newest."""
-    readings = () if holdout is None else holdout.readings
-    last = max((one.week for one in readings if one.week is not None), default=0)
-    rows = [
-        (
-            cell(one.metric), cell("all" if one.week is None else f"week {one.week}"), cell(one.held.mean), cell(one.beside.mean),
-            Cell(text=told_difference(one)[0], value=one.difference, kind="n"), cell(told_difference(one)[1]), cell(one.held.people),
-            cell(one.beside.people),
-        )
-        for one in readings if one.week in (None, last)
-    ]  # fmt: skip
+    rows: list[tuple[Cell, ...]] = []
+    for one in () if holdout is None else holdout.told:
+        difference, interval = told_difference(one)
+        week = "all" if one.week is None else f"week {one.week}"
+        means = (cell(one.held.mean), cell(one.beside.mean), Cell(text=difference, value=one.difference, kind="n"), cell(interval))
+        rows.append((cell(one.metric), cell(week), *means, cell(one.held.people), cell(one.beside.people)))
     columns = ("metric, good is up", "of", "held", "everybody else", "difference", "95 %", "people held", "beside")
     empty = "nothing was read yet" if holdout is not None else "no long-term holdout: set share under [gates.holdout]"
     return Sheet(name="holdout", title="Long-term holdout", columns=columns, rows=rows, empty=empty)

@@ -5,10 +5,9 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, Select, delete, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from app.db.chunks import pair_of
-from app.db.engine import reading, writing
+from app.db.engine import inserting, reading, writing
 from app.db.outbox import OutboxEvent, enqueue
 from app.db.tables import dead_letters
 from app.domain.telemetry.events import CloudEvent, Topic
@@ -30,7 +29,7 @@ def bury(connection: Connection, dead: Sequence[DeadLetter], *, now: datetime) -
         }
         for letter in sorted(dead, key=lambda letter: (letter.topic, letter.partition, letter.offset))
     ]  # fmt: skip
-    statement = (sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert)(dead_letters)
+    statement = inserting(connection, dead_letters)
     seen_again = {
         "attempts": dead_letters.c.attempts + 1,
         "reason": statement.excluded.reason,

@@ -15,13 +15,12 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, delete, exc, func, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from app.db import locks
 from app.db.access import erasures
 from app.db.chunks import pair_of
 from app.db.counters import add_counts, read_counts
-from app.db.engine import insert_or_ignore, reading, writing
+from app.db.engine import insert_or_ignore, inserting, reading, writing
 from app.db.ingestion import dead_letters, segment_rows
 from app.db.ingestion.observations import (
     Joined,
@@ -315,7 +314,7 @@ def save_offsets(connection: Connection, batch: EffectBatch, *, now: datetime) -
         }
         for (topic, partition), offset in sorted(batch.next_offsets.items())
     ]  # fmt: skip
-    statement = (sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert)(stream_offsets)
+    statement = inserting(connection, stream_offsets)
     new = statement.excluded
     connection.execute(
         statement.on_conflict_do_update(

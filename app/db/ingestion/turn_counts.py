@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from sqlalchemy import Connection, func, select
-from sqlalchemy.dialects import postgresql, sqlite
 
+from app.db.engine import add_up
 from app.db.tables import turn_counts, turns
 
 Versions = Iterable[tuple[str, str]]
@@ -26,12 +26,7 @@ def _add(connection: Connection, *, turns_: Counter[tuple[str, str]], labelled: 
     """In sorted order, so that two writers cannot wait for each other in a ring."""
     keys = sorted({key for counts in (turns_, labelled) for key, n in counts.items() if n})
     rows = [{"policy": key[0], "version": key[1], "turns": turns_[key], "labelled": labelled[key]} for key in keys]
-    if not rows:
-        return
-    statement = (sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert)(turn_counts)
-    c, new = turn_counts.c, statement.excluded
-    more = {"turns": c.turns + new.turns, "labelled": c.labelled + new.labelled}
-    connection.execute(statement.on_conflict_do_update(index_elements=["policy", "version"], set_=more), rows)
+    add_up(connection, turn_counts, rows, key=("policy", "version"), add=("turns", "labelled"))
 
 
 def read_turn_counts(connection: Connection, policy: str | None = None) -> list[tuple[str, str, int, int]]:

@@ -17,8 +17,8 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, text
-from sqlalchemy.dialects import postgresql, sqlite
 
+from app.db import engine
 from app.db.tables import label_rollups, labels
 
 MILLION = 1_000_000
@@ -90,11 +90,7 @@ def _measures(label: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 def _apply(connection: Connection, sums: Mapping[Key, Sums]) -> None:
     """In sorted order, so that two writers cannot wait for each other in a ring. Rows that came to nothing go."""
     rows = [dict(zip(_NAMES, (*key, *sums[key]), strict=True)) for key in sorted(sums) if any(sums[key])]
-    if not rows:
-        return
-    statement = (sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert)(label_rollups)
-    more = {name: label_rollups.c[name] + statement.excluded[name] for name in Sums._fields}
-    connection.execute(statement.on_conflict_do_update(index_elements=list(_NAMES[:5]), set_=more), rows)
+    engine.add_up(connection, label_rollups, rows, key=_NAMES[:5], add=Sums._fields)
     for key in (key for key, added in sums.items() if added.n < 0):
         cell = [label_rollups.c[name] == part for name, part in zip(_NAMES, key, strict=False)]
         connection.execute(delete(label_rollups).where(*cell, label_rollups.c.n == 0))

@@ -7,20 +7,22 @@ transaction. So it costs what is new, a process may be killed at any point, and 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
+from operator import itemgetter
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Engine, Insert, Row, delete, func, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, Engine, Row, delete, func, insert, select, update
 
 from app.db import locks
 from app.db.access.erasures import erased_at
 from app.db.chunks import one_of
-from app.db.engine import reading, writing
+from app.db.engine import add_up, reading, writing
 from app.db.tables import exposures, holdout_people, holdouts, quarantine
 from app.domain.release.holdouts import Counted, Holdout, PersonSums, Piece, Reading, Seen
 
 H, P, E = holdouts.c, holdout_people.c, exposures.c
+SUMMED = ("holdout", "week", "person", "metric")
+"""What a person's sums are of."""
 
 
 def read_open(connection: Connection, policy: str) -> Holdout | None:
@@ -101,8 +103,8 @@ class SqlHoldoutBook:
             rows = [{"holdout": holdout.id, **asdict(one)} for one in counted if one.person not in gone or gone[one.person] < one.since]
             for row in rows:
                 row.pop("since")
-            if rows:
-                connection.execute(_adding(connection), sorted(rows, key=lambda row: (row["week"], row["person"], row["metric"])))
+            rows.sort(key=itemgetter(*SUMMED[1:]))
+            add_up(connection, holdout_people, rows, key=SUMMED, add=("turns", "total"))
             return True
 
     def sums(self, holdout: Holdout, *, week: int | None) -> Mapping[tuple[str, bool], PersonSums]:
@@ -128,20 +130,13 @@ class SqlHoldoutBook:
     def forget(self, policy: str, *, limit: int) -> int:
         """Delete people's sums of holdouts that have ended, `limit` rows at most; returns how many."""
         ended = select(H.id).where(H.policy == policy, H.ended_at.is_not(None))
+        with reading(self._engine) as connection:  # as a rule there is nothing: no write lock for that
+            people = list(dict.fromkeys(connection.execute(select(P.person).where(P.holdout.in_(ended)).limit(limit)).scalars()))
+        if not people:
+            return 0
         with writing(self._engine) as connection:
-            found = select(P.person).where(P.holdout.in_(ended)).limit(limit)
-            people = list(dict.fromkeys(connection.execute(found).scalars()))
-            if not people:
-                return 0
             mine = P.holdout.in_(ended) & one_of(connection, P.person, people)
             return connection.execute(delete(holdout_people).where(mine)).rowcount
-
-
-def _adding(connection: Connection) -> Insert:
-    build = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
-    statement = build(holdout_people)
-    more = {name: holdout_people.c[name] + statement.excluded[name] for name in ("turns", "total")}
-    return statement.on_conflict_do_update(index_elements=["holdout", "week", "person", "metric"], set_=more)
 
 
 def _holdout(row: Row[Any]) -> Holdout:

@@ -262,10 +262,10 @@ class SqlPages:
         with self._reading() as connection:
             return read_pins(connection, policy)
 
-    def holdouts(self, policy: str) -> list[Holdout]:
-        """Newest first."""
+    def holdout(self, policy: str) -> Holdout | None:
+        """The newest."""
         with self._reading() as connection:
-            return read_holdouts(connection, policy)
+            return next(iter(read_holdouts(connection, policy, limit=1)), None)
 
     # --- labels, added up
 

@@ -98,20 +98,18 @@ def member_of(holdout: Holdout, person: str) -> Member | None:
     return Member.BESIDE if drawn < (1 + BESIDE) * holdout.share else None
 
 
-def _is_held(route: Route, person: str, at: datetime) -> bool:
+def _holding(route: Route, person: str, at: datetime) -> Holdout | None:
+    """The holdout, where it keeps this person on its version."""
     holdout = route.holdout
     if holdout is None or at >= holdout.ends_at or holdout.digest in route.quarantined:
-        return False
-    return member_of(holdout, person) is Member.HELD
+        return None
+    return holdout if member_of(holdout, person) is Member.HELD else None
 
 
 def assign(route: Route, unit: str, *, at: datetime, recognised: bool = True) -> Arm:
     """Draw the arm of `unit` under `route` for the day of `at`. `recognised`: it is a person, who can come back, not an episode."""
-    if recognised and _is_held(route, unit, at):
-        assert route.holdout is not None
-        return Arm(
-            digest=route.holdout.digest, release_id=None, stage=STAGE, arm=HELD, probability=route.holdout.share, share=0.0, holdback=0.0
-        )
+    if recognised and (kept := _holding(route, unit, at)) is not None:
+        return Arm(digest=kept.digest, release_id=None, stage=STAGE, arm=HELD, probability=kept.share, share=0.0, holdback=0.0)
     pointer, day = route.pointer, str(day_of(at))
     reference = pointer.reference
     holdback = pointer.holdback if reference is not None else 0.0

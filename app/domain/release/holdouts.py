@@ -130,6 +130,12 @@ class Holdout:
         """At which somebody is held."""
         return self.ends_at - timedelta(microseconds=1)
 
+    @property
+    def told(self) -> list[Reading]:
+        """Readings of the newest week and of all weeks together: what a table shows."""
+        newest = max((one.week for one in self.readings if one.week is not None), default=0)
+        return [one for one in self.readings if one.week in (None, newest)]
+
     def week_of(self, moment: datetime) -> int:
         """Since it began, from 0."""
         return (moment - self.began_at) // WEEK

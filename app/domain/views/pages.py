@@ -330,8 +330,8 @@ class Sight(Protocol):
         """What people pinned, by digest."""
         ...
 
-    def holdouts(self, policy: str) -> list[Holdout]:
-        """Long-term holdouts, newest first."""
+    def holdout(self, policy: str) -> Holdout | None:
+        """The newest long-term holdout, whether open or not."""
         ...
 
     # labels, added up

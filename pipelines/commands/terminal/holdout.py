@@ -14,12 +14,10 @@ def tell_holdout(found: Holdout) -> None:
     if found.read_until is None:
         click.echo("nothing was read yet: the first reading comes with its first whole day")
         return
-    last = max((one.week for one in found.readings if one.week is not None), default=0)
     table = Table("good is up", "week", "held", "others", "others - held", "95 %", "people")
-    for one in found.readings:
-        if one.week in (None, last):
-            week = "all" if one.week is None else str(one.week)
-            means = [("-" if arm.mean is None else f"{arm.mean:.4f}") for arm in (one.held, one.beside)]
-            table.add_row(one.metric, week, *means, *told_difference(one), f"{one.held.people} and {one.beside.people}")
+    for one in found.told:
+        week = "all" if one.week is None else str(one.week)
+        means = [("-" if arm.mean is None else f"{arm.mean:.4f}") for arm in (one.held, one.beside)]
+        table.add_row(one.metric, week, *means, *told_difference(one), f"{one.held.people} and {one.beside.people}")
     Console(soft_wrap=True).print(table)
     click.echo(f"counted until {found.read_until:%Y-%m-%d %H:%M} UTC; one interval of twenty misses, and there are {table.row_count}")

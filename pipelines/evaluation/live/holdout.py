@@ -18,9 +18,8 @@ from app.domain.release.holdouts import HELD, ArmMean, Counted, Holdout, Member,
 from app.domain.release.sessions import Session
 from app.release.desk import ReleaseDesk
 from pipelines.evaluation.config import GatesConfig, Good, MetricConfig
-from pipelines.evaluation.counting.habits import with_explained
 from pipelines.evaluation.counting.measures import counted_missing, is_referred, measured
-from pipelines.evaluation.counting.references import thresholds_of
+from pipelines.evaluation.counting.references import references_of, thresholds_of
 from pipelines.evaluation.counting.subjects import ENGINE_ALIVE, HABITS_FROM, EvidenceBook
 from pipelines.evaluation.statistics.clusters import difference, mean
 
@@ -86,7 +85,7 @@ class HoldoutKeeper:
             return
         since = now - timedelta(days=self._config.traffic_days)
         history = self._evidence.history(self._policy, pointer.digest, since=since, newest=HABITS_FROM)
-        thresholds = thresholds_of(with_explained(self._config, history))
+        thresholds = thresholds_of(references_of(self._config, history))
         asked = self._config.holdout
         holdout = self._desk.begin_holdout(self._policy, share=asked.share, lasts=timedelta(days=asked.days), thresholds=thresholds)
         log.info("holdout_began policy=%s holdout=%s share=%g version=%s", self._policy, holdout.id, holdout.share, holdout.digest)

@@ -27,7 +27,7 @@ from pipelines.commands.release import release
 from pipelines.evaluation.config import HoldoutConfig
 from pipelines.evaluation.live.holdout import HoldoutKeeper
 from tests.fakes.console import browser
-from tests.fakes.releases import ADA, BOB, POLICY, release_room
+from tests.fakes.releases import ADA, POLICY, release_room
 from tests.fakes.served import erasure
 from tests.fakes.streaming import MemorySegments
 from tests.fakes.traffic import Behaviour, Traffic
@@ -65,15 +65,6 @@ def _open(engine: Engine) -> Holdout:
     return found
 
 
-def _promote(world: WatchedRoom, digest: str) -> None:
-    """Past the canary, which is not what these tests are about."""
-    desk, release = world.room.desk, world.room.ready(digest)
-    for person in (ADA, BOB)[: release.approvals_needed]:
-        desk.approve(release.id, approver=person, evidence=release.evidence_digest or "")
-    desk.begin_promotion(release.id)
-    desk.promote(release.id)
-
-
 def _days(world: WatchedRoom, days: int, *, people: int = 400, known: int = 400) -> None:
     """The same people come every day, once, in the morning; the watch looks in the evening until it has counted."""
     for _ in range(days):
@@ -93,7 +84,7 @@ def test_it_begins_on_the_champion_is_held_by_engines_and_ends_with_its_configur
     for digest in ("v2", "v3", "v4"):
         world.traffic.behaviours[digest] = Behaviour()
         world.traffic.engines_hold(digest)
-        _promote(world, digest)
+        world.room.champion(digest)
     with reading(engine) as connection:
         assert (POLICY, "v1") in wanted_versions(connection)
         assert versions_by_role(connection, POLICY)["held"] == ["v1"]
@@ -158,7 +149,7 @@ def test_what_builds_up_in_people_over_releases_shows_in_no_canary_and_here(sqli
     for digest in ("v2", "v3", "v4"):
         world.traffic.behaviours[digest] = Behaviour()
         world.traffic.engines_hold(digest)
-        _promote(world, digest)
+        world.room.champion(digest)
         _days(world, 6, people=1_200, known=1_200)
     open_, book = _open(sqlite_engine), SqlHoldoutBook(sqlite_engine)
     by_week = {r.week: r for r in open_.readings if r.metric == "task_success"}
@@ -201,7 +192,7 @@ def test_a_version_that_is_quarantined_or_lost_holds_nobody(world: WatchedRoom, 
     lost = _open(engine)
     world.traffic.behaviours["v2"] = Behaviour()
     world.traffic.engines_hold("v2")
-    _promote(world, "v2")
+    world.room.champion("v2")
     world.traffic.engines_hold_no_more("v1")
     world.watch.tick()
     assert _open(engine).id == lost.id, "an engine may be starting anew"

@@ -68,6 +68,7 @@ def test_of_what_begins_a_trace_the_share_is_taken() -> None:
     taken = sum(kept.traces.begin("chat") is not None for _ in range(2_000))
     assert 300 < taken < 500  # 400 ± 5.6 standard deviations
     assert all(kept.traces.begin("chat", parent=TAKEN) is not None for _ in range(20))
+    assert all(kept.traces.begin("cycle", always=True) is not None for _ in range(20)), "there is one every five hours"
 
 
 @pytest.mark.parametrize("parent", ["", "nonsense", TAKEN[:-1], TAKEN.upper(), f"00-{'0' * 32}-{'0' * 16}-01", "\x00" * 55])
