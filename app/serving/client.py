@@ -19,6 +19,7 @@ import msgspec
 from app.domain.errors import BadRequest, Overloaded, RatchetError, Unavailable, asked_to_wait_s
 from app.domain.telemetry.serving import EngineSight, GenerateRequest, GenerationChunk, ScoreRequest
 from app.domain.telemetry.turns import FinishReason
+from app.serving.pieces import PIECE_BYTES, fields_of
 from app.serving.refusals import DRAINING, HEALTH_TIMEOUT_S, require_one_healthy, worst
 from app.serving.replicas import Replicas
 from app.serving.silence import Listening, Patience
@@ -102,7 +103,7 @@ class HttpEngines:
     async def _next(self, url: str, lines: AsyncIterator[str], listening: Listening) -> GenerationChunk:
         """The next chunk; one that ends the answer where there is none."""
         try:
-            return msgspec.json.decode(await listening.hear(anext(lines)), type=GenerationChunk)
+            return await _read(await listening.hear(anext(lines)))
         except httpx.ReadTimeout as error:
             fault = f"the engine fell silent ({error})"
             self._replicas.silent(url, fault)
@@ -217,6 +218,14 @@ class HttpEngines:
                 log.warning("engines as last known, the ledger is away: %s", error)
             self._known[digest] = (time.monotonic(), urls)
         return self._replicas.ordered(urls or self._urls)
+
+
+async def _read(line: str) -> GenerationChunk:
+    """A chunk; a long prompt in it is read a piece at a time."""
+    if len(line) <= PIECE_BYTES:
+        return msgspec.json.decode(line, type=GenerationChunk)
+    fields, prompt = await fields_of(line.encode(), long="prompt_tokens")
+    return msgspec.structs.replace(msgspec.json.decode(msgspec.json.encode(fields), type=GenerationChunk), prompt_tokens=prompt)
 
 
 def _broken(message: str) -> GenerationChunk:

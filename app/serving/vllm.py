@@ -27,6 +27,7 @@ import msgspec
 from app.domain.errors import BadRequest, RatchetError, Unavailable
 from app.domain.telemetry.serving import EngineSight, GenerateRequest, GenerationChunk, Likely, ScoreRequest
 from app.domain.telemetry.turns import FinishReason
+from app.serving.pieces import fields_of
 from app.serving.refusals import HEALTH_TIMEOUT_S, require_one_healthy, worst
 from app.serving.vllm_wire import Held, ask_held, gone, other_weights, refusal, sampling_body, sight_of
 
@@ -68,7 +69,7 @@ class VllmEngines:
     ) -> None:
         self._urls = [url.rstrip("/") for url in urls]
         self._holders = holders
-        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
         self._client = client or httpx.AsyncClient(timeout=httpx.Timeout(timeout_s, connect=2.0), trust_env=False)
         self._patience_s = patience_s
         self._held: dict[str, tuple[float, Held]] = {}
@@ -139,13 +140,20 @@ class VllmEngines:
 
     # --- one request ----------------------------------------------------------------------------------------------------------------
 
-    async def _tokenized(self, request: GenerateRequest) -> tuple[Place, list[int]]:
+    async def _tokenized(self, request: GenerateRequest) -> tuple[Place, Sequence[int]]:
         body = {"messages": request.messages, "tools": request.tools, "add_generation_prompt": True}
         place, response = await self._first_willing(request.digest, "/tokenize", lambda place: body | {"model": place.model})
-        answer = msgspec.json.decode(await _whole(response), type=dict[str, Any])
-        return place, [int(token) for token in answer["tokens"]]
+        try:
+            _, prompt = await fields_of(await _whole(response), long="tokens")
+        except msgspec.DecodeError:
+            prompt = None
+        if prompt is None:
+            raise Unavailable(
+                f"vLLM at {place.url} tokenised a prompt and sent no tokens: its version is another one than this was made for"
+            )
+        return place, prompt
 
-    async def _begin(self, request: GenerateRequest) -> tuple[Place, list[int], httpx.Response]:
+    async def _begin(self, request: GenerateRequest) -> tuple[Place, Sequence[int], httpx.Response]:
         """The prompt as one server tokenised it, and the stream of the first that samples from it."""
         _, prompt = await self._tokenized(request)
         sampling = sampling_body(request.sampling, shape=request.shape, likely=request.likely)
@@ -160,7 +168,8 @@ class VllmEngines:
         """The first server's answer that is not a refusal, not read yet. Raises what they said when all refused."""
         refusals: list[RatchetError] = []
         for place in await self._places(digest, refusals):
-            sent = self._client.build_request("POST", place.url + path, json=body(place), headers=self._headers)
+            content = msgspec.json.encode(body(place), enc_hook=list)
+            sent = self._client.build_request("POST", place.url + path, content=content, headers=self._headers)
             try:
                 response = await self._client.send(sent, stream=True)
             except httpx.HTTPError as error:
@@ -230,7 +239,7 @@ ABORTED = "vLLM aborted it: its weights were replaced, or somebody told it to"
 MASKED = "drawn under vLLM's own token masks, which may differ from ours: what it was drawn from cannot be worked out again"
 
 
-async def _chunks(response: httpx.Response, place: Place, prompt: list[int], asked: GenerateRequest) -> AsyncIterator[GenerationChunk]:
+async def _chunks(response: httpx.Response, place: Place, prompt: Sequence[int], asked: GenerateRequest) -> AsyncIterator[GenerationChunk]:
     """The stream of one answer as chunks; the last one says how it ended and whether it may be trained on."""
     reason: str | None = None
     spans: list[dict[str, Any]] | None = None
@@ -279,7 +288,7 @@ def _piece(item: Mapping[str, Any]) -> bytes:
 
 
 def _last(
-    reason: FinishReason, prompt: list[int], *, message: str | None = None, mixed: str | None = None, unscorable: str | None = None
+    reason: FinishReason, prompt: Sequence[int], *, message: str | None = None, mixed: str | None = None, unscorable: str | None = None
 ) -> GenerationChunk:
     return GenerationChunk(
         text="", tokens=[], logprobs=[], finish_reason=reason, prompt_tokens=prompt, message=message, mixed_versions=mixed,

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
@@ -323,7 +324,8 @@ def row_of(payload: TurnPayload) -> dict[str, Any]:
     """A payload as a row of `SCHEMA`."""
     return {
         "inference_id": payload.inference_id, "episode_id": payload.episode_id, "policy": payload.policy, "version": payload.version,
-        "prompt_tokens": payload.prompt_tokens, "completion_tokens": payload.completion_tokens, "logprobs": payload.logprobs,
+        "prompt_tokens": np.asarray(payload.prompt_tokens, dtype=np.int32), "completion_tokens": payload.completion_tokens,
+        "logprobs": payload.logprobs,
         "routed_experts": payload.routed_experts, "kept_log_mass": payload.kept_log_mass, "temperature": payload.temperature,
         "top_p": payload.top_p, "shape": None if payload.shape is None else msgspec.json.encode(payload.shape).decode(),
         "finished_at": payload.finished_at, "messages": msgspec.json.encode(payload.messages).decode(), "completion": payload.completion,

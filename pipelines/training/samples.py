@@ -51,7 +51,7 @@ class Sample:
     @property
     def tokens(self) -> tuple[int, ...]:
         """Prompt and completion, [P + T]."""
-        return self.payload.prompt_tokens + self.payload.completion_tokens
+        return self.payload.tokens
 
     def rewarded(self) -> RewardedTurn:
         """What the baseline may look at."""
@@ -87,7 +87,7 @@ def _with_openings(samples: list[Sample]) -> list[Sample]:
     """Each with the prompt of the first turn of its episode."""
     openings: dict[str, tuple[int, ...]] = {}
     for sample in sorted(samples, key=lambda sample: (sample.payload.finished_at, sample.item.inference_id)):
-        openings.setdefault(sample.item.episode_id, sample.payload.prompt_tokens)
+        openings.setdefault(sample.item.episode_id, tuple(sample.payload.prompt_tokens))
     return [replace(sample, opening=openings[sample.item.episode_id]) for sample in samples]
 
 
@@ -105,7 +105,7 @@ def _unusable(item: BatchItem, payload: TurnPayload | None, limits: Limits, has_
         return Exclusion.NO_RATIO
     if len(payload.prompt_tokens) + len(payload.completion_tokens) > limits.max_tokens:
         return Exclusion.TOO_LONG
-    if not all(0 <= token < limits.vocabulary for token in payload.prompt_tokens + payload.completion_tokens):
+    if not all(0 <= token < limits.vocabulary for token in payload.tokens):
         return Exclusion.TOKENS_OUT_OF_RANGE
     if payload.shape is not None and payload.shape.form is not None and not limits.allow(payload.shape.form, payload.completion_tokens):
         return Exclusion.NO_RATIO

@@ -4,13 +4,14 @@
     others      small chats and events, one after the other, on two connections
     attacker    one attack on two connections, as fast as it is answered; bodies are made once, and it steps back (nice 10)
 
-Each is a process of its own, so that what it costs to send is not what is measured. Quiet and attacked windows alternate. Per attack
-`others_p99_ratio` is the others' p99 under attack over their p99 in the quiet window before, the median over the rounds;
-`loop_block_ms_p99` the p99 of the heartbeat's lateness under attack, `refused` the share of the attacker's requests that got a 4xx. The
-first row is what two more ordinary connections cost. Not measured: the engine's side of a long prompt (bounded in `app.policy.chat`).
+Each is a process of its own, so that what it costs to send is not what is measured. Before each attacked window is one in which the
+same two connections send what everybody sends. Per attack `others_p99_ratio` is the others' p99 under attack over that of the window
+before, the median over the rounds; `loop_block_ms_p99` the p99 of the heartbeat's lateness under attack, `refused` the share of the
+attacker's requests that got a 4xx. The first row is what two more ordinary connections cost: the window before is a quiet one there,
+and no bound is on it. Not measured: the engine's side of a long prompt (bounded in `app.policy.chat`).
 
 The last line names the worst attack; the exit code is 1 where its ratio is above 2. On a machine that does other things too the p99 of
-a few hundred requests is mostly theirs: `--seconds` makes the windows longer.
+a few hundred requests is mostly theirs: `--seconds` makes the windows longer. `--context 131072` is a policy of long prompts.
 """
 
 import argparse
@@ -22,26 +23,35 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 from typing import IO, Any
 
+import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app.domain.errors import BadRequest
 from app.domain.ports import Receipt
 from app.domain.telemetry.events import CloudEvent
+from app.domain.telemetry.serving import GenerateRequest, GenerationChunk
 from app.main import create_app, settle
+from app.serving.pieces import numbers
+from app.trajectories.segments import ParquetSegments
 from tests.fakes.gateway import FixedRoutes, ScriptedEngines, collaborators, policy_config, serving
 from tests.fakes.inbox import MemoryInbox
 
 BEAT_S = 0.005
 BOUND = 2.0
 AT = "2026-11-21T12:00:00Z"
+ORDINARY = "(what everybody sends)"
+CONTEXT = 2048
+"""Tokens that fit, unless `--context` says more: what a body may have grows with it."""
 JSON = {"content-type": "application/json"}
 PHONE = "+44 20 7031 3000, "
 CALL = '<tool_call>{"name": "f", "arguments": {"a": "' + "a" * 40 + '!"}}</tool_call>'
@@ -92,17 +102,39 @@ class Forgetful(MemoryInbox):
         return await super().append(events)
 
 
-def serve() -> None:
+LONGEST = b"[" + b"49151," * 200_000
+
+
+@dataclass
+class Long(ScriptedEngines):
+    """Reads a prompt elsewhere, as engines do: token ids come back as the text that an engine sends, four characters a token."""
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerationChunk]:
+        """As the script says. Raises `BadRequest` for what is longer than the context."""
+        count = sum(len(message["content"]) for message in request.messages if isinstance(message["content"], str)) // 4
+        if count > self.context_tokens:
+            raise BadRequest(f"{count} tokens and {self.context_tokens} fit", param="messages", code="context_length_exceeded")
+        tokens = await numbers(LONGEST[: 1 + 6 * count] + b"0]")
+        async for chunk in super().generate(msgspec.structs.replace(request, messages=[])):
+            yield msgspec.structs.replace(chunk, prompt_tokens=tokens) if chunk.finish_reason else chunk
+
+
+def serve(context: int) -> None:
     """Serve until standard input ends; the address is the first line of standard output."""
-    policies = {"composer": policy_config(), "redacting": policy_config(redact=True)}
-    engines = ScriptedEngines(words=("Hello", CALL))
-    app = create_app(
-        collaborators(inbox=Forgetful(engines), policies=policies, routes=FixedRoutes("composer", "redacting"), engines=engines)
-    )
-    settle()
-    with serving(Heart(app)) as url:
-        print(url, flush=True)
-        sys.stdin.read()
+    sizes = {"max_context_tokens": context}
+    policies = {"composer": policy_config(**sizes), "redacting": policy_config(redact=True, **sizes)}
+    engines = Long(words=("Hello", CALL), context_tokens=context)
+    with tempfile.TemporaryDirectory(prefix="ratchet-abuse-") as folder:
+        app = create_app(
+            collaborators(
+                inbox=Forgetful(engines), policies=policies, routes=FixedRoutes("composer", "redacting"), engines=engines,
+                claims=ParquetSegments(folder),
+            )
+        )  # fmt: skip
+        settle()
+        with serving(Heart(app)) as url:
+            print(url, flush=True)
+            sys.stdin.read()
 
 
 # --- attacks ----------------------------------------------------------------------------------------------------------------------
@@ -122,12 +154,18 @@ def chat(**more: Any) -> bytes:
     return json.dumps({"model": "composer", "messages": [{"role": "user", "content": "x"}]} | more).encode()
 
 
+def said(*contents: Any) -> bytes:
+    """A conversation in which people and model take turns."""
+    return chat(messages=[{"role": ("user", "assistant")[n % 2], "content": content} for n, content in enumerate(contents)])
+
+
 def tool(parameters: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "f", "parameters": parameters}}
 
 
-def attacks() -> list[Attack]:
+def attacks(context: int) -> list[Attack]:
     """The worst found, per kind: just under the caps, and far above them."""
+    larger = context // CONTEXT
     doubling = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(20)} | {"d20": {"type": "string"}}
     properties = {f"p{n}": {"type": "string", "description": "d" * 30} for n in range(200)}
     big = [tool({"type": "object", "properties": properties}) for _ in range(16)]
@@ -142,7 +180,7 @@ def attacks() -> list[Attack]:
         event | {"policy": "composer", "value": {"a": [drawn.randrange(10**9) for _ in range(1000)]}, "id": f"n{n}"} for n in range(180)
     ]
     return [
-        Attack(name="(what everybody sends)", path="/v1/chat/completions", body=chat()),
+        Attack(name=ORDINARY, path="/v1/chat/completions", body=chat()),
         Attack(name="3 MB of tool schemas", path="/v1/chat/completions", body=chat(tools=big * 14)),
         Attack(name="tool schemas under the cap", path="/v1/chat/completions", body=chat(tools=big)),
         Attack(
@@ -153,20 +191,19 @@ def attacks() -> list[Attack]:
             body=chat(tools=[tool({"properties": {"a": {"pattern": "(a+)+$"}}})]),
         ),
         Attack(
-            name="messages of empty lists", path="/v1/chat/completions", body=chat(messages=[{"role": "user", "content": [[]] * 1_000_000}])
+            name="messages of empty lists", path="/v1/chat/completions", body=said([[]] * 1_000_000)
         ),
         Attack(
-            name="lists in messages under the cap", path="/v1/chat/completions",
-            body=chat(messages=[{"role": "user", "content": [[]] * 19_000}]),
+            name="lists in messages under the cap", path="/v1/chat/completions", body=said([[]] * 19_000 * min(8, larger)),
         ),
         Attack(
-            name="64,000 lists in a small body", path="/v1/chat/completions",
-            body=chat(messages=[{"role": "user", "content": [[]] * 64_000}]),
+            name="64,000 lists in a small body", path="/v1/chat/completions", body=said([[]] * 64_000),
         ),
-        Attack(name="a prompt of 4 MB", path="/v1/chat/completions", body=chat(messages=[{"role": "user", "content": "word " * 800_000}])),
-        Attack(
-            name="a prompt under the cap", path="/v1/chat/completions", body=chat(messages=[{"role": "user", "content": "w" * 130_000}])
-        ),
+        Attack(name="a prompt of 4 MB", path="/v1/chat/completions", body=said("word " * 800_000)),
+        Attack(name="a prompt under the cap", path="/v1/chat/completions", body=said("w" * (64 * context - 1000))),
+        Attack(name="a prompt that fits", path="/v1/chat/completions", body=said("word " * (context * 4 // 5))),
+        Attack(name="a prompt of small messages", path="/v1/chat/completions", body=said(*["word"] * (240 * larger))),
+        Attack(name="messages without a role", path="/v1/chat/completions", body=chat(messages=[{"a": 1}] * 30_000)),
         Attack(
             name="250 kB of phone numbers", path="/v1/events", body=json.dumps(event | {"value": (PHONE * 14_000)[:250_000]}).encode()
         ),
@@ -266,13 +303,13 @@ def others(host: str, until: float, took_s: list[float]) -> None:
     together(ask)
 
 
-def attacking(host: str) -> None:
+def attacking(host: str, context: int) -> None:
     """For each line of standard input, `{"attack", "until"}`, the attack on two connections, as fast as it is answered; then its codes.
 
     A process of its own, and one that steps back: what it costs to send is the attacker's machine's, not the service's.
     """
     os.nice(10)
-    known = {attack.name: attack for attack in attacks()}
+    known = {attack.name: attack for attack in attacks(context)}
     print("ready", flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
@@ -317,24 +354,28 @@ class Bench:
 
     def measured(self, attack: Attack, *, seconds: float, rounds: int) -> dict[str, Any]:
         """One attack's figures: medians over the rounds."""
-        quiet, attacked, late, codes = list[float](), list[float](), list[float](), list[int]()
+        before, attacked, late, codes = list[float](), list[float](), list[float](), list[int]()
         for _ in range(rounds):
-            calm, under = list[float](), list[float]()
-            others(self.host, time.monotonic() + seconds, calm)
+            before.append(self._p99(seconds, sent=None if attack.name == ORDINARY else ORDINARY)[0])
             self.beats()
-            until = time.monotonic() + seconds
-            print(json.dumps({"attack": attack.name, "until": until}), file=self.orders, flush=True)
-            others(self.host, until, under)
-            codes += json.loads(self.codes.readline())
+            found, sent = self._p99(seconds, sent=attack.name)
             late.append(p99(self.beats()))
-            quiet.append(p99(calm))
-            attacked.append(p99(under))
-        ratio = median(a / q for a, q in zip(attacked, quiet, strict=True))
+            attacked.append(found)
+            codes += sent
+        ratio = median(a / b for a, b in zip(attacked, before, strict=True))
         return {
             "worst_input": attack.name, "loop_block_ms_p99": round(1000 * median(late), 1),
             "others_p99_ratio": round(ratio, 2), "refused": round(sum(c == 0 or 400 <= c < 500 for c in codes) / len(codes), 2),
-            "attacks": len(codes), "others_p99_ms": round(1000 * median(attacked), 1), "quiet_p99_ms": round(1000 * median(quiet), 1),
+            "attacks": len(codes), "others_p99_ms": round(1000 * median(attacked), 1), "before_p99_ms": round(1000 * median(before), 1),
         }  # fmt: skip
+
+    def _p99(self, seconds: float, *, sent: str | None) -> tuple[float, list[int]]:
+        """The others' p99 while the attacker sends this, and what it was answered."""
+        took, until = list[float](), time.monotonic() + seconds
+        if sent is not None:
+            print(json.dumps({"attack": sent, "until": until}), file=self.orders, flush=True)
+        others(self.host, until, took)
+        return p99(took), [] if sent is None else json.loads(self.codes.readline())
 
     def beats(self) -> list[float]:
         """How late the loop's beats came since this was asked last."""
@@ -348,23 +389,25 @@ def main(report: Callable[[str], None] = print) -> int:
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a window")
     parser.add_argument("--rounds", type=int, default=5, help="quiet and attacked windows per attack")
     parser.add_argument("--only", default="", help="attacks whose name contains this")
+    parser.add_argument("--context", type=int, default=CONTEXT, help="tokens that fit into a policy's context")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--attack", default="", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve or given.attack:
-        serve() if given.serve else attacking(given.attack)
+        serve(given.context) if given.serve else attacking(given.attack, given.context)
         return 0
     found: list[dict[str, Any]] = []
-    with process("--serve") as (_, said):
+    size = ("--context", str(given.context))
+    with process("--serve", *size) as (_, said):
         host = said.readline().strip().removeprefix("http://")
-        with process("--attack", host) as (orders, codes):
+        with process("--attack", host, *size) as (orders, codes):
             assert codes.readline().strip() == "ready"
             bench = Bench(host=host, orders=orders, codes=codes)
-            for attack in attacks():
+            for attack in attacks(given.context):
                 if given.only in attack.name:
                     found.append(bench.measured(attack, seconds=given.seconds, rounds=given.rounds))
                     report(json.dumps(found[-1]))
-    worst = max(found, key=lambda row: row["others_p99_ratio"])
+    worst = max((row for row in found if row["worst_input"] != ORDINARY or len(found) == 1), key=lambda row: row["others_p99_ratio"])
     report(json.dumps(worst))
     return 0 if worst["others_p99_ratio"] <= BOUND else 1
 

@@ -94,7 +94,7 @@ def test_scoring_what_was_sampled_gives_the_logprobs_it_was_sampled_with(room: R
         chunks = [chunk async for chunk in engines.generate(_asked(room.digest))]
         tokens = [token for chunk in chunks for token in chunk.tokens]
         logged = [logprob for chunk in chunks for logprob in chunk.logprobs]
-        scored = await engines.score(_score(room.digest, chunks[-1].prompt_tokens or [], tokens))
+        scored = await engines.score(_score(room.digest, list(chunks[-1].prompt_tokens or []), tokens))
         assert scored == pytest.approx(logged, abs=2e-5)
 
     room.run(scenario)

@@ -1,5 +1,7 @@
 """One suite over segments in memory and in Parquet files; the files' own promises below."""
 
+from array import array
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,7 @@ def test_a_claimed_payload_is_read_like_any_other_and_a_broken_or_missing_one_is
     store = ParquetSegments(str(tmp_path))
     claim = store.deposit(RICH)
     assert store.deposit(RICH) == claim
+    assert store.deposit(replace(RICH, prompt_tokens=array("i", RICH.prompt_tokens))) == claim, "as a gateway has a long prompt"
     assert store.read([(claim.segment, "rich")]) == {"rich": RICH}
     assert store.holds(claim)
     assert (claim.has_logprobs, claim.bytes > 1_000) == (True, True)

@@ -44,7 +44,7 @@ from app.domain.telemetry.turns import FinishReason, TurnServed
 from app.telemetry.traces import NOWHERE, Span, SpanKind, Traces
 
 log = logging.getLogger("ratchet.api")
-CLAIM_ABOVE_BYTES = 256 * 1024
+CLAIM_ABOVE_BYTES, CLAIM_ABOVE_TOKENS = 256 * 1024, 32 * 1024
 """A turn whose event is larger than this leaves its payload in the trajectory store: brokers take 1 MiB, and hold every byte n times."""
 TOKEN_CHARS = 64
 """A token is hardly ever longer: four characters on average, some runs of blanks or dashes more."""
@@ -293,14 +293,15 @@ class Gateway:
 
     async def _event(self, turn: TurnServed) -> CloudEvent:
         """The turn as an event; a large payload is deposited first. Where that fails the inbox takes it whole, and no broker sees it."""
-        event = turn_event(turn)
-        if len(event.data) <= CLAIM_ABOVE_BYTES:
-            return event
+        if len(turn.prompt_tokens) <= CLAIM_ABOVE_TOKENS:  # what has more is large for sure, and is not written out to be measured
+            event = turn_event(turn)
+            if len(event.data) <= CLAIM_ABOVE_BYTES:
+                return event
         try:
             claim = await asyncio.to_thread(lambda: self.claims.deposit(payload_of(turn)))
         except Unavailable as error:
-            log.error("payload_not_deposited inference_id=%s bytes=%d error=%s", turn.inference_id, len(event.data), error)
-            return event
+            log.error("payload_not_deposited inference_id=%s tokens=%d error=%s", turn.inference_id, len(turn.prompt_tokens), error)
+            return turn_event(turn)
         return turn_event(without_payload(turn, claim))
 
     async def _append_patiently(self, events: Sequence[CloudEvent], *, even_full: bool = True) -> None:

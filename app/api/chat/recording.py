@@ -1,7 +1,7 @@
 """A turn while it is being sampled, and the `TurnServed` it becomes, however it ends."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -19,7 +19,8 @@ from app.domain.telemetry.serving import GenerationChunk
 from app.domain.telemetry.traceparent import TRACEPARENT
 from app.domain.telemetry.turns import MIXED_VERSIONS, UNSCORABLE, Assignment, FinishReason, ToolVerdict, TurnServed, Usage
 
-_encode = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder(enc_hook=list).encode
+"""A long prompt may be an array of its token ids."""
 
 
 @dataclass(kw_only=True)
@@ -40,7 +41,7 @@ class Recording:
     text: str = ""
     tokens: list[int] = field(default_factory=list[int])
     token_logprobs: list[float] = field(default_factory=list[float])
-    prompt_tokens: list[int] | None = None
+    prompt_tokens: Sequence[int] | None = None
     routed_experts: list[list[list[int]]] | None = None
     kept_log_mass: list[float] | None = None
     finish_reason: FinishReason | None = None

@@ -129,6 +129,17 @@ class _Outline(msgspec.Struct, frozen=True, kw_only=True):
     tools: msgspec.Raw = msgspec.Raw(b"")
 
 
+class _Message(msgspec.Struct, frozen=True, gc=False):
+    role: msgspec.Raw
+
+
+class _Roles(msgspec.Struct, frozen=True, gc=False):
+    """The messages, as far as it takes to see that each has a role: reading them ends at the first that has none."""
+
+    messages: list[_Message] = []
+
+
+_roles = msgspec.json.Decoder(_Roles)
 _outline = msgspec.json.Decoder(_Outline)
 OUTLINED_BYTES = 32 * 1024
 """Of a body, from which on its outline is looked at first: 20,000 lists fit into 64 KB."""
@@ -138,8 +149,16 @@ BYTES_PER_CHAR = 4
 
 def _refuse_unread(raw: bytes, limits: Limits) -> None:
     """Refuse what would be refused after decoding, 40 ms a megabyte of small objects in one piece. Raises `BadRequest`."""
+    if raw.count(b'"role"') > limits.nodes // 3:  # an object, its `role` and what that is: three values
+        raise BadRequest(f"the messages have more than {limits.nodes} values", param="messages", code="too_many_values")
     try:
+        _roles.decode(raw)
         outline = _outline.decode(raw)
+    except msgspec.ValidationError as error:
+        if "`role`" not in str(error):
+            return
+        place = str(error).rpartition("$.")[2].rstrip("`")
+        raise BadRequest(f"{place}.role: one of {', '.join(sorted(ROLES))}", param=f"{place}.role") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return  # said in full by who decodes it
     if len(memoryview(outline.tools)) > limits.tool_chars * BYTES_PER_CHAR:

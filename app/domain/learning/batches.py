@@ -1,7 +1,9 @@
 """Batches: immutable manifests of labels, and the token samples that training reads for them."""
 
 import hashlib
+from array import array
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
@@ -133,8 +135,8 @@ class TurnPayload:
     episode_id: str
     policy: str
     version: str
-    prompt_tokens: tuple[int, ...]
-    """[P]"""
+    prompt_tokens: Sequence[int]
+    """[P]; a tuple, or an array on the way into a segment"""
     completion_tokens: tuple[int, ...]
     """[T]"""
     logprobs: tuple[float, ...] | None
@@ -150,19 +152,28 @@ class TurnPayload:
     messages: tuple[dict[str, object], ...] = ()
     completion: str = ""
 
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Prompt and completion, [P + T]."""
+        return (*self.prompt_tokens, *self.completion_tokens)
+
 
 def payload_of(turn: TurnServed) -> TurnPayload:
     """The part of a turn that goes into a segment."""
     experts = turn.routed_experts
     return TurnPayload(
         inference_id=turn.inference_id, episode_id=turn.episode_id, policy=turn.policy, version=turn.version,
-        prompt_tokens=tuple(turn.prompt_tokens), completion_tokens=tuple(turn.completion_tokens),
+        prompt_tokens=_kept(turn.prompt_tokens), completion_tokens=tuple(turn.completion_tokens),
         logprobs=None if turn.logprobs is None else tuple(turn.logprobs),
         routed_experts=None if experts is None else tuple(tuple(tuple(layer) for layer in token) for token in experts),
         kept_log_mass=None if turn.kept_log_mass is None else tuple(turn.kept_log_mass),
         temperature=turn.sampling.temperature, top_p=turn.sampling.top_p, shape=turn.shape or None, finished_at=turn.finished_at,
         messages=tuple(turn.messages), completion=turn.completion,
     )  # fmt: skip
+
+
+def _kept(tokens: Sequence[int]) -> Sequence[int]:
+    return tokens if isinstance(tokens, array) else tuple(tokens)
 
 
 def without_payload(turn: TurnServed, claim: PayloadClaim | msgspec.UnsetType) -> TurnServed:

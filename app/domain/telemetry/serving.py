@@ -1,5 +1,6 @@
 """What the gateway asks of an engine and what comes back, token by token."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -61,8 +62,8 @@ class GenerationChunk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     likely: list[list[Likely]] | None = None
     """Where asked for: for each token itself, then the most likely ones of its place, the likeliest first."""
     finish_reason: FinishReason | None = None
-    prompt_tokens: list[int] | None = None
-    """On the last chunk: the prompt as the engine fed it."""
+    prompt_tokens: Sequence[int] | None = None
+    """On the last chunk: the prompt as the engine fed it; a long one as an array (`app.serving.pieces`)."""
     routed_experts: list[list[list[int]]] | None = None
     """On the last chunk, where asked for and the model has experts: [T, L, K]."""
     kept_log_mass: list[float] | None = None

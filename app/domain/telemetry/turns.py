@@ -3,6 +3,7 @@
 Readers pass over fields that they do not know, see `app.domain.telemetry.events`.
 """
 
+from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -132,7 +133,7 @@ class TurnServed(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[dict[str, Any]]
     """The chat as received (after redaction where the policy asks for it)."""
     completion: str
-    prompt_tokens: list[int]
+    prompt_tokens: Sequence[int]
     """Token ids [P] as fed to the model."""
     completion_tokens: list[int]
     """Token ids [T] as sampled, including the end-of-sequence token where one was sampled."""

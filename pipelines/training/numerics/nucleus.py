@@ -50,6 +50,6 @@ def with_masses(samples: Sequence[Sample], masses: Masses) -> list[Sample]:
 
 def _datum(payload: TurnPayload) -> Datum:
     return Datum(
-        tokens=payload.prompt_tokens + payload.completion_tokens, first_scored=len(payload.prompt_tokens),
+        tokens=payload.tokens, first_scored=len(payload.prompt_tokens),
         temperature=payload.temperature, top_p=payload.top_p, shape=payload.shape, routes=payload.routed_experts,
     )  # fmt: skip

@@ -84,6 +84,20 @@ def test_a_million_lists_in_a_message_are_counted_before_they_are_made() -> None
     assert len(engines.requests) == 1
 
 
+def test_more_messages_than_may_be_are_counted_by_their_roles_and_the_first_without_one_ends_the_reading() -> None:
+    client, _, engines = service(policies=LONG)
+    small = {"role": "user", "content": "word"}
+    said = chat(messages=[small] * 6_667)
+    answer, most = measured(lambda: client.post("/v1/chat/completions", json=said))
+    assert refusal(answer) == (400, "too_many_values", "messages")
+    assert most < 3_000_000, "the body, and not 6,667 objects"
+    answer = client.post("/v1/chat/completions", json=chat(messages=[small, *([{"a": 1}] * 30_000)]))
+    assert refusal(answer) == (400, "invalid_request", "messages[1].role")
+    quoting = [small | {"content": '"role" ' * 10_000}]
+    assert client.post("/v1/chat/completions", json=chat(messages=quoting)).status_code == 200, "a text may speak of roles"
+    assert len(engines.requests) == 1
+
+
 def test_lists_in_a_body_that_is_not_even_large_are_counted_before_they_are_made() -> None:
     client, inbox, _ = service()
     raw = json.dumps(chat(messages=[{"role": "user", "content": [[]] * 64_000}])).encode()
