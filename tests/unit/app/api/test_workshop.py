@@ -1,8 +1,11 @@
 """Long work beside the event loop: where it is done, how much of it waits, and how much of the time it takes."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -69,3 +72,28 @@ def test_work_beside_the_loop_rests_as_long_as_it_took_between_its_steps_and_bef
     took, worked, rested = asyncio.run(story())
     assert took >= 1.8 * worked >= 1.8 * 0.02
     assert rested >= 0.018
+
+
+SETTLED = """
+import gc, json
+from app.api.telemetry.intake import Limits
+from app.main import settle
+settle()
+seen = []
+gc.callbacks.append(lambda phase, info: seen.append(phase))
+body = json.dumps([[]] * Limits().nodes)
+gc.collect()
+seen.clear()
+for _ in range(2):
+    json.loads(body)
+assert not seen, "the collector went through everything while one body was read"
+for _ in range(10):
+    kept = [[] for _ in range(10_000)]
+    kept.append(kept)
+    del kept
+assert seen, "what refers to itself is freed, later"
+"""
+
+
+def test_what_one_body_may_hold_is_read_without_the_collector() -> None:
+    subprocess.run([sys.executable, "-c", SETTLED], check=True, timeout=60, cwd=Path(__file__).resolve().parents[4])

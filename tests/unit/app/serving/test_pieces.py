@@ -35,6 +35,11 @@ def test_what_is_no_token_id_is_refused_wherever_it_stands(wrong: str, before: i
         asyncio.run(numbers(f"[{'7,' * before}{wrong}]".encode()))
 
 
+def test_a_text_of_numbers_is_no_list() -> None:
+    with pytest.raises(msgspec.DecodeError):
+        asyncio.run(numbers(b'"%b7"' % (b"7," * PIECE_BYTES)))
+
+
 def test_other_fields_stay_as_they_were_written() -> None:
     fields, listed = asyncio.run(fields_of(b'{"count": 2, "tokens": [5, 6], "max": 9}', long="tokens"))
     assert ({name: bytes(value) for name, value in fields.items()}, listed) == ({"count": b"2", "max": b"9"}, [5, 6])
