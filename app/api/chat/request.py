@@ -9,7 +9,7 @@ from app.api.chat.shapes import Bias, Penalty, read_choice, read_format, shape_o
 from app.api.entry.access import Caller
 from app.api.errors import HttpError
 from app.api.telemetry.drafts import decode
-from app.api.telemetry.intake import Headers, Limits, characters, check_tree, header
+from app.api.telemetry.intake import Headers, Limits, brackets, characters, check_tree, header
 from app.domain.errors import BadRequest
 from app.domain.ids import hash_actor, uuid7
 from app.domain.policies import PolicyConfig
@@ -152,7 +152,8 @@ def _refuse_unread(raw: bytes, limits: Limits) -> None:
     if raw.count(b'"role"') > limits.nodes // 3:  # an object, its `role` and what that is: three values
         raise BadRequest(f"the messages have more than {limits.nodes} values", param="messages", code="too_many_values")
     try:
-        _roles.decode(raw)
+        if brackets(raw, at_most=limits.nodes // 3, marks=(b"{",)) > limits.nodes // 3:
+            _roles.decode(raw)
         outline = _outline.decode(raw)
     except msgspec.ValidationError as error:
         if "`role`" not in str(error):
@@ -164,7 +165,7 @@ def _refuse_unread(raw: bytes, limits: Limits) -> None:
     if len(memoryview(outline.tools)) > limits.tool_chars * BYTES_PER_CHAR:
         raise _too_many_tools(limits)
     nested = [bytes(value) for message in outline.messages for value in message.values() if bytes(memoryview(value)[:1]) in (b"[", b"{")]
-    if sum(value.count(b"[") + value.count(b"{") for value in nested) > 2 * limits.nodes:
+    if sum(brackets(value, at_most=2 * limits.nodes) for value in nested) > 2 * limits.nodes:
         raise BadRequest(f"the messages have more than {limits.nodes} values", param="messages", code="too_many_values")
 
 

@@ -40,7 +40,7 @@ MOST_BRACKETS = 80_000
 
 def bounded(raw: bytes, *, most: int = MOST_BRACKETS) -> bytes:
     """The body again; refused before it is decoded where that would make too many objects. Raises `BadRequest`."""
-    if brackets(raw) > most:
+    if brackets(raw, at_most=most) > most:
         raise BadRequest(f"the body has more than {most} brackets: send less at once", code="too_many_values")
     return raw
 

@@ -168,7 +168,7 @@ class Desk:
 
     def refuse_crowded(self, raw: msgspec.Raw | bytes) -> None:
         """Refuse what would be refused once it is decoded, in one piece in which nobody else is answered. Raises `BadRequest`."""
-        if len(memoryview(raw)) > self.limits.nodes and brackets(bytes(raw)) > 2 * self.limits.nodes:
+        if len(memoryview(raw)) > self.limits.nodes and brackets(bytes(raw), at_most=2 * self.limits.nodes) > 2 * self.limits.nodes:
             raise BadRequest(f"there are more than {self.limits.nodes} values in it", param="value", code="too_many_values")
 
     def observation(self, draft: Draft, caller: Caller) -> CloudEvent:
