@@ -2,7 +2,7 @@
 
     server      the whole HTTP service with engines that answer at once; a heartbeat on its loop, every 5 ms
     others      small chats and events, one after the other, on two connections
-    attacker    one attack on two connections, as fast as it is answered; bodies are made once, and it steps back (nice 10)
+    attacker    one attack on two connections, as fast as it is answered; bodies are made once; runs when nobody else does (SCHED_IDLE)
 
 Each is a process of its own, so that what it costs to send is not what is measured. Before each attacked window is one in which the
 same two connections send what everybody sends. Per attack `others_p99_ratio` is the others' p99 under attack over that of the window
@@ -306,9 +306,9 @@ def others(host: str, until: float, took_s: list[float]) -> None:
 def attacking(host: str, context: int) -> None:
     """For each line of standard input, `{"attack", "until"}`, the attack on two connections, as fast as it is answered; then its codes.
 
-    A process of its own, and one that steps back: what it costs to send is the attacker's machine's, not the service's.
+    A process of its own, with the time that nobody else wants: what it costs to send is the attacker's machine's, not the service's.
     """
-    os.nice(10)
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     known = {attack.name: attack for attack in attacks(context)}
     print("ready", flush=True)
     for line in sys.stdin:

@@ -16,6 +16,8 @@ HEADERS_S = 10.0
 HEAD_BYTES = 64 * 1024
 """Of headers, or what follows a body, that do not end: four times what is answered, beside what one read brings (up to 256 KB)."""
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+REFUSED_BYTES_PER_S = 100e6
+"""Of a body that was answered before it was there: two senders of megabytes cost everybody else 2 GB a second of reading."""
 BODY_S = 20.0
 """From there until the body is: more than `Limits.body_s`, so that readers answer 408 first."""
 
@@ -62,6 +64,9 @@ class Connection(HttpToolsProtocol):
         """Some of it came."""
         self.gets_on = True
         super().on_body(body)
+        if self.cycle.response_complete:  # refused: read to its end, so that its sender sees the answer, but in no hurry
+            self.flow.pause_reading()
+            self.loop.call_later(len(body) / REFUSED_BYTES_PER_S, self.flow.resume_reading)
 
     def on_message_complete(self) -> None:
         """Await nothing."""

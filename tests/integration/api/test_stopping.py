@@ -53,6 +53,24 @@ def test_an_answer_that_ends_within_the_drain_is_whole() -> None:
     assert msgspec.json.decode(event.data, type=TurnServed).finish_reason == FinishReason.STOP
 
 
+def test_what_was_refused_by_its_size_is_read_to_its_end_in_no_hurry() -> None:
+    size = 40_000_000
+    with (
+        serving(create_app(collaborators())) as url,
+        socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=60) as sent,
+    ):
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: testserver\r\ncontent-type: application/json\r\ncontent-length: {size}\r\n\r\n"
+        began = time.monotonic()
+        sent.sendall(head.encode() + bytes(size))
+        took_s = time.monotonic() - began
+        answer = sent.recv(4096)
+        assert answer.startswith(b"HTTP/1.1 400"), answer
+        assert b"context_length_exceeded" in answer
+        assert took_s > 0.2, "what the kernel holds comes at once, and the rest at a hundred megabytes a second"
+        sent.sendall(b"GET /health HTTP/1.1\r\nhost: testserver\r\n\r\n")
+        assert sent.recv(4096).startswith(b"HTTP/1.1 200"), "and the connection goes on"
+
+
 def test_a_body_that_drips_in_is_a_408_and_does_not_shut_out_others() -> None:
     app = create_app(collaborators(limits=Limits(body_s=2.0)))
     with serving(app) as url:
