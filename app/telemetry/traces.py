@@ -94,7 +94,12 @@ class Traces:
         always: bool = False, **attributes: Attribute,
     ) -> Span | None:  # fmt: skip
         """A span to be ended; without a parent it begins a trace, and `always` asks no lot. None where this one is not taken."""
-        if self._tracer is None or not (always or self._taken(parent)):
+        return self._start(name, kind, parent, started, attributes) if always or self._taken(parent) else None
+
+    def _start(
+        self, name: str, kind: SpanKind, parent: str | None, started: datetime | None, attributes: Mapping[str, Attribute]
+    ) -> Span | None:
+        if self._tracer is None:
             return None
         from opentelemetry.sdk.trace import Span as SdkSpan
         from opentelemetry.trace import SpanKind as Kind
@@ -121,16 +126,14 @@ class Traces:
         **attributes: Attribute,
     ) -> None:
         """A span that is over; nothing where what it belongs to is not traced."""
-        if (
-            parent is not None
-            and (span := self.begin(name, kind=kind, parent=parent, started=started, always=False, **attributes)) is not None
-        ):
+        span = self._start(name, kind, parent, started, attributes) if parent is not None and self._taken(parent) else None
+        if span is not None:
             span.end(at=max(started, ended))
 
     @contextmanager
     def span(self, name: str, *, parent: str | None, kind: SpanKind = SpanKind.INTERNAL, **attributes: Attribute) -> Iterator[Span | None]:
         """A span around work; nothing where what it belongs to is not traced."""
-        span = None if parent is None else self.begin(name, kind=kind, parent=parent, started=None, always=False, **attributes)
+        span = self._start(name, kind, parent, None, attributes) if parent is not None and self._taken(parent) else None
         failed: str | None = None
         try:
             yield span

@@ -325,9 +325,9 @@ def row_of(payload: TurnPayload) -> dict[str, Any]:
     return {
         "inference_id": payload.inference_id, "episode_id": payload.episode_id, "policy": payload.policy, "version": payload.version,
         "prompt_tokens": np.asarray(payload.prompt_tokens, dtype=np.int32), "completion_tokens": payload.completion_tokens,
-        "logprobs": payload.logprobs,
-        "routed_experts": payload.routed_experts, "kept_log_mass": payload.kept_log_mass, "temperature": payload.temperature,
-        "top_p": payload.top_p, "shape": None if payload.shape is None else msgspec.json.encode(payload.shape).decode(),
+        "logprobs": payload.logprobs, "routed_experts": payload.routed_experts, "kept_log_mass": payload.kept_log_mass,
+        "temperature": payload.temperature, "top_p": payload.top_p,
+        "shape": None if payload.shape is None else msgspec.json.encode(payload.shape).decode(),
         "finished_at": payload.finished_at, "messages": msgspec.json.encode(payload.messages).decode(), "completion": payload.completion,
     }  # fmt: skip
 

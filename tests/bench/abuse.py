@@ -267,7 +267,7 @@ def main(report: Callable[[str], None] = print) -> int:
     """Every attack in turn; the worst one last."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a window")
-    parser.add_argument("--rounds", type=int, default=5, help="quiet and attacked windows per attack")
+    parser.add_argument("--rounds", type=int, default=5, help="pairs of windows per attack")
     parser.add_argument("--only", default="", help="attacks whose name contains this")
     parser.add_argument("--context", type=int, default=CONTEXT, help="tokens that fit into a policy's context")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)

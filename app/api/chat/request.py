@@ -9,7 +9,7 @@ from app.api.chat.shapes import Bias, Penalty, read_choice, read_format, shape_o
 from app.api.entry.access import Caller
 from app.api.errors import HttpError
 from app.api.telemetry.drafts import decode
-from app.api.telemetry.intake import Headers, Limits, brackets, characters, check_tree, header
+from app.api.telemetry.intake import BRACKETS, Headers, Limits, characters, check_tree, header, more_than
 from app.domain.errors import BadRequest
 from app.domain.ids import hash_actor, uuid7
 from app.domain.policies import PolicyConfig
@@ -149,10 +149,11 @@ BYTES_PER_CHAR = 4
 
 def _refuse_unread(raw: bytes, limits: Limits) -> None:
     """Refuse what would be refused after decoding, 40 ms a megabyte of small objects in one piece. Raises `BadRequest`."""
-    if raw.count(b'"role"') > limits.nodes // 3:  # an object, its `role` and what that is: three values
+    most = limits.nodes // 3  # an object, its `role` and what that is: three values
+    if more_than(most, raw, b'"role"'):
         raise BadRequest(f"the messages have more than {limits.nodes} values", param="messages", code="too_many_values")
     try:
-        if brackets(raw, at_most=limits.nodes // 3, marks=(b"{",)) > limits.nodes // 3:
+        if more_than(most, raw, b"{"):
             _roles.decode(raw)
         outline = _outline.decode(raw)
     except msgspec.ValidationError as error:
@@ -165,7 +166,7 @@ def _refuse_unread(raw: bytes, limits: Limits) -> None:
     if len(memoryview(outline.tools)) > limits.tool_chars * BYTES_PER_CHAR:
         raise _too_many_tools(limits)
     nested = [bytes(value) for message in outline.messages for value in message.values() if bytes(memoryview(value)[:1]) in (b"[", b"{")]
-    if sum(brackets(value, at_most=2 * limits.nodes) for value in nested) > 2 * limits.nodes:
+    if more_than(2 * limits.nodes, b"".join(nested), *BRACKETS):
         raise BadRequest(f"the messages have more than {limits.nodes} values", param="messages", code="too_many_values")
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from app.api.chat.recording import Recording
-from app.api.telemetry.intake import brackets
+from app.api.telemetry.intake import BRACKETS, more_than
 from app.domain.errors import BadRequest
 from app.domain.telemetry.serving import GenerationChunk
 
@@ -40,7 +40,7 @@ MOST_BRACKETS = 80_000
 
 def bounded(raw: bytes, *, most: int = MOST_BRACKETS) -> bytes:
     """The body again; refused before it is decoded where that would make too many objects. Raises `BadRequest`."""
-    if brackets(raw, at_most=most) > most:
+    if more_than(most, raw, *BRACKETS):
         raise BadRequest(f"the body has more than {most} brackets: send less at once", code="too_many_values")
     return raw
 

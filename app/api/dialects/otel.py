@@ -29,6 +29,7 @@ from app.api.dialects import otlp_json
 from app.api.dialects.counter import Counter
 from app.api.dialects.naming import Signal, inference_of
 from app.api.errors import HttpError
+from app.api.telemetry.intake import more_than
 from app.api.workshop import breathe
 from app.domain.errors import BadRequest, Overloaded
 
@@ -39,7 +40,6 @@ MOST_LOOKED_AT = 20_000
 """Resources, scopes, records and events in one body, whatever about; an exporter sends 512 at once. A microsecond each."""
 TAG, MOST_TAGS = b"\x12", 80_000
 """What begins a record or a value, in texts too: ten milliseconds to parse."""
-COUNTED_BYTES = 64 * 1024
 EMPTY = b"\x12\x00"
 """A record, scope or span of nothing in protobuf: half a million of them fit into a body, and take 40 ms in one piece to parse."""
 MOST_NS = 2**64
@@ -129,21 +129,11 @@ def _crowded() -> BadRequest:
 def _parsed(raw: bytes, form: "Form", *, is_json: bool) -> Any:  # noqa: ANN401 - one of four classes
     if is_json:
         return form.from_json(bounded(raw))
-    if _many(raw, TAG, most=MOST_LOOKED_AT) and (_many(raw, TAG, most=MOST_TAGS) or _many(raw, EMPTY, most=MOST_LOOKED_AT)):
+    if more_than(MOST_LOOKED_AT, raw, TAG) and (more_than(MOST_TAGS, raw, TAG) or more_than(MOST_LOOKED_AT, raw, EMPTY)):
         raise _crowded()
     message = form.message()
     message.ParseFromString(raw)
     return message
-
-
-def _many(raw: bytes, what: bytes, *, most: int) -> bool:
-    """Whether there are more of it than that, looked for no further than where they are; one that is cut in two is not counted."""
-    found = 0
-    for begin in range(0, len(raw), COUNTED_BYTES):
-        found += raw.count(what, begin, begin + COUNTED_BYTES)
-        if found > most:
-            return True
-    return False
 
 
 def _in_logs(message: ExportLogsServiceRequest | otlp_json.Logs) -> Iterator[Evaluation | None]:

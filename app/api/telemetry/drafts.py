@@ -11,7 +11,7 @@ from typing import Annotated, Any, cast, get_args
 import msgspec
 
 from app.api.entry.access import Caller
-from app.api.telemetry.intake import Limits, brackets, characters, check_tags, check_tree
+from app.api.telemetry.intake import BRACKETS, Limits, characters, check_tags, check_tree, more_than
 from app.api.telemetry.redaction import Redactor
 from app.domain.errors import BadRequest
 from app.domain.ids import hash_actor, uuid7
@@ -168,7 +168,7 @@ class Desk:
 
     def refuse_crowded(self, raw: msgspec.Raw | bytes) -> None:
         """Refuse what would be refused once it is decoded, in one piece in which nobody else is answered. Raises `BadRequest`."""
-        if len(memoryview(raw)) > self.limits.nodes and brackets(bytes(raw), at_most=2 * self.limits.nodes) > 2 * self.limits.nodes:
+        if len(memoryview(raw)) > self.limits.nodes and more_than(2 * self.limits.nodes, bytes(raw), *BRACKETS):
             raise BadRequest(f"there are more than {self.limits.nodes} values in it", param="value", code="too_many_values")
 
     def observation(self, draft: Draft, caller: Caller) -> CloudEvent:

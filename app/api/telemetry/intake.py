@@ -3,7 +3,7 @@
 import asyncio
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -243,20 +243,21 @@ def check_tree(value: object, limits: Limits) -> None:
     raise BadRequest(f"the value is nested deeper than {limits.depth} levels", param="value", code="too_deep")
 
 
+BRACKETS = (b"{", b"[")
+"""Decoding makes a list or an object of each, 0.3 us in one piece; those in texts count too."""
 COUNTED_BYTES = 32 * 1024
-"""In which brackets are counted at once: a tenth of a millisecond where there is nothing else."""
+"""Looked through at once: a tenth of a millisecond where there is nothing else."""
 
 
-def brackets(raw: bytes, *, at_most: int, marks: Sequence[bytes] = (b"{", b"[")) -> int:
-    """How many lists and objects decoding can make of this JSON, at most: 0.3 us each in one piece. Those in texts count too; stops
-    counting above `at_most`."""
+def more_than(most: int, raw: bytes, *marks: bytes) -> bool:
+    """Whether the marks stand more than `most` times in it, together; looked for a piece at a time, and no further than that."""
     found = 0
     for start in range(0, len(raw), COUNTED_BYTES):
-        found += sum(raw.count(mark, start, start + COUNTED_BYTES) for mark in marks)
-        if found > at_most:
-            break
+        found += sum(raw.count(mark, start, start + COUNTED_BYTES + len(mark) - 1) for mark in marks)
+        if found > most:
+            return True
         breathe()
-    return found
+    return False
 
 
 def characters(value: object, *, at_most: int) -> int:

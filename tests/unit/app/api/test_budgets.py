@@ -22,7 +22,7 @@ from app.api.chat.gateway import BODY_BYTES, largest_body
 from app.api.entry.access import WAIT_S
 from app.api.telemetry.drafts import LONG_BYTES
 from app.api.telemetry.drafts import members as members_of
-from app.api.telemetry.intake import Limits, characters
+from app.api.telemetry.intake import COUNTED_BYTES, Limits, characters, more_than
 from app.domain.access import Scope
 from app.domain.errors import BadRequest
 from app.domain.policies import SummaryConfig
@@ -374,3 +374,12 @@ def test_arguments_of_tools_are_judged_beside_the_event_loop() -> None:
 def test_characters_counts_names_and_texts_and_stops_where_it_is_told() -> None:
     assert characters({"ab": ["cd", {"e": "fgh"}], "n": 3}, at_most=100) == 9
     assert characters(["x" * 50] * 1000, at_most=100) <= 200
+
+
+@pytest.mark.parametrize("marks", [(b"{", b"["), (b'"role"',), (b"\x12\x00",)])
+@pytest.mark.parametrize("before", [0, 1, COUNTED_BYTES - 4, COUNTED_BYTES - 1])
+def test_what_stands_on_the_border_of_two_pieces_is_counted_once(marks: tuple[bytes, ...], before: int) -> None:
+    raw = b"x" * before + b"".join(marks * 20_000)
+    there = 20_000 * len(marks)
+    assert more_than(there - 1, raw, *marks)
+    assert not more_than(there, raw, *marks)
