@@ -58,6 +58,7 @@ def test_langsmith_feedback_with_a_trace_id_is_stored_when_the_client_says_so_an
     assert [(feedback.key, feedback.score) for feedback in client.list_feedback(run_ids=[run])] == [("user_score", 0)]
     client.delete_feedback(made.id)
     assert list(client.list_feedback(run_ids=[run])) == []
+    client.close()
 
 
 def test_langsmith_raises_where_a_part_of_the_feedback_would_be_lost(url: str, inbox: MemoryInbox) -> None:
@@ -67,6 +68,7 @@ def test_langsmith_raises_where_a_part_of_the_feedback_would_be_lost(url: str, i
     for more in ({"correction": {"a": "x", "b": "y"}}, {"value": {"any": "thing"}}, {"score": 0.2}):
         with pytest.raises(Exception, match=r"correction|value|scale"):
             client.create_feedback(run, "user_score", trace_id=run, session_id=uuid7(), comment="c", **more)  # type: ignore[arg-type]
+    client.close()
     assert inbox.events == {}
 
 

@@ -156,7 +156,8 @@ def test_what_builds_up_in_people_over_releases_shows_in_no_canary_and_here(sqli
     low, high = by_week[0].low, by_week[0].high
     assert low is not None
     assert high is not None
-    assert low < 0.0 < high, "before the first release there is nothing to find"
+    # who is held is drawn anew in each run: 95 of 100 intervals hold zero, and all but one of 10,000 would at twice their width
+    assert abs(low + high) < 2 * (high - low), "before the first release there is nothing to find"
     last = by_week[max(week for week in by_week if week is not None)]
     assert last.high is not None
     assert last.high < -0.05, "tired by eighteen turns, whichever version came last"
