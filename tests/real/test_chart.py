@@ -137,7 +137,7 @@ def test_every_variable_is_a_setting_is_there_once_and_tells_no_secret(rendered:
 
 
 def test_every_process_is_told_where_traces_go_and_none_where_they_go_nowhere(helm: Helm, rendered: dict[str, Rendered]) -> None:
-    done = template(helm, "laptop", "--set", "settings.traces=http://collector:4318", "--set-json", "settings.tracesShare=0.5")
+    done = template(helm, "laptop", "--set", "settings.traces=http://collector:4318", "--set", "settings.tracesShare=0.5")
     assert done.returncode == 0, done.stderr
     told = [variables_of(container) for _, container in containers([one for one in yaml.safe_load_all(done.stdout) if one])]
     assert {one.get("RATCHET_TRACES") for one in told if "RATCHET_DATA" in one} == {"http://collector:4318"}
@@ -204,6 +204,7 @@ def test_the_references_are_what_durability_needs(rendered: dict[str, Rendered])
         ("laptop", ("--set", "processes.api.replica=3"), "additional properties 'replica' not allowed"),
         ("laptop", ("--set", "settings.standby=maybe"), "value must be one of 'required', ''"),
         ("laptop", ("--set", "settings.traces=collector"), "'collector' does not match pattern"),
+        ("laptop", ("--set", "settings.tracesShare=1.5"), "'1.5' does not match pattern"),
         ("laptop", ("--set", "existingSecret="), "existingSecret is empty: make a Secret with"),
         ("laptop", ("--set", "config="), "config is empty: give it a ratchet.toml"),
         ("laptop", ("--set", "settings.weights=s3://ratchet/segments"), "the same place: give each a prefix of its own"),

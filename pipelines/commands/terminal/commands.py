@@ -161,7 +161,7 @@ def logs(process: str | None, lines: int, follow: bool, as_json: bool) -> None:
         files = chosen
     elif not files:
         raise NotFound(f"{folder} has no logs: `ratchet up` writes them; processes that somebody else starts write where that says")
-    places = {file: _last_lines(file, lines, as_json=as_json) for file in files}
+    places = {file: _last_lines(file, lines, whole=follow, as_json=as_json) for file in files}
     while follow:
         time.sleep(POLL_S / 2)
         places = {file: _lines_after(file, place, as_json=as_json) for file, place in places.items()}
@@ -270,8 +270,8 @@ def _say(entry: dict[str, Any], *, as_json: bool) -> None:
     click.echo("".join(c if c.isprintable() else "�" for c in line))
 
 
-def _last_lines(file: Path, lines: int, *, as_json: bool) -> int:
-    """Show the last ones, read from the end: a log may be larger than memory. Returns where it ends."""
+def _last_lines(file: Path, lines: int, *, whole: bool, as_json: bool) -> int:
+    """Show the last ones, read from the end: a log may be larger than memory. `whole`: none that is not. Returns where they end."""
     with file.open("rb") as opened:
         end, tail = opened.seek(0, os.SEEK_END), b""
         place = end
@@ -279,9 +279,11 @@ def _last_lines(file: Path, lines: int, *, as_json: bool) -> int:
             size = min(BLOCK_BYTES, place)
             place = opened.seek(place - size)
             tail = opened.read(size) + tail
+    unfinished = len(tail) - tail.rfind(b"\n") - 1 if whole else 0
+    tail = tail[: len(tail) - unfinished]
     for line in tail.decode(errors="replace").splitlines()[-lines:] if lines else []:
         _say_line(file, line, as_json=as_json)
-    return end
+    return end - unfinished
 
 
 def _lines_after(file: Path, place: int, *, as_json: bool) -> int:

@@ -128,12 +128,12 @@ def following(data: Path, *command: str) -> Iterator[Callable[[], str]]:
 def test_a_log_is_followed_over_the_moment_when_it_was_begun_anew(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "api.log"
     log.parent.mkdir()
-    log.write_text("old\nready\n")
+    log.write_text("old\nready\nsomebody ")
     with following(tmp_path, "logs", "api", "--follow", "--lines", "1") as line:
         assert line() == "api ready"
         with log.open("a") as file:
             file.write("asked \x1b[31m\nhalf a ")
-        assert line() == "api asked �[31m", "what somebody wrote into a log moves no cursor"
+        assert line() == "api somebody asked �[31m", "what somebody wrote into a log moves no cursor"
         with log.open("a") as file:
             file.write("line\n")
         assert line() == "api half a line"
