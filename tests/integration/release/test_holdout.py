@@ -145,12 +145,12 @@ def test_exposures_of_one_moment_are_never_parted(world: WatchedRoom, engine: En
 def test_what_builds_up_in_people_over_releases_shows_in_no_canary_and_here(sqlite_engine: Engine) -> None:
     world = watched_room(sqlite_engine, config=GATES)
     world.traffic = Wearing(engine=sqlite_engine, clock=world.room.clock, behaviours={"v1": Behaviour()}, seed=3)
-    _days(world, 7, people=1_200, known=1_200)
+    _days(world, 7, people=600, known=600)
     for digest in ("v2", "v3", "v4"):
         world.traffic.behaviours[digest] = Behaviour()
         world.traffic.engines_hold(digest)
         world.room.champion(digest)
-        _days(world, 6, people=1_200, known=1_200)
+        _days(world, 6, people=600, known=600)
     open_, book = _open(sqlite_engine), SqlHoldoutBook(sqlite_engine)
     by_week = {r.week: r for r in open_.readings if r.metric == "task_success"}
     low, high = by_week[0].low, by_week[0].high
@@ -166,7 +166,7 @@ def test_what_builds_up_in_people_over_releases_shows_in_no_canary_and_here(sqli
     assert last.difference is not None
     assert last.difference < whole.difference < 0.0
     assert (whole.held.people, whole.beside.people) == tuple(
-        sum(member_of(open_, f"known-{n}") is member for n in range(1_200)) for member in (Member.HELD, Member.BESIDE)
+        sum(member_of(open_, f"known-{n}") is member for n in range(600)) for member in (Member.HELD, Member.BESIDE)
     )
     assert book.sums(open_, week=None)["fault", True].people == whole.held.people
 
