@@ -113,6 +113,8 @@ class Line:
         self._stop.set()
         for thread in self._threads:
             thread.join(20)
+        for sink in self.sinks:
+            sink.close()  # or its thread looks for the broker as long as the tests run
         self.door.close()
 
 
