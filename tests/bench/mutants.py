@@ -1,11 +1,11 @@
 """Change the product on one line at a time and see whether a test notices: `make bench-mutants` (`ARGS="--sample 300"`)
 
 Every file has its turn before any has a second one; the order is decided by `--seed`. For each mutant those tests run that run its line,
-as `make coverage` found (run it first: build/coverage), the nearest and the quickest first, until one fails. Where they are few (a constant
-is read when its module is imported), and without the data, the test files that import its module run, at most `--files` of them. At most
-`--limit` seconds each. A test that fails without it too has caught nothing, and what no test decided in time counts as survived. Left out
-are end-to-end and learning tests, tests of the benches and the PostgreSQL half of the tests that run on both databases
-(`-k "not postgres"`: a server takes seconds to start). So what is printed is a lower bound of what the whole suite catches.
+as `make coverage` found (run it first: build/coverage), the nearest and the quickest first, until one fails; of a constant, a field or a
+default, those that run a line that reads it. Where they are few, and without the data, the test files that import its module run, at most
+`--files` of them. At most `--limit` seconds each. A test that fails without it too has caught nothing, and what no test decided in time
+counts as survived. Left out are end-to-end and learning tests, tests of the benches and the PostgreSQL half of the tests that run on both
+databases (`-k "not postgres"`: a server takes seconds to start). So what is printed is a lower bound of what the whole suite catches.
 
 Who has read a survivor and found that it changes nothing anybody can see writes it down in tests/data/equivalent_mutants.txt, with the
 reason. `--resume FILE` appends to a file of JSON lines and passes over what it holds; with `--again` it tries anew what survived there,
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from typing import Any
 from tests.bench.mutating.covering import Covered
 from tests.bench.mutating.mutants import Mutant, apply, sample
 from tests.bench.mutating.reach import Reach
+from tests.bench.mutating.readers import readers_of
 from tests.bench.mutating.trying import Copy, Outcome, preload
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,14 +97,21 @@ def _try(options: argparse.Namespace, wanted: Iterable[Mutant]) -> list[dict[str
             if time.monotonic() > until:
                 break
             near = reach.tests_of(mutant.file, at_most=options.files)
-            tests = list(options.tests) or covered.tests_of(mutant.file, mutant.line, near=near)
-            tests += near if len(tests) < FEW and not options.tests else []
+            tests = list(options.tests) or _tests_of(mutant, covered, near)
             rows.append(_row(mutant, copy.attempt(mutant.file, partial(apply, mutant), tests, limit_s=options.limit)))
             print(f"# {rows[-1]['by'] or 'survived'} | {mutant.name} ({rows[-1]['seconds']} s)", flush=True)
             if options.resume:
                 with options.resume.open("a") as file:
                     file.write(json.dumps(rows[-1]) + "\n")
     return rows
+
+
+def _tests_of(mutant: Mutant, covered: Covered, near: Sequence[str]) -> list[str]:
+    """Those that run its line, or read what it sets; where they are few, whatever imports its module."""
+    tests = covered.tests_of((mutant.file, mutant.line), near=near)
+    if len(tests) < FEW:
+        tests += [test for test in covered.tests_of(*readers_of(ROOT, mutant.file, mutant.line), near=near) if test not in tests]
+    return tests if len(tests) >= FEW else [*tests, *near]
 
 
 def _row(mutant: Mutant, outcome: Outcome) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import coverage
 
+from tests.bench.mutating.readers import Line
+
 BUDGET_S = 45.0
 """Of tests for one mutant, by what they took when they were measured."""
 
@@ -19,15 +21,17 @@ class Covered:
     def __init__(self, kept: Path) -> None:
         self._data = [_read(path) for path in sorted(kept.glob("*/all"))]
         self._seconds: dict[str, float] = {}
+        self._known: dict[str, list[dict[int, list[str]]]] = {}
         for path in kept.glob("*/durations"):
             for line in path.read_text().splitlines():
                 test, seconds = json.loads(line)
                 self._seconds[test] = self._seconds.get(test, 0.0) + seconds
 
-    def tests_of(self, file: str, line: int, *, near: Sequence[str]) -> list[str]:
-        """Tests that ran the line (or the beginning of its statement), as far as the budget goes: those in the files that are `near` first,
-        then the quickest; without those that failed when they were measured and those on PostgreSQL."""
-        ran = {test for test in self._contexts(file, line) if test in self._seconds and "[postgres" not in test}
+    def tests_of(self, *lines: Line, near: Sequence[str]) -> list[str]:
+        """Tests that ran one of the lines (or the beginning of its statement), as far as the budget goes: those of `near` files first, then
+        the quickest; without those that failed when they were measured and those on PostgreSQL."""
+        contexts = {test for file, line in lines for test in self._contexts(file, line)}
+        ran = {test for test in contexts if test in self._seconds and "[postgres" not in test}
         ordered = sorted(ran, key=lambda test: (test.partition("::")[0] not in near, self._seconds[test]))
         return list(self._within(ordered))
 
@@ -40,13 +44,18 @@ class Covered:
 
     def _contexts(self, file: str, line: int) -> set[str]:
         found: set[str] = set()
-        for data in self._data:
-            for measured in data.measured_files():
-                if measured.endswith(f"/{file}"):
-                    lines = data.contexts_by_lineno(measured)
-                    ran = next((at for at in range(line, max(0, line - STATEMENT), -1) if lines.get(at)), None)
-                    found.update(lines[ran] if ran is not None else ())
+        for lines in self._lines(file):
+            ran = next((at for at in range(line, max(0, line - STATEMENT), -1) if lines.get(at)), None)
+            found.update(lines[ran] if ran is not None else ())
         return found
+
+    def _lines(self, file: str) -> list[dict[int, list[str]]]:
+        """Who ran which line of a file, by each part that was measured."""
+        if file not in self._known:
+            self._known[file] = [
+                data.contexts_by_lineno(place) for data in self._data for place in data.measured_files() if place.endswith(f"/{file}")
+            ]
+        return self._known[file]
 
 
 def _read(path: Path) -> coverage.CoverageData:

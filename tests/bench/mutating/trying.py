@@ -111,7 +111,8 @@ class Copy:
         if status == PASSED:
             return Outcome(seconds=seconds)
         text = log.read_text(errors="replace")
-        names = [line.partition(" ")[2].partition(" - ")[0] for line in text.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))]
+        told = [line for line in text.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))]
+        names = [line.partition(" ")[2].partition(" - ")[0] for line in told]
         return Outcome(failed=names[0] if names else f"exit {status}: {text[-300:]}", seconds=seconds)
 
     def _keeps(self, changed: tuple[Path, str] | None) -> bool:

@@ -16,6 +16,7 @@ from tests.bench.covering import by_room
 from tests.bench.mutating.covering import Covered
 from tests.bench.mutating.mutants import Mutant, apply, is_sound, mutants_of, sample
 from tests.bench.mutating.reach import Reach
+from tests.bench.mutating.readers import readers_of
 from tests.bench.mutating.trying import Outcome
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -148,10 +149,27 @@ def test_the_tests_that_ran_a_line_are_asked_the_near_and_the_quick_ones_first(t
     (tmp_path / "1-of-1" / "durations").write_text("\n".join(times * 2))  # of setting up and of running
     covered = Covered(tmp_path)
     expected = ["near.py::slow", "far.py::quick", "far.py::slow"]  # 39 of 45 seconds
-    assert covered.tests_of("app/db/a.py", 10, near=["near.py"]) == expected
-    assert covered.tests_of("app/db/a.py", 12, near=["near.py"]) == expected, "a line of the statement that begins at 10"
-    assert covered.tests_of("app/db/a.py", 9, near=["near.py"]) == []
-    assert covered.tests_of("app/db/c.py", 10, near=[]) == []
+    assert covered.tests_of(("app/db/a.py", 10), near=["near.py"]) == expected
+    assert covered.tests_of(("app/db/a.py", 12), near=["near.py"]) == expected, "a line of the statement that begins at 10"
+    assert covered.tests_of(("app/db/a.py", 9), near=["near.py"]) == []
+    assert covered.tests_of(("app/db/c.py", 10), near=[]) == []
+    assert covered.tests_of(("app/db/c.py", 10), ("app/db/a.py", 20), ("app/db/b.py", 1), near=["near.py"]) == expected
+
+
+def test_what_is_set_at_import_is_noticed_where_it_is_read(tmp_path: Path) -> None:
+    files = {
+        "app/a.py": "MOST = 3\n_OWN = 4\nclass Row:\n    width: int = 5\ndef grown(by=1):\n    size = by * MOST\n    return size + _OWN\n",
+        "pipelines/b.py": "from app.a import MOST\n_OWN = 1\nprint(Row().width, MOSTLY)\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (constant, private, field, default, body) = (readers_of(tmp_path, "app/a.py", line) for line in (1, 2, 4, 5, 6))
+    assert constant == [("app/a.py", 6), ("pipelines/b.py", 1)]
+    assert private == [("app/a.py", 7)], "another module's is another one"
+    assert field == [("pipelines/b.py", 3)]
+    assert {line for _, line in default} >= {6, 7}
+    assert body == []
 
 
 def test_files_of_a_room_are_counted_together() -> None:
