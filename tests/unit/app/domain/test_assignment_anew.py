@@ -91,6 +91,11 @@ def test_the_lasting_cohort_is_drawn_once_and_never_gets_the_candidate() -> None
             assert _is(len(got), len(PEOPLE) - len(kept), share)
 
 
+def test_a_canary_that_asks_for_no_lasting_cohort_has_none() -> None:
+    route = Route(policy="tab", pointer=POINTER, canary_digest="v2", canary_release="r2", canary_stage=1, canary_share=0.25)
+    assert not any(is_lasting(assign(route, person, at=AT).stage) for person in PEOPLE[:500])
+
+
 def test_the_holdback_takes_as_many_of_the_lasting_cohort_as_of_the_others() -> None:
     """Else whoever is seen in the canary at all would say something about the cohort; both are told apart by their stage."""
     route = replace(CANARY, pointer=HELD.pointer, canary_lasting=0.2)

@@ -85,3 +85,8 @@ def test_a_loop_that_does_not_ask_any_more_is_seen() -> None:
     stopping = own.rounds(lambda: False)
     assert [stopping(), stopping()] == [False, False]
     assert b"ratchet_process_rounds_total 2.0" in own.text()
+
+
+def test_a_process_shows_what_it_takes_of_the_machine_and_in_a_test_it_need_not() -> None:
+    shows = [b"process_resident_memory_bytes" in Instruments("relay", libraries=libraries).text() for libraries in (True, False)]
+    assert shows == [True, False]

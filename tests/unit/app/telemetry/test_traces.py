@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -12,8 +13,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from app.api.chat.recording import turn_event
 from app.domain.errors import BadConfig
+from app.domain.release.releases import Release, ReleaseState
 from app.domain.telemetry.events import envelope
 from app.domain.telemetry.traceparent import TRACEPARENT, traceparent_in
+from app.release.tracing import traced
 from app.settings import from_environment
 from app.telemetry.traces import MOST_LINKS, NOWHERE, SpanKind, Traces
 from tests.fakes.served import turn
@@ -87,6 +90,25 @@ def test_of_an_error_its_class_is_told_and_not_what_it_says() -> None:
     (span,) = kept.spans
     assert dict(span.attributes or {}) == {"error.type": "ValueError"}
     assert (span.events, span.status.description) == ((), None)
+
+
+def test_a_release_is_told_state_by_state_where_its_version_was_made_in_a_trace() -> None:
+    kept, before = Kept(share=0.0), release_in(ReleaseState.CANARY, stage=1)
+    after = replace(before, state=ReleaseState.READY, stage=None, changed_at=NOW + timedelta(minutes=5))
+    traced(kept.traces, lambda policy, digest: {TRACEPARENT: TAKEN} if (policy, digest) == ("composer", "d2") else {})(before, after)
+    traced(kept.traces, lambda policy, digest: {})(before, after)
+    (span,) = kept.spans
+    assert (span.name, span.parent is not None and f"{span.parent.span_id:016x}") == ("release CANARY", TAKEN[36:52])
+    assert (span.end_time or 0) - (span.start_time or 0) == 300_000_000_000
+    told = span.attributes or {}
+    assert (told["ratchet.state"], told["ratchet.stage"], told["ratchet.release"]) == ("READY", 1, "r2")
+
+
+def release_in(state: ReleaseState, *, stage: int | None) -> Release:
+    return Release(
+        id="r2", policy="composer", digest="d2", version_name="v2", state=state, generation=3, stage=stage, champion_digest="d1",
+        champion_generation=1, evidence_digest=None, reason=None, created_at=NOW, changed_at=NOW,
+    )  # fmt: skip
 
 
 def test_a_batch_names_no_more_turns_than_a_collector_takes() -> None:
