@@ -1,8 +1,11 @@
 """How many threads a decoding step takes: as many as are fastest now, because what else wants these cores comes and goes.
 
 On two idle cores two threads decode 64 rows in 125 ms where one takes 200; beside two busy processes one takes 340 and two take 500,
-since a thread that has to wait for its core keeps the other one waiting at every product. So every few seconds some steps are taken
+since a thread that has to wait for its core keeps the other one waiting at every product. So every few seconds some rounds are taken
 in turn with the number in use and with its neighbours, and the fastest one stays.
+
+A round is a step of every version that decodes, and only rounds without a prompt are compared: a token of a prompt costs a tenth of one
+that is decoded, and one of a version with many rows half of one with few.
 """
 
 import logging
@@ -15,10 +18,13 @@ import torch
 log = logging.getLogger(__name__)
 
 EVERY_S = 5.0
-ROUNDS = 3
-"""Steps tried with each number, turn and turn about."""
+ROUNDS = 4
+"""Compared with each number, turn and turn about; the slowest of them does not count, because what disturbs a machine for a moment must
+not choose for seconds."""
+MOST_ROUNDS = 40
+"""Taken for one comparison; where prompts are fed in so many, all stays as it is."""
 BETTER = 0.9
-"""Another number takes over when its steps last less than this share of the present one's."""
+"""Another number takes over when its rounds last less than this share of the present one's."""
 
 
 class Threads:
@@ -32,30 +38,34 @@ class Threads:
         self._use, self._clock = use, clock
         self.count = most
         self._trial: list[int] = []
+        """Numbers that are being compared, the next one first; empty between two comparisons."""
         self._seen: dict[int, list[float]] = {}
+        self._taken = 0
         self._due = float("-inf")
 
     def begin(self) -> None:
         """On the thread that decodes, before anything else."""
         self._use(self.count)
 
-    def step(self, act: Callable[[], int]) -> None:
-        """Run one step; `act` returns how many tokens it fed, which is what its time is measured by."""
+    def round(self, act: Callable[[], int]) -> None:
+        """Take one round; `act` returns how many tokens it decoded, by which its time is measured, and 0 where it says nothing."""
         if len(self._ladder) == 1:
             act()
             return
         if not self._trial and self._clock() >= self._due:
-            self._trial, self._seen = self._neighbours() * ROUNDS, {}
+            self._trial, self._seen, self._taken = self._neighbours(), {}, 0
         if not self._trial:
             act()
             return
-        count = self._trial.pop()
-        self._use(count)
+        self._use(self._trial[0])
         began = self._clock()
-        fed = act()
-        if fed:
-            self._seen.setdefault(count, []).append((self._clock() - began) / fed)
-        if not self._trial:
+        decoded = act()
+        self._taken += 1
+        if decoded:
+            count = self._trial.pop(0)
+            self._seen.setdefault(count, []).append((self._clock() - began) / decoded)
+            self._trial += [count] * (len(self._seen[count]) < ROUNDS)
+        if not self._trial or self._taken >= MOST_ROUNDS:
             self._decide()
 
     def _neighbours(self) -> list[int]:
@@ -63,12 +73,12 @@ class Threads:
         return self._ladder[max(0, at - 1) : at + 2]
 
     def _decide(self) -> None:
-        """By the least of each number's steps: what disturbs a machine for a moment must not choose for seconds."""
-        least = {count: min(lasted) for count, lasted in self._seen.items()}
-        if self.count in least:
-            fastest = min(least, key=least.__getitem__)
-            if least[fastest] < BETTER * least[self.count]:
+        if not self._trial:
+            lasted = {count: sum(sorted(seconds)[:-1]) for count, seconds in self._seen.items()}
+            fastest = min(lasted, key=lasted.__getitem__)
+            if lasted[fastest] < BETTER * lasted[self.count]:
                 log.info("threads count=%d before=%d", fastest, self.count)
                 self.count = fastest
+        self._trial = []
         self._use(self.count)
         self._due = self._clock() + EVERY_S

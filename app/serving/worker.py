@@ -269,11 +269,7 @@ class Worker:
                 if command is None:
                     return
                 command()
-            for digest, decoder in self._decoders.items():
-                if decoder.busy:
-                    self._step(digest, decoder)
-                elif digest in self._leaving:
-                    self._free(digest)
+            self._threads.round(self._round)
             self._deliver(self._news())
             if self._asked:
                 self._score(*self._asked.popleft())
@@ -307,14 +303,22 @@ class Worker:
         except queue.Empty:
             return commands
 
-    def _step(self, digest: str, decoder: Decoder) -> None:
-        def step() -> int:
-            fed = decoder.fed
-            self.sampled_tokens += len(decoder.step())
-            return decoder.fed - fed
+    def _round(self) -> int:
+        """A step of every version that decodes, and the end of those that have nothing to do any more. Returns how many tokens were decoded;
+        0 where prompts were fed, too."""
+        decoded, prompts = 0, False
+        for digest, decoder in self._decoders.items():
+            if decoder.busy:
+                fed, prompted = decoder.fed, decoder.prompted
+                self._step(digest, decoder)
+                decoded, prompts = decoded + decoder.fed - fed, prompts or decoder.prompted != prompted
+            elif digest in self._leaving:
+                self._free(digest)
+        return 0 if prompts else decoded
 
+    def _step(self, digest: str, decoder: Decoder) -> None:
         try:
-            self._threads.step(step)
+            self.sampled_tokens += len(decoder.step())
         except Exception as error:
             # one broken step (out of memory, say) costs the requests of its batch, not the engine
             log.exception("step failed digest=%s", digest)

@@ -57,8 +57,8 @@ class Decoder:
         self._draft_rows = draft_rows
         self.drafted = self.accepted = 0
         """Tokens that were fed ahead, and those of them that were drawn."""
-        self.fed = 0
-        """Tokens that went through the model, prompts' included."""
+        self.fed = self.prompted = 0
+        """Tokens that went through the model, prompts' included; those of prompts."""
         self.max_rows = max_rows
         self._chunk = chunk
         self._cache = KeyValues(max_rows=max_rows)
@@ -259,7 +259,7 @@ class Decoder:
         tokens, positions = torch.tensor([generation.prompt[start:stop]], device=device), torch.arange(start, stop, device=device)[None]
         hidden = self._body(tokens, positions, self._cache, width=stop)
         generation.cached = stop
-        self.fed += count
+        self.fed, self.prompted = self.fed + count, self.prompted + count
         return hidden, self._recorder.take()
 
     # --- tokens -----------------------------------------------------------------------------------------------------------------

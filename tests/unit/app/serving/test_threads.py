@@ -31,7 +31,7 @@ def run(threads: Threads, machine: Machine, *, seconds: float, fed: int = 8) -> 
     machine.used.clear()
     until = machine.now + seconds
     while machine.now < until:
-        threads.step(machine.step(fed))
+        threads.round(machine.step(fed))
     return machine.used
 
 
@@ -73,9 +73,38 @@ def test_of_many_cores_the_best_number_is_found_step_by_step(most: int) -> None:
     assert threads.count == 2
 
 
-def test_steps_that_feed_nothing_decide_nothing() -> None:
+def test_rounds_that_say_nothing_decide_nothing() -> None:
     machine = Machine({1: 0.001, 2: 0.002})
     run(threads := started(machine, 2), machine, seconds=60, fed=0)
+    assert threads.count == 2
+
+
+def test_rounds_with_prompts_between_the_others_are_passed_over() -> None:
+    machine = Machine({1: 0.003, 2: 0.002})
+    threads = started(machine, 2)
+
+    def prompt() -> int:
+        machine.used.append(machine.count)
+        machine.now += 0.0001  # by the token, quicker than anything
+        return 0
+
+    for _ in range(400):
+        threads.round(prompt if machine.count == 1 and len(machine.used) % 3 else machine.step())
+    assert threads.count == 2
+    assert {1, 2} == set(machine.used)
+
+
+def test_of_a_numbers_rounds_the_slowest_does_not_count() -> None:
+    """One of four with two threads takes ten times as long: the others are faster than those with one."""
+    machine = Machine({1: 0.003, 2: 0.002})
+    threads, disturbed = started(machine, 2), iter([False, False, True])
+
+    def act() -> int:
+        machine.now += 8 * machine.seconds[machine.count] * (10 if machine.count == 2 and next(disturbed, False) else 1)
+        return 8
+
+    for _ in range(20):
+        threads.round(act)
     assert threads.count == 2
 
 
@@ -88,7 +117,7 @@ def test_a_step_that_breaks_is_not_the_end() -> None:
 
     for _ in range(4):
         with pytest.raises(RuntimeError, match="out of memory"):
-            threads.step(broken)
+            threads.round(broken)
     run(threads, machine, seconds=2 * EVERY_S)
     assert threads.count == 1
 
