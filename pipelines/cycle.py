@@ -98,6 +98,8 @@ class CyclePorts:
     """What is running, for the versions it makes."""
     ahead: Callable[[str], str | None] = lambda _policy: None
     """The candidate to continue from while it or an older one is being judged, by digest; None is the champion (`[schedule] chain`)."""
+    rehearse: Callable[[str, BatchManifest], None] = lambda _champion, _batch: None
+    """Told when a batch is cut: the champion's half of what the judges will ask may begin beside the update."""
     traces: Traces = NOWHERE
     traced: Callable[[Sequence[str]], Sequence[str]] = lambda _turns: ()
     """The trace contexts of turns, for the spans that a batch is linked to."""
@@ -184,6 +186,7 @@ class _Turn:
     def learned(self) -> tuple[Version, TrainingRun]:
         """A new candidate from the slot's labels."""
         batch = self.step("batch", self.cut)
+        self._ports.rehearse(self._pointer.digest, batch)
         run = self.step("train", lambda: self.update(batch))
         return self.step("register", lambda: self.register(run)), run
 

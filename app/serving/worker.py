@@ -304,8 +304,8 @@ class Worker:
             return commands
 
     def _round(self) -> int:
-        """A step of every version that decodes, and the end of those that have nothing to do any more. Returns how many tokens were decoded;
-        0 where prompts were fed, too."""
+        """A step of every version that decodes, and the end of those that have nothing to do any more. Returns how many tokens were
+        decoded; 0 where prompts were fed, too."""
         decoded, prompts = 0, False
         for digest, decoder in self._decoders.items():
             if decoder.busy:

@@ -28,6 +28,7 @@ from pipelines.evaluation.suites.execution import Examination
 from pipelines.evaluation.suites.judge_model import open_judge
 from pipelines.evaluation.suites.offline import OfflineGate
 from pipelines.evaluation.suites.offline_config import OfflineConfig
+from pipelines.evaluation.suites.rehearsal import Rehearsal
 from pipelines.evaluation.suites.suites import load_suite
 from pipelines.labelling.corrections import correction_of
 from pipelines.labelling.follow_up.agreement import open_reader
@@ -67,12 +68,17 @@ def loop_world(settings: Settings, config: LoopConfig, policies: dict[str, Polic
         corrections=lambda batch: corrections_of(settings, config, policies, batch),
         pinned=lambda policy: {digest for of, digest in engines.wanted() if of == policy} | {ledger.pointer(policy).anchor},
     )  # fmt: skip
-    batches = wiring.batch_store(settings)
+    batches, rehearsal = wiring.batch_store(settings), Rehearsal()
+
+    def rehearse(champion: str, batch: BatchManifest) -> None:
+        offline_gate(settings, config.offline, rehearsal=rehearsal).rehearse(policy=batch.policy, champion=champion, batch=batch.id)
+
     ports = CyclePorts(
         cycles=wiring.cycle_book(settings), batches=batches, versions=wiring.version_book(settings), weights=weights,
         releases=wiring.release_desk(settings, terms=terms_of(config.gates, owner=owner_of(settings.config)), traces=traces),
         registry=wiring.registry(settings), training=training,
-        progress=progress, judges=judges_of(settings, config, policies), pretrained=lambda policy: pretrained_release(ledger, policy),
+        progress=progress, judges=judges_of(settings, config, policies, rehearsal=rehearsal), rehearse=rehearse,
+        pretrained=lambda policy: pretrained_release(ledger, policy),
         clock=wiring.clock(settings), code=wiring.code_version(), ahead=lambda policy: ahead(policy)[0],
         traces=traces, traced=lambda turns: wiring.traced_turns(settings, turns) if traces.on else (),
     )  # fmt: skip
@@ -141,7 +147,9 @@ async def connected(settings: Settings) -> AsyncGenerator[Engines]:
 WEEK_S = 604_800
 
 
-def offline_gate(settings: Settings, config: OfflineConfig, *, sealed: bool = False) -> OfflineGate:
+def offline_gate(
+    settings: Settings, config: OfflineConfig, *, sealed: bool = False, rehearsal: Rehearsal | None = None
+) -> OfflineGate:  # fmt: skip
     """This week's open tasks of the configured suites over the engines, or their sealed split; paths are relative to the configuration."""
     folder = settings.config.parent if settings.config else settings.data
     week, chosen = int(utc_now().timestamp()) // WEEK_S, [s for s in config.suites if s.sealed_share > 0.0 or not sealed]
@@ -149,7 +157,7 @@ def offline_gate(settings: Settings, config: OfflineConfig, *, sealed: bool = Fa
         config=config, suites=tuple(load_suite(suite, folder=folder, week=week, sealed=sealed) for suite in chosen),
         connect=lambda: connected(settings), scores=wiring.score_book(settings), progress=wiring.progress_log(settings),
         judge=open_judge(config), examination=examination(config), clock=utc_now, gate=GateName.SEALED if sealed else GateName.OFFLINE,
-        pairs=wiring.pair_book(settings),
+        pairs=wiring.pair_book(settings), rehearsal=rehearsal,
     )  # fmt: skip
 
 
@@ -158,7 +166,9 @@ def examination(config: OfflineConfig) -> Examination:
     return Examination.from_config(config, wiring.boxes(trusted=config.allow_weak_isolation))
 
 
-def judges_of(settings: Settings, config: LoopConfig, policies: dict[str, PolicyConfig]) -> dict[GateName, Judge]:
+def judges_of(
+    settings: Settings, config: LoopConfig, policies: dict[str, PolicyConfig], *, rehearsal: Rehearsal | None = None
+) -> dict[GateName, Judge]:  # fmt: skip
     """Every offline gate of a cycle, in the order in which they are asked."""
     offline_gate(settings, config.offline)  # a suite that cannot be read is refused now, not in five hours
     history = wiring.run_history(settings)
@@ -174,10 +184,11 @@ def judges_of(settings: Settings, config: LoopConfig, policies: dict[str, Policy
         return judge_health(case.run, config=config.gates, now=utc_now(), history=line)
 
     def ask_offline(case: Case) -> GateResult:
-        offline, policy = offline_gate(settings, config.offline), case.candidate.policy
+        offline, policy = offline_gate(settings, config.offline, rehearsal=rehearsal), case.candidate.policy
         learned = wiring.learned_answers(settings, policy, batch=case.run.batch_id)
         return offline.decide(
-            policy=policy, candidate=case.candidate.digest, champion=case.champion.digest, learned=learned, release=case.release.id
+            policy=policy, candidate=case.candidate.digest, champion=case.champion.digest, learned=learned, release=case.release.id,
+            batch=case.run.batch_id,
         )  # fmt: skip
 
     def ask_off_policy(case: Case) -> GateResult:

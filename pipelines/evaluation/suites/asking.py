@@ -41,6 +41,8 @@ class Asking:
     progress: ProgressLog
     judge: JudgeModel | None
     examination: Examination
+    task: str = "evaluation"
+    """What its progress is called."""
     heard: Callable[[Suite, Task, int, str, str], None] = lambda suite, task, sample, digest, text: None
     """Hears every answer as it comes: the suite, the task, which sample, of which version, the text."""
 
@@ -52,7 +54,7 @@ class Asking:
         places = asyncio.Semaphore(self.config.concurrency)
         total, done = sum(len(suite.tasks) * suite.config.samples for suite in suites) * len(versions), 0
         detail: dict[str, Any] = {"suites": [suite.config.name for suite in suites], "digests": list(versions)}
-        self.progress.report(policy, "evaluation", 0, total, detail)
+        self.progress.report(policy, self.task, 0, total, detail)
         began: list[float] = []
 
         async def one(suite: Suite, task: Task, sample: int, digest: str) -> float:
@@ -63,7 +65,7 @@ class Asking:
                 score = await asyncio.to_thread(grade, task.grader, text, examination=self.examination, judge=self.judge)
             began.append(asked_at)
             done += 1
-            self.progress.report(policy, "evaluation", done, total, detail)
+            self.progress.report(policy, self.task, done, total, detail)
             return score
 
         async with self.connect() as engines, asyncio.TaskGroup() as group:

@@ -6,9 +6,10 @@
 ```
 
 Answers are sampled by the engines that will serve the candidate, so what is judged is what would be served. The champion answers afresh
-for every candidate: a champion is champion because its draw was a good one, and later candidates held against that same draw would have
-to beat its luck (of 150 identical ones the last 60 passed 2 %). Scores are remembered under the comparison alone, so that a killed cycle
-goes on with the answers it has. An engine or grader that fails makes the gate inconclusive; it never scores zero by accident.
+for every candidate, while that is being made where it may (`rehearsal.py`): a champion is champion because its draw was a good one, and
+later candidates held against that same draw would have to beat its luck (of 150 identical ones the last 60 passed 2 %). Scores are
+remembered under the comparison alone, so that a killed cycle goes on with the answers it has. An engine or grader that fails makes the
+gate inconclusive; it never scores zero by accident.
 
 A suite that an equal candidate would seldom pass is refused with what would help (`min_power`): it would stop the loop and look like a
 broken product. One suite meets 144 candidates a month, so its level is invested (`statistics/alpha_investing.py`).
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -45,6 +47,7 @@ from pipelines.evaluation.suites.contamination import contaminated
 from pipelines.evaluation.suites.execution import Examination
 from pipelines.evaluation.suites.graders import JudgeModel
 from pipelines.evaluation.suites.offline_config import OfflineConfig, SuiteClass
+from pipelines.evaluation.suites.rehearsal import Half, Rehearsal
 from pipelines.evaluation.suites.suites import GraderKind, Suite
 
 Compared: TypeAlias = tuple[Scores, Scores]
@@ -83,18 +86,28 @@ class OfflineGate:
     gate: GateName = GateName.OFFLINE
     pairs: PairBook | None = None
     """Where both versions' answers are kept for people to judge blind; None keeps none."""
+    rehearsal: Rehearsal | None = None
+    """Where the champion's answers may be already."""
+
+    def rehearse(self, *, policy: str, champion: str, batch: str) -> None:
+        """Let the champion begin with its half of the comparison with the candidate that this batch will make, where it may."""
+        if self.rehearsal is not None and self.config.rehearse:
+            draw = self._draw(champion, batch)
+            asked = partial(self._half, policy, self.suites, champion, draw, Hearing(), task="rehearsal")
+            self.rehearsal.begin(policy, self._comparison(draw), asked)
 
     def decide(
-        self, *, policy: str, candidate: str, champion: str, learned: Iterable[str] = (), release: str | None = None
+        self, *, policy: str, candidate: str, champion: str, learned: Iterable[str] = (), release: str | None = None, batch: str = ""
     ) -> GateResult:  # fmt: skip
         """Judge a candidate (digest) against the champion (digest). Never raises what an operator could act on: it is inconclusive.
 
         Tasks whose solution is in `learned` (the texts that the candidate was trained on) count for neither. Pairs for people are kept
-        with the `release`.
+        with the `release`. `batch` is what the candidate was made of, where it was made of one.
         """
         known = contaminated([task for suite in self.suites for task in suite.tasks], learned)
+        draw = self._draw(champion, batch or candidate)
         try:
-            scores = self._asked(policy, champion=champion, candidate=candidate, release=release, known=known)
+            scores = self._asked(policy, champion=champion, candidate=candidate, draw=draw, release=release, known=known)
         except (RatchetError, ValueError) as error:
             return self._result(candidate, Verdict.INCONCLUSIVE, f"the suites could not be run: {error}", {})
         suites = tuple(clean for suite in self.suites if (clean := _without(suite, known)).tasks)
@@ -128,33 +141,62 @@ class OfflineGate:
         since = self.clock() - CALIBRATED_OVER
         return {name: calibration_of(self.pairs.graded(policy, name, since=since)) for name in asked}
 
+    def _draw(self, champion: str, against: str) -> str:
+        """The name of a comparison, which decides every seed."""
+        return content_hash([self.config.seed, champion, against])
+
+    def _comparison(self, draw: str) -> str:
+        """The same with the same tasks."""
+        return content_hash([draw, [suite.hash for suite in self.suites]])
+
     def _asked(
-        self, policy: str, *, champion: str, candidate: str, release: str | None, known: Mapping[str, str]
+        self, policy: str, *, champion: str, candidate: str, draw: str, release: str | None, known: Mapping[str, str]
     ) -> dict[str, Compared]:  # fmt: skip
         """(champion's, candidate's) scores by suite: those of this comparison, where an earlier attempt has them, else drawn now."""
-        draw = content_hash([self.config.seed, champion, candidate])
         versions = (champion, candidate)
         before = {s.config.name: self._known(s, draw, versions) for s in self.suites}
-        missing, hearing = tuple(s for s in self.suites if before[s.config.name] is None), Hearing()
-        asking = Asking(
-            config=self.config, connect=self.connect, progress=self.progress, judge=self.judge, examination=self.examination,
-            heard=hearing,
-        )  # fmt: skip
-        try:
-            drawn = asyncio.run(asking.ask(policy, missing, versions, draw=draw)) if missing else {}
-        except* (RatchetError, ValueError) as failed:
-            raise Unavailable(str(failed.exceptions[0])) from failed
+        missing = tuple(s for s in self.suites if before[s.config.name] is None)
+        drawn, hearing = self._drawn(policy, missing, versions, draw) if missing else ({}, Hearing())
         if self.pairs is not None and release is not None and not self.pairs.of(release):  # before the scores: a kill in between asks again
-            asked = {name: (scores[0], scores[1]) for name, scores in drawn.items()}
             kept = pairs_of(
-                hearing, missing, asked, release=release, policy=policy, champion=champion, candidate=candidate, draw=draw,
+                hearing, missing, drawn, release=release, policy=policy, champion=champion, candidate=candidate, draw=draw,
                 most=self.config.blind_pairs, without=known,
             )  # fmt: skip
             self.pairs.keep(kept, at=self.clock())
         for suite in missing:
             for digest, scores in zip(versions, drawn[suite.config.name], strict=True):
                 self.scores.save(digest, _key(suite, draw), scores.tolist(), at=self.clock())
-        return {name: scores or (drawn[name][0], drawn[name][1]) for name, scores in before.items()}
+        return {name: scores or drawn[name] for name, scores in before.items()}
+
+    def _drawn(
+        self, policy: str, suites: tuple[Suite, ...], versions: tuple[str, str], draw: str
+    ) -> tuple[dict[str, Compared], Hearing]:  # fmt: skip
+        """Both versions in one batch through the engines; the candidate alone where the champion has answered already."""
+        rehearsed = self.rehearsal and self.rehearsal.take(policy, self._comparison(draw))
+        if rehearsed is None:
+            hearing = Hearing()
+            asked = self._ask(policy, suites, versions, draw, hearing)
+            return {name: (scores[0], scores[1]) for name, scores in asked.items()}, hearing
+        ours = self._half(policy, suites, versions[1], draw, rehearsed.hearing)
+        return {name: (rehearsed.scores[name], scores) for name, scores in ours.scores.items()}, ours.hearing
+
+    def _half(
+        self, policy: str, suites: tuple[Suite, ...], version: str, draw: str, hearing: Hearing, *, task: str = "evaluation"
+    ) -> Half:  # fmt: skip
+        asked = self._ask(policy, suites, (version,), draw, hearing, task=task)
+        return Half(scores={name: scores for name, (scores,) in asked.items()}, hearing=hearing)
+
+    def _ask(
+        self, policy: str, suites: tuple[Suite, ...], versions: tuple[str, ...], draw: str, hearing: Hearing, *, task: str = "evaluation"
+    ) -> dict[str, tuple[Scores, ...]]:  # fmt: skip
+        asking = Asking(
+            config=self.config, connect=self.connect, progress=self.progress, judge=self.judge, examination=self.examination, task=task,
+            heard=hearing,
+        )  # fmt: skip
+        try:
+            return asyncio.run(asking.ask(policy, suites, versions, draw=draw))
+        except* (RatchetError, ValueError) as failed:
+            raise Unavailable(str(failed.exceptions[0])) from failed
 
     def _known(self, suite: Suite, draw: str, versions: tuple[str, str]) -> Compared | None:
         champion, candidate = (self.scores.find(digest, _key(suite, draw)) for digest in versions)

@@ -61,6 +61,9 @@ class OfflineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     seed: int = 2026
     concurrency: int = 32
     """Answers asked of the engines at a time."""
+    rehearse: bool = False
+    """Let the champion answer its half of the comparison while the update computes: the candidate waits half as long for its verdict. An
+    update that is held has then asked the champion for nothing."""
     engine_wait_s: float = 120.0
     """How long to wait for an engine to hold the candidate before the gate is inconclusive."""
     engine_timeout_s: float = 300.0

@@ -83,9 +83,10 @@ class Loop:
 
     def run(
         self, cycle: Cycle, *, book: Any, registry: FakeRegistry, config: LoopConfig = CONFIG, ahead: str | None = None,
-        asked: list[Case] | None = None,
+        asked: list[Case] | None = None, rehearsed: list[tuple[str, str]] | None = None,
     ) -> None:  # fmt: skip
-        """One attempt of a cycle by a replica that has just started. `asked` takes the cases that the gates were asked about."""
+        """One attempt of a cycle by a replica that has just started. `asked` takes the cases that the gates were asked about, `rehearsed`
+        champion and batch of what may be asked before."""
         settings = self.settings
         training = TrainingPorts(
             trajectories=self.trajectories, weights=wiring.open_weights(settings), runs=wiring.run_store(settings),
@@ -96,6 +97,7 @@ class Loop:
             releases=wiring.release_desk(settings), registry=registry, training=training, progress=training.progress,
             judges={gate: _pass(gate, asked) for gate in (GateName.TRAINING_HEALTH, GateName.OFFLINE)}, pretrained=lambda _: None,
             clock=utc_now, ahead=lambda _: ahead,
+            rehearse=lambda champion, batch: None if rehearsed is None else rehearsed.append((champion, batch.id)),
         ))  # fmt: skip
 
     def counted(self) -> dict[str, int]:
@@ -129,6 +131,21 @@ def loop(sqlite_url: str, tmp_path: Path) -> Loop:
         add_turn(engine, turn.inference_id, episode=turn.episode_id, version=digest, reward=dice.uniform(-1.0, 1.0), completion_tokens=6)
     engine.dispose()
     return Loop(settings=settings, trajectories=trajectories)
+
+
+def test_the_champion_may_begin_with_its_half_before_the_update_does(loop: Loop) -> None:
+    book, rehearsed, asked, started = wiring.cycle_book(loop.settings), list[tuple[str, str]](), list[Case](), utc_now()
+    champion = wiring.release_ledger(loop.settings).pointer("composer").digest
+    first = book.elect("composer", 0, owner="dies", now=started, lease=LEASE)
+    assert first is not None
+    with pytest.raises(Killed):
+        loop.run(first, book=DyingBook(book, "train"), registry=FakeRegistry(), rehearsed=rehearsed)
+    assert len(rehearsed) == 1, "before the update has ended"
+    second = book.take_over("composer", owner="survives", now=started + 2 * LEASE, lease=LEASE)
+    assert second is not None
+    loop.run(second, book=book, registry=FakeRegistry(), rehearsed=rehearsed, asked=asked)
+    assert {case.run.batch_id for case in asked} == {batch for _, batch in rehearsed}
+    assert [digest for digest, _ in rehearsed] == [champion, champion], "a resumed slot begins anew, with the same comparison"
 
 
 @pytest.mark.parametrize("step", STEPS)
