@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
-LONGEST_PROMPT = 280
-"""Characters; about 75 tokens. More and longer prompts would make an update too slow for a demonstration on two cores."""
+LONGEST_PROMPT = 245
+"""Characters; about 65 tokens. More and longer prompts would make an update too slow for a demonstration on two cores."""
 HELD_OUT_SHARE = 0.25
 
 

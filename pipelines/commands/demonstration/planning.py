@@ -51,7 +51,7 @@ class Part(StrEnum):
     START = "the processes start"
     COLLECT = "people use the product until a batch is full"
     UPDATE = "the update runs while people go on working"
-    SUITE = "candidate and champion answer the offline suite"
+    SUITE = "the candidate answers the offline suite, as the champion did meanwhile"
     CANARY = "the candidate answers some of the people"
     COMPARE = "held-out people ask the last champion what they asked the first"
     HARM = "a damaged version was planted and has to be caught"
@@ -147,7 +147,7 @@ def cycle_parts(how: Profile, speed: Speed) -> list[tuple[Part, float]]:
     """One promotion, from the first answer to the new champion."""
     answers, wait = speed.answers_per_s * BESIDE_OTHERS, how.label_wait_s + how.window_s
     update = how.min_turns * speed.turn_s * TURN_SHARE / SHARE_WHILE_TRAINING + LOADING_S * how.patience
-    suite = 2 * how.suite_tasks * how.suite_samples / (answers * BESIDE_PEOPLE) + LOADING_S * how.patience
+    suite = how.suite_tasks * how.suite_samples / (answers * BESIDE_PEOPLE) + LOADING_S * how.patience  # the champion's half is there
     canary = CANARY_UNITS / answers + 3 * wait + APPROVAL_S
     return [(Part.COLLECT, how.min_turns / answers * 1.2 + wait), (Part.UPDATE, update), (Part.SUITE, suite), (Part.CANARY, canary)]
 
