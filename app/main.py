@@ -79,6 +79,10 @@ class Collaborators:
     claims: Claims
     session_secrets: Callable[[], Sequence[str]]
     """Newest first; they sign and check the keys of sessions."""
+    answers: Inbox | None = None
+    """Where exposures and turns of our own go; the inbox where there is nothing else."""
+    spooled_bytes: Callable[[], int] = lambda: 0
+    """What of them waits on this machine's disk."""
     loopback: bool = False
     """Only this machine reaches the service: it is open until the first key is made."""
     clock: Clock = utc_now
@@ -112,13 +116,14 @@ def create_app(with_: Collaborators) -> Application:
     access.load()
     intake = Intake(with_.limits)
     metrics.in_flight_bytes.set_function(lambda: intake.in_flight)
+    metrics.spooled_bytes.set_function(with_.spooled_bytes)
     redactor = Redactor(lambda kind: metrics.redacted.labels(kind).inc())
     desk = Desk(policies=with_.policies, redactor=redactor, actor_salt=with_.actor_salt, clock=with_.clock, limits=with_.limits)
     workshop = Workshop()
     door = Door(inbox=with_.inbox, desk=desk, ledger=with_.ledger, metrics=metrics, workshop=workshop)
     counter = Counter(access=access, intake=intake, door=door)
     gateway = Gateway(
-        inbox=with_.inbox, routes=with_.routes, engines=with_.engines, policies=with_.policies,
+        inbox=with_.answers or with_.inbox, routes=with_.routes, engines=with_.engines, policies=with_.policies,
         conversations=Conversations(with_.episodes), redactor=redactor, metrics=metrics, clock=with_.clock, limits=with_.limits,
         actor_salt=with_.actor_salt, claims=with_.claims, workshop=workshop,
         tokens=FeedbackTokens(with_.session_secrets), traces=with_.traces,
@@ -176,7 +181,7 @@ def serve(settings: Settings) -> None:
         with listen(settings) as listener:
             _run(settings, adapters, listener)
     finally:
-        adapters.close()
+        adapters.close(patience_s=settings.drain_s)
 
 
 def _run(settings: Settings, adapters: wiring.HttpAdapters, listener: socket.socket) -> None:
@@ -271,8 +276,9 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
     guarded = APIRouter(dependencies=[Depends(keeper)])
     guarded.include_router(pages.router())
     return Collaborators(
-        inbox=adapters.inbox, routes=adapters.routes, engines=adapters.engines, policies=adapters.policies, keys=adapters.keys,
-        traces=traces,
+        inbox=adapters.inbox, answers=adapters.answers, routes=adapters.routes, engines=adapters.engines, policies=adapters.policies,
+        keys=adapters.keys,
+        traces=traces, spooled_bytes=lambda: adapters.answers.held_bytes if adapters.answers is not None else 0,
         episodes=adapters.episodes, ledger=adapters.reads, reads=adapters.reads,
         readings=wiring.readings(settings), skew_s=wiring.clock(settings).skew_s, version=wiring.release_of_code(),
         actor_salt=wiring.actor_salt(settings), session_secrets=wiring.session_secrets(settings),

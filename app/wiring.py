@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from app.db.ingestion.episodes import SqlEpisodes
     from app.db.ingestion.inbox import SqlInbox
     from app.db.ingestion.relay import SqlRelayOffice
+    from app.db.ingestion.spool import SpooledInbox
     from app.db.ingestion.streams import SqlEffects
     from app.db.learning.batches import SqlBatchStore
     from app.db.learning.cycles import SqlCycles
@@ -809,6 +810,8 @@ class HttpAdapters:
 
     policies: dict[str, PolicyConfig]
     inbox: "SqlInbox | DirectInbox"
+    answers: "SpooledInbox | None"
+    """The same for what was answered, which waits on this machine's disk while the database is away. None on SQLite: one disk has both."""
     routes: "SqlRoutes"
     engines: "HttpEngines | VllmEngines"
     keys: "SqlKeys"
@@ -824,8 +827,10 @@ class HttpAdapters:
         """Raise `Unavailable` where no engine answers."""
         await self.engines.ping()
 
-    def close(self) -> None:
-        """Commit what waits in the inbox."""
+    def close(self, *, patience_s: float = 0.0) -> None:
+        """Commit what waits: answers that are on the disk for so long at most, then the inbox."""
+        if self.answers is not None:
+            self.answers.close(patience_s=patience_s)
         self.inbox.close()
 
 
@@ -843,15 +848,17 @@ def http_adapters(settings: Settings) -> HttpAdapters:
     from app.db.access.keys import SqlKeys
     from app.db.access.people import SqlPeople
     from app.db.ingestion.episodes import SqlEpisodes
+    from app.db.ingestion.spool import Spool, SpooledInbox
     from app.db.reads import SqlReads
     from app.db.release.pointer import SqlRoutes
     from app.db.sight import SqlPages
     from app.db.troubles import ingestion_troubles
 
-    state, inbox = open_state(settings), open_inbox(settings)
+    state, inbox, taken = open_state(settings), open_inbox(settings), door(settings)
     return HttpAdapters(
         policies=load_policies(settings),
-        inbox=door(settings),
+        inbox=taken,
+        answers=None if inbox.dialect.name == "sqlite" else SpooledInbox(taken, Spool(settings.data / "spool")),
         routes=SqlRoutes(state),
         engines=open_engines(settings),
         keys=SqlKeys(state),

@@ -1,5 +1,6 @@
 """A PostgreSQL server that a fault run kills with SIGKILL and starts again on the same data, as an operating system would."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
 import psycopg
 
 from tests.postgres import OPTIONS, _binaries, _server_user, _short_temporary_folder
@@ -68,6 +70,21 @@ class KillablePostgres:
         self._end(signal.SIGKILL)
         threading.Thread(target=self._restart, daemon=True).start()
         return True
+
+    def pause(self) -> None:
+        """SIGSTOP the server and all of its processes: connections are taken by the kernel, and nobody says anything."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        server = psutil.Process(self._process.pid)
+        for process in [server, *server.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
 
     def fail_over(self) -> None:
         """SIGKILL it and start it again as a standby that is promoted: on a new timeline, as after the loss of a primary."""

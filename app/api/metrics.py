@@ -24,6 +24,7 @@ class Metrics:
         self.tokens = own.counter("gen_ai_client_token_usage_total")
         self.refused = own.counter("ratchet_api_refused_total")
         self.in_flight_bytes = own.gauge("ratchet_api_in_flight_bytes")
+        self.spooled_bytes = own.gauge("ratchet_api_spooled_bytes")
         self.redacted = own.counter("ratchet_api_redacted_total")
         self.waits = Waits()
         self.skew_s = own.gauge("ratchet_clock_skew_seconds")

@@ -6,9 +6,7 @@ after it nothing is retried: the caller hears how it ended. Engines that fail ag
 """
 
 import asyncio
-import logging
 import math
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Self
@@ -23,8 +21,8 @@ from app.serving.pieces import PIECE_BYTES, fields_of
 from app.serving.refusals import DRAINING, HEALTH_TIMEOUT_S, require_one_healthy, worst
 from app.serving.replicas import Replicas
 from app.serving.silence import Listening, Patience
+from app.serving.whereabouts import Whereabouts
 
-log = logging.getLogger(__name__)
 FORGET_S = 2.0
 """How long the client remembers which engines hold a version before it asks again."""
 
@@ -49,8 +47,7 @@ class HttpEngines:
     ) -> None:
         self._urls = [url.rstrip("/") for url in urls]
         self._patience = patience or Patience()
-        self._forget_s = forget_s
-        self._addresses = addresses
+        self._whereabouts = None if addresses is None else Whereabouts(addresses, nothing=list[str](), forget_s=forget_s)
         self._everywhere = everywhere
         """All engines that report, whatever they hold."""
         self._replicas = Replicas()
@@ -58,7 +55,6 @@ class HttpEngines:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         timeout = httpx.Timeout(timeout_s, connect=2.0)
         self._client = client or httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False)
-        self._known: dict[str, tuple[float, list[str]]] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -68,6 +64,8 @@ class HttpEngines:
 
     async def close(self) -> None:
         """Close the connections."""
+        if self._whereabouts is not None:
+            self._whereabouts.close()
         await self._client.aclose()
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerationChunk]:
@@ -170,7 +168,8 @@ class HttpEngines:
             async with Listening(self._client, url, self._patience) as listening:
                 response = await self._sent(url, path, body, listening, refusals)
                 if response is None:
-                    self._known.pop(request.digest, None)
+                    if self._whereabouts is not None:
+                        self._whereabouts.forget(request.digest)
                     continue
                 try:
                     if response.status_code == 200:
@@ -206,17 +205,8 @@ class HttpEngines:
             self._replicas.answered(url)
 
     async def _candidates(self, digest: str) -> list[str]:
-        """Engines to try: those said to hold the version, beginning with another one each time; else all.
-
-        While the ledger does not answer, those that it named last: an answer needs an engine and no database.
-        """
-        known_at, urls = self._known.get(digest, (0.0, []))
-        if self._addresses is not None and time.monotonic() - known_at > self._forget_s:
-            try:
-                urls = await asyncio.to_thread(self._addresses, digest)
-            except Unavailable as error:
-                log.warning("engines as last known, the ledger is away: %s", error)
-            self._known[digest] = (time.monotonic(), urls)
+        """Engines to try: those said to hold the version, beginning with another one each time; else all."""
+        urls = [] if self._whereabouts is None else await self._whereabouts.of(digest)
         return self._replicas.ordered(urls or self._urls)
 
 

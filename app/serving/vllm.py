@@ -30,6 +30,7 @@ from app.domain.telemetry.turns import FinishReason
 from app.serving.pieces import fields_of
 from app.serving.refusals import HEALTH_TIMEOUT_S, require_one_healthy, worst
 from app.serving.vllm_wire import Held, ask_held, gone, other_weights, refusal, sampling_body, sight_of
+from app.serving.whereabouts import Whereabouts
 
 FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 FORGET_S = 0.5
@@ -68,18 +69,19 @@ class VllmEngines:
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._urls = [url.rstrip("/") for url in urls]
-        self._holders = holders
+        self._whereabouts = None if holders is None else Whereabouts(holders, nothing={}, forget_s=FORGET_S)
         self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
         self._client = client or httpx.AsyncClient(timeout=httpx.Timeout(timeout_s, connect=2.0), trust_env=False)
         self._patience_s = patience_s
         self._held: dict[str, tuple[float, Held]] = {}
-        self._ready: dict[str, tuple[float, Mapping[str, str | None]]] = {}
         self._turn = 0
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        if self._whereabouts is not None:
+            self._whereabouts.close()
         await self._client.aclose()
 
     async def ping(self) -> None:
@@ -212,14 +214,10 @@ class VllmEngines:
         return places
 
     async def _ready_with(self, digest: str) -> Mapping[str, str | None]:
-        if self._holders is None:
+        if self._whereabouts is None:
             return {}
-        known_at, ready = self._ready.get(digest, (0.0, {}))
-        if time.monotonic() - known_at > FORGET_S:
-            found = await asyncio.to_thread(self._holders, digest)
-            ready = {url.removeprefix("vllm+").rstrip("/"): doubt for url, doubt in found.items()}
-            self._ready[digest] = (time.monotonic(), ready)
-        return ready
+        found = await self._whereabouts.of(digest)
+        return {url.removeprefix("vllm+").rstrip("/"): doubt for url, doubt in found.items()}
 
     async def _held_by(self, url: str) -> Held:
         known_at, held = self._held.get(url, (0.0, None))
@@ -230,7 +228,8 @@ class VllmEngines:
 
     def _forget(self, digest: str, url: str) -> None:
         self._held.pop(url, None)
-        self._ready.pop(digest, None)
+        if self._whereabouts is not None:
+            self._whereabouts.forget(digest)
 
 
 ABORTED = "vLLM aborted it: its weights were replaced, or somebody told it to"

@@ -82,6 +82,7 @@ _DOOR = (
     Described("gen_ai_client_token_usage_total", C, "Tokens.", ("policy", "type")),
     Described("ratchet_api_refused_total", C, "Requests refused before any work.", ("code",)),
     Described("ratchet_api_in_flight_bytes", G, "Request bodies being worked on."),
+    Described("ratchet_api_spooled_bytes", G, "Answers on this machine's disk that wait for the database."),
     Described("ratchet_api_redacted_total", C, "Personal data replaced, by kind.", ("kind",)),
 )  # fmt: skip
 _DATABASE = (

@@ -210,8 +210,7 @@ class ParquetSegments:
         """Leave word that somebody was forgotten: a database restored to before that does not know it. A pseudonym, nothing else."""
         path = f"{self._root}/erasures/{actor}.json"
         self._filesystem.create_dir(path.rpartition("/")[0], recursive=True)
-        with self._filesystem.open_output_stream(path) as stream:
-            stream.write(msgspec.json.encode({"actor": actor, "erased_at": moment}))
+        self._put(path, msgspec.json.encode({"actor": actor, "erased_at": moment}))
 
     def noted_erasures(self) -> dict[str, datetime]:
         """When each of the people of whom word was left was forgotten last."""
@@ -246,6 +245,17 @@ class ParquetSegments:
     def _bytes(self, path: str) -> bytes:
         with self._filesystem.open_input_stream(path) as stream:
             return bytes(stream.read())
+
+    def _put(self, path: str, content: bytes) -> None:
+        """A small file, whole and on the disk when this returns."""
+        is_local = isinstance(self._filesystem, pafs.LocalFileSystem)
+        partial = f"{path}.{os.getpid()}.partial" if is_local else path
+        with self._filesystem.open_output_stream(partial) as stream:
+            stream.write(content)
+        if is_local:
+            sync(Path(partial))
+            os.replace(partial, path)
+            sync(Path(path).parent)
 
     def _remove(self, path: str) -> int:
         try:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 from sqlalchemy import Connection, Engine, event
 
@@ -12,8 +14,8 @@ from tests.fakes.gateway import serving
 
 
 @contextmanager
-def running_service(settings: Settings) -> Iterator[str]:
-    """Its address. What it connected to is closed with it, as when a process ends."""
+def running_service(settings: Settings, *, engines: Any = None) -> Iterator[str]:
+    """Its address. What it connected to is closed with it, as when a process ends. `engines` take the place of those that are named."""
     used: set[Engine] = set()
 
     def note(connection: Connection) -> None:
@@ -21,6 +23,8 @@ def running_service(settings: Settings) -> Iterator[str]:
 
     event.listen(Engine, "engine_connect", note)
     adapters = wiring.http_adapters(settings)
+    if engines is not None:
+        adapters = replace(adapters, engines=engines)
     try:
         with serving(application(settings, adapters)) as url:
             yield url

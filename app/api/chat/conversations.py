@@ -1,16 +1,26 @@
 """What this process remembers about running episodes, and where it looks up those it does not know."""
 
 import asyncio
+import logging
+import time
 from collections import OrderedDict
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from app.domain.ports import Episodes, EpisodeSummary
+from app.domain.errors import Unavailable
+from app.domain.ports import Episodes, EpisodeState, EpisodeSummary
 from app.domain.release.assignment import Arm
 from app.domain.release.holdouts import HELD
 from app.domain.release.releases import Route
 
+log = logging.getLogger("ratchet.api")
+PATIENCE_S = 1.0
+"""How long a request waits to hear of an episode that another replica served."""
+ASK_AGAIN_S = 2.0
+"""So long nobody asks a database that did not answer."""
+THREADS = 4
 REMEMBERED = 100_000
 """Episodes kept in memory, the least recently used forgotten first; about 1 KB each."""
 
@@ -30,22 +40,46 @@ class Conversations:
     Two policies may serve turns of one episode; each has its own conversation, so that nobody goes on with another policy's.
     """
 
-    def __init__(self, episodes: Episodes, *, remembered: int = REMEMBERED) -> None:
+    def __init__(self, episodes: Episodes, *, remembered: int = REMEMBERED, patience_s: float = PATIENCE_S) -> None:
         self._episodes = episodes
         self._remembered = remembered
+        self._patience_s = patience_s
+        self._away_until = float("-inf")
+        self._threads = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="episodes")
         self._known: OrderedDict[tuple[str, str], Conversation] = OrderedDict()
         """By episode and policy."""
 
     async def find(self, episode_id: str, policy: str) -> Conversation | None:
-        """What is known about an episode of that policy."""
+        """What is known about an episode of that policy. Raises `Unavailable`."""
         known = self._known.get((episode_id, policy))
         if known is not None:
             self._known.move_to_end((episode_id, policy))
             return known
-        state = await asyncio.to_thread(self._episodes.find, episode_id, policy)
+        state = await self._asked(episode_id, policy)
         if state is None:
             return None
         return Conversation(arm=state.arm, last_inference_id=state.last_inference_id, summaries=state.summaries)
+
+    async def find_or_begin(self, episode_id: str, policy: str) -> Conversation | None:
+        """What is known about an episode; None too where the database that would know is away.
+
+        It is drawn anew then, and to the same arm while the stage is the same.
+        """
+        try:
+            return await self.find(episode_id, policy)
+        except Unavailable as error:
+            log.warning("episode_not_looked_up episode_id=%s error=%s", episode_id, error)
+            return None
+
+    async def _asked(self, episode_id: str, policy: str) -> EpisodeState | None:
+        if time.monotonic() < self._away_until:
+            raise Unavailable("the database did not answer a moment ago: check RATCHET_DATABASE_URL and its server")
+        try:
+            async with asyncio.timeout(self._patience_s):
+                return await asyncio.get_running_loop().run_in_executor(self._threads, self._episodes.find, episode_id, policy)
+        except TimeoutError as error:
+            self._away_until = time.monotonic() + ASK_AGAIN_S
+            raise Unavailable("the database is silent: check RATCHET_DATABASE_URL and its server") from error
 
     async def last_inference(self, episode_id: str, policies: Iterable[str]) -> str | None:
         """The newest inference of an episode under any of these policies; ids are in order of time."""

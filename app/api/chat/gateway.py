@@ -105,7 +105,7 @@ class Gateway:
         for bucket in (caller.session_bucket, caller.bucket):
             if bucket is not None:
                 bucket.owe(len(requests) - 1)  # the first is paid for
-        known = await self.conversations.find(request.episode_id, request.policy) if request.continues else None
+        known = await self.conversations.find_or_begin(request.episode_id, request.policy) if request.continues else None
         arm = self._arm(request, known) if digest is None else pinning.pinned(self.routes, name, digest)
         summaries = known.summaries if known is not None else ()
         with ExitStack() as places:

@@ -38,6 +38,8 @@ REFRESH_S = 1.0
 """A revoked key stops working within this time plus one database read."""
 WAIT_S = 2.0
 """A request waits for keys read longer ago than this: an idle service must not honour a revoked key once more."""
+PATIENCE_S = 1.0
+"""And so long for them, once: until the database answers again nobody else does."""
 TRUST_S = 60.0
 """How long the last known keys are good while the database does not answer."""
 MOST_SESSIONS = 10_000
@@ -161,6 +163,8 @@ class Access:
         self._read_at = float("-inf")
         self._tried_at = float("-inf")
         self._refreshing: asyncio.Task[None] | None = None
+        self._away = False
+        """The last read failed, or is late."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="keys")
         """Reads keys for everybody, and so waits behind nobody's report."""
         self._uses = Uses(keys, clock=clock, thread=self._thread)
@@ -304,7 +308,8 @@ class Access:
             self._tried_at = self._monotonic()
             self._refreshing = asyncio.create_task(self._read())
         if age_s > WAIT_S:
-            await asyncio.shield(self._refreshing)
+            await asyncio.wait({self._refreshing}, timeout=0.0 if self._away else PATIENCE_S)
+            self._away = self._away or not self._refreshing.done()
         if self._monotonic() - self._read_at > TRUST_S:
             raise Unavailable("the keys cannot be read: check the database")
 
@@ -313,8 +318,10 @@ class Access:
             if self.open:
                 self.open = not await self._beside(self._ever)
             self._take_over(await self._beside(self._keys.all))
+            self._away = False
             self._uses.write_soon()
         except RatchetError as error:
+            self._away = True
             log.warning("keys_unreadable error=%s", error)
 
     async def _beside(self, work: Callable[[], T]) -> T:

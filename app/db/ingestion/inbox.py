@@ -66,6 +66,7 @@ class SqlInbox:
         self._wake = threading.Condition()
         self._in_flight = 0
         self._refusal: str | None = None
+        self._unreadable: str | None = None
         self._looked_at = float("-inf")
         self._closing = False
         self._connection: PoolProxiedConnection | None = None
@@ -115,6 +116,8 @@ class SqlInbox:
         with self._wake:
             if self._closing:
                 raise Unavailable("the inbox is closing: send the events again in a moment")
+            if self._unreadable is not None:
+                raise Unavailable(self._unreadable)
             if self._refusal is not None:
                 raise Overloaded(self._refusal, retry_after_s=_jittered(15.0))
             if self._in_flight + size > self._max_in_flight:
@@ -212,8 +215,9 @@ class SqlInbox:
             self._raw_connection().rollback()
         except Exception as error:  # noqa: BLE001 - a database that cannot be read accepts nothing
             self._drop_connection()
-            self._refusal = f"the inbox cannot be read ({error}): check the database"
+            self._unreadable = f"the inbox cannot be read ({error}): check the database, then send again"
             return
+        self._unreadable = None
         if free < self._min_free:
             self._refusal = f"only {free} bytes of disk are free: make room (at least {self._min_free} bytes) for the inbox"
         elif backlog > self._max_backlog:

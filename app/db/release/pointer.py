@@ -3,21 +3,25 @@
 The pointer is the truth; MLflow's aliases are a projection of it. Serving pins digests, so nothing here is resolved twice.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, insert, select, update
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import SQLAlchemyError
 
 from app.db.engine import expected_to_answer, insert_or_ignore, reading
 from app.db.release.holdouts import open_holdouts, read_open
 from app.db.tables import deployment_history, deployment_pointer, quarantine, releases, versions
 from app.domain.errors import StaleGeneration, Unavailable
 from app.domain.release.releases import Pointer, ReleaseState, Route
+
+log = logging.getLogger(__name__)
 
 SERVED = (ReleaseState.CANARY, ReleaseState.PROMOTING, ReleaseState.APPROVED, ReleaseState.READY)
 """States in which a candidate gets traffic, the first of them first: a canary takes over from a release that waits for people."""
@@ -142,11 +146,16 @@ def read_route(connection: Connection, policy: str) -> Route | None:
     )  # fmt: skip
 
 
+ROUTE_PATIENCE_S = 1.0
+"""How long whoever asks for a route waits for the database, once: until it answers again nobody else does."""
+
+
 class SqlRoutes:
     """Routes for the gateway, read again when older than `max_age_s`; safe for threads.
 
     While the database does not answer, the last route is served: nothing can have moved the pointer meanwhile that this process
-    could see, and a version that serves is better than none.
+    could see, and a version that serves is better than none. A database that says nothing at all, neither yes nor no, is asked in a
+    thread of its own: it holds up whoever notices it first for `ROUTE_PATIENCE_S`, and nobody after that.
     """
 
     def __init__(self, engine: Engine, *, max_age_s: float = 1.0) -> None:
@@ -154,21 +163,48 @@ class SqlRoutes:
         self._max_age_s = max_age_s
         self._cache: dict[str, tuple[float, Route]] = {}
         self._versions: set[tuple[str, str]] = set()
-        self._reading = threading.Lock()
+        self._asking: dict[str, Future[None]] = {}
+        self._lock = threading.Lock()
+        self._away = False
+        """The last question was not answered in time, or not at all."""
 
     def route(self, policy: str) -> Route:
-        """The route of a policy, at most `max_age_s` old. Raises `Unavailable` when nothing was deployed yet."""
+        """The route of a policy, at most `max_age_s` old while the database answers. Raises `Unavailable` when nothing was deployed yet."""
         cached = self._cache.get(policy)
         if cached is not None and time.monotonic() - cached[0] < self._max_age_s:
             return cached[1]
-        if cached is not None and not self._reading.acquire(blocking=False):
-            return cached[1]  # another thread is reading it this moment
         if cached is None:
-            self._reading.acquire()
+            return self._read(policy)
+        asked = self._ask(policy)
+        if not self._away or asked.done():
+            self._await(asked)
+        return self._cache[policy][1]
+
+    def _ask(self, policy: str) -> "Future[None]":
+        """The question that is being asked, or a new one."""
+        with self._lock:
+            asked = self._asking.get(policy)
+            if asked is None or asked.done():
+                asked = self._asking[policy] = Future()
+                threading.Thread(target=self._answer, args=(policy, asked), name=f"route of {policy}", daemon=True).start()
+            return asked
+
+    def _answer(self, policy: str, asked: "Future[None]") -> None:
         try:
-            return self._read(policy, cached[1] if cached else None)
-        finally:
-            self._reading.release()
+            self._read(policy)
+        except (Unavailable, SQLAlchemyError) as error:
+            if not self._away:
+                log.warning("event=route_as_last_known policy=%s error=%s", policy, error)
+            self._away = True
+        else:
+            self._away = False
+        asked.set_result(None)
+
+    def _await(self, asked: "Future[None]") -> None:
+        try:
+            asked.result(ROUTE_PATIENCE_S)
+        except TimeoutError:
+            self._away = True
 
     def knows(self, policy: str, digest: str) -> bool:
         """Whether this is a version of the policy; a version stays one, so a yes is remembered."""
@@ -180,15 +216,10 @@ class SqlRoutes:
             self._versions.add((policy, digest))
         return True
 
-    def _read(self, policy: str, last: Route | None) -> Route:
+    def _read(self, policy: str) -> Route:
         asked_at = time.monotonic()
-        try:
-            with reading(self._engine) as connection:
-                route = read_route(connection, policy)
-        except OperationalError as error:
-            if last is None:
-                raise Unavailable(f"the database does not answer: {error.orig}; check RATCHET_DATABASE_URL and its server") from error
-            route = last
+        with expected_to_answer("check RATCHET_DATABASE_URL and its server"), reading(self._engine) as connection:
+            route = read_route(connection, policy)
         if route is None:
             raise Unavailable(f"nothing is deployed for {policy} yet: start `ratchet loop`, which deploys the base version")
         self._cache[policy] = (asked_at, route)

@@ -1,0 +1,241 @@
+"""What was answered while the database is away waits on this machine's disk, and goes into the inbox when it is back.
+
+    append ──▶ inbox ──(away, or silent for PATIENCE_S)──▶ spool: written, fsynced ──▶ accepted
+                 ▲                                           │
+                 └── its thread, every RETRY_S: a file at a time, then the file goes ◀┘
+
+Nothing is doubled: an event that reached the inbox after all is known there by its (source, id). A file is locked by whoever writes it; one
+whose owner died is sent by the next process with the same folder. Not covered: a machine that is lost with its disk, so a client's own
+events are never kept here: their 202 means the database.
+"""
+
+import asyncio
+import fcntl
+import logging
+import os
+import struct
+import threading
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from app.domain.errors import Overloaded, Unavailable
+from app.domain.ports import Inbox, Receipt
+from app.domain.telemetry.events import CloudEvent
+from app.durable import sync
+from app.secret_files import private_folder
+
+log = logging.getLogger(__name__)
+PATIENCE_S = 2.0
+"""How long a commit may take before the database counts as away: people wait for it, once in an outage."""
+RETRY_S = 0.5
+SENDING_S = 15.0
+"""How long the sender waits for a batch: it has nobody who waits for it."""
+ORPHANS_EVERY_S = 10.0
+MAX_BYTES = 1024**3
+"""Some hundred thousand turns; what does not fit is refused as it is without a spool."""
+BATCH = 200
+_HEAD = struct.Struct("<II")
+"""Length and CRC-32 before each event: what a power cut left half-written is no event, and nobody was told that it is kept."""
+_encode, _decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(CloudEvent).decode
+
+
+@dataclass
+class _File:
+    """Events on the disk; the handle holds the lock that says whose they are."""
+
+    path: Path
+    handle: BinaryIO
+    bytes: int
+
+
+class Spool:
+    """Files of events in a folder that several processes may share. Safe for threads."""
+
+    def __init__(self, folder: Path, *, max_bytes: int = MAX_BYTES) -> None:
+        self._folder = private_folder(folder)
+        self._max_bytes = max_bytes
+        self._open: _File | None = None
+        self._full: list[_File] = []
+        """Written no more, oldest first."""
+        self._lock = threading.Lock()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of this process that wait here."""
+        return sum(file.bytes for file in [*self._full, self._open] if file is not None)
+
+    def put(self, events: Sequence[CloudEvent]) -> None:
+        """Keep the events; they are on the disk when this returns. Raises `Overloaded` where there is no room, `Unavailable`."""
+        packed = [_encode(event) for event in events]
+        data = b"".join(_HEAD.pack(len(one), zlib.crc32(one)) + one for one in packed)
+        with self._lock:
+            if self.held_bytes + len(data) > self._max_bytes:
+                raise Overloaded(f"{self.held_bytes} bytes wait for the database on this machine's disk already", retry_after_s=5.0)
+            try:
+                file = self._open = self._open or self._begun()
+                file.handle.write(data)
+                file.handle.flush()
+                os.fsync(file.handle.fileno())
+            except OSError as error:
+                self._shut()  # nobody knows what of it is on the disk, so nothing is written behind it
+                raise Unavailable(f"the database is away and the disk takes nothing ({error}): check both, then send again") from error
+            file.bytes += len(data)
+
+    def oldest(self) -> tuple[Path, list[CloudEvent]] | None:
+        """The oldest file and its events; what is put from now on goes into another one. None where nothing waits."""
+        with self._lock:
+            if not self._full:
+                self._shut()
+            path = self._full[0].path if self._full else None
+        return None if path is None else (path, list(_read(path)))
+
+    def done(self, path: Path) -> None:
+        """The events of the file are in the inbox: it goes."""
+        with self._lock:
+            for file in [file for file in self._full if file.path == path]:
+                path.unlink()
+                file.handle.close()
+                self._full.remove(file)
+        sync(self._folder)
+
+    def adopt(self) -> None:
+        """Take over the files of processes that are gone: those that nobody has locked."""
+        with self._lock:
+            mine = {file.path for file in [*self._full, self._open] if file is not None}
+            for path in sorted(set(self._folder.glob("*.events")) - mine):
+                if (handle := _locked(path)) is not None:
+                    self._full.append(_File(path, handle, path.stat().st_size))
+
+    def close(self) -> None:
+        """Let go of the files; what is in them stays for the next process."""
+        with self._lock:
+            self._shut()
+            for file in self._full:
+                file.handle.close()
+            self._full.clear()
+
+    def _begun(self) -> _File:
+        path = self._folder / f"{time.time_ns():020d}-{uuid.uuid4().hex}.events"
+        handle = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        sync(self._folder)
+        return _File(path, handle, 0)
+
+    def _shut(self) -> None:
+        if self._open is not None:
+            self._full.append(self._open)
+            self._open = None
+
+
+def _locked(path: Path) -> BinaryIO | None:
+    """The file, locked; None where somebody lives who has it, or where it is gone."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    if not path.exists():  # sent and removed by another one between both
+        file.close()
+        return None
+    return file
+
+
+def _read(path: Path) -> Iterator[CloudEvent]:
+    """The whole events of a file, up to the first that is not whole."""
+    with path.open("rb") as file:
+        while len(head := file.read(_HEAD.size)) == _HEAD.size:
+            length, checksum = _HEAD.unpack(head)
+            data = file.read(length)
+            if len(data) != length or zlib.crc32(data) != checksum:
+                log.warning("event=spool_cut file=%s at=%d", path.name, file.tell())
+                return
+            yield _decode(data)
+
+
+class SpooledInbox:
+    """The Inbox port for answers: the inbox, or this machine's disk while it is away. One per process."""
+
+    def __init__(
+        self, inbox: Inbox, spool: Spool, *, patience_s: float = PATIENCE_S, retry_s: float = RETRY_S, sending_s: float = SENDING_S
+    ) -> None:
+        self._inbox = inbox
+        self._spool = spool
+        self._patience_s, self._retry_s, self._sending_s = patience_s, retry_s, sending_s
+        self._away = False
+        self._writing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spool")
+        """Its own: what waits for the database may have all other threads."""
+        self._stop = threading.Event()
+        self._sending = threading.Thread(target=self._send_forever, name="spool-sender", daemon=True)
+        self._sending.start()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that wait on the disk."""
+        return self._spool.held_bytes
+
+    async def append(self, events: Sequence[CloudEvent]) -> list[Receipt]:
+        """Commit the events to the inbox, or keep them here for it. Raises `Overloaded` where either is full, `Unavailable`."""
+        if not self._away:
+            try:
+                async with asyncio.timeout(self._patience_s):
+                    return await self._inbox.append(events)
+            except Overloaded:
+                raise  # it is there and says no
+            except (Unavailable, TimeoutError) as error:
+                log.warning("event=spooling error=%s", error or f"no commit within {self._patience_s:g} s")
+                self._away = True
+        await asyncio.get_running_loop().run_in_executor(self._writing, self._spool.put, events)
+        return [Receipt.ACCEPTED] * len(events)
+
+    def close(self, *, patience_s: float = 0.0) -> None:
+        """Send what waits, for so long at most; the rest stays for the next process."""
+        ends = time.monotonic() + patience_s
+        while self._spool.held_bytes and time.monotonic() < ends:
+            time.sleep(0.05)
+        self._stop.set()
+        self._sending.join(self._retry_s + self._sending_s)
+        self._writing.shutdown()
+        self._spool.close()
+
+    def _send_forever(self) -> None:
+        looked_at = float("-inf")
+        while not self._stop.is_set():
+            if time.monotonic() - looked_at > ORPHANS_EVERY_S:
+                looked_at = time.monotonic()
+                self._quietly(self._spool.adopt)
+            if self._spool.held_bytes:
+                self._quietly(self._send)
+            self._stop.wait(self._retry_s)
+
+    def _quietly(self, work: Callable[[], None]) -> None:
+        """One try; whatever it fails with, there is a next one, and the events stay where they are."""
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - a disk or a database that fails now may not in a moment
+            log.warning("event=spool_waits error=%s: %s", type(error).__name__, error)
+
+    def _send(self) -> None:
+        """Every file into the inbox. Raises `Unavailable`, `TimeoutError` while it is away still."""
+        while (waiting := self._spool.oldest()) is not None:
+            path, events = waiting
+            for start in range(0, len(events), BATCH):
+                asyncio.run(self._reach(events[start : start + BATCH]))
+            self._spool.done(path)
+            self._away = False  # what comes now goes there by itself, and the rest of what waited beside it
+            log.info("event=spool_sent count=%d", len(events))
+
+    async def _reach(self, events: Sequence[CloudEvent]) -> None:
+        async with asyncio.timeout(self._sending_s):
+            await self._inbox.append(events)

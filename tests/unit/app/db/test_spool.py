@@ -1,0 +1,214 @@
+"""Answers that wait on the disk for a database that is away: kept before they are said to be, sent once it is back, by whoever lives."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from app.db.ingestion.spool import Spool, SpooledInbox
+from app.domain.errors import Overloaded, Unavailable
+from app.domain.ports import Receipt
+from app.domain.telemetry.events import CloudEvent, EventType
+from tests.fakes.inbox import MemoryInbox
+
+AT = datetime(2026, 11, 24, tzinfo=UTC)
+PATIENCE_S = 30.0
+
+
+def event(id_: str, data: bytes = b"{}") -> CloudEvent:
+    return CloudEvent(id=id_, source="api", type=EventType.TURN, time=AT, key="e1", data=data)
+
+
+class Moody(MemoryInbox):
+    """An inbox that may be away, or silent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mood = "well"
+        self.asked_here = 0
+
+    async def append(self, events: Sequence[CloudEvent]) -> list[Receipt]:
+        self.asked_here += threading.current_thread() is threading.main_thread()
+        if self.mood == "away":
+            raise Unavailable("the database does not answer")
+        if self.mood == "silent":
+            await asyncio.sleep(3600)
+        return await super().append(events)
+
+    @property
+    def ids(self) -> list[str]:
+        return [id_ for _, id_ in self.events]
+
+
+@contextmanager
+def spooled(inbox: MemoryInbox, folder: Path, **options: float) -> Iterator[SpooledInbox]:
+    opened = SpooledInbox(inbox, Spool(folder), **({"patience_s": 0.1, "retry_s": 0.02, "sending_s": 0.5} | options))
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    ends = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
+def test_while_the_inbox_is_there_nothing_touches_the_disk(tmp_path: Path) -> None:
+    inbox = Moody()
+    with spooled(inbox, tmp_path) as door:
+        assert asyncio.run(door.append([event("1")])) == [Receipt.ACCEPTED]
+        assert asyncio.run(door.append([event("1")])) == [Receipt.DUPLICATE]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("mood", ["away", "silent"])
+def test_what_comes_while_it_is_away_is_kept_and_sent_in_order_when_it_is_back(tmp_path: Path, mood: str) -> None:
+    inbox = Moody()
+    inbox.mood = mood
+    with spooled(inbox, tmp_path) as door:
+        for number in range(5):
+            assert asyncio.run(door.append([event(f"{number}a"), event(f"{number}b")])) == [Receipt.ACCEPTED] * 2
+        assert door.held_bytes > 0
+        assert inbox.ids == []
+        asyncio.run(door.append([event("9")]))
+        assert inbox.asked_here == 1, "nobody but the sender asks an inbox that is away"
+        inbox.mood = "well"
+        until(lambda: door.held_bytes == 0)
+    assert inbox.ids == [*(f"{number}{half}" for number in range(5) for half in "ab"), "9"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_event_that_reached_a_silent_inbox_after_all_is_there_once(tmp_path: Path) -> None:
+    class Late(Moody):
+        async def append(self, events: Sequence[CloudEvent]) -> list[Receipt]:
+            told = await MemoryInbox.append(self, events)
+            await super().append([])
+            return told
+
+    inbox = Late()
+    inbox.mood = "silent"
+    with spooled(inbox, tmp_path) as door:
+        asyncio.run(door.append([event("1")]))
+        assert inbox.ids == ["1"]
+        inbox.mood = "well"
+        until(lambda: door.held_bytes == 0)
+    assert inbox.ids == ["1"]
+
+
+def test_an_inbox_that_is_full_is_heard(tmp_path: Path) -> None:
+    inbox = Moody()
+    inbox.refusing = True
+    with spooled(inbox, tmp_path) as door, pytest.raises(Overloaded, match="ratchet relay"):
+        asyncio.run(door.append([event("1")]))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_without_room_refuses_and_keeps_what_it_has(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, max_bytes=2_000)
+    spool.put([event("1", b"x" * 1_000)])
+    with pytest.raises(Overloaded, match="wait for the database"):
+        spool.put([event("2", b"x" * 1_000)])
+    waiting = spool.oldest()
+    assert waiting is not None
+    assert [kept.id for kept in waiting[1]] == ["1"]
+    spool.close()
+
+
+@pytest.mark.parametrize("cut", [1, 5, 20])
+def test_what_a_power_cut_left_half_written_is_no_event(tmp_path: Path, cut: int) -> None:
+    first = Spool(tmp_path)
+    first.put([event("1"), event("2")])
+    first.put([event("3")])
+    first.close()
+    (file,) = tmp_path.iterdir()
+    os.truncate(file, file.stat().st_size - cut)
+    second = Spool(tmp_path)
+    second.adopt()
+    waiting = second.oldest()
+    assert waiting is not None
+    assert [kept.id for kept in waiting[1]] == ["1", "2"]
+    second.close()
+
+
+def test_a_byte_that_changed_on_the_disk_is_seen(tmp_path: Path) -> None:
+    first = Spool(tmp_path)
+    first.put([event("1")])
+    first.put([event("2", b"0123456789")])
+    first.close()
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(whole.replace(b"0123456789", b"0123456780"))
+    second = Spool(tmp_path)
+    second.adopt()
+    waiting = second.oldest()
+    assert waiting is not None
+    assert [kept.id for kept in waiting[1]] == ["1"]
+    second.close()
+
+
+DIES = """
+import os, signal, sys
+from pathlib import Path
+from app.db.ingestion.spool import Spool
+from tests.unit.app.db.test_spool import event
+spool = Spool(Path(sys.argv[1]))
+spool.put([event("1"), event("2")])
+print("kept", flush=True)
+if sys.argv[2] == "dies":
+    os.kill(os.getpid(), signal.SIGKILL)
+sys.stdin.read()
+"""
+
+
+def another(folder: Path, end: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", DIES, str(folder), end]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, cwd=Path(__file__).parents[4])
+
+
+def test_what_a_killed_process_kept_is_sent_by_the_next_one(tmp_path: Path) -> None:
+    with another(tmp_path, "dies") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "kept\n"
+        assert process.wait(PATIENCE_S) == -signal.SIGKILL
+    inbox = Moody()
+    with spooled(inbox, tmp_path):
+        until(lambda: inbox.ids == ["1", "2"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_living_process_keeps_is_its_own(tmp_path: Path) -> None:
+    with another(tmp_path, "lives") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "kept\n"
+        mine = Spool(tmp_path)
+        mine.adopt()
+        assert mine.oldest() is None
+        process.kill()
+        process.wait()
+        mine.adopt()
+        waiting = mine.oldest()
+        assert waiting is not None
+        assert [kept.id for kept in waiting[1]] == ["1", "2"]
+        mine.close()
+
+
+def test_who_ends_sends_what_it_can(tmp_path: Path) -> None:
+    inbox = Moody()
+    inbox.mood = "away"
+    door = SpooledInbox(inbox, Spool(tmp_path), patience_s=0.1, retry_s=0.02, sending_s=0.5)
+    asyncio.run(door.append([event("1")]))
+    inbox.mood = "well"
+    door.close(patience_s=PATIENCE_S)
+    assert inbox.ids == ["1"]
