@@ -201,6 +201,13 @@ def deployment_state(settings: Settings) -> "SqlDeploymentState":
     return SqlDeploymentState(open_state(settings))
 
 
+def database_away() -> tuple[type[Exception], ...]:
+    """What is raised where a database is away, fails over or has become one that only reads."""
+    from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
+
+    return Unavailable, OperationalError, InterfaceError, InternalError
+
+
 def places(settings: Settings) -> dict[str, str]:
     """Where files lie, by the setting that says so."""
     return {"RATCHET_SEGMENTS": settings.segments, "RATCHET_WEIGHTS": settings.weights}
@@ -229,11 +236,18 @@ def claim_places(settings: Settings) -> None:
 
 
 def refuse_one_machine(settings: Settings) -> None:
-    """Where RATCHET_STANDBY is `required`, refuse a database whose commits wait for no standby."""
+    """Where RATCHET_STANDBY is `required`, refuse a database whose commits wait for no standby, an empty one too."""
+    from app.db.engine import expected_to_answer, open_engine, reading
+    from app.db.operations.server import server_state
+
     if not settings.standby_required:
         return
-    with closing(deployment_state(settings)) as state:
-        server = state.server()
+    engine = open_engine(settings.database_url)
+    try:
+        with expected_to_answer(), reading(engine) as connection:
+            server = server_state(connection)
+    finally:
+        engine.dispose()
     if server is None or not server.synchronous:
         raise BadConfig(
             "RATCHET_STANDBY is `required` and a commit waits for no standby, so what is acknowledged could be lost with one machine: set "

@@ -386,7 +386,7 @@ def run_watch(
     stopping: Callable[[], bool] | None = None,
     looked: Callable[[str, float], None] = lambda policy, seconds: None,
 ) -> None:
-    """Tick every policy until `stop` is set. A database that is gone ends the process; a supervisor starts it again, nothing is lost.
+    """Tick every policy until `stop` is set. A database that is gone ends this, and whoever called begins it again; nothing is lost.
 
     `stopping` is asked once a round (`stop.is_set` where nobody counts them); `looked` hears how long each policy's look took.
     """

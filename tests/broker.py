@@ -66,11 +66,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_for_port(port: int, timeout_s: float = 120.0) -> None:
+def wait_for_port(port: int, timeout_s: float = 120.0, *, host: str = "127.0.0.1") -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
+            if probe.connect_ex((host, port)) == 0:
                 return
         time.sleep(0.02)
-    raise TimeoutError(f"the broker does not listen on {port}")
+    raise TimeoutError(f"nobody listens on {host}:{port}")

@@ -1,4 +1,4 @@
-"""Two of every process, and one of them is killed, paused or cut off under load: `make bench-ha` (`ARGS=--quick` with two faults a process)
+"""Two of every process, one of them killed, paused, cut off or badly connected: `make bench-ha` (`ARGS=--quick`: fewer faults a process)
 
     people ─▶ balancer ─▶ api 1, 2 ─▶ engine 1, 2            each in a network namespace of its own, on one bridge with
               relay, ingest, label, loop, watch 1, 2 ─▶      PostgreSQL and the broker, of which there is one each
@@ -8,6 +8,7 @@
 | kill | SIGKILL | started again, after the others have taken over |
 | pause | SIGSTOP for longer than a lease | SIGCONT: it wakes up believing that it is in office |
 | cut | its end of the veth leaves the bridge: packets vanish, nobody is told | the end comes back |
+| poor | nft drops a fifth of its packets in each direction, tc leaves it 2 Mbit/s | both are taken away |
 | kill of the broker | SIGKILL: what it held is gone | started again at once, empty |
 | kill of postgres | SIGKILL, back half a second later after its own recovery | by itself |
 | failover of postgres | SIGKILL, promoted as a standby of itself: on a new timeline | by itself |
@@ -15,12 +16,16 @@
 After every fault somebody asks anew: `failover_s` is how long, from the fault, until such an answer was given, applied and labelled, the
 worst of all faults. What fails is repeated once. At the end everything that was promised has to be in the database, once.
 
+The whole takes about an hour on two cores, so it comes in pieces: a deployment of its own for the faults of each process, and one for those
+of the servers, `--resume FILE` keeps what they found. All processes are there in each.
+
 Ends with {"killed", "paused", "cut", "failed_requests", "lost", "doubled", "slots_lost", "failover_s", …}; exit code 1 where a bound does
-not hold. Without root or network namespaces nothing is cut off, and the line says why.
+not hold. Without root, network namespaces or nftables nothing is cut off or made poor, and the line says why.
 """
 
 import argparse
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -36,6 +41,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from app.db.engine import open_engine, reading
 from app.db.tables import cycles, leases, releases, turns
+from tests.bench.common.pieces import Pieces, add_pieces, pieces_of
 from tests.bench.fleet import network
 from tests.bench.fleet.accounts import doubled, ended_cycles, held_up, lost, slots_lost, unlabelled
 from tests.bench.fleet.deployment import ROLES, Fleet, Replica
@@ -44,7 +50,8 @@ from tests.bench.fleet.people import People
 from tests.broker import free_port
 from tests.killable_postgres import KillablePostgres
 
-FAULTS = ("kill", "pause", "cut")
+FAULTS = ("kill", "pause", "cut", "poor")
+ON_THE_LINE = ("cut", "poor")
 SERVERS = ("broker:kill", "postgres:kill", "postgres:failover")
 PAUSE_S = 25.0
 """Leases of the bench are twenty seconds (cycles) and less (the relay's)."""
@@ -95,6 +102,9 @@ class Day:
             return lambda: victim.send(signal.SIGCONT)
         network_ = self.fleet.network
         assert network_ is not None, "nobody is cut off without a network"
+        if fault == "poor":
+            network_.spoil(victim.name)
+            return lambda: network_.mend(victim.name)
         network_.cut(victim.name)
         return lambda: network_.heal(victim.name)
 
@@ -160,6 +170,7 @@ class Day:
 def day(folder: Path, *, roles: Sequence[str], faults: Sequence[tuple[str, str]], slot_s: int) -> dict[str, Any]:
     """The whole day; figures."""
     port, refusal = free_port(), network.refusal()
+    poor = refusal or network.refusal_of_poor()
     with ExitStack() as stack:
         net = None if refusal else stack.enter_context(Network())
         host, clients = ("127.0.0.1", None) if net is None else (net.outside, net.range)
@@ -177,11 +188,11 @@ def day(folder: Path, *, roles: Sequence[str], faults: Sequence[tuple[str, str]]
         time.sleep(5)
         said = Day(fleet=fleet, people=people, postgres=postgres, database=database)
         for role, fault in faults:
-            if fault != "cut" or net is not None:
+            if fault not in ON_THE_LINE or (net is not None and (fault == "cut" or poor is None)):
                 said.suffer(role, fault)
         time.sleep(5)
         people.stop()
-        return _judged(said) | ({"not_cut": refusal} if refusal else {})
+        return _judged(said) | ({"not_cut": refusal} if refusal else {}) | ({"not_poor": poor} if poor else {})
 
 
 def _judged(said: Day) -> dict[str, Any]:
@@ -195,15 +206,37 @@ def _judged(said: Day) -> dict[str, Any]:
     with reading(database) as connection:
         opened = len(connection.execute(select(releases.c.id)).all())
     return {
-        "killed": said.counts["kill"], "paused": said.counts["pause"], "cut": said.counts["cut"], "failed_over": said.counts["failover"],
+        "killed": said.counts["kill"], "paused": said.counts["pause"], "cut": said.counts["cut"],
+        "poor": said.counts["poor"], "failed_over": said.counts["failover"],
         "requests": book.requests, "repeated": sum(book.attempts_failed.values()), "failed_requests": len(book.failed),
         "lost": len(gone), "doubled": sum(twice.values()), "slots_lost": len(slots), "unlabelled": unlabelled(database) if labelled else 0,
         "failover_s": max(said.failovers.values(), default=0.0), "failovers": said.failovers, "unserved": said.unserved,
         "cycles": len(ended), "cycles_taken_over": sum(row.attempt > 1 for row in ended), "releases": opened,
         "first_failed": book.failed[:5], "attempts_failed": dict(book.attempts_failed), "first_lost": gone[:3],
-        "held_up": held_up(database), "slots": slots[:3],
+        "held_up": held_up(database), "slots": slots[:3], "busy": round(os.getloadavg()[1], 1),
         "twice": {kind: count for kind, count in twice.items() if count},
     }  # fmt: skip
+
+
+ADDED = (
+    "killed", "paused", "cut", "poor", "failed_over", "requests", "repeated", "failed_requests", "lost", "doubled", "slots_lost",
+    "unlabelled", "cycles", "cycles_taken_over", "releases",
+)  # fmt: skip
+ROOMS = ("app", "pipelines", "migrations", "tests/bench/fleet")
+"""What the figures depend on, next to this file."""
+
+
+def together(days: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """All pieces as one: sums, the worst failover, and what each said."""
+    failovers = {name: took for one in days for name, took in one["failovers"].items()}
+    said = {name: [word for one in days for word in one[name]] for name in ("unserved", "first_failed", "first_lost", "slots")}
+    refused = {name: one[name] for one in days for name in ("not_cut", "not_poor") if name in one}
+    return (
+        {name: sum(one[name] for one in days) for name in ADDED}
+        | {"failover_s": max(failovers.values(), default=0.0), "failovers": failovers, "busy": max(one["busy"] for one in days)}
+        | said
+        | refused
+    )
 
 
 def missed(found: dict[str, Any]) -> list[str]:
@@ -214,31 +247,47 @@ def missed(found: dict[str, Any]) -> list[str]:
     return told + ([f"failover_s is {found['failover_s']}, {FAILOVER_S:g} is the bound"] if found["failover_s"] > FAILOVER_S else [])
 
 
-def chosen(roles: Sequence[str], faults: Sequence[str], *, quick: bool) -> list[tuple[str, str]]:
-    """Which faults meet whom, in order; the quick run leaves every third one out, turn by turn, and never a server's."""
+def chosen(roles: Sequence[str], faults: Sequence[str], *, quick: bool) -> dict[str, list[tuple[str, str]]]:
+    """Which faults meet whom, by piece; the quick run leaves every third one out, turn by turn, and never a server's."""
     pairs = [(role, fault) for role in roles for fault in faults]
     if quick:
         pairs = [pair for place, pair in enumerate(pairs) if (place + place // len(faults)) % 3 != 2]
+    pieces = {role: [pair for pair in pairs if pair[0] == role] for role in roles}
     servers = [(name, fault) for name, _, fault in (server.partition(":") for server in SERVERS)]
-    return pairs + servers
+    return {name: piece for name, piece in pieces.items() if piece} | {"servers": servers}
+
+
+def whole(pieces: Pieces, options: argparse.Namespace) -> int:
+    """Every piece, and all of them together; the exit code."""
+    roles = options.roles.split(",")
+    plan = chosen(roles, [fault for fault in options.faults.split(",") if fault], quick=options.quick)
+    days: list[dict[str, Any]] = []
+    for name in options.only.split(",") if options.only else plan:
+
+        def lived(name: str = name) -> dict[str, Any]:
+            with tempfile.TemporaryDirectory(prefix="ratchet-ha-") as folder:
+                return day(Path(folder) / "data", roles=roles, faults=plan[name], slot_s=options.slot)
+
+        days.append(pieces.get(name, lived))
+        print(f"# {name}: {json.dumps(days[-1])}", file=sys.stderr, flush=True)
+    found = together(days)
+    told = missed(found)
+    print(json.dumps({**found, "missed": told}))
+    return 1 if told else 0
 
 
 def main() -> int:
     """Run it, print it."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.ha")
-    parser.add_argument("--quick", action="store_true", help="two faults a process instead of three")
+    parser.add_argument("--quick", action="store_true", help="fewer faults a process")
     parser.add_argument("--roles", default=",".join(ROLES), help="which processes there are")
     parser.add_argument("--faults", default=",".join(FAULTS))
+    parser.add_argument("--only", help="these pieces: names of processes, `servers`")
     parser.add_argument("--slot", type=int, default=30, help="seconds of a slot of the loop")
+    add_pieces(parser)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing is left running
-    roles = options.roles.split(",")
-    faults = chosen(roles, [fault for fault in options.faults.split(",") if fault], quick=options.quick)
-    with tempfile.TemporaryDirectory(prefix="ratchet-ha-") as name:
-        found = day(Path(name) / "data", roles=roles, faults=faults, slot_s=options.slot)
-    told = missed(found)
-    print(json.dumps({**found, "missed": told}))
-    return 1 if told else 0
+    return pieces_of(options, __file__, ROOMS).in_turn(lambda pieces: whole(pieces, options))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench import ha
 from tests.bench.common.pieces import COME_AGAIN, Pieces, add_pieces, pieces_of
 
 
@@ -50,3 +51,23 @@ def test_what_other_code_found_is_not_mixed_in(tmp_path: Path) -> None:
     assert pieces_of(asked, __file__).get("a", lambda: 2) == 1, "the same code"
     with pytest.raises(SystemExit, match="name another file"):
         pieces_of(asked, str(Path(__file__).with_name("test_benches.py")))
+
+
+def test_the_days_of_the_bench_of_replicas_add_up_and_every_bound_is_judged() -> None:
+    calm = dict.fromkeys(ha.ADDED, 1) | {"failed_requests": 0, "lost": 0, "doubled": 0, "slots_lost": 0, "unlabelled": 0}
+    calm |= {"failovers": {"api:kill": 2.0}, "unserved": [], "first_failed": [], "first_lost": [], "slots": [], "busy": 1.0}
+    other = calm | {"failovers": {"relay:cut": 31.0}, "lost": 1, "first_lost": ["i"], "unserved": ["relay:cut"], "busy": 3.0}
+    found = ha.together([calm, other])
+    assert (found["killed"], found["lost"], found["failover_s"], found["busy"]) == (2, 1, 31.0, 3.0)
+    assert found["first_lost"] == ["i"]
+    assert ha.missed(ha.together([calm])) == []
+    assert [line.split()[0] for line in ha.missed(found)] == ["lost", "nothing", "failover_s"]
+
+
+def test_every_process_meets_every_fault_once_in_a_piece_of_its_own_and_the_quick_run_leaves_a_third_out() -> None:
+    plan = ha.chosen(("api", "relay", "loop"), ha.FAULTS, quick=False)
+    assert list(plan) == ["api", "relay", "loop", "servers"]
+    assert plan["relay"] == [("relay", fault) for fault in ha.FAULTS]
+    quick = ha.chosen(("api", "relay", "loop"), ha.FAULTS, quick=True)
+    assert sum(map(len, quick.values())) - len(quick["servers"]) == 8
+    assert quick["servers"] == plan["servers"]

@@ -19,7 +19,7 @@ from app.domain.errors import BadConfig
 from app.domain.retention import days, retention
 from app.logging import configure
 from app.settings import Settings, from_environment, owner_of, read_toml
-from pipelines.commands.running.repeating import repeat
+from pipelines.commands.running.repeating import outlast, repeat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,7 +125,7 @@ def relay() -> None:
     gc.freeze()
     log.info("relay ready owner=%s", candidate.owner)
     own.ready = True
-    candidate.run(own.rounds(stop.is_set))
+    outlast("relay", partial(candidate.run, own.rounds(stop.is_set)), stop, away=wiring.database_away())
 
 
 @click.command()
@@ -181,28 +181,32 @@ def label() -> None:
     log.info("label ready policies=%s", ",".join(policies))
     own = shown(settings, "label", clock)
     counted, stopping, own.ready = own.counter("ratchet_label_labelled_total"), own.rounds(stop.is_set), True
-    while not stopping():
-        labelled, complete_until = 0, backlog.complete_until(now=clock())
-        for name, policy in policies.items():
-            settle(rules, policy=name, read=partial(usable, policy=policy, loop=whole, read=read), clock=clock)
-            rule_set = parsed(rules.active(name), policy=policy, loop=whole, read=read)
-            done = label_due(
-                book, policy=name, config=policy, rule_set=rule_set, now=clock(), limit=config.batch_turns, complete_until=complete_until,
-                learn_from_rollouts=whole.batching.rollout_share > 0, traces=traces,
-            )  # fmt: skip
-            counted.labels(name).inc(done)
-            labelled += done
-        if labelled:
-            log.info("turns labelled count=%d", labelled)
-        replayed = [
-            answer(
-                replays, partial(wiring.labelled_turns, settings, name, limit=ASKED_TURNS), policy=name, config=policy, clock=clock,
-                read=partial(parsed, policy=policy, loop=whole, read=read),
-            )
-            for name, policy in policies.items()
-        ]  # fmt: skip
-        if not labelled and not any(replayed):
-            stop.wait(config.poll_s)
+
+    def labelling() -> None:
+        while not stopping():
+            labelled, complete_until = 0, backlog.complete_until(now=clock())
+            for name, policy in policies.items():
+                settle(rules, policy=name, read=partial(usable, policy=policy, loop=whole, read=read), clock=clock)
+                rule_set = parsed(rules.active(name), policy=policy, loop=whole, read=read)
+                done = label_due(
+                    book, policy=name, config=policy, rule_set=rule_set, now=clock(), limit=config.batch_turns,
+                    complete_until=complete_until, learn_from_rollouts=whole.batching.rollout_share > 0, traces=traces,
+                )  # fmt: skip
+                counted.labels(name).inc(done)
+                labelled += done
+            if labelled:
+                log.info("turns labelled count=%d", labelled)
+            replayed = [
+                answer(
+                    replays, partial(wiring.labelled_turns, settings, name, limit=ASKED_TURNS), policy=name, config=policy, clock=clock,
+                    read=partial(parsed, policy=policy, loop=whole, read=read),
+                )
+                for name, policy in policies.items()
+            ]  # fmt: skip
+            if not labelled and not any(replayed):
+                stop.wait(config.poll_s)
+
+    outlast("label", labelling, stop, away=wiring.database_away())
 
 
 @click.command()
@@ -249,6 +253,7 @@ def loop() -> None:
     world.warm()
     for number, handler in handlers.items():
         signal.signal(number, handler)
+    end_within(stop)  # a cycle that runs goes on elsewhere from its last durable step; waited for, it would hold us for minutes
     log.info("loop ready policies=%s slot_s=%d", ",".join(policies), config.schedule.slot_s)
     own.ready = True
     run_forever(tickers, stop)
@@ -378,7 +383,8 @@ def watch() -> None:
     own = shown(settings, "watch", clock)
     looked, own.ready = own.histogram("ratchet_watch_tick_seconds"), True
     watches = [Watch(policy=name, config=gates, ports=ports) for name in policies]
-    run_watch(
-        watches, stop, interval_s=gates.interval_s, stopping=own.rounds(stop.is_set),
+    watching = partial(
+        run_watch, watches, stop, interval_s=gates.interval_s, stopping=own.rounds(stop.is_set),
         looked=lambda policy, seconds: looked.labels(policy).observe(seconds),
     )  # fmt: skip
+    outlast("watch", watching, stop, away=wiring.database_away())

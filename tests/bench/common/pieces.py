@@ -68,9 +68,9 @@ def add_pieces(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", type=float, default=5.0, help="with --resume: begin no piece after so many")
 
 
-def pieces_of(options: argparse.Namespace, bench: str) -> Pieces:
-    """As asked for on the command line; `bench` is the file of the bench."""
-    return Pieces(options.resume, minutes=options.minutes, code=code_digest(Path(bench)) if options.resume else "")
+def pieces_of(options: argparse.Namespace, bench: str, rooms: tuple[str, ...] = ROOMS) -> Pieces:
+    """As asked for on the command line; `bench` is the file of the bench, `rooms` what its figures depend on."""
+    return Pieces(options.resume, minutes=options.minutes, code=code_digest(Path(bench), rooms) if options.resume else "")
 
 
 def code_digest(bench: Path, rooms: tuple[str, ...] = ROOMS) -> str:

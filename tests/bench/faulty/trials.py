@@ -3,6 +3,7 @@
 oversize       turns that no broker takes                       applied from the inbox, the others through the broker
 version skew   events of a newer version, and of an unknown type    the first applied, the second buried once
 offset reset   a cluster that comes back empty                  what is accepted afterwards is applied
+election       a leader without the last records that were read     noticed, counted, read again; what took their places is applied
 bad times      years 1 and 9999 that an older door let in       buried, the others applied
 disk full      segments that take nothing for a while           waited for and said, then applied
 fsync          a door whose disk fails from one moment on       acknowledges nothing any more; what it acknowledged is there and applied
@@ -22,7 +23,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
-from sqlalchemy import func, insert, select
+from sqlalchemy import func, insert, select, update
 
 from app.db.counters import read_counts
 from app.db.engine import open_engine, reading, writing
@@ -32,7 +33,7 @@ from app.db.ingestion.members import SqlMembership
 from app.db.ingestion.relay import SqlRelayOffice, has_backlog
 from app.db.ingestion.streams import SqlEffects, SqlPositions
 from app.db.migrate import upgrade
-from app.db.tables import dead_letters, inbox, turns
+from app.db.tables import dead_letters, inbox, stream_offsets, turns
 from app.domain.ids import utc_now
 from app.domain.ports import Clock
 from app.domain.telemetry.events import CloudEvent, payload_hash
@@ -181,6 +182,22 @@ def offset_reset(trial: Trial) -> bool:
     return done and trial.count("offsets_reset") > 0 and trial.count("applied_from_inbox") == 0
 
 
+def unclean_election(trial: Trial) -> bool:
+    """Another broker leads, with a shorter log. Here positions go ahead of the broker's: no cluster of several runs on this machine."""
+    beyond, inside = 100, 3
+    trial.accept(*healthy())
+    done = trial.until(lambda: trial.applied() == HEALTHY)
+    for turn_, ahead in enumerate((beyond, inside), start=1):
+        trial.ingest.source.close()
+        with writing(trial.engine) as connection:
+            connection.execute(update(stream_offsets).values(next_offset=stream_offsets.c.next_offset + ahead))
+        trial.accept(*healthy(turn_ * HEALTHY))
+        trial.term.send_inbox()  # these take the places of what was lost: with three of them nobody can tell
+        wanted = (turn_ + 1) * HEALTHY
+        done = done and trial.until(lambda wanted=wanted: trial.applied() == wanted)
+    return done and trial.count("offsets_reset") > 0 and trial.buried() == 0
+
+
 def bad_times(trial: Trial) -> bool:
     """Rows as an older door accepted them."""
     first, last = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
@@ -266,7 +283,8 @@ def small_disk(folder: Path) -> Iterator[Callable[[], Callable[[], object]]]:
 
 
 TRIALS: dict[str, Callable[[Trial], bool]] = {
-    "oversize": oversize, "version_skew": version_skew, "offset_reset": offset_reset, "bad_times": bad_times, "disk_full": disk_full,
+    "oversize": oversize, "version_skew": version_skew, "offset_reset": offset_reset,
+    "unclean_election": unclean_election, "bad_times": bad_times, "disk_full": disk_full,
     "fsync_error": fsync_error, "clock_jumps": clock_jumps,
 }  # fmt: skip
 
@@ -283,8 +301,8 @@ def _run(trial: Callable[[Trial], bool]) -> bool:
             address_file=Path(name) / "none.json",
             options=KafkaConfig(replication=1, min_insync_replicas=1),
         )
-        cluster, clock = real if trial is offset_reset else broker.cluster, jumping() if trial is clock_jumps else utc_now
-        told = Trial(folder=Path(name), broker=broker, cluster=cluster, clock=clock)
+        cluster = real if trial in (offset_reset, unclean_election) else broker.cluster
+        told = Trial(folder=Path(name), broker=broker, cluster=cluster, clock=jumping() if trial is clock_jumps else utc_now)
         try:
             return trial(told)
         finally:

@@ -30,6 +30,8 @@ ROLES = ("engine", "api", "relay", "ingest", "label", "loop", "watch")
 START_S = 240.0
 """Two slow cores import torch for every replica of engine, loop and label, beside whatever else runs."""
 END_S = 60.0
+MEEK = 19
+"""`nice` of a replacement that is not ready yet."""
 PRE_STOP_S = 1.0
 """After the balancer took an api out, until it is told to end: the chart's `preStop` sleeps for five seconds."""
 SECRETS = ("RATCHET_ACTOR_SALT", "RATCHET_SESSION_SECRETS", "RATCHET_WEBHOOK_KEYS")
@@ -85,6 +87,10 @@ class Fleet:
     count: int = 2
     """Replicas of every process."""
     slot_s: int = 15
+    settings: Mapping[str, str] = field(default_factory=dict[str, str])
+    """More variables of every process."""
+    own: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    """And of single replicas, by name."""
     tree: Path = ROOT
     """The code that whoever starts runs, until somebody is replaced."""
     replicas: dict[str, Replica] = field(default_factory=dict[str, Replica])
@@ -95,6 +101,11 @@ class Fleet:
     _broker: "subprocess.Popen[bytes] | None" = None
     _broker_port: int = field(default_factory=free_port)
     _environment: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Of a command that is run in this deployment."""
+        return {**self._environment, "PYTHONPATH": str(self.tree)}
 
     # --- from nothing to a deployment that answers ------------------------------------------------------------------------
 
@@ -108,6 +119,7 @@ class Fleet:
         self._environment = {
             **kept, **QUIET, **{name: secrets.token_hex(24) for name in SECRETS}, "RATCHET_DATA": str(self.folder),
             "RATCHET_CONFIG": str(config), "OMP_NUM_THREADS": "1", "RATCHET_DATABASE_URL": self.database, "RUST_LOG": "error",
+            **self.settings,
         }  # fmt: skip
         self._take_seats()
         self.command("prepare", tree=self.tree)
@@ -144,10 +156,11 @@ class Fleet:
 
     # --- one process ------------------------------------------------------------------------------------------------------
 
-    def spawn(self, replica: Replica, tree: Path) -> None:
-        """Start it, without waiting."""
+    def spawn(self, replica: Replica, tree: Path, *, meekly: bool = False) -> None:
+        """Start it, without waiting; `meekly`: on what others leave of the cores, until it is ready."""
         replica.tree = tree
-        inside = () if self.network is None else self.network.inside(replica.name)
+        inside = ("nice", f"-n{MEEK}") if meekly else ()
+        inside += () if self.network is None else self.network.inside(replica.name)
         with replica.log.open("ab") as log:
             replica.process = subprocess.Popen(
                 [*inside, sys.executable, "-m", "pipelines", *self._arguments(replica)], cwd=tree, stdout=log, stderr=log,
@@ -165,7 +178,7 @@ class Fleet:
         where = {"api": {"RATCHET_PORT": str(replica.port)}, "engine": {}}.get(
             replica.role, {"RATCHET_METRICS": f"{replica.host}:{replica.port}"}
         )
-        return {**self._environment, **own, **where}
+        return {**self._environment, **own, **where, **self.own.get(replica.name, {})}
 
     def await_ready(self, replica: Replica) -> None:
         """Wait for it. Raises `TimeoutError` with the end of its log."""
@@ -186,10 +199,15 @@ class Fleet:
             replica.process.wait(END_S)
 
     def replace(self, old: Replica, *, tree: Path) -> Replica:
-        """Put one that runs the code in `tree` in its place: ready first, then the old one leaves."""
+        """Put one that runs the code in `tree` in its place: ready first, then the old one leaves.
+
+        It begins on what others leave of the cores: importing takes ten seconds of one, and elsewhere it has a machine of its own.
+        """
         free = next(r for r in self.replicas.values() if r.role == old.role and not r.alive)
-        self.spawn(free, tree)
+        self.spawn(free, tree, meekly=True)
         self.await_ready(free)
+        assert free.process is not None
+        os.setpriority(os.PRIO_PGRP, free.process.pid, os.getpriority(os.PRIO_PROCESS, 0))  # all of its threads
         self.end(old)
         return free
 

@@ -1,9 +1,10 @@
 """A network of one's own for every process: namespaces joined by a bridge, so that one of them can be cut off without a word.
 
     bridge 10.77.N.1 (database, broker, people) ──┬── veth ── namespace 10.77.N.2
-                                                  └── veth ── namespace 10.77.N.3   cut: its end leaves the bridge, packets vanish
+                                                  ├── veth ── namespace 10.77.N.3   cut: its end leaves the bridge, packets vanish
+                                                  └── veth ── namespace 10.77.N.4   poor: nft drops a fifth of them, tc leaves 2 Mbit/s
 
-Needs root and iproute2; `refusal` says why there is none.
+Needs root and iproute2; `refusal` says why there is none, `refusal_of_poor` why no line can be made poor (nftables).
 """
 
 import os
@@ -25,6 +26,22 @@ def refusal() -> str | None:
         return f"the kernel makes no network namespaces here ({tried.stderr.strip()})"
     subprocess.run(["ip", "netns", "del", name], check=False)
     return None
+
+
+LOST, RATE = 20, "2mbit"
+"""Of a poor line: per cent of packets in each direction, and how much passes."""
+LOSING = f"""
+table inet poor {{
+  chain in {{ type filter hook input priority 0; iifname "eth0" numgen random mod 100 < {LOST} drop; }}
+  chain out {{ type filter hook output priority 0; oifname "eth0" numgen random mod 100 < {LOST} drop; }}
+}}
+"""
+
+
+def refusal_of_poor() -> str | None:
+    """Why no line can be made poor here, in a sentence; None where it can."""
+    missing = [program for program in ("nft", "tc") if shutil.which(program) is None]
+    return f"`{missing[0]}` is not here: install nftables and iproute2" if missing else refusal()
 
 
 @dataclass
@@ -80,6 +97,17 @@ class Network:
         """From now on no packet gets through in either direction, and nobody is told."""
         _ip("link", "set", self._end(name), "nomaster")
         self._cut.add(name)
+
+    def spoil(self, name: str) -> None:
+        """From now on its line is poor."""
+        subprocess.run([*self.inside(name), "nft", "-f", "-"], input=LOSING, text=True, check=True, capture_output=True)
+        shape = ("tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", RATE, "burst", "16kb", "latency", "400ms")
+        subprocess.run([*self.inside(name), *shape], check=True, capture_output=True)
+
+    def mend(self, name: str) -> None:
+        """Its line is a good one again."""
+        for words in (("nft", "delete", "table", "inet", "poor"), ("tc", "qdisc", "del", "dev", "eth0", "root")):
+            subprocess.run([*self.inside(name), *words], check=True, capture_output=True)
 
     def heal(self, name: str) -> None:
         """Packets go through again; harmless where they did."""

@@ -42,6 +42,8 @@ class Book:
     """Inference ids of answers that arrived whole, with when they were asked for."""
     said: dict[str, float] = field(default_factory=dict[str, float])
     """Ids of accepted observations, likewise."""
+    accepted: list[float] = field(default_factory=list[float])
+    """When observations were accepted."""
     of: dict[str, str] = field(default_factory=dict[str, str])
     """The observation of each answer."""
     seconds: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
@@ -60,6 +62,8 @@ class People:
     people: int = 6
     pause_s: float = 0.2
     retries: int = 1
+    keeps_s: float = 0.0
+    """How long their product keeps what they said when nobody takes it, and sends it again, as products do."""
     own_answers: bool = False
     """Whether their product answers by itself and only reports its turns: then there need be no engine."""
     phase: str = "calm"
@@ -129,12 +133,20 @@ class People:
 
     async def _say(self, client: httpx.AsyncClient, id_: str, value: float, asked: float) -> None:
         event = {"id": f"{id_}-said", "inference_id": id_, "name": "rating", "value": round(value, 3)}
-        reply = await self._twice(client, "/v1/events", event, asked)
+        ends = time.monotonic() + self.keeps_s
+        reply = await self._twice(client, "/v1/events", event, asked, last=self.keeps_s == 0.0)
+        while reply is None and time.monotonic() < ends:
+            await asyncio.sleep(0.5)
+            reply = await self._twice(client, "/v1/events", event, asked, last=time.monotonic() >= ends)
         if reply is not None and self._taken(reply, id_) is not None:
             self.book.said[str(event["id"])] = asked
+            self.book.accepted.append(time.monotonic())
             self.book.of[id_] = str(event["id"])
 
-    async def _twice(self, client: httpx.AsyncClient, path: str, body: dict[str, Any], asked: float) -> dict[str, Any] | None:
+    async def _twice(
+        self, client: httpx.AsyncClient, path: str, body: dict[str, Any], asked: float, *, last: bool = True
+    ) -> dict[str, Any] | None:  # fmt: skip
+        """What was answered, with one repetition where that is allowed; None where nothing was: a failure, if it was the `last` try."""
         self.book.requests += 1
         tried: list[str] = []
         faults: list[str] = []
@@ -155,7 +167,8 @@ class People:
             if door in self._doors:
                 self._doors[door] = time.monotonic() + PASSED_OVER_S
             self.book.attempts_failed[faults[-1].split(":")[0]] += 1
-        self.book.failed.append(f"{' / '.join(faults)} ({self.phase}, after {time.monotonic() - asked:.1f} s)")
+        if last:
+            self.book.failed.append(f"{' / '.join(faults)} ({self.phase}, after {time.monotonic() - asked:.1f} s)")
         return None
 
     def _door(self, *, besides: list[str]) -> str | None:

