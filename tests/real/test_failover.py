@@ -38,7 +38,7 @@ SETTLE_S = 90.0
 ROLES = ("engine", "api", "relay", "ingest")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def net() -> Iterator[Network]:
     if (why := network.refusal()) is not None:
         missing("a network of one's own", why)
@@ -101,6 +101,15 @@ class Story:
         return lost(self.database, self.people.book)
 
 
+def first_answer(url: str, key: str) -> None:
+    """Until the engine has its weights in memory: a process that is ready may load them still."""
+    asked = {"model": "composer", "messages": [{"role": "user", "content": "Are you there?"}], "max_tokens": 2}
+    ends = time.monotonic() + SETTLE_S
+    while httpx.post(f"{url}/v1/chat/completions", json=asked, headers={"x-api-key": key}, timeout=60.0).status_code != 200:
+        assert time.monotonic() < ends, "nobody answers"
+        time.sleep(0.5)
+
+
 @contextmanager
 def story(folder: Path, cluster: Cluster, *, people: int, settings: dict[str, str]) -> Iterator[Story]:
     """Everything up, people asking."""
@@ -110,6 +119,7 @@ def story(folder: Path, cluster: Cluster, *, people: int, settings: dict[str, st
         crowd = People(key=fleet.prepare(), people=people, retries=0, keeps_s=3 * WRITES_S)
         fleet.start()
         crowd.add(fleet.replicas["api-1"].url)
+        first_answer(fleet.replicas["api-1"].url, crowd.key)
         crowd.start()
         time.sleep(5)
         yield Story(cluster=cluster, fleet=fleet, people=crowd, database=database)
@@ -141,7 +151,7 @@ def test_with_a_synchronous_standby_nothing_is_lost_and_nobody_who_asks_notices(
         assert sum(doubled(told.database).values()) == 0
         assert told.spooled() == 0.0
         print(f"first write and slowest answer, s: {figures}; {len(told.people.book.answers)} answers")  # noqa: T201 - for EVIDENCE
-        assert told.people.book.failed == []
+        assert told.people.book.failed == [], told.people.book.failed[:3]
         assert all(took <= WRITES_S for took, _ in figures.values()), figures
         assert all(slowest <= ANSWER_S for _, slowest in figures.values()), figures
 

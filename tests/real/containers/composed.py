@@ -38,6 +38,7 @@ KAFKA = (
     "--storage-engine memory://tansu/"
 )
 START_S = 240.0
+ONCE = ("model", "bucket", "prepare")
 
 
 def replaced(image: str) -> dict[str, dict[str, Any]]:
@@ -86,6 +87,7 @@ class Composed:
             if service.get("image") == "ratchet":
                 service["image"] = image
                 service.pop("build", None)
+            service.pop("depends_on", None)  # `begin` keeps to them
             if "ports" in service:
                 host = {"api": self.port, "prometheus": self.prometheus_port}[name]
                 service["ports"] = [f"127.0.0.1:{host}:{port.rpartition(':')[2]}" for port in service["ports"]]
@@ -111,13 +113,40 @@ class Composed:
         return done
 
     def begin(self) -> None:
-        """What `prepare` depends on, until it is as compose.yaml asks: docker waits by itself, podman 4.3 without systemd does not."""
-        self.compose("up", "-d", "kafka", "postgres", "standby", "objects", "model", "bucket")
-        asks = ("exec", self.container("postgres"), "psql", "-h", "/tmp", "-U", "ratchet", "-d", "ratchet", "-Atqc")
-        followed = "SELECT count(*) FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum')"
-        until("a synchronous standby", START_S, lambda: podman(*asks, followed, check=False).stdout.strip() == "1")
-        for name in ("model", "bucket"):
+        """Everything but Prometheus, whose key is not made yet; each when what it depends on is as the files ask.
+
+        Docker waits so by itself. podman 4.3 loses itself in dependencies of dependencies, and without systemd runs no health checks.
+        """
+        left = self.depends()
+        left.pop("prometheus")
+        while left:
+            ready = sorted(
+                name for name, on in left.items() if all(other not in left and self.is_as_asked(other, on[other]) for other in on)
+            )
+            if ready:
+                self.compose("up", "-d", *ready)
+            left = {name: on for name, on in left.items() if name not in ready}
+            time.sleep(0.0 if ready else 0.5)
+        for name in ONCE:
             until(f"the end of {name}", START_S, lambda name=name: self.ended_well(name))
+
+    def depends(self) -> dict[str, dict[str, str]]:
+        """What every service of both files depends on, and how."""
+        found: dict[str, dict[str, str]] = {}
+        for file in FILES:
+            for name, service in yaml.safe_load((INFRA / file).read_text())["services"].items():
+                on = service.get("depends_on", {})
+                found.setdefault(name, {}).update({other: {} for other in on} if isinstance(on, list) else on)
+        return {name: {other: dict(how).get("condition", "service_started") for other, how in on.items()} for name, on in found.items()}
+
+    def is_as_asked(self, service: str, condition: str) -> bool:
+        """Whether a service is what another one waits for."""
+        if condition == "service_completed_successfully":
+            return self.ended_well(service)
+        if condition == "service_healthy":
+            asks = ("pg_isready", "-h", "/tmp", "-U", "ratchet", "-d", "ratchet")
+            return podman("exec", self.container(service), *asks, check=False).returncode == 0
+        return True
 
     def ended_well(self, service: str) -> bool:
         """Whether it ran to its end."""
