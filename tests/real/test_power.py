@@ -98,12 +98,14 @@ class Writer:
         """Begin."""
         command = [sys.executable, "-m", "tests.bench.faulty.power", str(self.folder)]
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        threading.Thread(target=self._listen, daemon=True).start()
+        self.listening = threading.Thread(target=self._listen, daemon=True)
+        self.listening.start()
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.said.append(line.rstrip("\n"))
+        with self.process.stdout as lines:
+            for line in lines:
+                self.said.append(line.rstrip("\n"))
 
     def await_more(self, count: int) -> None:
         """Until it was told so often more that something is kept."""
@@ -117,6 +119,7 @@ class Writer:
         """Kill it."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
+        self.listening.join()
 
 
 def test_what_was_acknowledged_is_there_after_the_power_was_lost(pool: Path) -> None:
