@@ -687,7 +687,8 @@ def registry(settings: Settings) -> "MlflowRegistry":
     """The MLflow projection."""
     from app.registry.mlflow_registry import MlflowRegistry
 
-    return MlflowRegistry(settings.mlflow_uri)
+    is_remote = "://" in settings.weights and not settings.weights.startswith("file://")
+    return MlflowRegistry(settings.mlflow_uri, weights=settings.weights if is_remote else None)
 
 
 def lineage_of(settings: Settings, name: str) -> list[dict[str, Any]]:

@@ -36,8 +36,10 @@ UNFIT = re.compile(r"[^\w\-. /]")
 class MlflowRegistry:
     """The `VersionRegistry` port on MLflow."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, *, weights: str | None = None) -> None:
+        """`weights`: the URL below which versions lie, where that is no folder of this machine: a server takes no path of ours."""
         self._uri = uri
+        self._weights = weights
         for name, value in IMPATIENT.items():
             os.environ.setdefault(name, value)
         mlflow.set_tracking_uri(uri)
@@ -100,7 +102,8 @@ class MlflowRegistry:
             tags=[RunTag(key, value) for key, value in tags.items()],
         )
         self.client.set_terminated(run_id, end_time=_millis(finished))
-        self.client.create_model_version(version.policy, source=folder.as_uri(), run_id=run_id, tags=tags, description=card)
+        source = folder.as_uri() if self._weights is None else f"{self._weights.rstrip('/')}/{version.digest}"
+        self.client.create_model_version(version.policy, source=source, run_id=run_id, tags=tags, description=card)
 
     def _ensure_model(self, policy: str) -> None:
         try:
