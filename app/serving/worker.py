@@ -34,7 +34,6 @@ from app.serving.threads import Threads
 
 log = logging.getLogger(__name__)
 
-
 PULSE_S = 1.0
 """An answer that is not streamed shows this often that it is being written."""
 
@@ -304,8 +303,7 @@ class Worker:
             return commands
 
     def _round(self) -> int:
-        """A step of every version that decodes, and the end of those that have nothing to do any more. Returns how many tokens were
-        decoded; 0 where prompts were fed, too."""
+        """A step of every version that decodes; frees what is leaving and done. Returns the tokens decoded, 0 where prompts were fed."""
         decoded, prompts = 0, False
         for digest, decoder in self._decoders.items():
             if decoder.busy:
