@@ -30,6 +30,7 @@ from app.domain.telemetry.turns import FinishReason
 from app.policy.decoding.sampling import Decoder, Generation
 from app.policy.decoding.shaping import Shaper
 from app.policy.model import Policy
+from app.serving.beside import Beside
 from app.serving.threads import Threads
 
 log = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class Worker:
     def __init__(self, limits: Limits) -> None:
         """Takes torch's number of threads for the most that a step may take."""
         self.limits = limits
-        self._threads = Threads(torch.get_num_threads())
+        self._threads, self._beside = Threads(torch.get_num_threads()), Beside(torch.get_num_threads())
         self._decoders: dict[str, Decoder] = {}
         self._leaving: set[str] = set()
         self._unlogged: set[str] = set()
@@ -107,6 +108,7 @@ class Worker:
         """End the thread; what was being sampled is dropped."""
         self._commands.put(None)
         self._thread.join(timeout=5)
+        self._beside.close()
 
     @property
     def alive(self) -> bool:
@@ -303,34 +305,32 @@ class Worker:
             return commands
 
     def _round(self) -> int:
-        """A step of every version that decodes; frees what is leaving and done. Returns the tokens decoded, 0 where prompts were fed."""
-        decoded, prompts = 0, False
-        for digest, decoder in self._decoders.items():
-            if decoder.busy:
-                fed, prompted = decoder.fed, decoder.prompted
-                self._step(digest, decoder)
-                decoded, prompts = decoded + decoder.fed - fed, prompts or decoder.prompted != prompted
-            elif digest in self._leaving:
-                self._free(digest)
-        return 0 if prompts else decoded
-
-    def _step(self, digest: str, decoder: Decoder) -> None:
-        try:
-            self.sampled_tokens += len(decoder.step())
-        except Exception as error:
-            # one broken step (out of memory, say) costs the requests of its batch, not the engine
-            log.exception("step failed digest=%s", digest)
-            broken = [job for job in self._jobs if job.decoder is decoder]
-            self._jobs = [job for job in self._jobs if job.decoder is not decoder]
-            self._count(-len(broken))
-            decoder.close()
-            self._decoders = {**self._decoders, digest: self._decoder(decoder.policy)}
-            message = f"sampling failed: {error}"
-            self._deliver([(job, _last(job, FinishReason.ERROR, message=message)) for job in broken])
+        """A step of every version that decodes; frees what is leaving and done. Returns the tokens sampled, 0 where prompts were fed."""
+        busy = {digest: decoder for digest, decoder in self._decoders.items() if decoder.busy}
+        for digest in (self._leaving & self._decoders.keys()) - busy.keys():
+            self._free(digest)
+        fed = sum(decoder.prompted for decoder in busy.values())
+        taken = self._beside.run([decoder.step for decoder in busy.values()])
+        sampled = sum(len(rows) for rows in taken if not isinstance(rows, Exception))
+        self.sampled_tokens += sampled
+        for (digest, decoder), error in zip(busy.items(), taken, strict=True):
+            if isinstance(error, Exception):
+                self._break(digest, decoder, error)
         now = time.monotonic()
         for job in self._jobs:
-            if now > job.deadline and job.generation is not None and job.decoder is decoder:
-                decoder.cancel(job.generation, FinishReason.TIMEOUT)
+            if now > job.deadline and job.generation is not None and job.decoder is not None:
+                job.decoder.cancel(job.generation, FinishReason.TIMEOUT)
+        return sampled if fed == sum(decoder.prompted for decoder in busy.values()) else 0
+
+    def _break(self, digest: str, decoder: Decoder, error: Exception) -> None:
+        """One broken step (out of memory, say) costs the requests of its batch, not the engine."""
+        log.error("step failed digest=%s", digest, exc_info=error)
+        broken = [job for job in self._jobs if job.decoder is decoder]
+        self._jobs = [job for job in self._jobs if job.decoder is not decoder]
+        self._count(-len(broken))
+        decoder.close()
+        self._decoders = {**self._decoders, digest: self._decoder(decoder.policy)}
+        self._deliver([(job, _last(job, FinishReason.ERROR, message=f"sampling failed: {error}")) for job in broken])
 
     def _free(self, digest: str) -> None:
         self._decoders[digest].close()

@@ -19,3 +19,17 @@ class Stopwatch:
             yield
         finally:
             self.seconds += time.monotonic() - began
+
+
+class Laps:
+    """Wall seconds of what follows one another, by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._began = time.monotonic()
+
+    def end(self, name: str) -> None:
+        """What began when the one before ended is over."""
+        now = time.monotonic()
+        self.seconds[name] = round(now - self._began, 3)
+        self._began = now

@@ -36,7 +36,7 @@ from pipelines.training.progress import Progress, UpdateResult
 from pipelines.training.publication import publish
 from pipelines.training.samples import Sample, limits_of, read_samples
 from pipelines.training.states import Inherited, inherited, keep_state, shape_of
-from pipelines.training.stopwatch import Stopwatch
+from pipelines.training.stopwatch import Laps, Stopwatch
 from pipelines.training.trainer import TrainerSetup
 
 log = logging.getLogger(__name__)
@@ -73,14 +73,19 @@ class Update:
 
     def make(self) -> UpdateResult:
         """Read, learn, judge, publish. Raises `Held` and `Unavailable`."""
+        laps = Laps()
+        self.metrics["parts_s"] = laps.seconds
         estimator = self._read()
+        laps.end("read")
         steps = plan_steps(
             self.samples, turns_per_step=self.config.turns_per_step, seed=self.config.seed + self.batch.slot,
             micro_batch_tokens=self.config.micro_batch_tokens * self.config.workers,
         )  # fmt: skip
         setup = self._setup()
         with self.ports.trainers.opened(setup, workers=self.config.workers, timeout_s=self.config.attempt_timeout_s) as trainer:
+            laps.end("open")
             self._prepare(trainer, steps)
+            laps.end("prepare")
             self._steer()
             self.progress.dtype = self.metrics["dtype"] = trainer.precision()
             saved_at = time.monotonic()
@@ -90,8 +95,11 @@ class Update:
                 if time.monotonic() - saved_at >= self.config.checkpoint_every_s and number + 1 < len(steps):
                     write_checkpoint(self.folder, trainer, vars(self.progress), step=number + 1)
                     saved_at = time.monotonic()
+            laps.end("steps")
             judged = self._judge(trainer, steps[0])
+            laps.end("judge")
             candidate = self._publish(trainer)
+            laps.end("publish")
         state = estimator.remember([sample.rewarded() for sample in self.samples], drift=judged.drift)
         return UpdateResult(candidate=candidate, metrics=self.metrics, tracker=state)
 

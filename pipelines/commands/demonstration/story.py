@@ -57,8 +57,10 @@ MOST_REFUSALS = 10
 MOST_FAILURES = 5
 """Candidates in a row that do not pass: more of the same would say nothing new."""
 FAILED = frozenset({ReleaseState.REJECTED, ReleaseState.ABORTED, ReleaseState.INCONCLUSIVE, ReleaseState.EXPIRED, ReleaseState.ROLLED_BACK})
-LATER = ("watch", "loop")
-"""Processes that people need not wait for: they start when the others have."""
+LATER = ("watch",)
+"""Processes that start when the others have: nothing is there to be watched before."""
+AWAITED_LATER = ("loop", *LATER)
+"""Processes that people need not wait for."""
 
 
 class Ended(Exception):
@@ -247,7 +249,7 @@ class Story:
 
     def _all_ready(self) -> bool:
         """Whether every process that people need has said so, and the engine holds the first version."""
-        needed = {program.name: " ready " for program in self.deployment.programs() if program.name not in LATER} | {
+        needed = {program.name: " ready " for program in self.deployment.programs() if program.name not in AWAITED_LATER} | {
             "engine": "version ready"
         }
         logs = {self.deployment.logs / f"{name}.log": said for name, said in needed.items()}
