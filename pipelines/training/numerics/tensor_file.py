@@ -39,9 +39,8 @@ class TensorFile:
 
     def save(self, file: Path) -> None:
         """Write the tensors, as they are held here."""
-        if self._map is not None and self.file is not None:
-            self._map.flush()
-            shutil.copyfile(self.file, file)
+        if self.file is not None:
+            shutil.copyfile(self.file, file)  # what was written to the map is in the page cache that this reads; the disk need not have it
             return
         written = TensorFile(self.tensors, file=file)
         for name, tensor in self.tensors.items():
