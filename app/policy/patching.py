@@ -126,7 +126,7 @@ def follow(base: Policy, way: Way, *, digest: str) -> Policy:
     for delta in way.deltas:
         steps.append(Patch(delta, outline, base_digest=at))
         at = steps[-1].head.digest
-    if any(step.head.gone or any(section.whole for section in step.head.sections) for step in steps):
+    if any(step.head.gone or step.head.whole for step in steps):
         raise Refused(f"the tensors of {digest[:12]} are others than those of {base.digest[:12]}: load the version whole")
     return patched(base, steps, digest=digest)
 

@@ -1,104 +1,47 @@
-"""Weight deltas: what changed between two versions, bit-exact, in about ten bits per changed weight. docs/delta-format.md is the format.
+"""Weight deltas: what changed between two versions, bit-exact, in the fewest bits that can be had fast. docs/delta-format.md is the format.
 
-    magic │ u32 length │ JSON header │ sections, one after the other
-                          base, digest, mode, gone, sections: per section its tensors and the lengths of its three or one frames
-
-A section holds the changes of some tensors, in their order (about `SECTION_BYTES` of weights, so that several threads encode and a reader
-holds little at a time), or tensors whole that have no counterpart of the same shape and dtype in the base.
+A section holds the changes of some parts of tensors (about `SECTION_BYTES` of weights, so that several threads encode and a reader holds
+little at a time); tensors that have no counterpart of the same shape and dtype in the base are sent whole.
 A `ulp` delta is relative and must be applied once, to its base; an `overwrite` delta carries new values, so that repeating it does no harm.
 Not covered: whether the sender may send it; the digests guard against mistakes, not against people. Hostile input is refused before
 anything is made that is larger than what the base allows.
 """
 
-import json
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import groupby
 
-import numpy as np
 import torch
-import zstandard
 from torch import Tensor
 
 from app.domain.errors import BadInput, Refused
-from app.policy.storage.delta_streams import (
-    DTYPES,
-    WIDTHS,
-    Bytes,
-    bits_of,
-    changed_places,
-    gap_bytes,
-    places_of,
-    stepped,
-    value_bytes,
-    width_of,
+from app.policy.storage.delta_head import (
+    DAMAGED,
+    MAGIC,
+    Applied,
+    DeltaHead,
+    Header,
+    Mode,
+    Section,
+    WholeTensor,
+    read_base,
+    read_head,
+    written_head,
 )
+from app.policy.storage.delta_older import Whole
+from app.policy.storage.delta_sections import PART, encode_changes
+from app.policy.storage.delta_streams import DTYPES, WIDTHS, bits_of, compressed, opened
 from app.policy.storage.weights import SAFETENSORS_DTYPES, digest_of
 
-MAGIC, FIRST_MAGIC = b"RATCHETD2\n", b"RATCHETD1\n"
-"""The first format is one section of 16-bit changes and one of whole tensors, without their kinds; it is read, not written."""
-LEVEL = 1
-"""zstd level: 3 and Rice-coded gaps gain nothing (276.5 against 278.8 times smaller at 0.5 % density)."""
+__all__ = ["MAGIC", "Mode", "Patch", "StaleDelta", "apply_delta", "encode_delta", "read_base", "read_head"]
 SECTION_BYTES = 16 << 20
-LONGEST_HEADER = 64 << 20
-DAMAGED = (ValueError, IndexError, KeyError, TypeError, RuntimeError, OverflowError, AttributeError, zstandard.ZstdError)
+Span = tuple[str, int, int]
+"""Tensor, first element, number of elements."""
 
 
 class StaleDelta(Refused):
     """The delta was made for another base than the one here: fetch the chain up to it, or a keyframe. Nothing is damaged."""
-
-
-class Mode(StrEnum):
-    """What the value stream holds."""
-
-    ULP = "ulp"
-    OVERWRITE = "overwrite"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Changes:
-    """One tensor's part of a section."""
-
-    name: str
-    dtype: str
-    count: int
-    """Changed elements."""
-    gap_bytes: int
-    escape_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """Some tensors' changes in three frames (gaps, values, escapes), or with `whole` one tensor's bytes in one."""
-
-    frames: tuple[int, ...]
-    """Compressed bytes."""
-    start: int
-    """Of the first frame in the delta."""
-    tensors: tuple[Changes, ...] = ()
-    whole: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
-    """Name, dtype and shape."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeltaHead:
-    """What a delta says about itself."""
-
-    base: str
-    digest: str
-    """Of the whole state after it."""
-    mode: Mode
-    sections: tuple[Section, ...]
-    gone: tuple[str, ...]
-    """Tensors of the base that the new state does not have."""
-
-    @property
-    def changed(self) -> int:
-        """Number of changed weights, tensors sent whole not counted."""
-        return sum(tensor.count for section in self.sections for tensor in section.tensors)
 
 
 def encode_delta(
@@ -114,53 +57,22 @@ def encode_delta(
     bitwise: -0, infinities and NaN payloads survive. Tensors may be mapped from files: a section of them is looked at at a time."""
     before, after = digests or (digest_of(base), digest_of(new))
     kept = [name for name in sorted(new) if name in base and _alike(base[name], new[name])]
+    fresh = sorted(set(new) - set(kept))
+    _require_few(sum(new[name].nbytes for name in fresh), sum(tensor.nbytes for tensor in base.values()))
     with ThreadPoolExecutor(threads) as pool:
-        coded = list(pool.map(lambda names: _encode_section(base, new, names, mode), _grouped(kept, new, section_bytes)))
-        coded += pool.map(lambda name: _encode_whole(new, name), sorted(set(new) - set(kept)))
-    whole, most = sum(new[name].nbytes for name in set(new) - set(kept)), most_whole(sum(tensor.nbytes for tensor in base.values()))
-    if whole > most:
-        raise Refused(f"{whole} bytes are new and a delta to these weights carries {most}: send a snapshot")
-    coded = [(said, frames) for said, frames in coded if said["tensors"]]
-    header = json.dumps({
-        "base": before, "digest": after, "mode": mode.value, "gone": sorted(set(base) - set(new)),
-        "sections": [said | {"frames": [len(frame) for frame in frames]} for said, frames in coded],
-    }, separators=(",", ":")).encode()  # fmt: skip
-    return b"".join([MAGIC, len(header).to_bytes(4, "little"), header, *(frame for _, frames in coded for frame in frames)])
-
-
-def read_head(delta: bytes) -> DeltaHead:
-    """What a delta says about itself. Raises `BadInput` when it is none."""
-    try:
-        magic, length = delta[: len(MAGIC)], int.from_bytes(delta[len(MAGIC) : len(MAGIC) + 4], "little")
-        start = len(MAGIC) + 4 + length
-        if magic not in (MAGIC, FIRST_MAGIC) or start > len(delta) or length > LONGEST_HEADER:
-            raise ValueError("magic")
-        found: dict[str, Any] = json.loads(delta[len(MAGIC) + 4 : start])
-        listed = found["sections"] if magic == MAGIC else _first_sections(found)
-        sections: list[Section] = []
-        for said in listed:
-            sections.append(_section(said, start))
-            start += sum(sections[-1].frames)
-        if start != len(delta):
-            raise ValueError("length")
-        return DeltaHead(
-            base=str(found["base"]), digest=str(found["digest"]), mode=Mode(found["mode"]), gone=tuple(map(str, found["gone"])),
-            sections=tuple(sections),
-        )  # fmt: skip
-    except (*DAMAGED, RecursionError, MemoryError) as error:
-        raise BadInput("this is not a weight delta, or it is damaged: fetch it again, or load a keyframe") from error
-
-
-def read_base(read: Callable[[int, int], bytes]) -> str:
-    """The digest of a delta's base, from its header alone; `read(start, stop)` gives bytes of the delta. Raises `BadInput`."""
-    try:
-        start = len(MAGIC) + 4
-        length = int.from_bytes(read(len(MAGIC), start), "little")
-        if length > LONGEST_HEADER:
-            raise ValueError("length")
-        return str(json.loads(read(start, start + length))["base"])
-    except (*DAMAGED, RecursionError) as error:
-        raise BadInput("this is not a weight delta, or it is damaged: fetch it again, or load a keyframe") from error
+        groups = _grouped(kept, new, section_bytes)
+        coded = pool.map(lambda group: encode_changes(base, new, group[1], group[0], relative=mode is Mode.ULP), groups)
+        found = [section for section in coded if section is not None]
+        frames = [(new[name], frame) for name, frame in zip(fresh, pool.map(lambda name: _whole(new[name]), fresh), strict=True)]
+    whole = [
+        WholeTensor(name, SAFETENSORS_DTYPES[tensor.dtype], list(tensor.shape), len(frame))
+        for name, (tensor, frame) in zip(fresh, frames, strict=True)
+    ]
+    header = Header(
+        base=before, digest=after, mode=mode, gone=sorted(set(base) - set(new)), sections=[said for said, _ in found], whole=whole
+    )
+    streams = [frame for _, section in found for frame in section]
+    return b"".join([written_head(header), *streams, *(frame for _, frame in frames)])
 
 
 def apply_delta(base: Mapping[str, Tensor], delta: bytes, *, base_digest: str | None = None) -> dict[str, Tensor]:
@@ -179,14 +91,17 @@ class Patch:
 
     def __init__(self, delta: bytes, base: Mapping[str, Tensor], *, base_digest: str) -> None:
         """Raises `StaleDelta` for another base, `BadInput` for a delta whose header cannot be true."""
-        self.head = head = read_head(delta)
-        if head.base != base_digest and not (head.mode is Mode.OVERWRITE and base_digest == head.digest):
+        self.head: DeltaHead = read_head(delta)
+        if self.head.base != base_digest and not (self.head.mode is Mode.OVERWRITE and base_digest == self.head.digest):
             raise StaleDelta(
-                f"this delta is for the weights {head.base[:12]}, here are {base_digest[:12]}: apply the deltas before it first"
+                f"this delta is for the weights {self.head.base[:12]}, here are {base_digest[:12]}: apply the deltas before it first"
             )
         self._delta = memoryview(delta)
-        self._where = {tensor.name: section for section in head.sections for tensor in section.tensors}
+        self._relative = self.head.mode is Mode.ULP
+        self._last: tuple[Section, Applied] | None = None
+        """The section that was opened last: who asks for one tensor after the other asks for its neighbours."""
         try:
+            self._spans = [list(section.spans(base)) for section in self.head.sections]
             self._check(base)
         except DAMAGED as error:
             raise self._damaged(error) from error
@@ -194,79 +109,109 @@ class Patch:
     @property
     def names(self) -> frozenset[str]:
         """Tensors of the base that change."""
-        return frozenset(self._where)
+        return frozenset(name for spans in self._spans for name, _, _ in spans)
 
-    def changed(self, base: Mapping[str, Tensor], *, threads: int = 2) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor that is not the base's, new, section by section. Raises `BadInput`."""
-        with ThreadPoolExecutor(threads) as pool:
-            try:
-                for made in pool.map(lambda section: self._made(section, base), self.head.sections):
-                    yield from made
-            except DAMAGED as error:
-                raise self._damaged(error) from error
+    def changed(
+        self, base: Mapping[str, Tensor], *, threads: int = 2, into: Mapping[str, Tensor] | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor that is not the base's, new, one after the other; `threads` sections are worked on ahead. Where `into` has a tensor
+        of the name, that is overwritten and given back: memory that is there already is two to four times faster than new one.
+        Raises `BadInput`."""
+        for name, tensor in (into or {}).items():
+            if not tensor.is_contiguous() or tensor.shape != base[name].shape or tensor.dtype != base[name].dtype:
+                raise ValueError(f"{name} cannot be written into a tensor of another shape, kind or order")
+        try:
+            yield from self._patched(base, threads, into or {})
+            for tensor in self.head.whole:
+                yield tensor.name, self._sent(tensor)
+        except DAMAGED as error:
+            raise self._damaged(error) from error
 
     def patched(self, names: Iterable[str], base: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Those of these tensors that change, new; `base` has them at least. Raises `BadInput`."""
-        wanted = frozenset(names)
-        sections = {id(self._where[name]): self._where[name] for name in sorted(wanted & self.names)}
+        wanted, found = frozenset(names), dict[str, Tensor]()
         try:
-            return {name: tensor for section in sections.values() for name, tensor in self._made(section, base, only=wanted)}
+            for section, spans in zip(self.head.sections, self._spans, strict=True):
+                mine = [number for number, (name, _, _) in enumerate(spans) if name in wanted]
+                for number in mine:
+                    name, first, size = spans[number]
+                    found[name] = found[name] if name in found else base[name].clone(memory_format=torch.contiguous_format)
+                    here = slice(first, first + size)
+                    self._opened(section).apply(number, bits_of(base[name])[here], bits_of(found[name])[here])
         except DAMAGED as error:
             raise self._damaged(error) from error
+        return found
 
     def require(self, digest: str) -> None:
         """Raises `BadInput` when the state after the delta is not the one it promises."""
         if digest != self.head.digest:
             raise BadInput(f"the delta gave the weights {digest[:12]}, not {self.head.digest[:12]}: fetch it again, or load a keyframe")
 
-    def _made(self, section: Section, base: Mapping[str, Tensor], *, only: frozenset[str] | None = None) -> list[tuple[str, Tensor]]:
-        made: list[tuple[str, Tensor]] = []
-        if section.whole:
-            (raw,) = self._frames(section, [_whole_bytes(section)])
-            for name, dtype, shape in section.whole:
-                size = math.prod(shape) * width_of(dtype)
-                made.append((name, torch.from_numpy(raw[:size].copy()).view(DTYPES[dtype]).view(shape)))
-                raw = raw[size:]
-            return made
-        gaps, values, escapes = self._frames(section, _stream_bytes(section, self.head.mode))
-        for tensor in section.tensors:
-            width = _value_width(tensor, self.head.mode)
-            mine = gaps[: tensor.gap_bytes], values[: tensor.count * width], escapes[: tensor.escape_bytes]
-            gaps, values, escapes = gaps[tensor.gap_bytes :], values[tensor.count * width :], escapes[tensor.escape_bytes :]
-            if only is None or tensor.name in only:
-                made.append((tensor.name, _patched(base[tensor.name], tensor, *mine, self.head.mode)))
-        return made
+    def _patched(self, base: Mapping[str, Tensor], threads: int, into: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        left = Counter(name for spans in self._spans for name, _, _ in spans)
+        made: dict[str, Tensor] = {}
+        under_way: deque[tuple[list[Span], Future[None]]] = deque()
 
-    def _frames(self, section: Section, sizes: list[int]) -> list[Bytes]:
-        """Decompressed; each of exactly the size that the header and the base allow, which is looked at before any memory is taken."""
-        at, frames = section.start, list[Bytes]()
-        for length, size in zip(section.frames, sizes, strict=True):
-            frame = self._delta[at : at + length]
-            if size < 0 or zstandard.frame_content_size(frame) != size:
-                raise ValueError("a frame claims another size than its tensors have")
-            found = zstandard.ZstdDecompressor().decompress(frame, max_output_size=size)
-            if len(found) != size:
-                raise ValueError("a frame is shorter than it says")
-            frames.append(np.frombuffer(found, dtype=np.uint8))
-            at += length
-        return frames
+        def ended() -> Iterator[tuple[str, Tensor]]:
+            spans, work = under_way.popleft()
+            work.result()
+            left.subtract(name for name, _, _ in spans)
+            for name in dict.fromkeys(name for name, _, _ in spans):
+                if not left[name]:
+                    yield name, made.pop(name)
+
+        with ThreadPoolExecutor(threads) as pool:
+            for section, spans in zip(self.head.sections, self._spans, strict=True):
+                for name in dict.fromkeys(name for name, _, _ in spans):
+                    if name not in made:
+                        made[name] = into[name] if name in into else torch.empty_like(base[name], memory_format=torch.contiguous_format)
+                pieces = [(base[name], made[name]) for name, _, _ in spans]
+                under_way.append((spans, pool.submit(self._fill, section, spans, pieces)))
+                if len(under_way) > threads:
+                    yield from ended()
+            while under_way:
+                yield from ended()
+
+    def _fill(self, section: Section, spans: list[Span], pieces: list[tuple[Tensor, Tensor]]) -> None:
+        """Copy and change the parts of one section."""
+        streams = section.open(self._delta, relative=self._relative)
+        for number, ((name, first, size), (old, new)) in enumerate(zip(spans, pieces, strict=True)):
+            before, after = bits_of(old), bits_of(new)
+            copied = slice(self._copied_from[name, first], first + size if first + size < self._ends[name] else len(before))
+            after[copied] = before[copied]
+            here = slice(first, first + size)
+            streams.apply(number, before[here], after[here])
+
+    def _opened(self, section: Section) -> Applied:
+        if self._last is None or self._last[0] is not section:
+            self._last = section, section.open(self._delta, relative=self._relative)
+        return self._last[1]
+
+    def _sent(self, tensor: Whole) -> Tensor:
+        frame = self._delta[tensor.start : tensor.start + tensor.length]
+        raw = opened(frame, [tensor.nbytes + tensor.beside])[tensor.first : tensor.first + tensor.nbytes]
+        return torch.from_numpy(raw.copy()).view(DTYPES[tensor.dtype]).view(tensor.shape)
 
     def _check(self, base: Mapping[str, Tensor]) -> None:
         """Raises `ValueError`, `KeyError` for what no delta to this base can say."""
-        total = sum(tensor.nbytes for tensor in base.values())
-        named = [tensor.name for section in self.head.sections for tensor in section.tensors]
-        named += [name for section in self.head.sections for name, _, _ in section.whole]
-        if len(set(named)) < len(named):
+        ends: dict[str, int] = {}
+        self._copied_from: dict[tuple[str, int], int] = {}
+        """By part: elements before it that no part has are copied with it."""
+        spans = [span for section in self._spans for span in section]
+        for name, parts in groupby(spans, key=lambda span: span[0]):
+            if name in ends:
+                raise ValueError(f"{name} comes twice")
+            ends[name] = 0
+            for _, first, size in parts:
+                if first < ends[name]:
+                    raise ValueError(f"parts of {name} lie in one another")
+                self._copied_from[name, first] = ends[name]
+                ends[name] = first + size
+        self._ends = ends
+        sent = [tensor.name for tensor in self.head.whole]
+        if len(set(sent)) < len(sent) or not ends.keys().isdisjoint(sent):
             raise ValueError("a tensor comes twice")
-        for tensor in (tensor for section in self.head.sections for tensor in section.tensors):
-            known = base[tensor.name]
-            count, kind = known.numel(), SAFETENSORS_DTYPES[known.dtype]
-            escapes = 2 * tensor.count if known.element_size() == 2 else 0
-            if tensor.dtype not in (kind, "") or not 0 < tensor.count <= count or not 0 <= tensor.escape_bytes <= escapes:
-                raise ValueError(f"{tensor.name} cannot change so")
-            if not tensor.count <= tensor.gap_bytes <= tensor.count + count // 255 + 1:
-                raise ValueError(f"positions of {tensor.name}")
-        if sum(map(_whole_bytes, self.head.sections)) > most_whole(total):
+        if sum(tensor.nbytes for tensor in self.head.whole) > most_whole(sum(tensor.nbytes for tensor in base.values())):
             raise ValueError("more is new than a delta carries: a keyframe would")
 
     def _damaged(self, error: BaseException) -> BadInput:
@@ -278,100 +223,35 @@ def most_whole(base_bytes: int) -> int:
     return base_bytes + (1 << 20)
 
 
-def _patched(old: Tensor, tensor: Changes, gaps: Bytes, values: Bytes, escapes: Bytes, mode: Mode) -> Tensor:
-    bits = bits_of(old).copy()
-    places = places_of(gaps)
-    if len(places) != tensor.count or places[-1] >= len(bits):
-        raise ValueError(f"positions of {tensor.name}")
-    if mode is Mode.OVERWRITE:
-        bits[places] = values.view(bits.dtype)
-    else:
-        bits[places] = stepped(bits[places], values, escapes, SAFETENSORS_DTYPES[old.dtype])
-    return torch.from_numpy(bits.view(np.uint8)).view(old.dtype).view(old.shape)
+def _require_few(whole: int, base_bytes: int) -> None:
+    if whole > most_whole(base_bytes):
+        raise Refused(f"{whole} bytes are new and a delta to these weights carries {most_whole(base_bytes)}: send a snapshot")
 
 
-def _encode_section(
-    base: Mapping[str, Tensor], new: Mapping[str, Tensor], names: list[str], mode: Mode
-) -> tuple[dict[str, Any], list[bytes]]:
-    streams: tuple[list[bytes], list[bytes], list[bytes]] = ([], [], [])
-    said: list[tuple[str, str, int, int, int]] = []
-    for name in names:
-        old, now = bits_of(base[name]), bits_of(new[name])
-        places = changed_places(old, now)
-        if not len(places):
-            continue
-        dtype, gaps = SAFETENSORS_DTYPES[new[name].dtype], gap_bytes(places).tobytes()
-        after = now[places]
-        values, escapes = value_bytes(old[places], after, dtype) if mode is Mode.ULP else (after.tobytes(), b"")
-        said.append((name, dtype, len(places), len(gaps), len(escapes)))
-        for stream, part in zip(streams, (gaps, values, escapes), strict=True):
-            stream.append(part)
-    return {"tensors": said}, [_compress(b"".join(stream)) for stream in streams]
+def _whole(tensor: Tensor) -> bytes:
+    return compressed(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
 
 
-def _encode_whole(new: Mapping[str, Tensor], name: str) -> tuple[dict[str, Any], list[bytes]]:
-    tensor = new[name].detach().cpu().contiguous()
-    said = [(name, SAFETENSORS_DTYPES[tensor.dtype], tuple(tensor.shape))]
-    return {"whole": True, "tensors": said}, [_compress(tensor.view(-1).view(torch.uint8).numpy().tobytes())]
-
-
-def _compress(data: bytes) -> bytes:
-    return zstandard.ZstdCompressor(level=LEVEL).compress(data)
-
-
-def _grouped(names: list[str], tensors: Mapping[str, Tensor], most: int) -> list[list[str]]:
-    """Neighbours by name, about `most` bytes together."""
-    groups: list[list[str]] = []
-    filled = most
-    for name in names:
-        if filled >= most:
-            groups.append([])
-            filled = 0
-        groups[-1].append(name)
-        filled += tensors[name].nbytes
+def _grouped(names: list[str], tensors: Mapping[str, Tensor], most: int) -> list[tuple[str, list[Span]]]:
+    """Parts of neighbours by name, of one kind and about `most` bytes together."""
+    groups: list[tuple[str, list[Span]]] = []
+    for dtype, mine in groupby(sorted(names, key=lambda name: (_kind(tensors[name]), name)), key=lambda name: _kind(tensors[name])):
+        filled = most
+        for name in mine:
+            tensor = tensors[name]
+            for first in range(0, tensor.numel(), PART):
+                size = min(PART, tensor.numel() - first)
+                if filled >= most:
+                    groups.append((dtype, []))
+                    filled = 0
+                groups[-1][1].append((name, first, size))
+                filled += size * tensor.element_size()
     return groups
+
+
+def _kind(tensor: Tensor) -> str:
+    return SAFETENSORS_DTYPES[tensor.dtype]
 
 
 def _alike(old: Tensor, new: Tensor) -> bool:
     return old.shape == new.shape and old.dtype == new.dtype and new.element_size() in WIDTHS
-
-
-def _section(said: Mapping[str, Any], start: int) -> Section:
-    frames = tuple(int(length) for length in said["frames"])
-    if len(frames) != (1 if said.get("whole") else 3) or min(frames) < 0:
-        raise ValueError("frames")
-    if said.get("whole"):
-        whole = tuple((str(name), str(dtype), tuple(int(size) for size in shape)) for name, dtype, shape in said["tensors"])
-        if any(size < 0 for _, _, shape in whole for size in shape):
-            raise ValueError("shape")
-        return Section(frames=frames, start=start, whole=whole)
-    tensors = tuple(
-        Changes(name=str(name), dtype=str(dtype), count=int(count), gap_bytes=int(gaps), escape_bytes=int(escapes))
-        for name, dtype, count, gaps, escapes in said["tensors"]
-    )
-    return Section(frames=frames, start=start, tensors=tensors)
-
-
-def _first_sections(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The first format's two parts as sections; it wrote three and one frame whether or not anything was in them."""
-    tensors = [(name, "", count, gaps, 2 * escapes) for name, count, gaps, escapes in found["tensors"]]
-    frames = list(found["frames"])
-    return [{"tensors": tensors, "frames": frames[:3]}, {"whole": True, "tensors": found["raw"], "frames": frames[3:]}]
-
-
-def _value_width(tensor: Changes, mode: Mode) -> int:
-    wide = width_of(tensor.dtype or "BF16")
-    return wide if mode is Mode.OVERWRITE else 4 if wide == 4 else 1
-
-
-def _stream_bytes(section: Section, mode: Mode) -> list[int]:
-    """Bytes of gaps, values and escapes."""
-    return [
-        sum(tensor.gap_bytes for tensor in section.tensors),
-        sum(tensor.count * _value_width(tensor, mode) for tensor in section.tensors),
-        sum(tensor.escape_bytes for tensor in section.tensors),
-    ]
-
-
-def _whole_bytes(section: Section) -> int:
-    return sum(math.prod(shape) * width_of(dtype) for _, dtype, shape in section.whole)

@@ -1,19 +1,22 @@
 """The numbers inside a delta: where a tensor changed and by how much, as streams of bytes that compress well.
 
-Positions: gaps between them, a byte of 255 for each full 255, then the rest. Values, by the width of an element:
+Ranks (sorted, without repetition) become gaps, a byte of 255 for each full 255, then the rest; the lower byte of long gaps apart.
+Steps are differences of order-preserving images modulo 2^width: whether it goes down (a bit), and how many places beyond the first:
 
-    1 byte    difference of the order-preserving images, zigzag, one byte
-    2 bytes   the same; a byte of 255 says that the whole difference stands in the escapes, two bytes each
-    4 bytes   the same in four planes, the low bytes of all first, so that what is small compresses
+    1 byte    one byte
+    2 bytes   one byte; 255 says that the whole of it stands in the escapes, two planes of bytes
+    4 bytes   four planes of bytes, the lowest of all first, so that what is small compresses
 
 The image of a float is the integer under which consecutive floats are consecutive; integers, exponents (E8M0) and packed four-bit pairs are
-their own. All of it is modulo 2^width: any pattern can become any other, and every step has one inverse.
+their own. Any pattern can become any other, and every step has one inverse.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+import zstandard
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -22,11 +25,17 @@ from app.policy.storage.weights import SAFETENSORS_DTYPES
 Bits = NDArray[Any]
 """The elements of a tensor as unsigned integers of its width."""
 Bytes = NDArray[np.uint8]
+Places = NDArray[np.int64]
 DTYPES = {name: dtype for dtype, name in SAFETENSORS_DTYPES.items()}
 FLOATS = frozenset({"BF16", "F16", "F32", "F8_E4M3", "F8_E5M2"})
 """Sign and magnitude: their image turns the negative half round."""
 WIDTHS = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
-WORD = np.dtype("<u8")
+SIGNED = {1: np.dtype("<i1"), 2: np.dtype("<i2"), 4: np.dtype("<i4")}
+LEVEL = 1
+"""Of zstd: higher ones gain a thousandth, and take three times as long."""
+FULL = 255
+FEW = 0.1
+"""Share of true ones up to which numpy looks for each by itself."""
 
 
 def width_of(dtype: str) -> int:
@@ -40,84 +49,114 @@ def bits_of(tensor: Tensor) -> Bits:
     return plain.view(torch.uint8).numpy().view(WIDTHS[plain.element_size()])
 
 
-def changed_places(old: Bits, new: Bits) -> NDArray[np.int64]:
-    """Positions at which two tensors differ, compared eight bytes at a time: most words are equal."""
-    lanes = WORD.itemsize // old.itemsize
-    whole = len(old) // lanes * lanes
-    before, after = old[:whole].view(WORD), new[:whole].view(WORD)
-    words = np.flatnonzero(before != after)
-    differing = before[words].view(old.dtype).reshape(-1, lanes) != after[words].view(old.dtype).reshape(-1, lanes)
-    which, lane = np.nonzero(differing)
-    rest = np.flatnonzero(old[whole:] != new[whole:]) + whole
-    return np.concatenate([words[which] * lanes + lane, rest]).astype(np.int64, copy=False)
+def places_where(claims: NDArray[np.bool_]) -> Places:
+    """Positions of what is true. Where that is little, eight are looked at at a time: at 6 % in half of numpy's time."""
+    if np.count_nonzero(claims) > FEW * len(claims):
+        return np.flatnonzero(claims)
+    packed = np.packbits(claims, bitorder="little")
+    used = np.flatnonzero(packed != 0)
+    inner = np.flatnonzero(np.unpackbits(packed[used], bitorder="little").view(np.bool_))
+    return (used[inner >> 3] << 3) + (inner & 7)
 
 
-def gap_bytes(places: NDArray[np.int64]) -> Bytes:
-    """Sorted positions as gaps."""
-    gaps = np.diff(places, prepend=-1) - 1
-    full = gaps // 255
+def gaps_of(ranks: Places) -> Places:
+    """Between the ranks, and before the first."""
+    return np.diff(ranks, prepend=-1) - 1
+
+
+def escaped(numbers: Places) -> Bytes:
+    """Each as full bytes and the rest."""
+    full = numbers // FULL
     if not full.any():
-        return gaps.astype(np.uint8)
-    written = np.full(int(full.sum()) + len(gaps), 255, dtype=np.uint8)
-    written[np.cumsum(full + 1) - 1] = (gaps - 255 * full).astype(np.uint8)
+        return numbers.astype(np.uint8)
+    written = np.full(int(full.sum()) + len(numbers), FULL, dtype=np.uint8)
+    written[np.cumsum(full + 1) - 1] = (numbers - FULL * full).astype(np.uint8)
     return written
 
 
-def places_of(written: Bytes) -> NDArray[np.int64]:
-    """The positions again; of any bytes, sorted and without repetition."""
-    ends = np.flatnonzero(written != 255)
-    sums = np.cumsum(written, dtype=np.int64)[ends]
-    return sums + np.arange(len(ends))
+def running_sums(written: Bytes, low: Bytes | None = None) -> Places:
+    """The sums of escaped numbers up to each of them; with `low`, of numbers whose lower bytes are those."""
+    sums = np.cumsum(written, dtype=np.int64)[np.flatnonzero(written != FULL)]
+    if low is None:
+        return sums
+    if len(low) != len(sums):
+        raise ValueError("places")
+    return 256 * sums + np.cumsum(low, dtype=np.int64)
 
 
-def value_bytes(old: Bits, new: Bits, dtype: str) -> tuple[bytes, bytes]:
-    """What leads from the old elements to the new ones: values and escapes."""
-    steps = _zigzag(_image(new, dtype) - _image(old, dtype))
-    if steps.itemsize == 1:
-        return steps.tobytes(), b""
-    if steps.itemsize == 4:
-        return steps.view(np.uint8).reshape(-1, 4).T.tobytes(), b""
-    large = steps >= 255
-    return np.minimum(steps, 255).astype(np.uint8).tobytes(), steps[large].astype("<u2").tobytes()
+def steps(old: Bits, new: Bits, dtype: str) -> tuple[NDArray[np.bool_], Bits]:
+    """What leads from the old elements to the new ones, all of which differ: whether down, and how many places beyond the first."""
+    difference = (image(new, dtype) - image(old, dtype)).view(SIGNED[old.itemsize])
+    return difference < 0, np.abs(difference).view(old.dtype) - old.dtype.type(1)
 
 
-def stepped(old: Bits, values: Bytes, escapes: Bytes, dtype: str) -> Bits:
-    """The new elements. Raises `ValueError` where the streams do not fit."""
-    kind = WIDTHS[old.itemsize]
-    if old.itemsize == 2:
-        steps = values.astype(kind)
-        large = values == 255
-        if int(large.sum()) * 2 != len(escapes):
-            raise ValueError("escapes")
-        steps[large] = escapes.view(kind)
-    elif old.itemsize == 4:
-        steps = np.ascontiguousarray(values.reshape(4, -1).T).view(kind)[:, 0]
-    else:
-        steps = values
-    difference = (steps >> kind.type(1)) ^ (kind.type(0) - (steps & kind.type(1)))
-    return _from_image(_image(old, dtype) + difference, dtype)
+def stepped(old: Bits, is_down: NDArray[np.bool_], sizes: Bits, dtype: str) -> Bits:
+    """The new elements."""
+    turn = np.negative(is_down.astype(sizes.dtype))
+    return from_image(image(old, dtype) + (((sizes + sizes.dtype.type(1)) ^ turn) - turn), dtype)
+
+
+def written_sizes(sizes: Bits) -> tuple[Bytes, Bytes]:
+    """As bytes, and escapes."""
+    if sizes.itemsize == 1:
+        return sizes, sizes[:0]
+    if sizes.itemsize == 4:
+        return _planes(sizes), np.empty(0, dtype=np.uint8)
+    return np.minimum(sizes, FULL).astype(np.uint8), _planes(sizes[sizes >= FULL])
+
+
+def read_sizes(written: Bytes, escapes: Bits, itemsize: int) -> Bits:
+    """The sizes again. Raises `ValueError` where the escapes do not fit."""
+    if itemsize == 1:
+        return written
+    if itemsize == 4:
+        return from_planes(written, itemsize)
+    sizes, large = written.astype(WIDTHS[2]), written == FULL
+    if np.count_nonzero(large) != len(escapes):
+        raise ValueError("escapes")
+    sizes[large] = escapes
+    return sizes
+
+
+def _planes(numbers: Bits) -> Bytes:
+    return np.ascontiguousarray(numbers.view(np.uint8).reshape(-1, numbers.itemsize).T).reshape(-1)
+
+
+def from_planes(planes: Bytes, itemsize: int) -> Bits:
+    """Numbers whose bytes lie apart, the lowest of all first."""
+    return np.ascontiguousarray(planes.reshape(itemsize, -1).T).view(WIDTHS[itemsize])[:, 0]
+
+
+def image(bits: Bits, dtype: str) -> Bits:
+    """The order-preserving integer, ~x of negative x and x | sign of others; a bijection of all patterns."""
+    return bits if dtype not in FLOATS else bits ^ (_spread(bits) | _sign(bits))
+
+
+def from_image(images: Bits, dtype: str) -> Bits:
+    """The elements again."""
+    return images if dtype not in FLOATS else images ^ (~_spread(images) | _sign(images))
+
+
+def _spread(bits: Bits) -> Bits:
+    """The highest bit in all places."""
+    return (bits.view(SIGNED[bits.itemsize]) >> (8 * bits.itemsize - 1)).view(bits.dtype)
 
 
 def _sign(bits: Bits) -> Any:  # noqa: ANN401 - a scalar of the array's own type
     return bits.dtype.type(1 << (8 * bits.itemsize - 1))
 
 
-def _image(bits: Bits, dtype: str) -> Bits:
-    """The order-preserving integer; a bijection of all patterns."""
-    if dtype not in FLOATS:
-        return bits
-    sign = _sign(bits)
-    return np.where(bits & sign, ~bits, bits | sign)
+def compressed(data: Bytes | bytes) -> bytes:
+    """A frame that says how much it holds."""
+    return zstandard.ZstdCompressor(level=LEVEL).compress(data if isinstance(data, bytes) else data.data)
 
 
-def _from_image(image: Bits, dtype: str) -> Bits:
-    if dtype not in FLOATS:
-        return image
-    sign = _sign(image)
-    return np.where(image & sign, image & ~sign, ~image)
-
-
-def _zigzag(difference: Bits) -> Bits:
-    """Differences modulo 2^width as small numbers: 0, -1, 1, -2, … become 0, 1, 2, 3, …"""
-    doubled = difference << difference.dtype.type(1)
-    return np.where(difference & _sign(difference), ~doubled, doubled)
+def opened(frame: memoryview, sizes: range | Sequence[int]) -> Bytes:
+    """A frame's content, whose size has to be one of these: looked at before any memory is taken. Raises `ValueError`."""
+    size = zstandard.frame_content_size(frame)
+    if size not in sizes:
+        raise ValueError("a frame claims another size than its tensors have")
+    found = zstandard.ZstdDecompressor().decompress(frame, max_output_size=size)
+    if len(found) != size:
+        raise ValueError("a frame is shorter than it says")
+    return np.frombuffer(found, dtype=np.uint8)
