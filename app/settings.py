@@ -42,6 +42,10 @@ class Settings:
     """Of the SASL user, or the secret of the OAuth client, that `[kafka]` names."""
     vllm_key: str | None
     """What vLLM servers were started with as `--api-key`."""
+    sglang_key: str | None
+    """What SGLang servers were started with as `--api-key`."""
+    sglang_admin_key: str | None
+    """And as `--admin-api-key`, which replacing weights needs where they have one."""
     segments: str
     """Local folder or s3://bucket/prefix."""
     weights: str
@@ -124,6 +128,8 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
         mail_from=get("MAIL_FROM", "ratchet@localhost"),
         kafka_password=get("KAFKA_PASSWORD", "") or None,
         vllm_key=get("VLLM_KEY", "") or None,
+        sglang_key=get("SGLANG_KEY", "") or None,
+        sglang_admin_key=get("SGLANG_ADMIN_KEY", "") or None,
         segments=get("SEGMENTS", str(data / "segments")),
         weights=get("WEIGHTS", str(data / "weights")),
         mlflow_uri=get("MLFLOW_URI", f"sqlite:///{data}/mlflow.db"),

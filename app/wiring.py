@@ -94,7 +94,8 @@ if TYPE_CHECKING:
     from app.release.jury import ReleaseJury
     from app.release.webhooks import Courier
     from app.serving.client import HttpEngines
-    from app.serving.vllm import VllmEngines
+    from app.serving.servers.control import Control
+    from app.serving.servers.engines import ServerEngines
     from app.telemetry.instruments import Instruments
     from app.telemetry.traces import Traces
     from app.trajectories.segments import ParquetSegments
@@ -828,7 +829,7 @@ class HttpAdapters:
     answers: "SpooledInbox | None"
     """The same for what was answered, which waits on this machine's disk while the database is away. None on SQLite: one disk has both."""
     routes: "SqlRoutes"
-    engines: "HttpEngines | VllmEngines"
+    engines: "HttpEngines | ServerEngines"
     keys: "SqlKeys"
     people: "SqlPeople"
     episodes: "SqlEpisodes"
@@ -965,18 +966,34 @@ def needed_weights(settings: Settings, *, newest: int = KEPT_CHAMPIONS) -> "SqlN
     return SqlNeededWeights(state, newest=newest, clock=DatabaseClock(state))
 
 
-def open_engines(settings: Settings) -> "HttpEngines | VllmEngines":
-    """The Engines port of the gateway: embedded engines, found through the ledger, else at RATCHET_ENGINES; or vLLM (`vllm+http://…`)."""
+def open_engines(settings: Settings) -> "HttpEngines | ServerEngines":
+    """The Engines port of the gateway: embedded engines, found through the ledger, else at RATCHET_ENGINES; or servers of other make
+    (`vllm+http://…`, `sglang+http://…`)."""
     from app.serving.client import HttpEngines
-    from app.serving.vllm import VllmEngines
+    from app.serving.servers.engines import ServerEngines
+    from app.serving.servers.sglang import Sglang
+    from app.serving.servers.vllm import Vllm
 
-    vllm = [url.removeprefix("vllm+") for url in settings.engines if url.startswith("vllm+")]
-    if vllm and len(vllm) < len(settings.engines):
-        raise BadConfig("RATCHET_ENGINES mixes vLLM servers and embedded engines: list one kind only")
-    if vllm:
-        return VllmEngines(vllm, holders=engine_ledger(settings).holders, api_key=settings.vllm_key)
+    for dialect, key in ((Vllm(), settings.vllm_key), (Sglang(), settings.sglang_key)):
+        urls = [url.removeprefix(dialect.scheme) for url in settings.engines if url.startswith(dialect.scheme)]
+        if urls and len(urls) < len(settings.engines):
+            raise BadConfig(f"RATCHET_ENGINES mixes {dialect.name} servers and engines of another make: list one kind only")
+        if urls:
+            return ServerEngines(dialect, urls, holders=engine_ledger(settings).holders, api_key=key)
     ledger = engine_ledger(settings)
     return HttpEngines(settings.engines, addresses=ledger.addresses, everywhere=ledger.everywhere)
+
+
+def server_control(settings: Settings, *, vllm: str | None, sglang: str | None) -> "Control":
+    """The control side of one server of other make. Raises `BadConfig` unless exactly one is named."""
+    from app.serving.servers.sglang_control import SglangControl
+    from app.serving.servers.vllm_control import VllmControl
+
+    if vllm is not None and sglang is None:
+        return VllmControl(vllm, api_key=settings.vllm_key)
+    if sglang is not None and vllm is None:
+        return SglangControl(sglang, api_key=settings.sglang_admin_key or settings.sglang_key)
+    raise BadConfig("name one server: --vllm URL or --sglang URL")
 
 
 def engine_ledger(settings: Settings, *, engine_id: str = "", address: str = "") -> "SqlEngineLedger":

@@ -1,4 +1,4 @@
-"""One suite over the scripted engines, the embedded engine over HTTP, and the vLLM adapter before a server of vLLM's shapes."""
+"""One suite over the scripted engines, the embedded engine over HTTP, and the adapter of other servers before ones of their shapes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -18,12 +18,16 @@ from app.domain.telemetry.turns import SamplingParams
 from app.policy.model import load_policy
 from app.policy.storage.store import LocalWeights
 from app.serving.client import HttpEngines
-from app.serving.vllm import VllmEngines
+from app.serving.servers.engines import Dialect, ServerEngines
+from app.serving.servers.sglang import Sglang
+from app.serving.servers.vllm import Vllm
 from tests.fakes.gateway import ScriptedEngines
+from tests.fakes.servers.sglang import FakeSglang
 from tests.fakes.servers.vllm import FakeVllm
 from tests.integration.serving.running import engine
 
 Scenario = Callable[[Engines], Coroutine[Any, Any, Any]]
+SERVERS: dict[str, tuple[Dialect, type[FakeVllm] | type[FakeSglang]]] = {"vllm": (Vllm(), FakeVllm), "sglang": (Sglang(), FakeSglang)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +45,14 @@ class Room:
         return asyncio.run(inside())
 
 
-@pytest.fixture(params=["scripted", "embedded", "vllm"])
+@pytest.fixture(params=["scripted", "embedded", "vllm", "sglang"])
 def room(request: pytest.FixtureRequest, tiny_model: Path, tmp_path: Path) -> Iterator[Room]:
     if request.param == "scripted":
         yield Room(digest="d" * 64, connect=_scripted)
-    elif request.param == "vllm":
-        server = FakeVllm("d" * 64)
-        yield Room(digest="d" * 64, connect=lambda: _vllm(server))
+    elif request.param in SERVERS:
+        dialect, fake = SERVERS[request.param]
+        server = fake("d" * 64)
+        yield Room(digest="d" * 64, connect=lambda: _server(dialect, server))
     else:
         store = LocalWeights(tmp_path)
         digest = store.publish(tiny_model)
@@ -61,8 +66,8 @@ async def _scripted() -> AsyncIterator[Engines]:
 
 
 @asynccontextmanager
-async def _vllm(server: FakeVllm) -> AsyncIterator[Engines]:
-    async with VllmEngines(["http://vllm"], client=httpx.AsyncClient(transport=httpx.ASGITransport(server.app))) as engines:
+async def _server(dialect: Dialect, server: FakeVllm | FakeSglang) -> AsyncIterator[Engines]:
+    async with ServerEngines(dialect, ["http://server"], client=httpx.AsyncClient(transport=httpx.ASGITransport(server.app))) as engines:
         yield engines
 
 
@@ -100,7 +105,7 @@ def test_scoring_what_was_sampled_gives_the_logprobs_it_was_sampled_with(room: R
     room.run(scenario)
 
 
-@pytest.mark.parametrize("room", ["embedded", "vllm"], indirect=True)  # the scripted engines hold every version
+@pytest.mark.parametrize("room", ["embedded", "vllm", "sglang"], indirect=True)  # the scripted engines hold every version
 def test_weights_that_are_not_held_are_refused_and_never_substituted(room: Room) -> None:
     async def scenario(engines: Engines) -> None:
         with pytest.raises(Unavailable):

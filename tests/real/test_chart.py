@@ -124,7 +124,17 @@ def test_no_probe_asks_a_shared_dependency(rendered: dict[str, Rendered], profil
 
 @pytest.mark.parametrize("profile", PROFILE)
 def test_every_variable_is_a_setting_is_there_once_and_tells_no_secret(rendered: dict[str, Rendered], profile: str) -> None:
-    secrets = {"DATABASE_URL", "INBOX_URL", "ACTOR_SALT", "SESSION_SECRETS", "WEBHOOK_KEYS", "KAFKA_PASSWORD", "VLLM_KEY"}
+    secrets = {
+        "DATABASE_URL",
+        "INBOX_URL",
+        "ACTOR_SALT",
+        "SESSION_SECRETS",
+        "WEBHOOK_KEYS",
+        "KAFKA_PASSWORD",
+        "VLLM_KEY",
+        "SGLANG_KEY",
+        "SGLANG_ADMIN_KEY",
+    }
     assert not [one for one in rendered[profile] if one["kind"] == "Secret"]
     for name, container in containers(rendered[profile]):
         variables = container.get("env", [])

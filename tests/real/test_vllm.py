@@ -27,9 +27,11 @@ from app.policy.scoring.fixed_probe import divergence, expected, strange
 from app.policy.scoring.forward import token_logprobs
 from app.policy.storage.snapshot import WEIGHTS, write_snapshot
 from app.policy.storage.store import LocalWeights
-from app.serving.vllm import VllmEngines
-from app.serving.vllm_control import VllmControl
-from app.serving.vllm_residency import Adapters, InPlace, VllmServer
+from app.serving.servers.engines import ServerEngines
+from app.serving.servers.held import Place
+from app.serving.servers.residency import Adapters, InPlace, KeptServer
+from app.serving.servers.vllm import Vllm
+from app.serving.servers.vllm_control import VllmControl
 from pipelines.training import TrainingConfig, TrainingPorts, train
 from pipelines.training.config import GuardLimits, LoraConfig
 from tests.fakes.engines import MemoryEngineLedger
@@ -56,7 +58,7 @@ class Loop:
         self.base = self.store.publish(model)
         self.ledger = MemoryEngineLedger(address=f"vllm+{server.url}")
         self.control = VllmControl(server.url)
-        self.vllm = VllmServer(self.control, self.store)
+        self.vllm = KeptServer(self.control, self.store)
         self.adapters = Adapters(self.vllm, self.ledger)
         self.in_place = InPlace(self.vllm, self.ledger, policy="composer", linger_s=0.0)
         self.scorers: dict[str, Policy] = {}
@@ -76,7 +78,7 @@ class Loop:
             policy="composer", pointer=pointer, canary_digest=canary, canary_release="r" if canary else None,
             canary_stage=0, canary_share=0.5 if canary else 0.0,
         )  # fmt: skip
-        engines = VllmEngines([self.server.url], holders=self.ledger.holders)
+        engines = ServerEngines(Vllm(), [self.server.url], holders=self.ledger.holders)
         parts = collaborators(inbox=inbox, engines=engines, routes=routes, policies={"composer": policy_config(max_tokens=64)})
         with TestClient(create_app(parts)) as client:
             for number in range(people):
@@ -199,7 +201,7 @@ def test_an_answer_across_a_swap_says_so_and_the_swap_does_not_wait_for_it(loop:
     asked = GenerateRequest(policy="composer", digest=loop.base, messages=[message], sampling=sampling)
 
     async def answer() -> list[GenerationChunk]:
-        async with VllmEngines([loop.server.url], client=httpx.AsyncClient(timeout=120.0, trust_env=False)) as engines:
+        async with ServerEngines(Vllm(), [loop.server.url], client=httpx.AsyncClient(timeout=120.0, trust_env=False)) as engines:
             chunks: list[GenerationChunk] = []
             swapping: asyncio.Future[None] | None = None
             async for chunk in engines.generate(asked):
@@ -232,7 +234,7 @@ def test_a_changed_tied_embedding_comes_through_or_is_found(loop: Loop) -> None:
     body = {"method": "reload_weights", "kwargs": {"weights_path": folder, "is_checkpoint_format": True}}
     assert httpx.post(f"{loop.server.url}/collective_rpc", json=body, timeout=120.0, trust_env=False).status_code == 200
     wanted = expected(loop.store.path(embedded))
-    assert strange(loop.control.score(loop.server.digest, wanted.tokens), wanted) is not None
+    assert strange(loop.control.score(base_of(loop), wanted.tokens), wanted) is not None
 
 
 def test_a_snapshot_the_server_cannot_read_leaves_it_serving_what_it_had(loop: Loop) -> None:
@@ -245,7 +247,12 @@ def test_a_snapshot_the_server_cannot_read_leaves_it_serving_what_it_had(loop: L
     assert loop.control.held() == held
     assert not httpx.get(f"{loop.server.url}/is_paused", trust_env=False).json()["is_paused"]
     wanted = expected(loop.store.path(loop.base))
-    assert strange(loop.control.score(loop.server.digest, wanted.tokens), wanted) is None
+    assert strange(loop.control.score(base_of(loop), wanted.tokens), wanted) is None
+
+
+def base_of(loop: Loop) -> Place:
+    """The server's base, whatever it is labelled."""
+    return Place(url=loop.server.url, model=loop.server.digest, label=None)
 
 
 def changed(loop: Loop, name: str, part: str, factor: float) -> Path:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from app.domain.learning.cycles import Cycle
     from app.domain.policies import PolicyConfig
     from app.domain.ports import CycleBook
+    from app.serving.servers.control import Control
     from app.telemetry.instruments import Instruments
 
 log = logging.getLogger(__name__)
@@ -293,8 +294,9 @@ def api() -> None:
     "CPU threads at most, all cores by default: fewer are used while fewer are faster, beside other programs."
 ))  # fmt: skip
 @click.option("--vllm", metavar="URL", help="Sample nothing here: keep what is wanted on this vLLM server and report what it holds.")
+@click.option("--sglang", metavar="URL", help="The same for an SGLang server.")
 @click.option("--in-place", type=click.Choice(["champion", "candidate", "previous", "held"]), help=(
-    "With --vllm and one --policy: replace the server's weights as a whole and follow this role, instead of loading adapters."
+    "With --vllm or --sglang, and one --policy: replace the server's weights as a whole and follow this role, instead of loading adapters."
 ))  # fmt: skip
 @click.option("--pause", type=click.Choice(["keep", "abort"]), default="keep", show_default=True, help=(
     "With --in-place: answers being written go on with the new weights and are not trained on, or end and are asked for again."
@@ -303,13 +305,14 @@ def api() -> None:
     "When it is stopped: finish the answers being written, for so long at most. Other replicas get what comes meanwhile."
 ))  # fmt: skip
 def engine(
-    host: str, port: int, only: tuple[str, ...], rows: int, threads: int | None, vllm: str | None, in_place: str | None, pause: str,
-    drain_s: float,
+    host: str, port: int, only: tuple[str, ...], rows: int, threads: int | None, vllm: str | None, sglang: str | None, in_place: str | None,
+    pause: str, drain_s: float,
 ) -> None:  # fmt: skip
-    """Serve the embedded engine: every version the deployment wants, sampled over HTTP. With --vllm: look after a vLLM server."""
+    """Serve the embedded engine: every version the deployment wants, sampled over HTTP. With --vllm or --sglang: look after a server."""
     settings, stop = begin("engine")
-    if vllm is not None:
-        keep_vllm(settings, vllm, only=only or tuple(wiring.load_policies(settings)), role=in_place, pause=pause, stop=stop)
+    if vllm is not None or sglang is not None:
+        control = wiring.server_control(settings, vllm=vllm, sglang=sglang)
+        keep_server(settings, control, only=only or tuple(wiring.load_policies(settings)), role=in_place, pause=pause, stop=stop)
         return
     from app.serving.process import serve_engine
 
@@ -330,23 +333,25 @@ def engine(
     )
 
 
-def keep_vllm(settings: Settings, url: str, *, only: tuple[str, ...], role: str | None, pause: str, stop: threading.Event) -> None:
-    """Keep a vLLM server as the deployment wants it until `stop` is set."""
-    from app.serving.vllm_control import Pause, VllmControl
-    from app.serving.vllm_residency import Adapters, InPlace, VllmServer, keep_versions
+def keep_server(
+    settings: Settings, control: "Control", *, only: tuple[str, ...], role: str | None, pause: str, stop: threading.Event
+) -> None:
+    """Keep a server of other make as the deployment wants it until `stop` is set."""
+    from app.serving.servers.control import Pause
+    from app.serving.servers.residency import Adapters, InPlace, KeptServer, keep_versions
 
     if role is not None and len(only) != 1:
         raise BadConfig(f"a server whose weights are replaced in place serves one policy and {len(only)} are meant: name it with --policy")
-    ledger = wiring.engine_ledger(settings, engine_id=url, address=f"vllm+{url}")
-    control = VllmControl(url, api_key=settings.vllm_key)
-    server = VllmServer(control, wiring.open_weights(settings))
+    address = f"{control.scheme}{control.url}"
+    ledger = wiring.engine_ledger(settings, engine_id=control.url, address=address)
+    server = KeptServer(control, wiring.open_weights(settings))
     residency = (
         Adapters(server, ledger, only=frozenset(only))
         if role is None
         else InPlace(server, ledger, policy=only[0], role=role, pause=Pause(pause))
     )
     wiring.instruments(settings, "engine").ready = True
-    log.info("engine ready address=%s kind=vllm way=%s", url, role or "adapters")
+    log.info("engine ready address=%s kind=%s way=%s", address, control.name, role or "adapters")
     keep_versions(residency, stop=stop)
     ledger.forget()
     control.close()

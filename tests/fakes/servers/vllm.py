@@ -6,51 +6,14 @@ defects that real ones have had.
 
 import json
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import torch
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from app.domain.telemetry.turns import FinishReason, SamplingParams
-from app.policy.decoding.sampling import sample
-from app.policy.model import Policy, load_model, load_policy
-from app.policy.scoring.forward import token_logprobs
-
-SCRIPT = (("a", 11, -0.5), (" b", 12, -1.5), ("", 2, -0.25))
-Token = tuple[str, int, float]
-
-
-class Brain:
-    """A snapshot that samples and scores."""
-
-    def __init__(self, folder: Path, *, head_of: "Brain | None" = None) -> None:
-        """With `head_of`, its output head is that of other weights: what vLLM's processors serve after an update of a tied embedding."""
-        self.folder = folder
-        self.policy: Policy = load_policy(folder)
-        if head_of is not None:
-            model, old = cast("Any", load_model(folder)), cast("Any", load_model(head_of.folder))
-            head = old.get_output_embeddings().weight.detach().clone()
-            model.get_output_embeddings().weight = torch.nn.Parameter(head, requires_grad=False)
-            self.policy = replace(self.policy, model=model.eval())
-
-    def draw(self, prompt: Sequence[int], sampling: SamplingParams, *, raw: bool) -> list[Token]:
-        (drawn,) = sample(self.policy, [list(prompt)], sampling)
-        logprobs = self.score([*prompt, *drawn.tokens])[len(prompt) - 1 :] if raw else drawn.logprobs
-        return [(self.policy.chat.decode([token]), token, logprob) for token, logprob in zip(drawn.tokens, logprobs, strict=True)]
-
-    def score(self, tokens: Sequence[int]) -> list[float]:
-        with torch.inference_mode():
-            return list(token_logprobs(self.policy.model, tokens[:1], tokens[1:]).tolist())
-
-    def top(self, prompt: Sequence[int], temperature: float, count: int) -> list[tuple[int, float]]:
-        with torch.inference_mode():
-            logits = self.policy.model(torch.tensor([list(prompt)])).logits[0, -1].float()
-        best = torch.log_softmax(logits / temperature, -1).topk(count)
-        return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+from tests.fakes.servers.brain import SCRIPT, Brain, Token, spans
 
 
 class FakeVllm:
@@ -230,7 +193,7 @@ class FakeVllm:
             logprobs = {"content": [{"token": text, "logprob": logprob, "bytes": None, "top_logprobs": []}]}
             end: dict[str, Any] = {}
             if place == len(tokens) - 1:
-                end = {"finish_reason": FinishReason.STOP.value, "weight_versions": _spans(labels)}
+                end = {"finish_reason": FinishReason.STOP.value, "weight_versions": spans(labels)}
             yield event(text=text, token_ids=[token], logprobs=logprobs, **end)
         if self.cut_after is None:
             yield "data: [DONE]\n\n"
@@ -240,12 +203,3 @@ def _named(sampled: tuple[int, float], tops: Sequence[tuple[int, float]]) -> lis
     """As many as were asked for: the sampled token, even where it is none of the most probable ones, and the best of the others."""
     named = [sampled, *(top for top in tops if top[0] != sampled[0])][: len(tops)]
     return [{"token_id": token, "logprob": logprob} for token, logprob in named]
-
-
-def _spans(labels: Sequence[str]) -> list[dict[str, Any]]:
-    """`[{"version", "start", "end"}]`, contiguous."""
-    spans: list[dict[str, Any]] = []
-    for label, group in groupby(labels):
-        start = spans[-1]["end"] if spans else 0
-        spans.append({"version": label, "start": start, "end": start + len(list(group))})
-    return spans

@@ -25,7 +25,7 @@ from app.domain.release.releases import ReleaseState
 from app.domain.release.versions import VersionKind
 from app.policy.tiny import write_tiny
 from app.settings import Settings, from_environment, owner_of, read_toml
-from pipelines.commands.running.processes import keep_vllm
+from pipelines.commands.running.processes import keep_server
 from pipelines.config import loop_config
 from pipelines.evaluation.config import terms_of
 from tests.architecture.sources import ROOT
@@ -33,6 +33,7 @@ from tests.e2e.running import free_port
 from tests.fakes.gateway import serving
 from tests.fakes.releases import answer, deployed
 from tests.fakes.served import event_of, observation, turn
+from tests.fakes.servers.sglang import FakeSglang
 from tests.fakes.servers.vllm import FakeVllm
 
 POLICY = "composer"
@@ -169,18 +170,19 @@ def test_the_loop_says_why_a_slot_passes_without_an_update_and_registers_what_is
     state.dispose()
 
 
-def test_a_vllm_server_is_kept_on_the_champion_and_nobody_is_sent_there_when_its_keeper_ended(
-    environment: dict[str, str], tiny_model: Path
+@pytest.mark.parametrize(("make", "server"), [("vllm", FakeVllm), ("sglang", FakeSglang)])
+def test_a_server_of_another_make_is_kept_on_the_champion_and_nobody_is_sent_there_when_its_keeper_ended(
+    environment: dict[str, str], tiny_model: Path, make: str, server: type[FakeVllm] | type[FakeSglang]
 ) -> None:
     settings = from_environment(environment)
     base = wiring.release_ledger(settings).pointer(POLICY).digest
-    fake = FakeVllm(base, folder=tiny_model)
+    fake = server(base, folder=tiny_model)
     reads = wiring.http_adapters(settings).reads
     with serving(fake.app) as url:
-        with running("engine", environment, "--vllm", url, "--in-place", "champion"):
+        with running("engine", environment, f"--{make}", url, "--in-place", "champion"):
             eventually(lambda: bool(reads.engines(POLICY)) and reads.engines(POLICY)[0]["versions"] != [], "the keeper reports")
             [entry] = reads.engines(POLICY)
-            assert entry["address"] == f"vllm+{url}"
+            assert entry["address"] == f"{make}+{url}"
             eventually(lambda: reads.engines(POLICY)[0]["versions"][0]["state"] == EngineState.READY, "the server holds the champion")
             assert fake.version == base, "every token says whose it is"
         assert reads.engines(POLICY) == []
@@ -188,6 +190,6 @@ def test_a_vllm_server_is_kept_on_the_champion_and_nobody_is_sent_there_when_its
 
 def test_a_server_whose_weights_are_replaced_follows_one_policy_and_two_are_refused(environment: dict[str, str]) -> None:
     with pytest.raises(BadConfig, match="serves one policy and 2 are meant: name it with --policy"):
-        keep_vllm(
-            from_environment(environment), "http://127.0.0.1:9", only=("a", "b"), role="champion", pause="keep", stop=threading.Event()
-        )
+        settings = from_environment(environment)
+        control = wiring.server_control(settings, vllm="http://127.0.0.1:9", sglang=None)
+        keep_server(settings, control, only=("a", "b"), role="champion", pause="keep", stop=threading.Event())

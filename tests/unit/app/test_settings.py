@@ -106,6 +106,16 @@ def test_a_broker_of_our_own_beside_a_cluster_and_a_sandbox_without_a_server_are
 def test_engines_of_two_kinds_are_not_mixed(tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match="list one kind only"):
         wiring.open_engines(given(DATA=str(tmp_path), ENGINES="http://127.0.0.1:8401,vllm+http://127.0.0.1:8000"))
+    with pytest.raises(BadConfig, match="mixes vLLM servers and engines of another make"):
+        wiring.open_engines(given(DATA=str(tmp_path), ENGINES="sglang+http://127.0.0.1:30000,vllm+http://127.0.0.1:8000"))
+
+
+def test_a_keeper_looks_after_one_server_of_one_make(tmp_path: Path) -> None:
+    settings = given(DATA=str(tmp_path))
+    for named in ({"vllm": None, "sglang": None}, {"vllm": "http://a", "sglang": "http://b"}):
+        with pytest.raises(BadConfig, match="--vllm URL or --sglang URL"):
+            wiring.server_control(settings, **named)
+    assert wiring.server_control(settings, vllm=None, sglang="http://b/").url == "http://b"
 
 
 def test_a_policy_that_nobody_declared_is_told_with_those_there_are(tmp_path: Path) -> None:

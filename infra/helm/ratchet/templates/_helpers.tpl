@@ -99,6 +99,8 @@ capabilities: {drop: [ALL]}
 - {name: RATCHET_WEBHOOK_KEYS, valueFrom: {secretKeyRef: {name: {{ $secret }}, key: webhook-keys}}}
 - {name: RATCHET_KAFKA_PASSWORD, valueFrom: {secretKeyRef: {name: {{ $secret }}, key: kafka-password, optional: true}}}
 - {name: RATCHET_VLLM_KEY, valueFrom: {secretKeyRef: {name: {{ $secret }}, key: vllm-key, optional: true}}}
+- {name: RATCHET_SGLANG_KEY, valueFrom: {secretKeyRef: {name: {{ $secret }}, key: sglang-key, optional: true}}}
+- {name: RATCHET_SGLANG_ADMIN_KEY, valueFrom: {secretKeyRef: {name: {{ $secret }}, key: sglang-admin-key, optional: true}}}
 {{- if $s.s3.enabled }}
 - {name: AWS_ACCESS_KEY_ID, valueFrom: {secretKeyRef: {name: {{ $secret }}, key: s3-access-key, optional: true}}}
 - {name: AWS_SECRET_ACCESS_KEY, valueFrom: {secretKeyRef: {name: {{ $secret }}, key: s3-secret-key, optional: true}}}

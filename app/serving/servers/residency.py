@@ -1,4 +1,5 @@
-"""Keeps on one vLLM server what the deployment wants there, and reports to the ledger only what was seen to answer as it should.
+"""Keeps on one server of other make (vLLM, SGLang) what the deployment wants there, and reports to the ledger only what was seen to answer
+as it should.
 
 Two ways, one per server:
 
@@ -29,9 +30,9 @@ from app.domain.errors import BadInput, RatchetError, Refused
 from app.domain.ports import EngineLedger, EngineState, WeightStore
 from app.policy.scoring.fixed_probe import Expected, expected, not_arrived, strange
 from app.policy.storage.snapshot import ADAPTER, ADAPTER_CONFIG, WEIGHTS, verify_snapshot
-from app.serving.vllm_control import Pause, VllmControl
-from app.serving.vllm_probe import doubt
-from app.serving.vllm_wire import UNVERSIONED, Held
+from app.serving.servers.control import Control, Pause
+from app.serving.servers.doubts import doubt
+from app.serving.servers.held import UNVERSIONED, Held, Place
 
 log = logging.getLogger(__name__)
 
@@ -57,10 +58,10 @@ class Resident:
     """Why its turns are not trained on."""
 
 
-class VllmServer:
+class KeptServer:
     """One server and the weights it may be given; probes are remembered by digest."""
 
-    def __init__(self, control: VllmControl, weights: WeightStore) -> None:
+    def __init__(self, control: Control, weights: WeightStore) -> None:
         self.control = control
         self.weights = weights
         self.seen: dict[str, Resident] = {}
@@ -72,17 +73,17 @@ class VllmServer:
             self._expected[digest] = expected(self.weights.path(digest))
         return self._expected[digest]
 
-    def look(self, digest: str, model: str, *, came_from: str | None = None) -> Resident:
+    def look(self, digest: str, place: Place, *, came_from: str | None = None) -> Resident:
         """Probe a version that the server says it holds. Raises `Refused` where it answers with other weights."""
         wanted = self.expected(digest)
-        measured = tuple(self.control.score(model, wanted.tokens))
+        measured = tuple(self.control.score(place, wanted.tokens))
         fault = strange(measured, wanted)
         before = self.seen.get(came_from or "")
         if fault is None and before is not None:
             fault = not_arrived(before.measured, measured, before.wanted, wanted)
         if fault is not None:
             raise Refused(f"{self.control.url} says it holds {digest[:12]}, but {fault}")
-        found = Resident(wanted=wanted, measured=measured, doubt=doubt(self.control, model))
+        found = Resident(wanted=wanted, measured=measured, doubt=doubt(self.control, place))
         if found.doubt is not None:
             log.error("version not logged for training digest=%s: %s", digest, found.doubt)
         self.seen[digest] = found
@@ -93,7 +94,7 @@ class Residency:
     """What both ways share: failures are remembered, reported and tried again later."""
 
     def __init__(
-        self, server: VllmServer, ledger: EngineLedger, *, only: frozenset[str] | None = None, clock: Callable[[], float] = time.monotonic
+        self, server: KeptServer, ledger: EngineLedger, *, only: frozenset[str] | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._server = server
         self._control = server.control
@@ -124,9 +125,9 @@ class Residency:
         self._report(policies, digest, EngineState.FAILED, str(error))
 
     def _resident(self, digest: str, held: Held, *, came_from: str | None = None) -> Resident:
-        model = held.model(digest)
-        assert model is not None
-        return self._server.seen.get(digest) or self._server.look(digest, model, came_from=came_from)
+        place = held.place(digest, self._control.url)
+        assert place is not None
+        return self._server.seen.get(digest) or self._server.look(digest, place, came_from=came_from)
 
 
 class Adapters(Residency):
@@ -135,7 +136,7 @@ class Adapters(Residency):
     def turn(self) -> None:
         """One round. Raises `Unavailable` while the server or the ledger does not answer."""
         wanted, held = self._wanted(), self._control.held()
-        if any(held.model(digest) is None for digest in self._server.seen):  # it was started anew
+        if any(held.place(digest, self._control.url) is None for digest in self._server.seen):  # it was started anew
             self._server.seen.clear()
         for digest, policies in wanted.items():
             if self._waits(digest):
@@ -154,14 +155,15 @@ class Adapters(Residency):
                 del self._server.seen[digest]
 
     def _bring(self, digest: str, policies: Sequence[str], held: Held) -> Resident:
-        if held.model(digest) is not None:
+        if held.place(digest, self._control.url) is not None:
             return self._resident(digest, held, came_from=held.base_digest)
         self._report(policies, digest, EngineState.LOADING)
         folder = self._server.weights.path(digest)
         require_adapter(folder, digest, base=held.base_digest)
         self._control.load_adapter(digest, folder)
         try:
-            return self._server.look(digest, digest, came_from=held.base_digest)
+            place = Place(url=self._control.url, model=digest, label=held.version, adapter=True)
+            return self._server.look(digest, place, came_from=held.base_digest)
         except RatchetError:
             self._control.unload_adapter(digest)
             raise
@@ -171,7 +173,7 @@ class InPlace(Residency):
     """One version at a time, the whole weights, by role."""
 
     def __init__(
-        self, server: VllmServer, ledger: EngineLedger, *, policy: str, role: str = "champion", pause: Pause = Pause.KEEP,
+        self, server: KeptServer, ledger: EngineLedger, *, policy: str, role: str = "champion", pause: Pause = Pause.KEEP,
         linger_s: float = LINGER_S, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         super().__init__(server, ledger, only=frozenset({policy}), clock=clock)
@@ -205,7 +207,7 @@ class InPlace(Residency):
         goals = [digest for role in order for digest in roles.get(role, ())]
         if not goals:
             return None
-        others = set(self._ledger.addresses(str(now))) - {f"vllm+{self._control.url}"}
+        others = set(self._ledger.addresses(str(now))) - {f"{self._control.scheme}{self._control.url}"}
         alone = now in wanted and not others
         return now if alone and self._role != "champion" and now not in roles.get("previous", ()) else goals[0]
 
@@ -226,7 +228,7 @@ class InPlace(Residency):
         started = self._clock()
         self._control.replace_weights(goal, folder, back_to=(now, before), pause=self._pause)
         try:
-            self._server.look(goal, held.base, came_from=now)
+            self._server.look(goal, Place(url=self._control.url, model=held.base, label=goal), came_from=now)
         except RatchetError:
             self._control.replace_weights(now, before, back_to=None, pause=self._pause)
             raise
@@ -254,8 +256,8 @@ def require_adapter(folder: Path, digest: str, *, base: str | None) -> None:
     """Raises `Refused` unless the snapshot has an adapter, whole, that lies on the base the server has."""
     if not (folder / ADAPTER_CONFIG).is_file():
         raise Refused(
-            f"{digest[:12]} is a whole model: keep it on a server with `ratchet engine --vllm URL --in-place`, or start one with "
-            f"--served-model-name {digest} on {folder}"
+            f"{digest[:12]} is a whole model: keep it on a server with `ratchet engine --vllm URL --in-place` (or --sglang URL), or start "
+            f"one with --served-model-name {digest} on {folder}"
         )
     stated: dict[str, Any] = loads((folder / ADAPTER_CONFIG).read_text()).get("ratchet", {})
     if stated.get("sha256") != sha256((folder / ADAPTER).read_bytes()).hexdigest():

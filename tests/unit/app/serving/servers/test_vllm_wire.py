@@ -6,14 +6,15 @@ from typing import Any
 import pytest
 
 from app.domain.errors import BadRequest, NotFound, Overloaded, RatchetError, Unavailable
-from app.serving.vllm_wire import held_of, is_digest, other_weights, refusal
+from app.serving.servers.held import held_of, is_digest, other_weights
+from app.serving.servers.vllm import Vllm
 
 ASKED, OTHER = "a" * 64, "b" * 64
 
 
 def said(status: int, body: Any, **headers: str) -> RatchetError:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return refusal("http://v", status, content, {name.replace("_", "-"): value for name, value in headers.items()})
+    return Vllm().refusal("http://v", status, content, {name.replace("_", "-"): value for name, value in headers.items()})
 
 
 @pytest.mark.parametrize(

@@ -1,46 +1,35 @@
-"""The control side of one vLLM server: what it holds, adapters in and out, whole weights replaced in place, and a probe of what it says.
+"""The control side of a vLLM server: adapters in and out, whole weights replaced in place, and what it is asked to see what it holds.
 
 Replacing in place, vLLM's own sequence:
 
     /pause?mode=keep ─▶ /start_weight_update ─▶ /update_weights {folder, digest} ─▶ /finish_weight_update {weight_version} ─▶ /resume
 
 `keep` freezes answers between two tokens and lets them go on afterwards, with a cache and a beginning of the old weights: vLLM labels each
-token, and such a turn is not trained on. `abort` ends them instead; the gateway sends those again that had no token yet. `wait` is not
-offered: one long answer would hold every other.
+token. `abort` ends them instead.
 """
 
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from app.domain.errors import RatchetError, Refused
+from app.domain.errors import RatchetError
 from app.domain.telemetry.turns import SamplingParams
-from app.serving.vllm import scored_tokens
-from app.serving.vllm_wire import Held, gone, held_of, refusal, sampling_body
-
-TIMEOUT_S = 300.0
-
-
-class Pause(StrEnum):
-    """What happens to answers being written while weights are replaced."""
-
-    KEEP = "keep"
-    ABORT = "abort"
+from app.serving.servers.control import Pause, half_replaced, http_client, not_taken
+from app.serving.servers.held import Held, Place, held_of
+from app.serving.servers.vllm import NAME, NEEDS, SCHEME, sampling_body, scored_tokens, scoring_body
+from app.serving.servers.wire import gone, refusal
 
 
 class VllmControl:
     """Talks to one server; calls block."""
 
+    name, scheme, cure = NAME, SCHEME, "start vLLM with --logprobs-mode processed_logprobs"
+
     def __init__(self, url: str, *, api_key: str | None = None, client: httpx.Client | None = None) -> None:
         self.url = url.rstrip("/")
-        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        # vLLM closes a connection after an answer of 500: a next question on it would be lost just when the old weights have to come back
-        limits = httpx.Limits(max_keepalive_connections=0)
-        self._client = client or httpx.Client(timeout=httpx.Timeout(TIMEOUT_S, connect=2.0), limits=limits, trust_env=False)
-        self._client.headers.update(headers)
+        self._client = http_client(api_key, client)
 
     def close(self) -> None:
         """Close the connections."""
@@ -76,7 +65,7 @@ class VllmControl:
             self._update(digest, folder)
         except RatchetError as error:
             self._restore(back_to, error)
-            raise Refused(f"{self.url} did not take the weights {digest[:12]} and serves what it had ({error})") from error
+            raise not_taken(self.url, digest, error) from error
         self._call("POST", "/resume")
 
     def _update(self, digest: str, folder: Path) -> None:
@@ -94,34 +83,33 @@ class VllmControl:
                 error = worse
             else:
                 return
-        raise Refused(f"the weights on {self.url} are half replaced and it stays paused: restart that server ({error})") from error
+        raise half_replaced(self.url, error) from error
 
     # --- questions ------------------------------------------------------------------------------------------------------------------
 
-    def sample(self, model: str, prompt: Sequence[int], sampling: SamplingParams, *, top: int = 0) -> list[dict[str, Any]]:
+    def sample(self, place: Place, prompt: Sequence[int], sampling: SamplingParams, *, top: int = 0) -> list[dict[str, Any]]:
         """Sampled tokens as `{"token_id", "logprob", "top_logprobs": [the same, most probable first]}`."""
-        body = {"model": model, "token_ids": list(prompt), "sampling_params": sampling_body(sampling, logprobs=top, ignore_eos=True)}
+        body = {"model": place.model, "token_ids": list(prompt), "sampling_params": sampling_body(sampling, logprobs=top, ignore_eos=True)}
         answer = self._call("POST", "/inference/v1/generate", body).json()
         return list(answer["choices"][0]["logprobs"]["content"])
 
-    def score(self, model: str, tokens: Sequence[int]) -> list[float]:
+    def score(self, place: Place, tokens: Sequence[int]) -> list[float]:
         """Log-probability of each token but the first, at temperature 1."""
-        body = {"model": model, "prompt": list(tokens), "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
-        return scored_tokens(self._call("POST", "/v1/completions", body).json(), tokens)
+        return scored_tokens(self._call("POST", "/v1/completions", scoring_body(place.model, tokens)).json(), tokens)
 
-    def tokenize(self, model: str, text: str) -> list[int]:
+    def tokenize(self, place: Place, text: str) -> list[int]:
         """Tokens of a text as it is."""
-        answer = self._call("POST", "/tokenize", {"model": model, "prompt": text, "add_special_tokens": False}).json()
+        answer = self._call("POST", "/tokenize", {"model": place.model, "prompt": text, "add_special_tokens": False}).json()
         return [int(token) for token in answer["tokens"]]
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
         response = self._send(method, path, body)
         if response.status_code >= 400:
-            raise refusal(self.url, response.status_code, response.content, response.headers)
+            raise refusal(NAME, self.url, response.status_code, response.content, response.headers, needs=NEEDS)
         return response
 
     def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
         try:
             return self._client.request(method, self.url + path, json=body)
         except httpx.HTTPError as error:
-            raise gone(self.url, error) from error
+            raise gone(NAME, self.url, error) from error

@@ -14,7 +14,8 @@ from app.domain.telemetry.events import EventType
 from app.domain.telemetry.serving import GenerateRequest, GenerationChunk, Likely, ScoreRequest
 from app.domain.telemetry.turns import MIXED_VERSIONS, FinishReason, Form, SamplingParams, Shape, TurnServed
 from app.main import create_app
-from app.serving.vllm import VllmEngines, chunk_of
+from app.serving.servers.engines import ServerEngines
+from app.serving.servers.vllm import Vllm, chunk_of
 from tests.fakes.gateway import CHAMPION, collaborators, events_of
 from tests.fakes.inbox import MemoryInbox
 from tests.fakes.servers.vllm import FakeVllm
@@ -30,20 +31,20 @@ def request(**changes: Any) -> GenerateRequest:
 
 
 def with_engines(
-    server: FakeVllm, scenario: Callable[[VllmEngines], Coroutine[Any, Any, Any]], *, urls: int = 1, patience_s: float = 0.0,
+    server: FakeVllm, scenario: Callable[[ServerEngines], Coroutine[Any, Any, Any]], *, urls: int = 1, patience_s: float = 0.0,
     holders: Callable[[str], Mapping[str, str | None]] | None = None,
 ) -> Any:  # fmt: skip
     async def run() -> Any:
         client = httpx.AsyncClient(transport=httpx.ASGITransport(server.app))
         names = [f"http://vllm-{index}" for index in range(urls)]
-        async with VllmEngines(names, client=client, patience_s=patience_s, holders=holders) as engines:
+        async with ServerEngines(Vllm(), names, client=client, patience_s=patience_s, holders=holders) as engines:
             return await scenario(engines)
 
     return asyncio.run(run())
 
 
 def complete(server: FakeVllm, asked: GenerateRequest, **how: Any) -> list[GenerationChunk]:
-    async def scenario(engines: VllmEngines) -> list[GenerationChunk]:
+    async def scenario(engines: ServerEngines) -> list[GenerationChunk]:
         return [chunk async for chunk in engines.generate(asked)]
 
     return with_engines(server, scenario, **how)
@@ -161,7 +162,7 @@ def test_a_server_in_doubt_answers_without_log_probabilities() -> None:
 def test_a_request_waits_for_a_version_that_is_being_put_in_place() -> None:
     server = FakeVllm(OTHER)
 
-    async def scenario(engines: VllmEngines) -> FinishReason | None:
+    async def scenario(engines: ServerEngines) -> FinishReason | None:
         async def arrive() -> None:
             await asyncio.sleep(0.3)
             server.version = DIGEST
@@ -183,7 +184,7 @@ def test_only_servers_that_the_ledger_calls_ready_are_asked() -> None:
 
         client = httpx.AsyncClient(transport=httpx.ASGITransport(FakeVllm(DIGEST).app), event_hooks={"request": [note]})
         urls = ["http://vllm-0", "http://vllm-1", "http://vllm-2"]
-        async with VllmEngines(urls, client=client, holders=lambda _: {"vllm+http://vllm-1": None}) as engines:
+        async with ServerEngines(Vllm(), urls, client=client, holders=lambda _: {"vllm+http://vllm-1": None}) as engines:
             for _ in range(3):
                 assert [chunk async for chunk in engines.generate(request())]
         return asked
@@ -213,7 +214,7 @@ def test_an_answer_that_is_cut_off_ends_as_an_error(tokens: int) -> None:
 def test_tokens_are_counted_by_the_server_and_it_can_be_pinged() -> None:
     server = FakeVllm(DIGEST)
 
-    async def scenario(engines: VllmEngines) -> int:
+    async def scenario(engines: ServerEngines) -> int:
         await engines.ping()
         return await engines.count_tokens(request())
 
@@ -235,7 +236,7 @@ def test_a_turn_across_two_versions_is_answered_and_recorded_as_one_that_nobody_
     server = FakeVllm(CHAMPION)
     server.version, server.labels = CHAMPION, [CHAMPION, CHAMPION, OTHER]
     inbox, client = MemoryInbox(), httpx.AsyncClient(transport=httpx.ASGITransport(server.app))
-    app = create_app(collaborators(inbox=inbox, engines=VllmEngines(["http://vllm"], client=client)))
+    app = create_app(collaborators(inbox=inbox, engines=ServerEngines(Vllm(), ["http://vllm"], client=client)))
     with TestClient(app) as people:
         answer = people.post("/v1/chat/completions", json={"model": "composer", "messages": [{"role": "user", "content": "hi"}]})
     assert answer.json()["choices"][0]["message"]["content"] == "a b"

@@ -1,8 +1,9 @@
-"""What is kept on a vLLM server, against a fake that samples and scores with real (tiny) weights and has the defects real ones had."""
+"""What is kept on servers of other make, against fakes that sample and score with real (tiny) weights with the defects real ones had."""
 
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import cast
@@ -18,22 +19,55 @@ from app.domain.ports import EngineState
 from app.policy.scoring.fixed_probe import expected
 from app.policy.storage.snapshot import ADAPTER, ADAPTER_CONFIG, WEIGHTS, write_snapshot
 from app.policy.storage.store import LocalWeights
-from app.serving.vllm_control import Pause, VllmControl
-from app.serving.vllm_residency import RETRY_S, Adapters, InPlace, VllmServer
+from app.serving.servers.control import Control, Pause
+from app.serving.servers.residency import RETRY_S, Adapters, InPlace, KeptServer
+from app.serving.servers.sglang_control import SglangControl
+from app.serving.servers.vllm_control import VllmControl
 from tests.fakes.engines import MemoryEngineLedger
-from tests.fakes.servers.vllm import Brain, FakeVllm
+from tests.fakes.servers.brain import Brain
+from tests.fakes.servers.sglang import FakeSglang
+from tests.fakes.servers.vllm import FakeVllm
 
-SWAP = ["/pause?mode=keep", "/start_weight_update", "/update_weights", "/finish_weight_update", "/resume"]
+
+@dataclass(frozen=True, kw_only=True)
+class Make:
+    """One make of servers, and what it is asked for."""
+
+    fake: type[FakeVllm] | type[FakeSglang]
+    control: Callable[..., Control]
+    swap: tuple[str, ...]
+    """The calls that replace weights, from pausing to going on."""
+    updates: tuple[str, ...]
+    """Those that may fail."""
+    aborting: str
+    cure: str
+
+    @property
+    def last_update(self) -> str:
+        return self.updates[len(self.updates) // 2]
+
+
+VLLM = Make(
+    fake=FakeVllm, control=VllmControl, updates=("/start_weight_update", "/update_weights", "/finish_weight_update"),
+    swap=("/pause?mode=keep", "/start_weight_update", "/update_weights", "/finish_weight_update", "/resume"),
+    aborting="/pause?mode=abort", cure="processed_logprobs",
+)  # fmt: skip
+SGLANG = Make(
+    fake=FakeSglang, control=SglangControl, updates=("/update_weights_from_disk",),
+    swap=("/pause_generation retract", "/update_weights_from_disk", "/continue_generation"),
+    aborting="/pause_generation abort", cure="without SGLANG_RETURN_ORIGINAL_LOGPROB",
+)  # fmt: skip
 
 
 class Room:
     """A store with versions of one model, a server that was started on the first of them, a ledger."""
 
-    def __init__(self, folder: Path, base: Path) -> None:
-        self.folder, self.start = folder, base
+    def __init__(self, folder: Path, base: Path, make: Make) -> None:
+        self.folder, self.start, self.make = folder, base, make
         self.store = LocalWeights(folder / "store")
         self.base = self.store.publish(base)
-        self.ledger = MemoryEngineLedger(address="vllm+http://vllm")
+        self.scheme = make.control("http://server").scheme
+        self.ledger = MemoryEngineLedger(address=f"{self.scheme}http://server")
         self.now = 100.0
 
     def version(self, name: str, change: Callable[[dict[str, torch.Tensor]], None], *, adapter_on: str | None = None) -> str:
@@ -48,11 +82,11 @@ class Room:
             (draft / ADAPTER_CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": 2, "ratchet": stated}))
         return self.store.publish(draft)
 
-    def serve(self, **defects: bool) -> tuple[FakeVllm, VllmServer]:
-        fake = FakeVllm(self.base, folder=self.start, **defects)
-        return fake, VllmServer(VllmControl("http://vllm", client=cast("httpx.Client", TestClient(fake.app))), self.store)
+    def serve(self, **defects: bool) -> tuple[FakeVllm | FakeSglang, KeptServer]:
+        fake = self.make.fake(self.base, folder=self.start, **defects)
+        return fake, KeptServer(self.make.control("http://server", client=cast("httpx.Client", TestClient(fake.app))), self.store)
 
-    def in_place(self, server: VllmServer, role: str = "champion") -> InPlace:
+    def in_place(self, server: KeptServer, role: str = "champion") -> InPlace:
         return InPlace(server, self.ledger, policy="composer", role=role, linger_s=0.0, clock=lambda: self.now)
 
     def wants(self, **roles: list[str]) -> None:
@@ -72,9 +106,9 @@ def embedding(tensors: dict[str, torch.Tensor]) -> None:
     tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"] * -1.5
 
 
-@pytest.fixture
-def room(tmp_path: Path, tied_model: Path) -> Room:
-    return Room(tmp_path, tied_model)
+@pytest.fixture(params=[VLLM, SGLANG], ids=["vllm", "sglang"])
+def room(request: pytest.FixtureRequest, tmp_path: Path, tied_model: Path) -> Room:
+    return Room(tmp_path, tied_model, request.param)
 
 
 def test_the_champions_server_takes_whole_weights_in_place_and_a_rollback_is_a_load_like_another(room: Room) -> None:
@@ -87,7 +121,7 @@ def test_the_champions_server_takes_whole_weights_in_place_and_a_rollback_is_a_l
     assert fake.version == room.base  # labelled, so that every token says so
     room.wants(champion=[new], previous=[room.base])
     residency.turn()
-    assert [call for call in fake.calls if not call.startswith("update ")] == ["/update_weight_version", *SWAP]
+    assert [call for call in fake.calls if not call.startswith("update ")] == ["/update_weight_version", *room.make.swap]
     assert (fake.version, fake.paused) == (new, False)
     assert room.state(new) == (EngineState.READY, None)
     assert room.state(room.base)[0] is EngineState.DROPPED
@@ -110,8 +144,9 @@ def test_a_version_leaves_the_ledger_before_its_weights_are_touched(room: Room) 
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("path", ["/start_weight_update", "/update_weights", "/finish_weight_update"])
-def test_an_update_that_fails_leaves_the_server_with_what_it_had_and_says_why(room: Room, path: str) -> None:
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_an_update_that_fails_leaves_the_server_with_what_it_had_and_says_why(room: Room, step: int) -> None:
+    path = room.make.updates[min(step, len(room.make.updates) - 1)]
     new = room.version("new", linears)
     fake, server = room.serve()
     residency = room.in_place(server)
@@ -133,7 +168,7 @@ def test_an_update_that_fails_leaves_the_server_with_what_it_had_and_says_why(ro
 def test_a_server_that_cannot_even_have_the_old_weights_again_stays_paused(room: Room) -> None:
     new = room.version("new", linears)
     fake, server = room.serve()
-    fake.failing["/update_weights"] = 500
+    fake.failing[room.make.last_update] = 500
     with pytest.raises(Refused, match="stays paused: restart"):
         server.control.replace_weights(new, room.store.path(new), back_to=(room.base, room.store.path(room.base)))
     assert fake.paused
@@ -143,7 +178,7 @@ def test_answers_may_be_aborted_instead_of_kept_and_never_hold_a_swap_up(room: R
     new = room.version("new", linears)
     fake, server = room.serve()
     server.control.replace_weights(new, room.store.path(new), back_to=None, pause=Pause.ABORT)
-    assert fake.calls[0] == "/pause?mode=abort"
+    assert fake.calls[0] == room.make.aborting
     assert set(Pause) == {"keep", "abort"}
 
 
@@ -200,7 +235,7 @@ def test_a_server_with_raw_log_probabilities_serves_and_is_not_learned_from(room
     room.in_place(server).turn()
     state, why = room.state(room.base)
     assert state is EngineState.READY
-    assert "processed_logprobs" in str(why)
+    assert room.make.cure in str(why)
 
 
 def test_the_candidates_server_keeps_a_new_champion_until_another_server_has_it(room: Room) -> None:
@@ -210,13 +245,13 @@ def test_the_candidates_server_keeps_a_new_champion_until_another_server_has_it(
     room.wants(champion=[room.base], candidate=[new])
     residency.turn()
     assert fake.version == room.base  # the champion's server is not up yet: this one has what it was started on
-    room.ledger.elsewhere = {room.base: ["vllm+http://other"]}
+    room.ledger.elsewhere = {room.base: [f"{room.scheme}http://other"]}
     residency.turn()
     assert fake.version == new
     room.wants(champion=[new], previous=[room.base])
     residency.turn()
     assert fake.version == new  # nobody else is ready with the champion
-    room.ledger.elsewhere = {new: ["vllm+http://other"]}
+    room.ledger.elsewhere = {new: [f"{room.scheme}http://other"]}
     residency.turn()
     assert fake.version == room.base  # what a rollback would need
 
