@@ -24,6 +24,7 @@ from app.api.application import Application, TurnAway, build
 from app.api.chat.conversations import Conversations
 from app.api.chat.gateway import Gateway
 from app.api.chat.route import ChatRoute
+from app.api.chat.shadows import Shadows
 from app.api.data import dead_letters, erasures, rules
 from app.api.dialects import areal, langfuse, mlflow, otel, phoenix
 from app.api.dialects.counter import Counter
@@ -127,6 +128,7 @@ def create_app(with_: Collaborators) -> Application:
         conversations=Conversations(with_.episodes), redactor=redactor, metrics=metrics, clock=with_.clock, limits=with_.limits,
         actor_salt=with_.actor_salt, claims=with_.claims, workshop=workshop,
         tokens=FeedbackTokens(with_.session_secrets), traces=with_.traces,
+        shadows=Shadows(with_.engines, with_.routes, metrics),
     )  # fmt: skip
     return build(
         access=access,

@@ -26,6 +26,9 @@ class Metrics:
         self.in_flight_bytes = own.gauge("ratchet_api_in_flight_bytes")
         self.spooled_bytes = own.gauge("ratchet_api_spooled_bytes")
         self.redacted = own.counter("ratchet_api_redacted_total")
+        self.shadows = own.counter("ratchet_api_shadow_total")
+        self.shadow_s = own.histogram("ratchet_api_shadow_seconds")
+        self.shadow_tokens = own.counter("ratchet_api_shadow_tokens_total")
         self.waits = Waits()
         self.skew_s = own.gauge("ratchet_clock_skew_seconds")
         if readings is not None:

@@ -74,6 +74,26 @@ class SummaryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     )
 
 
+class ShadowConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Shadow traffic: some requests are asked of another version too, whose answers nobody sees, which no gate hears of and nothing learns
+    from. It shows how a version stands real prompts (errors, refusals, seconds, tokens) before anybody is served by it."""
+
+    share: float = 0.0
+    """Of the answers; 0 switches it off."""
+    version: str = "candidate"
+    """The version: `candidate`, the one that engines hold now, or a digest. One that no engine holds is not waited for."""
+    max_concurrent: int = 2
+    """Shadow answers that one gateway has under way at a time; what would be more is not asked."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.share <= 1.0:
+            raise BadConfig(f"shadow.share is {self.share}: set it between 0 and 1")
+        if self.version != "candidate" and (len(self.version) != 64 or set(self.version) - set("0123456789abcdef")):
+            raise BadConfig("shadow.version is no digest: set it to `candidate`, or to the 64 hexadecimal digits of a version")
+        if self.max_concurrent < 1:
+            raise BadConfig("shadow.max_concurrent is below 1: set shadow.share = 0 to switch it off")
+
+
 class DeploymentFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What licences ask about the product; None is "not declared", which blocks where a licence depends on it."""
 
@@ -115,3 +135,4 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     signals: dict[str, SignalConfig] = {}
     summary: SummaryConfig = SummaryConfig()
     deployment: DeploymentFacts = DeploymentFacts()
+    shadow: ShadowConfig = ShadowConfig()

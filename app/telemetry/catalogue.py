@@ -81,6 +81,11 @@ _DOOR = (
     ),
     Described("gen_ai_client_token_usage_total", C, "Tokens.", ("policy", "type")),
     Described("ratchet_api_refused_total", C, "Requests refused before any work.", ("code",)),
+    Described("ratchet_api_shadow_total", C, "Answers of shadow traffic, by how they ended.", ("policy", "version", "outcome")),
+    Described(
+        "ratchet_api_shadow_seconds", H, "Whole answers of shadow traffic.", P, buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120),
+    ),
+    Described("ratchet_api_shadow_tokens_total", C, "Tokens that shadow traffic sampled.", ("policy", "version")),
     Described("ratchet_api_in_flight_bytes", G, "Request bodies being worked on."),
     Described("ratchet_api_spooled_bytes", G, "Answers on this machine's disk that wait for the database."),
     Described("ratchet_api_redacted_total", C, "Personal data replaced, by kind.", ("kind",)),

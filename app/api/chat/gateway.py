@@ -22,6 +22,7 @@ from app.api.chat import pinning, tracing
 from app.api.chat.conversations import Conversation, Conversations, may_continue
 from app.api.chat.recording import Recording, exposure_event, redact, turn_event, unkept
 from app.api.chat.request import ChatRequest, read_body, understand
+from app.api.chat.shadows import Shadows
 from app.api.chat.slots import Slots
 from app.api.chat.summary import context_of, shortened
 from app.api.entry.access import Caller
@@ -90,6 +91,7 @@ class Gateway:
     claims: Claims
     workshop: Workshop
     tokens: FeedbackTokens
+    shadows: Shadows
     traces: Traces = NOWHERE
     slots: Slots = field(default_factory=Slots)
     _commits: set["asyncio.Task[None]"] = field(default_factory=set["asyncio.Task[None]"])
@@ -184,6 +186,7 @@ class Gateway:
         """The engine's chunks, each awaited no longer than is left of the policy's time; closes the stream on every way out."""
         if recording.kind == "answer":
             recording.messages = await self._fitted(opened)
+            self.shadows.cast(opened.request, opened.arm, opened.config, _generate_request(opened, recording.messages))
         chunks = self.engines.generate(_generate_request(opened, recording.messages))
         deadline = time.monotonic() + opened.config.engine_timeout_s
         try:

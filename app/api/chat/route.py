@@ -45,6 +45,7 @@ class ChatRoute:
             answering.cancel()
         if self.running:
             await asyncio.wait(set(self.running), timeout=grace_s)
+        await self.gateway.shadows.close()
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Answer one request; stop sampling when the client goes away."""

@@ -111,17 +111,22 @@ def wanted_versions(connection: Connection) -> set[tuple[str, str]]:
     return wanted | {(row.policy, row.digest) for row in candidates}
 
 
+def candidates_of(connection: Connection, policy: str) -> list[Row[Any]]:
+    """The releases whose version engines keep as a candidate: those with traffic first, then the newest."""
+    table = releases
+    moving = connection.execute(select(table).where(table.c.policy == policy, table.c.state.in_(CANDIDATES))).all()
+    served = [state.value for state in SERVED]
+    return sorted(moving, key=lambda row: (served.index(row.state) if row.state in served else len(served), -row.changed_at.timestamp()))
+
+
 def versions_by_role(connection: Connection, policy: str) -> dict[str, list[str]]:
     """What `wanted_versions` are wanted for: `champion`, `candidate` (those with traffic first, then the newest), `previous` (the
     holdback's reference first), `held` (by the long-term holdout)."""
     pointer = read_pointer(connection, policy)
-    table = releases
-    moving = connection.execute(select(table).where(table.c.policy == policy, table.c.state.in_(CANDIDATES))).all()
-    served = [state.value for state in SERVED]
-    ordered = sorted(moving, key=lambda row: (served.index(row.state) if row.state in served else len(served), -row.changed_at.timestamp()))
     champion = [] if pointer is None else [pointer.digest]
     back = [] if pointer is None else [digest for digest in (pointer.reference, pointer.previous) if digest is not None]
-    roles = {"champion": champion, "candidate": [row.digest for row in ordered if row.digest not in champion]}
+    coming = [row.digest for row in candidates_of(connection, policy) if row.digest not in champion]
+    roles = {"champion": champion, "candidate": coming}
     roles |= {"previous": [digest for digest in dict.fromkeys(back) if digest not in champion]}
     holdout = read_open(connection, policy)
     return roles | {"held": [] if holdout is None or holdout.digest in champion else [holdout.digest]}
@@ -132,14 +137,16 @@ def read_route(connection: Connection, policy: str) -> Route | None:
     pointer = read_pointer(connection, policy)
     if pointer is None:
         return None
-    route = Route(policy=policy, pointer=pointer, holdout=read_open(connection, policy), quarantined=quarantined(connection, policy))
-    table = releases
-    staged = table.c.stage.is_not(None)  # what people judged was never in a stage, and nobody is served by it before its promotion
-    served = connection.execute(select(table).where(table.c.policy == policy, table.c.state.in_(SERVED), staged)).all()
-    candidates = sorted(served, key=lambda row: (SERVED.index(ReleaseState(row.state)), -row.changed_at.timestamp()))
-    if not candidates or candidates[0].champion_digest != pointer.digest:
+    candidates = candidates_of(connection, policy)
+    route = Route(
+        policy=policy, pointer=pointer, holdout=read_open(connection, policy), quarantined=quarantined(connection, policy),
+        coming=next((row.digest for row in candidates if row.digest != pointer.digest), None),
+    )  # fmt: skip
+    # what people judged was never in a stage, and nobody is served by it before its promotion
+    served = [row for row in candidates if row.state in SERVED and row.stage is not None]
+    if not served or served[0].champion_digest != pointer.digest:
         return route
-    canary, stage = candidates[0], candidates[0].stage or 0
+    canary, stage = served[0], served[0].stage or 0
     return replace(
         route, canary_digest=canary.digest, canary_release=canary.id, canary_stage=stage,
         canary_share=float(canary.config["stages"][stage]), canary_lasting=float(canary.config.get("lasting", 0.0)),

@@ -140,6 +140,8 @@ class Route:
     """Probability with which a unit gets the candidate in this stage."""
     canary_lasting: float = 0.0
     """Probability with which a unit never gets it, in no stage."""
+    coming: str | None = None
+    """The candidate that engines hold, whether or not anybody is served by it yet."""
     holdout: Holdout | None = None
     """The long-term holdout that is open."""
     quarantined: frozenset[str] = frozenset()
