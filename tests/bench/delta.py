@@ -11,9 +11,9 @@ real ones (AdamW on float32 masters and real code), 1, 8 and 32 steps apart at t
 
 `left_open_bits` is the least that any code could take per changed weight which knows of the base no more than each weight's exponent: the
 entropy of which weights move and how far, given that, and a bit for each sign. Speeds are raw bytes of weights per second on two threads,
-warm (into memory that is there), the best of several tries, with the digests known; and per second of processor time, where others want the
-cores. `fresh` decodes into new memory, `verified` includes the SHA-256 of what came out. `peak_mb` is what encoding and decoding add at most
-to the process, beyond base, result and delta.
+warm (into memory that is there), the best of several tries, digests known; and per second of processor time, for where others want the
+cores too. `fresh` decodes into new memory, `verified` includes the SHA-256 of what came out. `peak_mb` is what encoding and decoding add
+at most to the process, beyond base, result and delta.
 
     python -m tests.bench.delta --quick      one synthetic step and two real ones
 """
