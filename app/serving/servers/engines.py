@@ -5,6 +5,9 @@
 Tokens in and out and no chat completion, because there nothing says which weights sampled each token, and parsing tool calls loses token
 ids (vllm-project/vllm#27482). A version is held by a server whose base has its digest (by label, else by name) or that has an adapter of
 that name. A turn whose tokens were not all sampled by the version that was asked for says so, and is not trained on.
+
+Before the first token a refusal, and a server that breaks, moves the request to the next server that holds the version; after it nothing is
+asked again. Servers that fail again and again are passed over for a while (`app.serving.replicas`).
 """
 
 import asyncio
@@ -15,10 +18,12 @@ from typing import Any, Protocol, Self
 import httpx
 import msgspec
 
-from app.domain.errors import BadRequest, RatchetError, Unavailable
+from app.domain.errors import BadRequest, Overloaded, RatchetError, Unavailable
 from app.domain.telemetry.serving import EngineSight, GenerateRequest, GenerationChunk, ScoreRequest
+from app.domain.telemetry.turns import FinishReason
 from app.serving.pieces import fields_of
 from app.serving.refusals import HEALTH_TIMEOUT_S, require_one_healthy, worst
+from app.serving.replicas import Replicas
 from app.serving.servers.held import Held, Place
 from app.serving.servers.wire import aborted, gone, whole
 from app.serving.whereabouts import Whereabouts
@@ -98,7 +103,7 @@ class ServerEngines:
         self._client = client or httpx.AsyncClient(timeout=httpx.Timeout(timeout_s, connect=2.0), trust_env=False)
         self._patience_s = patience_s
         self._held: dict[str, tuple[float, Held]] = {}
-        self._turn = 0
+        self._replicas = Replicas()
 
     async def __aenter__(self) -> Self:
         return self
@@ -118,12 +123,13 @@ class ServerEngines:
         return list(await asyncio.gather(*map(self._sight, self._urls)))
 
     async def _sight(self, url: str) -> EngineSight:
+        ejected, fault = self._replicas.ejected(url), self._replicas.health(url).fault
         try:
             said = await self._client.get(f"{url}/metrics", headers=self._headers, timeout=HEALTH_TIMEOUT_S)
             said.raise_for_status()
         except httpx.HTTPError as error:
-            return EngineSight(address=url, answers=False, fault=f"it does not answer ({type(error).__name__}): start it")
-        return self._dialect.sight(url, said.text)
+            return EngineSight(address=url, answers=False, ejected=ejected, fault=f"it does not answer ({type(error).__name__}): start it")
+        return msgspec.structs.replace(self._dialect.sight(url, said.text), ejected=ejected, fault=fault)
 
     async def count_tokens(self, request: GenerateRequest) -> int:
         """Length of the prompt as the server would feed it."""
@@ -133,22 +139,24 @@ class ServerEngines:
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerationChunk]:
         """Sample one completion. Raises `Unavailable`, `Overloaded`, `BadRequest`, all before the first chunk only.
 
-        Requests that a server ends before their first token (its weights were replaced, it is full) are sent again, as long as patience
-        lasts.
+        Requests that end before their first token (the server's weights were replaced, it broke, it is full) are sent again, to another
+        server where there is one, as long as patience lasts.
         """
         until = time.monotonic() + self._patience_s
-        lost = aborted(self._dialect.name)
         while True:
             place, prompt, response = await self._begin(request)
             sampled = ended = False
             try:
                 async for chunk in self._dialect.answer(response, place, prompt, request):
-                    if chunk.message == lost and not sampled and time.monotonic() < until:
-                        break
+                    if not sampled:
+                        self._note_first(place.url, chunk)
+                        if chunk.finish_reason is FinishReason.ERROR and time.monotonic() < until:
+                            break
                     sampled = sampled or bool(chunk.tokens)
                     ended = chunk.finish_reason is not None
                     yield chunk
-            except Unavailable:
+            except Unavailable as error:
+                self._note(place.url, error)
                 if sampled or time.monotonic() >= until:
                     raise
             finally:
@@ -204,10 +212,12 @@ class ServerEngines:
             except httpx.HTTPError as error:
                 self._forget(digest, place.url)
                 refusals.append(gone(self._dialect.name, place.url, error))
+                self._note(place.url, refusals[-1])
                 continue
             if response.status_code == 200:
                 return place, response
             refusals.append(self._dialect.refusal(place.url, response.status_code, await response.aread(), response.headers))
+            self._note(place.url, refusals[-1])
             await response.aclose()
             self._forget(digest, place.url)
         raise worst(refusals, otherwise=f"no {self._dialect.name} server holds the weights {digest[:12]}")
@@ -222,19 +232,21 @@ class ServerEngines:
             places = await self._places_now(digest, refusals)
             answering = len(refusals) < len(self._urls)
             if places or not answering or time.monotonic() >= until:
-                self._turn += 1
-                first = self._turn % len(places) if places else 0
-                return places[first:] + places[:first]
+                return places
             await asyncio.sleep(POLL_S)
 
     async def _places_now(self, digest: str, refusals: list[RatchetError]) -> list[Place]:
         ready = await self._ready_with(digest)
         places: list[Place] = []
-        for url in [url for url in self._urls if url in ready] or self._urls:
+        named = [url for url in self._urls if url in ready] or self._urls
+        for url in self._replicas.ordered(named):
+            if places and self._replicas.ejected(url):  # those come last, and are asked where nobody else has it
+                break
             try:
                 held = await self._held_by(url)
             except RatchetError as error:
                 refusals.append(error)
+                self._note(url, error)
                 continue
             if (place := held.place(digest, url, doubt=ready.get(url))) is not None:
                 places.append(place)
@@ -252,6 +264,20 @@ class ServerEngines:
             held = await self._dialect.held(self._client, url, self._headers)
             self._held[url] = (time.monotonic(), held)
         return held
+
+    def _note_first(self, url: str, chunk: GenerationChunk) -> None:
+        """What the beginning of an answer says about the server."""
+        if chunk.finish_reason is not FinishReason.ERROR:
+            self._replicas.answered(url)
+        elif chunk.message != aborted(self._dialect.name):  # whose weights are being replaced is well
+            self._replicas.failed(url, str(chunk.message))
+
+    def _note(self, url: str, refusal: RatchetError) -> None:
+        """What a refusal says about the server: words are an answer, and so is being full; anything else is a failure."""
+        if isinstance(refusal, Unavailable) and not isinstance(refusal, Overloaded):
+            self._replicas.failed(url, str(refusal))
+        else:
+            self._replicas.answered(url)
 
     def _forget(self, digest: str, url: str) -> None:
         self._held.pop(url, None)
