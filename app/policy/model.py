@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from app.domain.errors import BadInput
@@ -69,7 +69,7 @@ def load_policy(folder: Path, *, dtype: torch.dtype | None = None, digest: str |
 
 def load_grammars(folder: Path) -> Grammars:
     """The forms of a snapshot's model, without its weights; the tokenizer is read when one is asked for."""
-    config = AutoConfig.from_pretrained(folder)
+    config = config_of(folder)
 
     def source() -> tuple[Chat, frozenset[int]]:
         chat = Chat.load(folder)
@@ -96,11 +96,11 @@ def load_model(folder: Path, *, dtype: torch.dtype | None = None) -> PreTrainedM
     Tensors that need no cast stay mapped from the file, read-only by contract: train a float32 copy, not these.
     """
     dtype = dtype or compute_dtype()
-    config = AutoConfig.from_pretrained(require_snapshot(folder))
-    model = empty_model(config, dtype=dtype)
-    with safe_open(folder / WEIGHTS, framework="pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    tensors = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    model = empty_model(config_of(require_snapshot(folder)), dtype=dtype)
+    tensors = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in _tensors_of(folder).items()}
+    odd = [name for name, held in model.state_dict().items() if name in tensors and tensors[name].shape != held.shape]
+    if odd:
+        raise BadInput(f"{folder / WEIGHTS} does not fit its config.json (other shapes of {odd[:3]}): make the snapshot again")
     _, unexpected = model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
     left = [name for name, tensor in model.state_dict(keep_vars=True).items() if tensor.is_meta]
@@ -111,11 +111,32 @@ def load_model(folder: Path, *, dtype: torch.dtype | None = None) -> PreTrainedM
     return model
 
 
+def config_of(folder: Path) -> PreTrainedConfig:
+    """What a snapshot's config.json says. Raises `BadInput` for an architecture that nobody here knows."""
+    try:
+        return AutoConfig.from_pretrained(folder)
+    except (ValueError, KeyError) as error:
+        said = str(error).partition(". ")[0]
+        raise BadInput(
+            f"{folder / 'config.json'} is of no model that this installation knows ({said}): upgrade it, or serve it on vLLM or SGLang"
+        ) from error
+
+
+def _tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    """Mapped from the file. Raises `BadInput`."""
+    try:
+        with safe_open(folder / WEIGHTS, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except SafetensorError as error:
+        said = str(error)[:120]
+        raise BadInput(f"{folder / WEIGHTS} holds what this version cannot read ({said}): make the snapshot again") from error
+
+
 class Unloaded:
     """A model whose weights are read part by part, so that whoever splits it over processes never holds it whole."""
 
     def __init__(self, folder: Path, *, dtype: torch.dtype) -> None:
-        self.model = empty_model(AutoConfig.from_pretrained(require_snapshot(folder)), dtype=dtype)
+        self.model = empty_model(config_of(require_snapshot(folder)), dtype=dtype)
         self._file = folder / WEIGHTS
         self._names = {parameter: name for name, parameter in self.model.named_parameters()}
 

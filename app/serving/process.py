@@ -70,7 +70,7 @@ def serve_engine(
     )
     log.info("engine ready address=http://%s:%d threads=%d rows=%d", host, port, torch.get_num_threads(), rows)
     try:
-        asyncio.run(server.serve_until(stop, listener, worker, leave=lambda: _leave(residency, ledger), drain_s=drain_s))
+        asyncio.run(server.serve_until(stop, listener, worker, residency, leave=lambda: _leave(residency, ledger), drain_s=drain_s))
     finally:
         residency.close()
         worker.close()
@@ -82,15 +82,16 @@ class _Server(uvicorn.Server):
     """uvicorn that ends by our event: the process's signal handlers are set already, one way for all processes."""
 
     async def serve_until(
-        self, stop: threading.Event, listener: socket.socket, worker: Worker, *, leave: Callable[[], None], drain_s: float
-    ) -> None:
-        """Serve, leave the ledger, finish what was begun; raises when the sampling thread died, so that a whole engine is started again."""
+        self, stop: threading.Event, listener: socket.socket, worker: Worker, residency: Residency, *, leave: Callable[[], None],
+        drain_s: float,
+    ) -> None:  # fmt: skip
+        """Serve, leave the ledger, finish what was begun; raises when a thread of the two died, so that a whole engine is started again."""
         serving = asyncio.create_task(self._serve([listener]))
-        while not stop.is_set() and not serving.done() and worker.alive:
+        while not stop.is_set() and not serving.done() and worker.alive and residency.alive:
             await asyncio.sleep(0.1)
-        died = not worker.alive
+        died = [name for name, part in (("samples", worker), ("takes up versions", residency)) if not part.alive]
         worker.draining = True
-        if not died and worker.load:
+        if worker.alive and worker.load:
             until = time.monotonic() + drain_s
             await asyncio.to_thread(leave)
             while worker.load and worker.alive and time.monotonic() < until:
@@ -99,7 +100,7 @@ class _Server(uvicorn.Server):
         self.should_exit = True
         await serving
         if died:
-            raise RuntimeError("the sampling thread died; its traceback is above")
+            raise RuntimeError(f"the thread that {died[0]} died; its traceback is above")
 
 
 def _leave(residency: Residency, ledger: OwnLedger) -> None:

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from safetensors import SafetensorError
+
 from app.domain.errors import BadInput, RatchetError
 from app.domain.ids import utc_now
 from app.domain.ports import EngineLedger, EngineState, EngineWeights
@@ -28,7 +30,7 @@ from app.serving.worker import Worker
 
 log = logging.getLogger(__name__)
 
-FAULTS = (RatchetError, OSError, RuntimeError, ValueError, KeyError)
+FAULTS = (RatchetError, OSError, RuntimeError, ValueError, KeyError, SafetensorError)
 
 RETRY_S = 10.0
 """A version that failed to load is tried again after this long."""
@@ -90,6 +92,11 @@ class Residency:
         """Stop polling; a load in progress is abandoned with the process."""
         self._stop.set()
         self._thread.join(timeout=2)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs; when it does not (a bug of ours), nothing new is taken up, and the process has to be started again."""
+        return self._thread.is_alive()
 
     def states(self) -> dict[str, tuple[EngineState, str | None]]:
         """State and detail per digest, as last known."""

@@ -119,6 +119,27 @@ def test_it_leaves_the_ledger_and_then_finishes_what_was_begun(tiny_model: Path,
         assert one.ledger.answered == [True, False], "gateways were told while it still served"
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # it is what is tested
+def test_an_engine_that_takes_up_nothing_more_finishes_what_it_has_and_ends(tiny_model: Path, tmp_path: Path) -> None:
+    def break_down() -> set[tuple[str, str]]:
+        raise AssertionError("a bug")
+
+    with serving(tiny_model, tmp_path, drain_s=100.0) as one:
+
+        async def scenario() -> None:
+            async with HttpEngines([one.url]) as engines:
+                begun = asyncio.ensure_future(complete(engines, request(one.digest, max_tokens=200)))
+                while not (await engines.sights())[0].queue:
+                    await asyncio.sleep(0.01)
+                one.ledger.wanted = break_down
+                assert (await begun)[-1].finish_reason in (FinishReason.LENGTH, FinishReason.STOP)
+
+        asyncio.run(scenario())
+        with pytest.raises(RuntimeError, match="the thread that takes up versions died"):
+            one.ended.result(timeout=100)
+        assert one.ledger.states == {}
+
+
 def test_a_port_that_is_taken_is_named_and_nothing_is_begun(tiny_model: Path, tmp_path: Path) -> None:
     store, ledger = LocalWeights(tmp_path), MemoryEngineLedger()
     ledger.wants = {("composer", store.publish(tiny_model))}
