@@ -879,7 +879,7 @@ def http_adapters(settings: Settings) -> HttpAdapters:
         engines=open_engines(settings),
         keys=SqlKeys(state),
         people=SqlPeople(state),
-        episodes=SqlEpisodes(state),
+        episodes=SqlEpisodes(state, inbox),
         reads=SqlReads(state, inbox),
         pages=SqlPages(state),
         claims=LateClaims(settings),

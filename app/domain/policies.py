@@ -72,6 +72,15 @@ class SummaryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     instruction: str = (
         "Summarise the conversation so far so that you can continue from the summary alone. Keep names, decisions, code and open tasks."
     )
+    spread: float = 0.5
+    """In practice each summary has a trigger of its own, drawn from this share below `trigger_tokens` up to it, so that the model learns to
+    go on from summaries of every length. People's conversations are always summarised at `trigger_tokens`. 0 draws nothing."""
+
+    def __post_init__(self) -> None:
+        if self.trigger_tokens < 0 or self.max_tokens < 1:
+            raise BadConfig("summary.trigger_tokens is at least 0 (off), and summary.max_tokens at least 1")
+        if not 0.0 <= self.spread < 1.0:
+            raise BadConfig(f"summary.spread is {self.spread}: give a share from 0 to below 1")
 
 
 class ShadowConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -163,6 +163,10 @@ class Episodes(Protocol):
         """The episode as far as this policy served it."""
         ...
 
+    def summaries(self, episode_id: str, policy: str) -> tuple[EpisodeSummary, ...]:
+        """What the model wrote about the episode under this policy, oldest first; of practice too, which is no exposure."""
+        ...
+
 
 class Keys(Protocol):
     """The stored API keys; few, so they are read all at once and at most a second late."""

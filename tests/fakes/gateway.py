@@ -20,7 +20,7 @@ from app.domain.access import USED_EVERY, ApiKey, Scope, hash_secret, key_text, 
 from app.domain.errors import BadRequest, RatchetError, Unavailable, UnknownPolicy
 from app.domain.ids import uuid7
 from app.domain.policies import PolicyConfig
-from app.domain.ports import EpisodeState
+from app.domain.ports import EpisodeState, EpisodeSummary
 from app.domain.release.releases import Pointer, Route
 from app.domain.telemetry.events import RETRACTED, CloudEvent, EventType, Heard, Observation
 from app.domain.telemetry.serving import EngineSight, GenerateRequest, GenerationChunk, ScoreRequest
@@ -159,6 +159,10 @@ class MemoryEpisodes:
 
     def find(self, episode_id: str, policy: str) -> EpisodeState | None:
         return self.states.get(episode_id)
+
+    def summaries(self, episode_id: str, policy: str) -> tuple[EpisodeSummary, ...]:
+        state = self.states.get(episode_id)
+        return () if state is None else state.summaries
 
 
 class InboxLedger:

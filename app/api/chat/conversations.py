@@ -4,18 +4,21 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 
 from app.domain.errors import Unavailable
-from app.domain.ports import Episodes, EpisodeState, EpisodeSummary
+from app.domain.ports import Episodes, EpisodeSummary
 from app.domain.release.assignment import Arm
 from app.domain.release.holdouts import HELD
 from app.domain.release.releases import Route
 
 log = logging.getLogger("ratchet.api")
+T = TypeVar("T")
 PATIENCE_S = 1.0
 """How long a request waits to hear of an episode that another replica served."""
 ASK_AGAIN_S = 2.0
@@ -55,7 +58,7 @@ class Conversations:
         if known is not None:
             self._known.move_to_end((episode_id, policy))
             return known
-        state = await self._asked(episode_id, policy)
+        state = await self._asked(partial(self._episodes.find, episode_id, policy))
         if state is None:
             return None
         return Conversation(arm=state.arm, last_inference_id=state.last_inference_id, summaries=state.summaries)
@@ -71,12 +74,21 @@ class Conversations:
             log.warning("episode_not_looked_up episode_id=%s error=%s", episode_id, error)
             return None
 
-    async def _asked(self, episode_id: str, policy: str) -> EpisodeState | None:
+    async def recalled(self, episode_id: str, policy: str, known: Sequence[EpisodeSummary]) -> list[EpisodeSummary]:
+        """What was written about the episode, here and elsewhere; what is known here where the database does not answer."""
+        try:
+            written = await self._asked(partial(self._episodes.summaries, episode_id, policy))
+        except Unavailable as error:
+            log.warning("summaries_not_read episode_id=%s error=%s: another may be written of the same", episode_id, error)
+            return list(known)
+        return [*written, *(summary for summary in known if summary not in written)]
+
+    async def _asked(self, ask: Callable[[], T]) -> T:
         if time.monotonic() < self._away_until:
             raise Unavailable("the database did not answer a moment ago: check RATCHET_DATABASE_URL and its server")
         try:
             async with asyncio.timeout(self._patience_s):
-                return await asyncio.get_running_loop().run_in_executor(self._threads, self._episodes.find, episode_id, policy)
+                return await asyncio.get_running_loop().run_in_executor(self._threads, ask)
         except TimeoutError as error:
             self._away_until = time.monotonic() + ASK_AGAIN_S
             raise Unavailable("the database is silent: check RATCHET_DATABASE_URL and its server") from error

@@ -24,7 +24,7 @@ from app.api.chat.recording import Recording, exposure_event, redact, turn_event
 from app.api.chat.request import ChatRequest, read_body, understand
 from app.api.chat.shadows import Shadows
 from app.api.chat.slots import Slots
-from app.api.chat.summary import context_of, shortened
+from app.api.chat.summary import Context, context_of, shortened, trigger_of
 from app.api.entry.access import Caller
 from app.api.entry.feedback_tokens import FeedbackTokens
 from app.api.errors import HttpError
@@ -216,9 +216,15 @@ class Gateway:
             self.conversations.remember_summary(opened.request.episode_id, opened.request.policy, opened.summaries[-1])
             return text
 
+        async def recall() -> Context:
+            if opened.request.continues:
+                opened.summaries[:] = await self.conversations.recalled(opened.request.episode_id, opened.request.policy, opened.summaries)
+            return context_of(opened.request.messages, opened.summaries)
+
+        trigger = trigger_of(opened.config.summary, opened.request.episode_id, practised=is_rollout(opened.request.source))
         async with opened.fitting:
             context = context_of(opened.request.messages, opened.summaries)
-            return (await shortened(context, opened.config, count=count, write=write)).fed()
+            return (await shortened(context, opened.config, trigger=trigger, count=count, write=write, recall=recall)).fed()
 
     async def _summarise(self, opened: Opened, messages: list[dict[str, Any]], tags: dict[str, str]) -> str:
         """Let the model write a summary: a turn of the same episode on the same arm."""

@@ -6,14 +6,18 @@
 A summary is a turn of its own (kind `summary`, same arm, no exposure: nobody was served by it). Its tags `summary_messages` (n) and
 `summary_of` (hash of body[:n]) say what it stands for, so that any gateway finds it again, and a client that rewrites history is not
 answered from a summary of something else.
+
+Before a gateway writes one it asks what others have written: replicas share an episode, and practice, which is no exposure, is found by
+its turns alone. In practice the trigger is drawn anew for each summary, from the episode's id, so that every replica draws the same.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.domain.policies import PolicyConfig
+from app.domain.policies import PolicyConfig, SummaryConfig
 from app.domain.ports import EpisodeSummary
+from app.domain.release.assignment import unit_interval
 from app.domain.release.gates import content_hash
 
 Message = dict[str, Any]
@@ -21,6 +25,8 @@ Count = Callable[[list[Message]], Awaitable[int]]
 """Tokens of these messages as the engine would feed them."""
 Write = Callable[[list[Message], dict[str, str]], Awaitable[str]]
 """Ask the model these messages and record its answer as a summary turn with these tags."""
+Trigger = Callable[[int], int]
+"""From how many tokens on a context is summarised of which so many messages are covered by a summary already; 0 never."""
 TEMPLATE_TOKENS = 16
 """At most what a chat template adds per message."""
 MAX_ROUNDS = 16
@@ -48,22 +54,47 @@ class Context:
 
 
 def context_of(messages: Sequence[Message], summaries: Sequence[EpisodeSummary]) -> Context:
-    """The conversation with the newest summary that stands for a beginning of it."""
+    """The conversation with the summary that stands for most of its beginning; of several of the same, the newest."""
     first = next((index for index, message in enumerate(messages) if message["role"] != "system"), len(messages))
     system, body = list(messages[:first]), list(messages[first:])
+    found = Context(system=system, body=body)
     for summary in reversed(summaries):
         covered = int(summary.tags.get("summary_messages", "0"))
-        if 0 < covered < len(body) and summary.tags.get("summary_of") == content_hash(body[:covered]):
-            return Context(system=system, body=body, summary=summary.text, covered=covered)
-    return Context(system=system, body=body)
+        stands_for_more = found.covered < covered < len(body) and summary.text.strip()
+        if stands_for_more and summary.tags.get("summary_of") == content_hash(body[:covered]):
+            found = Context(system=system, body=body, summary=summary.text.strip(), covered=covered)
+    return found
 
 
-async def shortened(context: Context, config: PolicyConfig, *, count: Count, write: Write) -> Context:
-    """Summarise until the prompt is below the trigger, or nothing is left that could be summarised."""
-    trigger = config.summary.trigger_tokens
-    for _ in range(MAX_ROUNDS if trigger else 0):
-        if _surely_below(context.fed(), trigger) or await count(context.fed()) < trigger:
+def trigger_of(config: SummaryConfig, episode_id: str, *, practised: bool) -> Trigger:
+    """When an episode is summarised: people's at the configured length, practice at one drawn for each of its summaries."""
+
+    def trigger(covered: int) -> int:
+        if not practised or not config.trigger_tokens:
+            return config.trigger_tokens
+        shorter = config.spread * unit_interval("summary", episode_id, str(covered))
+        return max(1, round(config.trigger_tokens * (1.0 - shorter)))
+
+    return trigger
+
+
+async def shortened(
+    context: Context, config: PolicyConfig, *, trigger: Trigger, count: Count, write: Write, recall: Callable[[], Awaitable[Context]]
+) -> Context:
+    """Summarise until the prompt is below the trigger, or nothing is left that could be summarised.
+
+    `recall` is asked once, before the first summary is written: the context with what other gateways have written meanwhile.
+    """
+    has_asked = False
+    for _ in range(MAX_ROUNDS if trigger(context.covered) else 0):
+        most = trigger(context.covered)
+        if _surely_below(context.fed(), most) or await count(context.fed()) < most:
             return context
+        if not has_asked:
+            has_asked, recalled = True, await recall()
+            if recalled.covered > context.covered:
+                context = recalled
+                continue
         upto = await _cut(context, config, count)
         if upto <= context.covered:
             return context

@@ -53,6 +53,29 @@ def test_a_running_episode_is_its_newest_exposure_and_its_summaries(engine: Engi
     assert episodes.find("ep", "tab") is None, "what another policy served is not its conversation"
 
 
+def test_what_another_gateway_wrote_a_moment_ago_is_found_in_the_inbox_of_practice_too(engine: Engine) -> None:
+    def event(name: str, at: int, **changes: Any) -> dict[str, Any]:
+        said = {"policy": "composer", "kind": "summary", "finish_reason": "stop", "completion": name, "tags": {"n": name}}
+        said |= {"finished_at": (NOON + timedelta(seconds=at)).isoformat()} | changes
+        return {
+            "source": "gateway", "event_id": name, "type": "ratchet.turn.v1", "key": "ep", "time": NOON, "payload_hash": b"",
+            "payload": msgspec.json.encode(said), "received_at": NOON, "applied_at": None,
+        }  # fmt: skip
+
+    with writing(engine) as connection:
+        stored = [turn(1, kind="summary"), turn(2, kind="summary", finish_reason="error"), turn(9, kind="summary", policy="tab")]
+        connection.execute(insert(turns), stored)
+        rows = [
+            event("waiting", 5), event("applied", 1) | {"applied_at": NOON}, event("broken", 6, finish_reason="timeout"),
+            event("answer", 7, kind="answer"), event("other", 8, policy="tab"), event("elsewhere", 9) | {"key": "another"},
+            event("large", 4, completion="large", messages=[], payload={"ref": "x"}),
+        ]  # fmt: skip
+        connection.execute(insert(inbox), rows)
+    episodes = SqlEpisodes(engine)
+    assert [s.text for s in episodes.summaries("ep", "composer")] == ["text 1", "large", "waiting"]
+    assert episodes.find("ep", "composer") is None, "practice exposes nobody: its arm is drawn by nobody"
+
+
 def test_reports_count_what_is_there(engine: Engine) -> None:
     clock = FrozenClock(NOON + timedelta(minutes=1))
     label: dict[str, Any] = {

@@ -4,11 +4,15 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
+import pytest
 from starlette.testclient import TestClient
 
+from app.api.chat.summary import context_of, trigger_of
+from app.domain.errors import BadConfig, Unavailable
 from app.domain.policies import SummaryConfig
 from app.domain.ports import EpisodeState, EpisodeSummary
 from app.domain.release.assignment import Arm
+from app.domain.release.gates import content_hash
 from app.domain.telemetry.events import EventType
 from app.domain.telemetry.serving import GenerateRequest, GenerationChunk
 from app.domain.telemetry.turns import TurnServed
@@ -20,6 +24,7 @@ CONFIG = policy_config(
     max_context_tokens=60, summary=SummaryConfig(trigger_tokens=40, max_tokens=10, instruction="Summarise the conversation.")
 )
 LONG = "word " * 12
+ARM = Arm(digest=CHAMPION, release_id=None, stage="champion", arm="champion", probability=1.0, share=0.0, holdback=0.0)
 
 
 class Forgetful(ScriptedEngines):
@@ -84,14 +89,70 @@ def test_another_gateway_finds_the_summary_in_the_database() -> None:
         talk(first, history, LONG)
     summary = next(turn for turn in served(inbox) if turn.kind == "summary")
     episodes = MemoryEpisodes()
-    arm = Arm(digest=CHAMPION, release_id=None, stage="champion", arm="champion", probability=1.0, share=0.0, holdback=0.0)
     episodes.states["ep"] = EpisodeState(
-        arm=arm, last_inference_id="x", summaries=(EpisodeSummary(text="Remember the word.", tags=summary.tags),)
+        arm=ARM, last_inference_id="x", summaries=(EpisodeSummary(text="Remember the word.", tags=summary.tags),)
     )
     second, other = service(Forgetful(), episodes=episodes)
     talk(second, history, "short")
     assert [turn.kind for turn in served(other)] == ["answer"]
     assert "Remember the word." in str(served(other)[0].messages[0]["content"])
+
+
+def test_a_gateway_that_knows_the_episode_still_finds_what_another_has_written_meanwhile() -> None:
+    """A balancer sends one turn here and the next one there."""
+    episodes = MemoryEpisodes()
+    first, written = service(Forgetful(), episodes=episodes)
+    second, other = service(Forgetful(), episodes=episodes)
+    history: list[dict[str, Any]] = []
+    talk(second, history, LONG)
+    talk(first, history, LONG)
+    talk(first, history, LONG)
+    summary = next(turn for turn in served(written) if turn.kind == "summary")
+    episodes.states["ep"] = EpisodeState(
+        arm=ARM, last_inference_id="x", summaries=(EpisodeSummary(text=summary.completion, tags=summary.tags),)
+    )
+    talk(second, history, "short")
+    assert [turn.kind for turn in served(other)] == ["answer", "answer"]
+    assert served(other)[-1].messages[0] == {"role": "system", "content": "Summary of the conversation so far:\nHello, world!"}
+
+
+def test_a_database_that_is_away_costs_a_second_summary_and_no_answer() -> None:
+    class Away(MemoryEpisodes):
+        def summaries(self, episode_id: str, policy: str) -> tuple[EpisodeSummary, ...]:
+            raise Unavailable("no database")
+
+    client, inbox = service(Forgetful(), episodes=Away())
+    history: list[dict[str, Any]] = []
+    for _ in range(3):
+        talk(client, history, LONG)
+    assert [turn.kind for turn in served(inbox)].count("summary") == 1
+
+
+def test_a_summary_without_a_word_stands_for_nothing() -> None:
+    messages = [{"role": "user", "content": str(n)} for n in range(4)]
+    tags = {"summary_messages": "2", "summary_of": content_hash(messages[:2])}
+    more = {"summary_messages": "3", "summary_of": content_hash(messages[:3])}
+    assert context_of(messages, [EpisodeSummary(text="  ", tags=tags)]).covered == 0
+    found = context_of(messages, [EpisodeSummary(text="most ", tags=more), EpisodeSummary(text="less", tags=tags)])
+    assert (found.covered, found.summary) == (3, "most"), "what another gateway wrote later may stand for less"
+
+
+def test_practice_is_summarised_at_lengths_that_are_drawn_and_people_s_conversations_at_one() -> None:
+    config = SummaryConfig(trigger_tokens=1000, spread=0.4)
+    assert {trigger_of(config, f"e{n}", practised=False)(0) for n in range(50)} == {1000}
+    drawn = [trigger_of(config, f"e{n}", practised=True)(covered) for n in range(200) for covered in (0, 7)]
+    assert 600 <= min(drawn) < 640
+    assert 960 < max(drawn) <= 1000
+    assert 780 < sum(drawn) / len(drawn) < 820, "evenly: the mean of 400 draws of 600 to 1000 is within three standard errors of 800"
+    assert trigger_of(config, "e1", practised=True)(7) == trigger_of(config, "e1", practised=True)(7), "every replica draws the same"
+    assert trigger_of(config, "e1", practised=True)(7) != trigger_of(config, "e1", practised=True)(0)
+    assert trigger_of(SummaryConfig(), "e1", practised=True)(0) == 0, "off is off in practice too"
+
+
+@pytest.mark.parametrize(("spread", "trigger"), [(1.0, 10), (-0.1, 10), (0.5, -1)])
+def test_a_trigger_that_is_none_is_refused(spread: float, trigger: int) -> None:
+    with pytest.raises(BadConfig):
+        SummaryConfig(trigger_tokens=trigger, spread=spread)
 
 
 def test_a_rewritten_history_is_not_answered_from_the_old_summary() -> None:
