@@ -6,7 +6,7 @@ import stat
 import tempfile
 import time
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -149,7 +149,8 @@ def look():
     return found + [name for name in os.environ if 'RATCHET' in name]
 """
     monkeypatch.setenv("RATCHET_TEST_SECRET", "x")
-    execution = BOXED.run(prefix="", program=seen, tests="# SECRET-OF-THE-TESTS\nassert look() == [], look()\n")
+    patient = replace(BOXED, wall_s=60)  # it walks all of /usr
+    execution = patient.run(prefix="", program=seen, tests="# SECRET-OF-THE-TESTS\nassert look() == [], look()\n")
     assert (execution.outcome, execution.detail) == (Outcome.PASSED, "")
 
 
