@@ -2,7 +2,7 @@
 
 Called by the Makefile with the system's Python, so it uses the standard library only and says itself when that Python does not fit.
 
-    python3 infra/setup.py [venv] [model] [data] [vllm] [browser]
+    python3 infra/setup.py [venv] [model] [data] [vllm] [browser] [verifiers]
 
 Each step leaves a stamp or a READY file as its last act. A step whose stamp fits is skipped (all of them: well under a second); a step
 that was interrupted finds no stamp and goes on where it was. Two set-ups at once wait for each other.
@@ -38,6 +38,8 @@ VLLM = CACHE / "vllm-venv"
 BROWSER = CACHE / "browser-venv"
 BROWSER_LOCK = ROOT / "infra" / "browser" / "requirements.lock"
 VLLM_LOCK = ROOT / "infra" / "vllm" / "requirements.lock"
+VERIFIERS = CACHE / "verifiers-venv"
+VERIFIERS_LOCK = ROOT / "infra" / "verifiers" / "requirements.lock"
 TASKSETS = CACHE / "tasksets"
 LIBRARIES = {
     "toolz==1.0.0": "2c86e3d9a04798ac556793bced838816296a2f085017664e4995cb40a1047a02",
@@ -63,7 +65,10 @@ class SetupFailed(Exception):
 
 def main(steps: Sequence[str]) -> int:
     """Does the named steps in order; returns the exit code (2: refused or failed, 130: interrupted)."""
-    known = {"venv": set_up_venv, "model": set_up_model, "data": set_up_data, "vllm": set_up_vllm, "browser": set_up_browser}
+    known = {
+        "venv": set_up_venv, "model": set_up_model, "data": set_up_data, "vllm": set_up_vllm, "browser": set_up_browser,
+        "verifiers": set_up_verifiers,
+    }  # fmt: skip
     try:
         if unknown := [step for step in steps if step not in known]:
             raise SetupFailed(f"unknown set-up step {unknown[0]!r}: use {', '.join(known)}")
@@ -189,6 +194,19 @@ def set_up_browser() -> None:
         if os.geteuid() != 0 or shutil.which("apt-get") is None:
             raise SetupFailed("there is no Chromium: `apt-get install chromium` as root installs it.")
         run("installing Chromium", ["apt-get", "install", "-y", "--no-install-recommends", "chromium"])
+
+
+def set_up_verifiers() -> None:
+    """Makes an environment of its own for the bridge to verifiers' tasksets, every file checked against its hash."""
+    stamp, wanted = VERIFIERS / ".ratchet-setup", hashlib.sha256(VERIFIERS_LOCK.read_bytes()).hexdigest()
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return
+    require_python()
+    stamp.unlink(missing_ok=True)
+    run("making verifiers' environment", [sys.executable, "-m", "venv", "--clear", str(VERIFIERS)])
+    pip = [str(VERIFIERS / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
+    run("installing verifiers (about 150 MB)", [*pip, "--no-deps", "--no-compile", "--require-hashes", "-r", str(VERIFIERS_LOCK)])
+    stamp.write_text(wanted)
 
 
 def fingerprint() -> str:

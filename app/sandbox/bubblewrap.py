@@ -81,8 +81,8 @@ class BubblewrapBoxes:
         held = _held(spec, self._groups)
         if spec.workspace is not None:
             return self._open_live(held, spec.workspace, self._workspaces)
-        if spec.gateway is not None or spec.lifetime_s is not None:
-            raise BadInput("a gateway and a lifetime are for boxes that stay: ask for a workspace too")
+        if spec.gateway is not None or spec.lifetime_s is not None or spec.scratch:
+            raise BadInput("a gateway, a lifetime and folders to write in are for boxes that stay: ask for a workspace too")
         return BubblewrapBox(held, self._runtime, self._groups)
 
     def _open_live(self, spec: BoxSpec, folder: Path, workspaces: Workspaces) -> LiveBox:
@@ -227,6 +227,8 @@ class BubblewrapBox:
         said += ["--proc", "/proc", "--dev", "/dev", "--size", str(self.spec.limits.file_bytes), "--tmpfs", "/tmp"]
         if self.workspace is not None:  # its first process is the keeper, which nothing in it can kill
             said += ["--as-pid-1", "--ro-bind", str(self.runtime.keeper(KEEPER)), INSIDE_KEEPER, *self.workspace.arguments(WORKSPACE)]
+        for folder in self.spec.scratch:
+            said += ["--size", str(self.spec.limits.file_bytes), "--tmpfs", folder]
         if self.spec.gateway is not None:
             said += ["--bind", str(self.spec.gateway), INSIDE_GATEWAY]
         said += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]

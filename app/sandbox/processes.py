@@ -35,6 +35,8 @@ class ProcessBoxes:
     def open(self, spec: BoxSpec) -> Box:
         if spec.gateway is not None:
             raise Refused("plain processes have this machine's network and no gateway of their own: keep boxes with bubblewrap")
+        if spec.scratch:
+            raise Refused("plain processes share this machine's folders and have none of their own: keep boxes with bubblewrap")
         return ProcessBox(spec)
 
     def sweep(self) -> int:

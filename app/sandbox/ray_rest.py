@@ -58,6 +58,8 @@ class RayBoxes:
     def open(self, spec: BoxSpec) -> Box:
         if spec.gateway is not None:
             raise Refused("Ray's sandbox has no socket to the gateway: run the harness in a bubblewrap box, and its tools here")
+        if spec.scratch:
+            raise Refused("Ray's sandbox mounts no folders of its own: grade what needs them in bubblewrap boxes")
         lifetime_s = MOST_LIFETIME_S if spec.lifetime_s is None else max(1, int(spec.lifetime_s))
         asked = {
             "image": self.image, "workdir": WORKSPACE, "network": "none", "capabilities": [], "ttl_seconds": lifetime_s,

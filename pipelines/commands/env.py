@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,17 +12,18 @@ from rich.console import Console
 from rich.table import Table
 
 from app import wiring
-from app.domain.errors import BadInput, Refused, Unavailable
+from app.domain.errors import BadConfig, BadInput, Refused, Unavailable
 from app.logging import configure
 from app.settings import Settings, from_environment, read_toml
 from pipelines.config import LoopConfig, loop_config
+from pipelines.rollouts.bridged import Graders
 from pipelines.rollouts.check import HeldTasks, check, validity
 from pipelines.rollouts.dispatch import Dispatch, Kept, by_key, forget, group_of
 from pipelines.rollouts.episode import Workplace
-from pipelines.rollouts.grading import Grader
 from pipelines.rollouts.harness import CodingAgent
 from pipelines.rollouts.interception import FileJournal
 from pipelines.rollouts.permits import Permits
+from pipelines.rollouts.searching import Search
 from pipelines.rollouts.service import Service
 from pipelines.rollouts.tasks import TaskData, checked
 from pipelines.rollouts.tasksets import find_taskset
@@ -41,7 +42,18 @@ class Place:
 
     def tasks(self, name: str) -> dict[str, TaskData]:
         """A taskset's tasks by key. Raises `BadInput`."""
-        return by_key(checked(find_taskset(name, sources=self.sources).load()))
+        return by_key(checked(find_taskset(name, sources=self.sources, boxes=wiring.boxes()).load()))
+
+    def practised(self, names: Sequence[str]) -> dict[str, dict[str, TaskData]]:
+        """Tasksets by what they call themselves, which is what rollouts are written down under. Raises `BadInput`."""
+        found: dict[str, dict[str, TaskData]] = {}
+        for name in names:
+            tasks = self.tasks(name)
+            own = own_name(tasks)
+            if own in found:
+                raise BadInput(f"two of the tasksets {', '.join(names)} are called {own!r}: give each a name of its own")
+            found[own] = tasks
+        return found
 
     def one(self, taskset: str, key: str) -> TaskData:
         """One of them."""
@@ -50,15 +62,36 @@ class Place:
             raise BadInput(f"{taskset} has no task {key!r}: `ratchet env list {taskset}` lists them")
         return tasks[key]
 
-    def grader(self) -> Grader:
+    def grader(self) -> Graders:
         """Of the configured back end."""
         cluster = self.config.rollouts.sandbox == "ray"
-        return Grader(boxes=wiring.cluster_boxes(self.settings) if cluster else wiring.boxes())
+        return Graders(boxes=wiring.cluster_boxes(self.settings) if cluster else wiring.boxes())
+
+    def harness(self) -> CodingAgent:
+        """The one that comes with us, with the search of another policy where one is configured."""
+        return CodingAgent(search_model=self.config.rollouts.search_policy or None)
+
+    def search(self, policy: str) -> Search | None:
+        """That step, for practice of `policy`. Raises `BadConfig` where a policy would search for itself."""
+        config = self.config.rollouts
+        if not config.search_policy:
+            return None
+        if config.search_policy == policy:
+            raise BadConfig(
+                f"rollouts.search_policy is {policy}, which is practised: name another policy, or practise the one that it helps"
+            )
+        wiring.require_policy(wiring.load_policies(self.settings), config.search_policy)
+        return Search(policy=config.search_policy, budget_s=config.search_budget_s, weight=config.search_latency_weight)
 
     @property
     def held(self) -> HeldTasks:
         """What checks found."""
         return HeldTasks(self.settings.data / "rollouts" / "held.json")
+
+
+def own_name(tasks: Mapping[str, TaskData]) -> str:
+    """What a taskset calls itself, whatever the configuration names it by."""
+    return next(iter(tasks.values())).taskset
 
 
 def here() -> Place:
@@ -81,12 +114,14 @@ def list_tasks(taskset: str | None) -> None:
     if taskset is None:
         table = Table("taskset", "tasks", "held", "checked")
         for name in place.config.rollouts.tasksets:
-            found = held.get(name)
-            table.add_row(name, str(len(place.tasks(name))), str(len(found or {})), "no" if found is None else "yes")
+            tasks = place.tasks(name)
+            found = held.get(own_name(tasks))
+            table.add_row(name, str(len(tasks)), str(len(found or {})), "no" if found is None else "yes")
     else:
         table = Table("task", "hash", "tests", "held")
         for task in place.tasks(taskset).values():
-            table.add_row(task.key, task.hash[:12], str(len(task.expected)), held.get(taskset, {}).get(task.key, ""))
+            tests = "bridge" if task.graded_by else str(len(task.expected))
+            table.add_row(task.key, task.hash[:12], tests, held.get(task.taskset, {}).get(task.key, ""))
     Console(width=160).print(table)
 
 
@@ -99,7 +134,8 @@ def check_tasks(taskset: str, keys: tuple[str, ...]) -> None:
     tasks = place.tasks(taskset)
     chosen = [place.one(taskset, key) for key in keys] or list(tasks.values())
     found = check(
-        taskset, chosen, grader=place.grader(), harness=CodingAgent(), boxes=wiring.boxes(), plain=wiring.boxes(trusted=True),
+        own_name(tasks), chosen, grader=place.grader(), harness=place.harness(), boxes=wiring.boxes(), plain=wiring.boxes(trusted=True),
+        components=tuple(filter(None, [place.config.rollouts.search_policy])),
         seen=lambda key, why: click.echo(f"{key}: {why or 'sound'}"),
     )  # fmt: skip
     place.held.write(found, but={task for task in tasks if task not in {one.key for one in chosen}})
@@ -146,7 +182,7 @@ def run_tasks(taskset: str | None, policy: str, groups: int | None, url: str, ap
     place = here()
     configure("env", place.settings.log_level)
     config = place.config.rollouts
-    names = (taskset,) if taskset else config.tasksets
+    tasksets = place.practised((taskset,) if taskset else config.tasksets)
     kept = Kept(place.settings.data / "rollouts")
     service = _service(policy, url, api_key)
     permits = Permits(
@@ -155,13 +191,13 @@ def run_tasks(taskset: str | None, policy: str, groups: int | None, url: str, ap
     )  # fmt: skip
     slot_s = place.config.schedule.slot_s
     dispatch = Dispatch(
-        policy=policy, book=wiring.rollout_book(place.settings), tasks={name: place.tasks(name) for name in names}, config=config,
+        policy=policy, book=wiring.rollout_book(place.settings), tasks=tasksets, config=config,
         workplace=_workplace(place, policy, url, api_key, kept, permits=permits), kept=kept, held=place.held.read(),
         until_promotion_s=lambda: slot_s - time.time() % slot_s + config.staleness * slot_s,
     )  # fmt: skip
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda _number, _frame: dispatch.stop())
-    counted = dispatch.run(groups=groups, taskset=taskset)
+    counted = dispatch.run(groups=groups, taskset=next(iter(tasksets)) if taskset else None)
     click.echo(", ".join(f"{count} {outcome}" for outcome, count in sorted(counted.items())) or "nothing was to be done")
 
 
@@ -195,8 +231,9 @@ def _workplace(place: Place, policy: str, url: str, api_key: str | None, kept: K
         return steps
 
     workplace = Workplace(
-        boxes=wiring.boxes(), grader=place.grader(), service=_service(policy, url, api_key), harness=CodingAgent(), journal_of=kept.journal,
-        session_of=kept.session, keep_session=kept.keep, champion=champion, lag=lag, staleness=place.config.rollouts.staleness,
+        boxes=wiring.boxes(), grader=place.grader(), service=_service(policy, url, api_key), harness=place.harness(),
+        journal_of=kept.journal, session_of=kept.session, keep_session=kept.keep, champion=champion, lag=lag,
+        staleness=place.config.rollouts.staleness, search=place.search(policy),
     )  # fmt: skip
     if permits is not None:
         workplace.permit = permits

@@ -22,11 +22,10 @@ import msgspec
 from app.domain.errors import BadInput
 from app.domain.learning.boxes import GATEWAY, Boxes, BoxSpec, Ended
 from pipelines.rollouts.episode import AGENT, MOST_SAID_BYTES
-from pipelines.rollouts.grading import Grader, Verdict, open_to_all
+from pipelines.rollouts.grading import GOLD_TRIES, Grader, Verdict, open_to_all
 from pipelines.rollouts.interception import Always, Answering, Bounds, Exchange, Handler, Interception, Socket
 from pipelines.rollouts.tasks import Harness, TaskData
 
-GOLD_TRIES = 3
 PROBES = {
     "user": "id -u; id -g",
     "home": "echo $HOME",
@@ -88,10 +87,8 @@ class Checked:
 
 def validity(task: TaskData, grader: Grader) -> str | None:
     """Why the task cannot be trusted, or None."""
-    for attempt in range(GOLD_TRIES):
-        grade = grader.grade(task, task.gold, seed=attempt)
-        if grade.verdict is not Verdict.PASSED:
-            return f"its gold patch does not pass (try {attempt + 1} of {GOLD_TRIES}): {grade.reason}"
+    if (why := grader.proven(task)) is not None:
+        return why
     for name, hack in {"nothing": dict[str, str | None](), **task.hacks}.items():
         grade = grader.grade(task, hack, seed=GOLD_TRIES)
         if grade.verdict is not Verdict.FAILED:
@@ -100,10 +97,10 @@ def validity(task: TaskData, grader: Grader) -> str | None:
 
 
 def check(name: str, tasks: Sequence[TaskData], *, grader: Grader, harness: Harness, boxes: Boxes, plain: Boxes,
-          seen: Callable[[str, str | None], None] = lambda key, why: None) -> Checked:  # fmt: skip
-    """Both gates over a taskset; `seen` hears of each task."""
+          components: Collection[str] = (), seen: Callable[[str, str | None], None] = lambda key, why: None) -> Checked:  # fmt: skip
+    """Both gates over a taskset; `components` are policies whose step of the harness is tried too, `seen` hears of each task."""
     held: dict[str, str] = {}
-    if (why := differential(harness, boxes=boxes, plain=plain)) is not None:
+    if (why := differential(harness, boxes=boxes, plain=plain, components=components)) is not None:
         held["*"] = why
     for task in tasks:
         why = validity(task, grader)
@@ -113,10 +110,12 @@ def check(name: str, tasks: Sequence[TaskData], *, grader: Grader, harness: Harn
     return Checked(taskset=name, tasks=len(tasks), held=held)
 
 
-def differential(harness: Harness, *, boxes: Boxes, plain: Boxes, probes: Mapping[str, str] | None = None) -> str | None:
+def differential(
+    harness: Harness, *, boxes: Boxes, plain: Boxes, probes: Mapping[str, str] | None = None, components: Collection[str] = ()
+) -> str | None:
     """How the harness in a box differs from the harness in production, or None."""
     asked = PROBES if probes is None else probes
-    practised, produced = (_transcript(harness, kept, asked) for kept in (boxes, plain))
+    practised, produced = (_transcript(harness, kept, asked, frozenset(components)) for kept in (boxes, plain))
     if len(practised) != len(produced):
         return f"the harness asks {len(practised)} times in a box and {len(produced)} times in production, of the same answers"
     for turn, (inside, outside) in enumerate(zip(practised, produced, strict=True)):
@@ -144,7 +143,7 @@ TRIAL = TaskData(
 )  # fmt: skip
 
 
-def _script(probes: Mapping[str, str]) -> list[list[dict[str, Any]]]:
+def _script(probes: Mapping[str, str], *, finds: bool) -> list[list[dict[str, Any]]]:
     """The calls of each answer; the last one has none."""
 
     def call(name: str, id: str, **arguments: object) -> dict[str, Any]:
@@ -152,7 +151,10 @@ def _script(probes: Mapping[str, str]) -> list[list[dict[str, Any]]]:
 
     broken = {"id": "broken", "type": "function", "function": {"name": "read", "arguments": '{"path": '}}
     return [
-        [call("search", "search", pattern="def "), call("read", "read", path="lib/one.py"), call("test", "test before")],
+        [
+            *([call("find", "find", question="Where is one?")] if finds else []),
+            call("search", "search", pattern="def "), call("read", "read", path="lib/one.py"), call("test", "test before"),
+        ],
         [
             call("edit", "edit", path="lib/one.py", old="return 2", new="return 1"),
             call("edit", "again", path="lib/one.py", old="x", new="y"),
@@ -165,23 +167,37 @@ def _script(probes: Mapping[str, str]) -> list[list[dict[str, Any]]]:
             call("search", "found", pattern="X = "),
         ],
         [],
-    ]
+    ]  # fmt: skip
 
 
-def _transcript(harness: Harness, boxes: Boxes, probes: Mapping[str, str]) -> list[dict[str, Any]]:
+FOUND = {"texts": ["def "], "places": [{"path": "lib/one.py", "first": 1, "last": 2}]}
+"""What a search that is asked by the script says, by the name of its form."""
+
+
+def _scripted(request: Mapping[str, Any], calls: Sequence[dict[str, Any]]) -> httpx.Response:
+    """An answer with these calls; to a step that has a form, what the form is for."""
+    name = request.get("response_format", {}).get("json_schema", {}).get("name")
+    content = json.dumps({name: FOUND[name]}) if name in FOUND else "" if calls else "Done."
+    message = {"role": "assistant", "content": content, "tool_calls": list(calls) or None}
+    said = {"choices": [{"message": message, "finish_reason": "tool_calls" if calls else "stop"}], "usage": {"completion_tokens": 1}}
+    return httpx.Response(200, json=said)
+
+
+def _transcript(harness: Harness, boxes: Boxes, probes: Mapping[str, str], components: frozenset[str]) -> list[dict[str, Any]]:
     """The requests of a harness that is answered by the script."""
-    script, asked = _script(probes), list[dict[str, Any]]()
+    script, asked = _script(probes, finds=bool(components)), list[dict[str, Any]]()
 
     def answer(request: httpx.Request) -> httpx.Response:
         asked.append(msgspec.json.decode(request.content, type=dict[str, Any]))
-        calls = script[min(len(asked), len(script)) - 1]
-        message = {"role": "assistant", "content": "" if calls else "Done.", "tool_calls": calls or None}
-        said = {"choices": [{"message": message, "finish_reason": "tool_calls" if calls else "stop"}], "usage": {"completion_tokens": 1}}
-        return httpx.Response(200, json=said)
+        turn = sum(one["model"] not in components for one in asked)
+        is_step = asked[-1]["model"] in components
+        return _scripted(asked[-1], [] if is_step else script[min(turn, len(script)) - 1])
 
     bounds = Bounds(most_turns=TRIAL.most_turns, most_tokens=10_000, deadline=time.monotonic() + TRIAL.deadline_s)
     gateway = httpx.Client(transport=httpx.MockTransport(answer), base_url="http://script")
-    service = Interception(gateway=gateway, policy="check", tags={}, bounds=bounds, journal=_Nowhere(), permit=Always())
+    service = Interception(
+        gateway=gateway, policy="check", tags={}, bounds=bounds, journal=_Nowhere(), permit=Always(), components=components
+    )
     is_box = bool(boxes.describe().get("namespaces"))
     with tempfile.TemporaryDirectory(prefix="ratchet-check-") as scratch, _door(service, in_box=is_box) as (endpoint, socket):
         folder = Path(scratch) / "work"

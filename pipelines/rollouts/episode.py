@@ -23,6 +23,7 @@ from app.domain.learning.rollouts import Closed, Outcome, Rollout
 from pipelines.rollouts.audit import audited
 from pipelines.rollouts.grading import Grader, Verdict, open_to_all, text_of
 from pipelines.rollouts.interception import Always, Bounds, Exchange, Interception, Journal, Permit, Socket
+from pipelines.rollouts.searching import Search
 from pipelines.rollouts.service import Session
 from pipelines.rollouts.tasks import Harness, TaskData
 
@@ -40,6 +41,7 @@ class Gateway(Protocol):
     def begin(self, rollout: Rollout) -> Session: ...
     def sampling(self, session: Session) -> httpx.Client: ...
     def report(self, rollout: Rollout, episode: str, closed: Closed) -> None: ...
+    def report_component(self, rollout: Rollout, episode: str, policy: str, reward: float) -> None: ...
 
 
 @dataclass
@@ -72,6 +74,8 @@ class Workplace:
     staleness: int = 1
     permit: Permit = field(default_factory=Always)
     limits: Limits = AGENT
+    search: Search | None = None
+    """The step of the harness that another policy does, where one does."""
 
     def attempt(self, rollout: Rollout, task: TaskData, *, begun: Callable[[str], None], holds: Callable[[], None]) -> Closed:
         """Work on it to its end. `begun` binds it to its episode, `holds` raises `LeaseLost` where somebody else has it now."""
@@ -92,11 +96,21 @@ class Workplace:
         closed = self._judged(rollout, task, worked, time.monotonic() - started)
         holds()
         self.service.report(rollout, session.episode, closed)
+        self._pay_search(rollout, task, session, worked, closed)
         log.info(
             "rollout_closed rollout=%s task=%s/%s episode=%s outcome=%s reward=%s turns=%d detail=%s", rollout.id, task.taskset, task.key,
             session.episode, closed.outcome.value, closed.reward, closed.turns, worked.detail,
         )  # fmt: skip
         return closed
+
+    def _pay_search(self, rollout: Rollout, task: TaskData, session: Session, worked: Worked, closed: Closed) -> None:
+        """Say what the searches of the episode were worth, where the machinery did not fail it and there were any."""
+        if self.search is None or not closed.outcome.is_of_the_model:
+            return
+        reward = self.search.reward(worked.exchanges, task, worked.files, solved=closed.outcome is Outcome.SOLVED)
+        if reward is not None:
+            self.service.report_component(rollout, session.episode, self.search.policy, reward)
+            log.info("rollout_search rollout=%s policy=%s reward=%.3f", rollout.id, self.search.policy, reward)
 
     def _work(self, rollout: Rollout, task: TaskData, session: Session) -> Worked:
         """The harness in its box."""
@@ -104,8 +118,9 @@ class Workplace:
         tags = {"task": task.key, "group": rollout.group, "attempt": str(rollout.attempt), "harness_hash": rollout.harness_hash}
         with self.service.sampling(session) as client, tempfile.TemporaryDirectory(prefix="ratchet-task-") as scratch:
             service = Interception(
-                gateway=client, policy=self.service.policy, tags=tags, bounds=bounds, journal=self.journal_of(rollout), permit=self.permit
-            )
+                gateway=client, policy=self.service.policy, tags=tags, bounds=bounds, journal=self.journal_of(rollout), permit=self.permit,
+                components=frozenset() if self.search is None else frozenset({self.search.policy}),
+            )  # fmt: skip
             socket = Socket(service=service)
             box: Box | None = None
             try:
@@ -144,18 +159,20 @@ class Workplace:
 
         if worked.outcome is not None and not worked.outcome.is_of_the_model:
             return closed(worked.outcome, None)
-        versions = [exchange.version for exchange in worked.exchanges if exchange.version]
+        own = [exchange for exchange in worked.exchanges if exchange.policy in ("", self.service.policy)]
+        versions = [exchange.version for exchange in own if exchange.version]
         if versions and self.lag(versions[0], self.champion() or versions[-1]) > self.staleness:
             return closed(Outcome.STALE, None)
         if worked.outcome is Outcome.TOOL_ABUSE:
             return closed(Outcome.TOOL_ABUSE, 0.0)
-        grade = self.grader.grade(task, worked.files, seed=int(rollout.id.replace("-", "")[-8:], 16))
+        grade = self.grader.grade(task, worked.files, seed=int(rollout.id.replace("-", "")[-8:], 16), exchanges=own)
         worked.detail = worked.detail or grade.reason
         if grade.verdict is Verdict.ERROR:
             return closed(Outcome.GRADER_FAILED, None)
         solved = grade.verdict is Verdict.PASSED
         ended = Outcome.SOLVED if solved else Outcome.FAILED
-        return closed(ended if worked.outcome is None or solved else worked.outcome, float(solved))
+        reward = float(solved) if grade.reward is None else grade.reward
+        return closed(ended if worked.outcome is None or solved else worked.outcome, reward)
 
 
 def outcome_of(done: Executed, service: Interception, task: TaskData) -> tuple[Outcome | None, str]:
@@ -166,12 +183,12 @@ def outcome_of(done: Executed, service: Interception, task: TaskData) -> tuple[O
         return Outcome.BOX_LOST, "the box was lost"
     if done.ended in OF_A_PROGRAM:
         return OF_A_PROGRAM[done.ended], done.ended.value
-    if not service.exchanges:
+    if not service.turns:
         said = (done.stderr or done.stdout).decode(errors="replace").strip()[-300:]
         return Outcome.SETUP_FAILED, f"the harness ended with code {done.code} and asked for no completion: {said}"
     if service.ended is not None:
         return service.ended, ""
-    if len(service.exchanges) >= task.most_turns and done.code == 3:
+    if len(service.turns) >= task.most_turns and done.code == 3:
         return Outcome.TURN_LIMIT, ""
     return None, ""
 

@@ -12,7 +12,7 @@ grader that runs the tested code beside its tests can refuse that; the audit of 
 import json
 import random
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -21,10 +21,12 @@ import msgspec
 
 from app.domain.errors import RatchetError
 from app.domain.learning.boxes import Boxes, BoxSpec, Ended, Limits, Patch
+from pipelines.rollouts.interception import Exchange
 from pipelines.rollouts.tasks import TaskData
 
 RUNNER = Path(__file__).with_name("boxed") / "runner.py"
 MOST_SAID_BYTES = 1 << 20
+GOLD_TRIES = 3
 CANARIES = 3
 """As many of the expected tests are run a second time in a spoiled copy; which, is drawn for each grade."""
 GRADING = Limits(cpu_s=60, memory_bytes=512 << 20, file_bytes=8 << 20, processes=32, workspace_bytes=64 << 20)
@@ -46,6 +48,8 @@ class Grade:
     verdict: Verdict
     reason: str = ""
     passed: tuple[str, ...] = ()
+    reward: float | None = None
+    """Where a task is paid in parts; None: 1 where it passed, else 0."""
 
 
 class Found(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,13 +68,21 @@ class Grader:
     limits: Limits = GRADING
     canaries: int = CANARIES
 
-    def grade(self, task: TaskData, files: Mapping[str, str | None], *, seed: int) -> Grade:
-        """The verdict on a workspace with these changes; those that may not travel stay behind."""
+    def grade(self, task: TaskData, files: Mapping[str, str | None], *, seed: int, exchanges: Sequence[Exchange] = ()) -> Grade:
+        """The verdict on a workspace with these changes; those that may not travel stay behind, and what was said decides nothing."""
         kept = {path: content for path, content in files.items() if task.may_change(path)}
         try:
             return self._graded(task, kept, random.Random(f"{seed}{task.hash}"))
         except RatchetError as error:
             return Grade(verdict=Verdict.ERROR, reason=str(error))
+
+    def proven(self, task: TaskData) -> str | None:
+        """Why the task's own solution cannot be trusted, or None: it has to pass every time."""
+        for attempt in range(GOLD_TRIES):
+            found = self.grade(task, task.gold, seed=attempt)
+            if found.verdict is not Verdict.PASSED:
+                return f"its gold patch does not pass (try {attempt + 1} of {GOLD_TRIES}): {found.reason}"
+        return None
 
     def _graded(self, task: TaskData, files: Mapping[str, str | None], drawn: random.Random) -> Grade:
         order = list(task.expected)

@@ -22,11 +22,14 @@ class CodingAgent:
 
     program: Path = AGENT
     name: str = "coding-agent"
+    search_model: str | None = None
+    """The policy that finds files and lines for it; None and it has no such step."""
 
     @property
     def hash(self) -> str:
-        """SHA-256 of the program."""
-        return hashlib.sha256(self.program.read_bytes() + RUNNER.read_bytes()).hexdigest()
+        """SHA-256 of the program, and of whether it has the step."""
+        step = b"" if self.search_model is None else b"search"
+        return hashlib.sha256(self.program.read_bytes() + RUNNER.read_bytes() + step).hexdigest()
 
     def launch(self, endpoint: str, secret: str, data: TaskData, *, model: str, python: str) -> Launch:
         """The agent beside its task; endpoint and key come as any OpenAI client reads them."""
@@ -34,7 +37,8 @@ class CodingAgent:
             "instruction": data.instruction, "answer_file": data.answer_file, "most_turns": data.most_turns,
             "max_tokens": min(1024, data.most_tokens), "test_command": [python, "-I", "-S", "-B", f"{FOLDER}/seen_tests.py"],
         }  # fmt: skip
-        words = (f"OPENAI_BASE_URL={endpoint}/v1", f"OPENAI_API_KEY={secret}", f"OPENAI_MODEL={model}")
+        words = [f"OPENAI_BASE_URL={endpoint}/v1", f"OPENAI_API_KEY={secret}", f"OPENAI_MODEL={model}"]
+        words += [f"OPENAI_SEARCH_MODEL={self.search_model}"] if self.search_model is not None else []
         return Launch(
             argv=("/usr/bin/env", *words, python, "-I", "-S", "-B", f"{FOLDER}/agent.py", f"{FOLDER}/task.json"),
             files={

@@ -34,6 +34,10 @@ MOST_BODY_BYTES = 4 << 20
 MOST_CONNECTIONS = 16
 """Of one box. Each may hold a body of that size, and a thread."""
 ANSWER_S = 600.0
+PASSED = ("messages", "tools", "temperature", "top_p", "stop", "response_format", "tool_choice", "parallel_tool_calls")
+"""Of a harness's request: what the product's own agent asks of the gateway in production."""
+COMPONENT_TURNS = 4
+"""Of another policy's, for each turn of the episode's own: two searches."""
 
 
 class Exchange(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +49,10 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     answer: dict[str, Any]
     version: str
     """Digest of the weights that sampled it."""
+    policy: str = ""
+    """Whose turn it is; empty in journals of before there were several."""
+    took_s: float = 0.0
+    """Seconds from the request to its answer, without the wait for leave to ask."""
 
 
 class Journal(Protocol):
@@ -117,6 +125,8 @@ class Interception:
     journal: Journal
     permit: Permit
     """Taken for each request to the gateway: practice uses the engines when nobody waits for them."""
+    components: frozenset[str] = frozenset()
+    """Other policies that the harness may name as `model`: a step of it is theirs. Whatever else it names is `policy`."""
     retry_s: float = RETRY_S
     """Before the same is asked for again."""
     ended: Outcome | None = None
@@ -135,9 +145,14 @@ class Interception:
         return sum(int(one.answer.get("usage", {}).get("completion_tokens", 0)) for one in self.exchanges)
 
     @property
+    def turns(self) -> list[Exchange]:
+        """Of the episode's own policy, in order."""
+        return [one for one in self.exchanges if one.policy not in self.components]
+
+    @property
     def versions(self) -> list[str]:
         """Of each turn, in order."""
-        return [one.version for one in self.exchanges]
+        return [one.version for one in self.turns]
 
     def answer(self, body: bytes) -> tuple[int, dict[str, Any]]:
         """A completion, or why there is none. One at a time: a turn follows the one before."""
@@ -149,7 +164,8 @@ class Interception:
             request = msgspec.json.decode(body, type=dict[str, Any])
         except msgspec.DecodeError as error:
             return _refused(400, f"this is no JSON: {error}")
-        if len(self.exchanges) >= self.bounds.most_turns:
+        policy = request.get("model") if request.get("model") in self.components else self.policy
+        if not self._has_turns_left(policy):
             self.ended = self.ended or Outcome.TURN_LIMIT
             return _refused(403, f"this episode has had its {self.bounds.most_turns} turns")
         left = self.bounds.most_tokens - self.tokens
@@ -162,7 +178,13 @@ class Interception:
         asked = asked_hash(request)
         if len(self.exchanges) < len(self._recorded):
             return self._again(asked)
-        return self._ask(request, asked, min(wanted, left))
+        return self._ask(request, asked, policy, min(wanted, left))
+
+    def _has_turns_left(self, policy: str) -> bool:
+        """Turns are the policy's own; a component's are bounded in proportion to what a step of it takes."""
+        if policy == self.policy:
+            return len(self.turns) < self.bounds.most_turns
+        return len(self.exchanges) - len(self.turns) < COMPONENT_TURNS * (self.bounds.most_turns + 1)
 
     def _again(self, asked: str) -> tuple[int, dict[str, Any]]:
         recorded = self._recorded[len(self.exchanges)]
@@ -173,11 +195,12 @@ class Interception:
         self.replayed += 1
         return 200, recorded.answer
 
-    def _ask(self, request: dict[str, Any], asked: str, most_tokens: int) -> tuple[int, dict[str, Any]]:
-        ours = {"model": self.policy, "max_tokens": most_tokens, "stream": False, "metadata": dict(self.tags)}
-        sent = {name: request[name] for name in ("messages", "tools", "temperature", "top_p", "stop") if name in request} | ours
+    def _ask(self, request: dict[str, Any], asked: str, policy: str, most_tokens: int) -> tuple[int, dict[str, Any]]:
+        ours = {"model": policy, "max_tokens": most_tokens, "stream": False, "metadata": dict(self.tags)}
+        sent = {name: request[name] for name in PASSED if name in request} | ours
         while time.monotonic() < self.bounds.deadline:
             if self.permit.take():
+                began = time.monotonic()
                 try:
                     answered = self.gateway.post("/v1/chat/completions", json=sent, timeout=ANSWER_S)
                 except httpx.HTTPError:
@@ -185,7 +208,7 @@ class Interception:
                 finally:
                     self.permit.give_back()
                 if answered is not None and answered.status_code == 200:
-                    return self._take(request, asked, answered)
+                    return self._take(request, asked, policy, answered, time.monotonic() - began)
                 if answered is not None and answered.status_code not in RETRIED:
                     return self._refusal(answered)
             time.sleep(self.retry_s)
@@ -201,10 +224,14 @@ class Interception:
             self.ended = self.ended or Outcome.GATEWAY_FAILED
         return answered.status_code, {"error": {"message": answered.text[:1000], "code": code}}
 
-    def _take(self, request: dict[str, Any], asked: str, answered: httpx.Response) -> tuple[int, dict[str, Any]]:
+    def _take(
+        self, request: dict[str, Any], asked: str, policy: str, answered: httpx.Response, took_s: float
+    ) -> tuple[int, dict[str, Any]]:
         said = answered.json()
-        version = answered.headers.get("x-ratchet-version", "")
-        exchange = Exchange(asked=asked, request={"messages": request.get("messages", [])}, answer=said, version=version)
+        exchange = Exchange(
+            asked=asked, request={"messages": request.get("messages", [])}, answer=said, policy=policy, took_s=took_s,
+            version=answered.headers.get("x-ratchet-version", ""),
+        )  # fmt: skip
         self.journal.append(exchange)
         self.exchanges.append(exchange)
         return 200, said

@@ -54,8 +54,15 @@ class Service:
 
     def report(self, rollout: Rollout, episode: str, closed: Closed) -> None:
         """What came of it; said again it changes nothing, so whoever resumes may say it once more."""
-        name, value = ("task_success", closed.reward) if closed.outcome.is_of_the_model else ("environment_fault", closed.outcome.value)
-        self._post("/feedback", {"id": f"rollout:{rollout.id}", "metric_name": name, "value": value, "episode_id": episode})
+        if closed.outcome.is_of_the_model:
+            self._post("/feedback", {**_about(rollout, episode, "task_success", closed.reward), "policy": self.policy})
+        else:  # whoever's turns they are
+            self._post("/feedback", _about(rollout, episode, "environment_fault", closed.outcome.value))
+
+    def report_component(self, rollout: Rollout, episode: str, policy: str, reward: float) -> None:
+        """What another policy's step in it was worth, about that policy's turns alone."""
+        about = _about(rollout, episode, "task_success", reward)
+        self._post("/feedback", {**about, "id": f"{about['id']}:{policy}", "policy": policy})
 
     def _post(self, path: str, body: dict[str, object]) -> dict[str, str]:
         try:
@@ -70,6 +77,10 @@ class Service:
             kind = Unavailable if status == 429 or status >= 500 else NotFound if status == 404 else Refused
             raise kind(f"the gateway refused {path} with {status}: {answered.text[:300]}")
         return answered.json()
+
+
+def _about(rollout: Rollout, episode: str, name: str, value: object) -> dict[str, object]:
+    return {"id": f"rollout:{rollout.id}", "metric_name": name, "value": value, "episode_id": episode}
 
 
 def _is_conflict(answered: httpx.Response) -> bool:

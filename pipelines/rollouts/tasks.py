@@ -5,6 +5,7 @@ where the grade is made. The tests are never in the box that the agent works in.
 """
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +18,10 @@ from app.domain.errors import BadInput
 from app.domain.learning.boxes import MOST_PATCH_BYTES, checked_path
 
 MOST_INSTRUCTION_CHARS = 20_000
+EVERYTHING = "*"
+"""In the place of files that may change: all of them."""
+PLAIN = re.compile(r"[a-z0-9][a-z0-9._-]{0,60}")
+"""What a taskset may be called: its turns' source is `rollout:<name>`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +44,10 @@ class TaskData:
     """A patch that solves it."""
     hacks: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict[str, Mapping[str, str | None]])
     """Patches that do not and might be paid by a careless grader."""
+    graded_by: str = ""
+    """Address of the bridge that grades it (`bridged.py`); empty: its own tests do."""
+    judge_hash: str = ""
+    """Of how a bridge grades it."""
     answer_file: str | None = None
     """Set where the task is solved by one answer: its code is this file's content, and there are no tools."""
     deadline_s: float = 300.0
@@ -52,12 +61,12 @@ class TaskData:
     def hash(self) -> str:
         """SHA-256 of everything that decides what is asked and how it is judged."""
         content = [self.taskset, self.key, self.instruction, dict(self.files), self.editable, dict(self.tests), self.expected]
-        content += [self.answer_file, self.deadline_s, self.most_turns, self.most_tokens]
+        content += [self.answer_file, self.deadline_s, self.most_turns, self.most_tokens, *([self.judge_hash] if self.graded_by else [])]
         return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
 
     def may_change(self, path: str) -> bool:
         """Whether a change of this file travels."""
-        return any(path == place or (place.endswith("/") and path.startswith(place)) for place in self.editable)
+        return any(place in (path, EVERYTHING) or (place.endswith("/") and path.startswith(place)) for place in self.editable)
 
     def lay_out(self, folder: Path) -> None:
         """Write the workspace's files: nothing but what the task names, no history, no compiled file."""
@@ -112,6 +121,10 @@ def checked(tasks: Sequence[TaskData]) -> Sequence[TaskData]:
     """The tasks, each of a kind that can be graded. Raises `BadInput`, naming the task and the cure."""
     seen: set[str] = set()
     for task in tasks:
+        if not PLAIN.fullmatch(task.taskset):
+            raise BadInput(
+                f"a taskset is called {task.taskset!r}: small letters, digits, `.`, `_` and `-`, 61 at most, a letter or digit first"
+            )
         wrong = "another task has this key; give each its own" if task.key in seen else _wrong(task) or _leaks(task)
         if wrong is not None:
             raise BadInput(f"task {task.taskset}/{task.key}: {wrong}")
@@ -123,7 +136,7 @@ def checked(tasks: Sequence[TaskData]) -> Sequence[TaskData]:
 
 def _wrong(task: TaskData) -> str | None:
     """What keeps it from being tried or graded."""
-    if not task.expected or not task.tests:
+    if not task.graded_by and (not task.expected or not task.tests):
         return "it has no tests, so whatever an agent did would pass; name the tests in `expected`"
     if unknown := [test for test in task.expected if test.partition("::")[0] not in task.tests]:
         return f"it expects {unknown[0]}, and no file of `tests` is called so"

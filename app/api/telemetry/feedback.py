@@ -32,7 +32,7 @@ Keys = Annotated[Sequence[str], Query(max_length=100)]
 
 
 class FeedbackBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """TensorZero's body; `id`, `occurred_at` and `actor` are ours and optional."""
+    """TensorZero's body; `id`, `occurred_at`, `actor` and `policy` are ours and optional."""
 
     metric_name: Label
     value: Any
@@ -44,6 +44,8 @@ class FeedbackBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     id: EventId | None = None
     occurred_at: AwareTime | None = None
     actor: Annotated[str, msgspec.Meta(min_length=1, max_length=400)] | None = None
+    policy: Label | None = None
+    """Of an episode that several policies served: whose turns it is about."""
 
 
 class FeedbackAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,8 +111,8 @@ async def _of_answer(request: Request, counter: Counter, answered: Answered, cal
         if body.metric_name not in feedback_tokens.SAYABLE:
             said = ", ".join(sorted(feedback_tokens.SAYABLE))
             raise BadRequest(f"with a feedback token one says {said}; anything else needs an API key", param="metric_name")
-        if body.actor is not None or body.id is not None or body.occurred_at is not None:
-            raise BadRequest("with a feedback token the rater, the id and the time are given: leave actor, id and occurred_at out")
+        if (body.actor, body.id, body.occurred_at, body.policy) != (None, None, None, None):
+            raise BadRequest("with a feedback token the rater, the id and the time are given: leave actor, id, occurred_at and policy out")
         draft = Draft(
             id=observation_id(answered, body.metric_name), name=body.metric_name, value=body.value, inference_id=answered.answer,
             source=feedback_tokens.SOURCE, tags=body.tags or {},
@@ -135,7 +137,7 @@ async def _tensorzero(raw: bytes, request: Request, door: Door, caller: Caller) 
         raise BadRequest("the id has more than 180 characters", param="id")
     draft = Draft(
         id=event_id, name=body.metric_name, value=body.value, inference_id=body.inference_id, episode_id=body.episode_id,
-        occurred_at=body.occurred_at, actor=body.actor, tags=body.tags or {},
+        occurred_at=body.occurred_at, actor=body.actor, tags=body.tags or {}, policy=body.policy,
     )  # fmt: skip
     if body.dryrun:
         await door.prepared(draft, caller)

@@ -104,7 +104,8 @@ class SqlCutSession:
         """Follow `parent` from the champion."""
         found = [champion]
         while len(found) <= versions_back:
-            parent = self.connection.execute(select(versions.c.parent).where(versions.c.digest == found[-1])).scalar_one_or_none()
+            mine = (versions.c.policy == self.policy) & (versions.c.digest == found[-1])  # two policies may begin with one base
+            parent = self.connection.execute(select(versions.c.parent).where(mine)).scalar_one_or_none()
             if parent is None:
                 break
             found.append(parent)

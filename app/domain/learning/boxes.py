@@ -20,6 +20,8 @@ GATEWAY = "http://127.0.0.1:8080"
 """Where a box with a gateway reaches it; nothing else answers."""
 MOST_PATCH_FILES = 2000
 MOST_PATCH_BYTES = 8 << 20
+TAKEN = frozenset({WORKSPACE, "/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/proc", "/dev", "/tmp", "/run", "/python", "/etc"})
+"""Folders at the top of a box's tree that are the system's or ours."""
 NEVER_TRAVELS = frozenset({"__pycache__", ".pytest_cache", ".git"})
 """Folders whose content is nobody's work: compiled files and caches would run in the place of the sources beside them."""
 
@@ -66,6 +68,14 @@ class BoxSpec:
     """The socket of the one service that the box may reach; everybody may connect to it. Needs a workspace."""
     lifetime_s: float | None = None
     """After this time the box is gone, whatever runs in it."""
+    scratch: tuple[str, ...] = ()
+    """Folders at the top of its tree (`/tests`) that it may write, in memory, each up to `limits.file_bytes`. They never travel. Needs a
+    workspace."""
+
+    def __post_init__(self) -> None:
+        for folder in self.scratch:
+            if folder.count("/") != 1 or not folder[1:].isidentifier() or folder in TAKEN:
+                raise BadInput(f"{folder!r} is no folder of one plain word at the top of a box, or one that is taken: name another")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,12 +48,19 @@ def test_the_harness_is_the_same_in_a_box_and_in_production() -> None:
     assert differential(CodingAgent(), boxes=BOXES, plain=ProcessBoxes()) is None
 
 
+def test_a_step_that_another_policy_does_is_the_same_too() -> None:
+    few = {"here": PROBES["here"]}
+    agent = CodingAgent(search_model="scout")
+    assert differential(agent, boxes=BOXES, plain=ProcessBoxes(), probes=few, components=["scout"]) is None
+    assert agent.hash != CodingAgent().hash, "with the step it is another harness"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ('"instruction"]}]', '"instruction"] + (" (practice)" if os.path.exists("/run/keeper.py") else "")}]', "differs in 'user'"),
+        ("+ found_first(task)}]", '+ (" (practice)" if os.path.exists("/run/keeper.py") else "")}]', "differs in 'user'"),
         ('return "replaced"', 'return "replaced" if os.path.exists("/run/keeper.py") else "done"', "differs in 'edit'"),
-        ('body["tools"] = TOOLS', 'body["tools"] = TOOLS[: 4 if os.path.exists("/run/keeper.py") else 5]', "schemas differ"),
+        ("else TOOLS", 'else TOOLS[: 4 if os.path.exists("/run/keeper.py") else 5]', "schemas differ"),
     ],
 )
 def test_a_harness_that_knows_where_it_is_holds_the_taskset(tmp_path: Path, old: str, new: str, sentence: str) -> None:
@@ -79,6 +86,7 @@ def test_a_harness_that_knows_where_it_is_holds_the_taskset(tmp_path: Path, old:
         ({"gold": {"other.py": ""}}, "what may not travel"),
         ({"files": {"../x": ""}}, "no path within a workspace"),
         ({"deadline_s": 0}, "above zero"),
+        ({"taskset": "My Tasks"}, "a taskset is called 'My Tasks'"),
     ],
 )
 def test_a_task_that_cannot_be_graded_is_refused(change: dict[str, object], sentence: str) -> None:

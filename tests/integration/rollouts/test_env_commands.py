@@ -12,6 +12,7 @@ from sqlalchemy import Engine
 
 from app.domain.errors import BadInput, Refused
 from pipelines.__main__ import ratchet
+from pipelines.commands.env import here
 from pipelines.rollouts.check import validity
 from pipelines.rollouts.grading import Grader
 from pipelines.rollouts.tasks import checked
@@ -25,6 +26,10 @@ class Cheated(SmallFunctions):
     def load(self):
         from dataclasses import replace
         return [replace(task, hacks={"the answer": task.gold}) for task in super().load()[:1]]
+class Mine(SmallFunctions):
+    def load(self):
+        from dataclasses import replace
+        return [replace(task, taskset="mine") for task in super().load()[:1]]
 class None_:
     name = "none"
     def load(self):
@@ -80,6 +85,10 @@ def test_one_is_tried_and_many_are_run(deployment: Path, sqlite_engine: Engine) 
         ended = said("run", "small-functions", "--groups", "2", "--url", practice.url)
         assert sum(int(number) for number in re.findall(r"(\d+) (?:solved|failed)", ended)) == 4
         assert len(practice.book.history("composer", "small-functions")) == 4
+        assert said("run", "ours_tasks:Mine", "--groups", "1", "--url", practice.url).splitlines()[-1] == "2 solved", "under its own name"
+        assert {row.task for row in practice.book.history("composer", "mine")} == {"add"}
+        with pytest.raises(BadInput, match="two of the tasksets ours_tasks:Mine, ours_tasks:Mine are called 'mine'"):
+            here().practised(["ours_tasks:Mine", "ours_tasks:Mine"])
     finally:
         practice.close()
 
@@ -103,7 +112,7 @@ def test_the_page_s_taskset_and_harness_work_as_they_stand_there(sqlite_engine: 
 
 
 def test_a_shipped_taskset_is_found_by_its_name() -> None:
-    assert [find_taskset(name, sources=Path()).name for name in ("small-functions", "feature-deletion")] == [
+    assert [find_taskset(name, sources=Path(), boxes=BOXES).name for name in ("small-functions", "feature-deletion")] == [
         "small-functions",
         "feature-deletion",
     ]

@@ -1,0 +1,3 @@
+#!/bin/bash
+set -e
+printf 'Hello, %s\n' "$(cat name.txt)" > greeting.txt
