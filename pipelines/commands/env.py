@@ -4,10 +4,10 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import click
-import httpx
 from rich.console import Console
 from rich.table import Table
 
@@ -24,7 +24,7 @@ from pipelines.rollouts.harness import CodingAgent
 from pipelines.rollouts.interception import FileJournal
 from pipelines.rollouts.permits import Permits
 from pipelines.rollouts.searching import Search
-from pipelines.rollouts.service import Service
+from pipelines.rollouts.service import Service, client_of
 from pipelines.rollouts.tasks import TaskData, checked
 from pipelines.rollouts.tasksets import find_taskset
 
@@ -202,10 +202,7 @@ def run_tasks(taskset: str | None, policy: str, groups: int | None, url: str, ap
 
 
 def _service(policy: str, url: str, api_key: str | None) -> Service:
-    def connect(headers: Mapping[str, str]) -> httpx.Client:
-        return httpx.Client(base_url=url, headers=dict(headers))
-
-    return Service(connect, policy, key=api_key)
+    return Service(partial(client_of, url), policy, key=api_key)
 
 
 def _workplace(place: Place, policy: str, url: str, api_key: str | None, kept: Kept, *, permits: Permits | None) -> Workplace:

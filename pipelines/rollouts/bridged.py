@@ -27,6 +27,7 @@ from app.domain.errors import BadInput, NotFound, RatchetError, Refused, Unavail
 from app.domain.learning.boxes import WORKSPACE, Box, Boxes, BoxSpec, Ended, checked_path
 from pipelines.rollouts.grading import GRADING, MOST_SAID_BYTES, Grade, Grader, Verdict, open_to_all
 from pipelines.rollouts.interception import Exchange
+from pipelines.rollouts.service import client_of
 from pipelines.rollouts.tasks import EVERYTHING, TaskData, checked
 
 PREFIX = "bridge:"
@@ -93,7 +94,7 @@ class Bridge:
 
     def _ask(self, method: str, path: str, body: object) -> bytes:
         try:
-            with httpx.Client(base_url=self.url, transport=self.transport, timeout=ANSWER_S) as client:
+            with client_of(self.url, {}, transport=self.transport, timeout_s=ANSWER_S) as client:
                 answered = client.request(method, path, content=None if body is None else msgspec.json.encode(body))
         except httpx.HTTPError as error:
             raise Unavailable(f"the bridge at {self.url} does not answer ({error!r}): start it, or take its taskset out") from error

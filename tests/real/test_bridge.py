@@ -24,8 +24,6 @@ PYTHON = ROOT / ".cache" / "verifiers-venv" / "bin" / "python"
 PROGRAM = ROOT / "infra" / "verifiers" / "ratchet_bridge.py"
 GRADERS = Graders(boxes=BOXES)
 START_S = 120.0
-ANSWER = "import reasoning_gym; print(reasoning_gym.create_dataset('leg_counting', size=3, seed=1)[0]['answer'])"
-"""What the first puzzle of `bridged/puzzles.py` comes to."""
 
 
 @pytest.fixture(scope="session")
@@ -74,12 +72,11 @@ def test_a_taskset_that_is_written_for_verifiers_is_checked_practised_and_graded
     start: Start, sqlite_engine: Engine, tmp_path: Path
 ) -> None:
     tasks = offered(start("puzzles"))
-    assert sorted(tasks) == ["puzzle-0", "puzzle-1", "puzzle-2"]
-    task = tasks["puzzle-0"]
-    assert task.files["puzzle.txt"] in task.instruction
+    assert sorted(tasks) == ["puzzle-2", "puzzle-3", "puzzle-4"]
+    task = tasks["puzzle-2"]
+    assert task.files["puzzle.txt"] == task.instruction == r"What is 1/2 + 1/3? Answer in \boxed{}."
     assert validity(task, GRADERS) is None
-    answer = subprocess.run([PYTHON, "-c", ANSWER], capture_output=True, text=True, check=True).stdout.strip()
-    asked = iter(["I think it is 3.", answer, "none", answer])
+    asked = iter(["I think it is 3.", r"It is \boxed{5/6}.", r"\boxed{0.8}", r"\boxed{\frac{10}{12}}"])
 
     def scripted(request: Any) -> str:
         if not said_by_tools(request):
@@ -115,16 +112,16 @@ def test_a_folder_of_harbor_s_shape_is_checked_and_graded_in_parts(start: Start)
 
 
 def test_what_cannot_be_offered_is_refused_by_name_or_left_out(start: Start, tmp_path: Path) -> None:
-    for words, sentence in (
-        (("puzzles", "--config", '{"with_user": true}'), "puzzle-0: its user opens the conversation"), (("no_such_module",), "not found"),
-        ((f"harbor:{tmp_path}",), "no task.toml is below"), (("puzzles", "--config", '{"source": "nothing"}'), "nothing"),
-    ):  # fmt: skip
-        refused = start(*words)
+    wrong = (
+        (("puzzles", "--config", '{"with_user": true}'), "puzzle-2: its user opens the conversation"), (("no_such_module",), "not found"),
+        ((f"harbor:{tmp_path}",), "no task.toml is below"), (("puzzles", "--config", '{"sauce": 1}'), "sauce"),
+    )  # fmt: skip
+    for refused, sentence in [(start(*words), sentence) for words, sentence in wrong]:
         _, complaint = refused.communicate(timeout=START_S)
         assert refused.returncode == 2
         assert sentence in complaint
         assert complaint.count("\n") == 1 or "Traceback" not in complaint
-    assert sorted(offered(start("puzzles", "--config", '{"with_user": true}', "--leave-out"))) == ["puzzle-1", "puzzle-2"]
+    assert sorted(offered(start("puzzles", "--config", '{"with_user": true}', "--leave-out"))) == ["puzzle-3", "puzzle-4"]
 
 
 def test_the_command_checks_and_holds_a_bridged_taskset(

@@ -11,9 +11,7 @@ or that was expected to fail, did not pass.
 """
 
 import ast
-import contextlib
 import copy
-import inspect
 import io
 import json
 import os
@@ -23,7 +21,6 @@ import select
 import sys
 import time
 import types
-import unittest
 import warnings
 
 EACH_S = 10.0
@@ -67,7 +64,7 @@ class raises:
         return True
 
 
-class warns(contextlib.AbstractContextManager):
+class warns:
     def __init__(self, expected):
         self.expected, self.catch = expected, warnings.catch_warnings(record=True)
 
@@ -187,7 +184,8 @@ def run(tree, inside):
     sys.modules[module.__name__] = module
     exec(compile(tree, "t.py", "exec"), module.__dict__)
     owner, _, name = inside.rpartition("::")
-    if owner and not issubclass(getattr(module, owner), unittest.TestCase):
+    unittest = sys.modules.get("unittest")  # no test case is made without it
+    if owner and (unittest is None or not issubclass(getattr(module, owner), unittest.TestCase)):
         if hasattr(getattr(module, owner), "setup_method") or getattr(getattr(module, owner), name)(getattr(module, owner)()) is not None:
             raise Skipped("it wants to be set up, or returned something")
         return
@@ -203,17 +201,30 @@ def run(tree, inside):
     if getattr(function, "skipped", False) or (getattr(module, "pytestmark", None) is not None and hasattr(module.pytestmark, "skipped")):
         raise Skipped("marked")
     rows = getattr(function, "rows", [{}])
-    if not rows or set(inspect.signature(function).parameters) - set(rows[0]):
+    if not rows or set(parameters(function)) - set(rows[0]):
         raise Skipped("it wants a fixture")
     for row in rows:
-        if function(**row) is not None and inspect.isgenerator(function(**row)):
+        if isinstance(function(**row), types.GeneratorType):
             raise Skipped("a generator")
+
+
+def parameters(function):
+    """Their names. `inspect`, which takes longer to import than most tests to run, is asked for what is no plain function."""
+    if type(function) is types.FunctionType and not hasattr(function, "__wrapped__"):
+        code = function.__code__
+        starred = bool(code.co_flags & 4) + bool(code.co_flags & 8)
+        return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + starred]
+    import inspect
+
+    return inspect.signature(function).parameters
 
 
 def main():
     with open(sys.argv[1], "rb") as file:
         asked = json.loads(file.read())
     os.unlink(sys.argv[1])
+    if any("unittest" in text for text in asked["tests"].values()):
+        import unittest  # noqa: F401 - once, and not in the process of each test
     shuffled = random.Random(asked["seed"])
     trees, spoiled = sources(asked)
     work = [(name, trees[name.partition("::")[0]], False) for name in asked["ids"]]

@@ -23,7 +23,7 @@ from pipelines.rollouts.dispatch import Dispatch, Kept
 from pipelines.rollouts.episode import Workplace
 from pipelines.rollouts.grading import Grader
 from pipelines.rollouts.harness import CodingAgent
-from pipelines.rollouts.service import Service
+from pipelines.rollouts.service import Service, client_of
 from pipelines.rollouts.tasks import Harness, TaskData
 from tests.fakes.gateway import FixedRoutes, collaborators, count_words, events_of, policy_config, serving
 from tests.fakes.inbox import MemoryInbox
@@ -84,7 +84,7 @@ class Practice:
         self.serving.__exit__(None, None, None)
 
     def connect(self, headers: Mapping[str, str]) -> httpx.Client:
-        return httpx.Client(base_url=self.url, headers=dict(headers))
+        return client_of(self.url, headers)
 
     def dispatch(self, *tasks: TaskData, **more: Any) -> Dispatch:
         kept = Kept(self.folder)

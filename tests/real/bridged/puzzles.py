@@ -1,53 +1,42 @@
-"""A taskset that is written for verifiers 0.4: puzzles that reasoning-gym generates, and its own scores of an answer."""
+"""A taskset that is written for verifiers 0.4: fractions to add up, scored by verifiers' own comparison of mathematical answers."""
 
 from collections.abc import Iterator
 
-import reasoning_gym
 import verifiers.v1 as vf
 
 
 class PuzzleData(vf.TaskData):
-    """One puzzle."""
+    """One sum."""
 
-    source: str
-    entry: dict
+    question: str
+    answer: str
 
 
 class PuzzleTask(vf.Task[PuzzleData]):
-    """Lays the puzzle into a file too, and scores what was answered, or written into answer.txt."""
+    """Lays the question into a file too, and scores what was answered, or written into answer.txt."""
 
     async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
         """For whoever works with files."""
-        await runtime.write("puzzle.txt", self.data.entry["question"].encode())
+        await runtime.write("puzzle.txt", self.data.question.encode())
 
     async def validate(self, runtime: vf.Runtime) -> bool | None:
         """Its own answer is right."""
-        return self.worth(self.data.entry["answer"]) == 1.0
+        return vf.verify_boxed_math_answer(f"\\boxed{{{self.data.answer}}}", self.data.answer) == 1.0
 
     @vf.reward(weight=1.0)
     async def right(self, trace: vf.Trace, runtime: vf.Runtime) -> float:
         """The file where there is one, else the last answer."""
-        try:
-            written = (await runtime.read("answer.txt", max_bytes=1000)).decode().strip()
-        except vf.SandboxError:
-            written = trace.last_reply
-        return self.worth(written)
+        return vf.verify_boxed_math_answer(await vf.read_answer_file_or_last_reply(runtime, "answer.txt", trace), self.data.answer)
 
     @vf.metric
     async def turns(self, trace: vf.Trace) -> float:
         """As verifiers counts them."""
         return float(trace.num_turns)
 
-    def worth(self, answer: str) -> float:
-        """As reasoning-gym says, which pays a little for anything: nothing here."""
-        score = reasoning_gym.get_score_answer_fn(self.data.source)(answer, self.data.entry)
-        return 1.0 if score >= 1.0 else 0.0
-
 
 class PuzzleConfig(vf.TasksetConfig):
-    """Which puzzles."""
+    """How many, and whether the first one's user opens the conversation."""
 
-    source: str = "leg_counting"
     num_tasks: int = 3
     with_user: bool = False
 
@@ -56,11 +45,12 @@ class PuzzleTaskset(vf.Taskset[PuzzleTask, PuzzleConfig]):
     """The taskset."""
 
     def load(self) -> Iterator[PuzzleTask]:
-        """The first ones, always the same."""
-        for number, entry in enumerate(reasoning_gym.create_dataset(self.config.source, size=self.config.num_tasks, seed=1)):
-            prompt = None if self.config.with_user and number == 0 else f"{entry['question']} Answer with the number alone."
-            kept = {name: entry[name] for name in ("question", "answer", "metadata")}
-            yield PuzzleTask(PuzzleData(name=f"puzzle-{number}", prompt=prompt, source=self.config.source, entry=kept), self.config.task)
+        """1/2 + 1/3, 1/3 + 1/4, …"""
+        for n in range(2, self.config.num_tasks + 2):
+            question = f"What is 1/{n} + 1/{n + 1}? Answer in \\boxed{{}}."
+            prompt = None if self.config.with_user and n == 2 else question
+            data = PuzzleData(name=f"puzzle-{n}", prompt=prompt, question=question, answer=f"\\frac{{{2 * n + 1}}}{{{n * (n + 1)}}}")
+            yield PuzzleTask(data, self.config.task)
 
 
 __all__ = ["PuzzleTaskset"]
