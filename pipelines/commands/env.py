@@ -230,7 +230,7 @@ def _workplace(place: Place, policy: str, url: str, api_key: str | None, kept: K
     workplace = Workplace(
         boxes=wiring.boxes(), grader=place.grader(), service=_service(policy, url, api_key), harness=place.harness(),
         journal_of=kept.journal, session_of=kept.session, keep_session=kept.keep, champion=champion, lag=lag,
-        staleness=place.config.rollouts.staleness, search=place.search(policy),
+        staleness=place.config.rollouts.staleness, search=place.search(policy), ahead=place.config.rollouts.ahead,
     )  # fmt: skip
     if permits is not None:
         workplace.permit = permits

@@ -13,7 +13,6 @@ cheated is the taskset's business, beyond what `ratchet env check` tries (its so
 
 import base64
 import math
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from app.domain.errors import BadInput, NotFound, RatchetError, Refused, Unavail
 from app.domain.learning.boxes import WORKSPACE, Box, Boxes, BoxSpec, Ended, checked_path
 from pipelines.rollouts.grading import GRADING, MOST_SAID_BYTES, Grade, Grader, Verdict, open_to_all
 from pipelines.rollouts.interception import Exchange
+from pipelines.rollouts.scratch import scratched
 from pipelines.rollouts.service import client_of
 from pipelines.rollouts.tasks import EVERYTHING, TaskData, checked
 
@@ -187,8 +187,8 @@ class BridgedTaskset:
         )  # fmt: skip
 
     def _files(self, one: Offered) -> dict[str, str]:
-        with tempfile.TemporaryDirectory(prefix="ratchet-bridge-") as scratch:
-            box = _opened(self.boxes, Path(scratch), SETUP_S)
+        with scratched("bridge") as made:
+            box = _opened(self.boxes, made, SETUP_S)
             try:
                 self.bridge.converse("setup", one.key, {}, do=Hands(box, time.monotonic() + SETUP_S).do)
                 return {path: (content or b"").decode() for path, content in box.patch().files.items()}
@@ -237,8 +237,8 @@ class Graders(Grader):
                 else:
                     box.put(path, content.encode())
 
-        with tempfile.TemporaryDirectory(prefix="ratchet-bridge-") as scratch:
-            box = _opened(self.boxes, Path(scratch), task.grading_s)
+        with scratched("bridge") as made:
+            box = _opened(self.boxes, made, task.grading_s)
             try:
                 hands = Hands(box, time.monotonic() + task.grading_s, None if files is None else apply)
                 return Bridge(task.graded_by, self.transport).converse(act, task.key, given, do=hands.do)
@@ -257,9 +257,9 @@ def paid(done: Mapping[str, Any]) -> Grade:
     return Grade(verdict=verdict, reason=f"reward {reward:g} of {done.get('rewards')}", reward=float(reward))
 
 
-def _opened(boxes: Boxes, scratch: Path, within_s: float) -> Box:
+def _opened(boxes: Boxes, made: Path, within_s: float) -> Box:
     """A box with an empty workspace, and room for a verifier's own files."""
-    folder = scratch / "work"
+    folder = made / "work"
     folder.mkdir()
     open_to_all(folder)
     return boxes.open(BoxSpec(limits=GRADING, workspace=folder, lifetime_s=within_s + 30, scratch=SCRATCH))

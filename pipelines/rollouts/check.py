@@ -7,7 +7,6 @@ differential  one scripted transcript through the harness in a box and as a plai
 
 import json
 import socketserver
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
@@ -24,6 +23,7 @@ from app.domain.learning.boxes import GATEWAY, Boxes, BoxSpec, Ended
 from pipelines.rollouts.episode import AGENT, MOST_SAID_BYTES
 from pipelines.rollouts.grading import GOLD_TRIES, Grader, Verdict, open_to_all
 from pipelines.rollouts.interception import Always, Answering, Bounds, Exchange, Handler, Interception, Socket
+from pipelines.rollouts.scratch import scratched
 from pipelines.rollouts.tasks import Harness, TaskData
 
 PROBES = {
@@ -199,8 +199,8 @@ def _transcript(harness: Harness, boxes: Boxes, probes: Mapping[str, str], compo
         gateway=gateway, policy="check", tags={}, bounds=bounds, journal=_Nowhere(), permit=Always(), components=components
     )
     is_box = bool(boxes.describe().get("namespaces"))
-    with tempfile.TemporaryDirectory(prefix="ratchet-check-") as scratch, _door(service, in_box=is_box) as (endpoint, socket):
-        folder = Path(scratch) / "work"
+    with scratched("check") as made, _door(service, in_box=is_box) as (endpoint, socket):
+        folder = made / "work"
         folder.mkdir()
         TRIAL.lay_out(folder)
         open_to_all(folder)

@@ -16,6 +16,8 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """K: tries at one task that are compared with each other."""
     slots: int = 4
     """Boxes at work at a time, where nothing presses."""
+    ahead: int = 1
+    """Boxes that are opened for the next tries of a group while the others work; 0 opens each when it is wanted."""
     sandbox: Literal["bubblewrap", "ray"] = "bubblewrap"
     """Where grades are made: in boxes of this machine, or of a cluster (RATCHET_SANDBOX_URL)."""
     lease_s: float = 60.0
@@ -41,8 +43,8 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def __post_init__(self) -> None:
         if self.group_size < 2:
             raise BadConfig("rollouts.group_size is at least 2: a group of one has nothing to be compared with")
-        if self.slots < 1 or self.staleness < 0:
-            raise BadConfig("rollouts.slots is at least 1 and rollouts.staleness at least 0")
+        if self.slots < 1 or self.staleness < 0 or self.ahead < 0:
+            raise BadConfig("rollouts.slots is at least 1, rollouts.staleness and rollouts.ahead at least 0")
         if not 0 < self.heartbeat_s < self.lease_s or not 0 < self.probe_s <= 1:
             raise BadConfig("rollouts.heartbeat_s is above 0 and below rollouts.lease_s, and rollouts.probe_s above 0 and at most 1")
         if not 0.5 <= self.admission_quantile < 1:

@@ -120,6 +120,7 @@ class Dispatch:
         try:
             return self._practise(self._turns(taskset), groups)
         finally:
+            self.workplace.close()
             self._stop.set()
             beating.join()
 
@@ -135,6 +136,7 @@ class Dispatch:
                 free, may_begin = self.config.slots - len(working), self._may_begin()
                 taken = self._take(free) if free and may_begin else []
                 working |= {pool.submit(self._attempt, rollout) for rollout in taken}
+                self._prepare(taken)
                 if free and may_begin and not taken and left != 0:
                     left = None if left is None else left - 1
                     if self.plan(next(tasksets), 1):
@@ -146,6 +148,12 @@ class Dispatch:
                     continue
                 done, working = wait(working, timeout=POLL_S, return_when=FIRST_COMPLETED)
                 counted.update(self._named(future.result()) for future in done)
+
+    def _prepare(self, taken: Sequence[Rollout]) -> None:
+        """The next try is at the task of the last one, as long as its group goes on."""
+        task = None if not taken else self.tasks.get(taken[-1].taskset, {}).get(taken[-1].task)
+        if task is not None and taken[-1].attempt + 1 < self.config.group_size:
+            self.workplace.prepare(task)
 
     def _may_begin(self) -> bool:
         return not self._stop.is_set() and time.monotonic() >= self._rests_until and self._admits()

@@ -7,23 +7,24 @@ from it. All of it can be done again after a crash: the journal gives the model'
 """
 
 import logging
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
 import httpx
 
 from app.domain.errors import BadInput, LeaseLost, RatchetError
-from app.domain.learning.boxes import GATEWAY, Box, Boxes, BoxSpec, Ended, Executed, Limits
+from app.domain.learning.boxes import GATEWAY, Box, Boxes, Ended, Executed, Limits
 from app.domain.learning.rollouts import Closed, Outcome, Rollout
 from pipelines.rollouts.audit import audited
-from pipelines.rollouts.grading import Grader, Verdict, open_to_all, text_of
-from pipelines.rollouts.interception import Always, Bounds, Exchange, Interception, Journal, Permit, Socket
+from pipelines.rollouts.grading import Grader, Verdict, text_of
+from pipelines.rollouts.interception import Always, Bounds, Exchange, Interception, Journal, Permit
 from pipelines.rollouts.searching import Search
+from pipelines.rollouts.seats import Seat, Seats
 from pipelines.rollouts.service import Session
 from pipelines.rollouts.tasks import Harness, TaskData
 
@@ -76,6 +77,21 @@ class Workplace:
     limits: Limits = AGENT
     search: Search | None = None
     """The step of the harness that another policy does, where one does."""
+    ahead: int = 1
+    """Boxes that are opened before a try wants them."""
+
+    @cached_property
+    def seats(self) -> Seats:
+        """Where agents work."""
+        return Seats(self.boxes, self.limits, self.ahead)
+
+    def prepare(self, task: TaskData) -> None:
+        """Another try at this task is to come: have a box open for it."""
+        self.seats.prepare(task)
+
+    def close(self) -> None:
+        """End the boxes that nobody took."""
+        self.seats.close()
 
     def attempt(self, rollout: Rollout, task: TaskData, *, begun: Callable[[str], None], holds: Callable[[], None]) -> Closed:
         """Work on it to its end. `begun` binds it to its episode, `holds` raises `LeaseLost` where somebody else has it now."""
@@ -116,27 +132,21 @@ class Workplace:
         """The harness in its box."""
         bounds = Bounds(most_turns=task.most_turns, most_tokens=task.most_tokens, deadline=time.monotonic() + task.deadline_s)
         tags = {"task": task.key, "group": rollout.group, "attempt": str(rollout.attempt), "harness_hash": rollout.harness_hash}
-        with self.service.sampling(session) as client, tempfile.TemporaryDirectory(prefix="ratchet-task-") as scratch:
+        with self.service.sampling(session) as client:
             service = Interception(
                 gateway=client, policy=self.service.policy, tags=tags, bounds=bounds, journal=self.journal_of(rollout), permit=self.permit,
                 components=frozenset() if self.search is None else frozenset({self.search.policy}),
             )  # fmt: skip
-            socket = Socket(service=service)
-            box: Box | None = None
+            seat: Seat | None = None
             try:
-                folder = Path(scratch) / "work"
-                folder.mkdir()
-                task.lay_out(folder)
-                open_to_all(folder)
-                lifetime = task.deadline_s + 60.0
-                box = self.boxes.open(BoxSpec(limits=self.limits, workspace=folder, gateway=socket.path, lifetime_s=lifetime))
-                return self._run(box, task, session, service)
+                seat = self.seats.take(task)
+                seat.socket.service = service
+                return self._run(seat.box, task, session, service)
             except RatchetError as error:
                 return Worked(Outcome.SETUP_FAILED, {}, service.exchanges, str(error))
             finally:
-                if box is not None:
-                    box.stop()
-                socket.close()
+                if seat is not None:
+                    seat.leave()
 
     def _run(self, box: Box, task: TaskData, session: Session, service: Interception) -> Worked:
         launch = self.harness.launch(GATEWAY, session.key, task, model=self.service.policy, python=self.boxes.python)

@@ -11,7 +11,6 @@ grader that runs the tested code beside its tests can refuse that; the audit of 
 
 import json
 import random
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,6 +21,7 @@ import msgspec
 from app.domain.errors import RatchetError
 from app.domain.learning.boxes import Boxes, BoxSpec, Ended, Limits, Patch
 from pipelines.rollouts.interception import Exchange
+from pipelines.rollouts.scratch import scratched
 from pipelines.rollouts.tasks import TaskData
 
 RUNNER = Path(__file__).with_name("boxed") / "runner.py"
@@ -88,8 +88,8 @@ class Grader:
         order = list(task.expected)
         drawn.shuffle(order)
         asked = {"tests": dict(task.tests), "ids": order, "canaries": order[: self.canaries], "seed": drawn.getrandbits(32)}
-        with tempfile.TemporaryDirectory(prefix="ratchet-grade-") as scratch:
-            folder = Path(scratch) / "work"
+        with scratched("grade") as made:
+            folder = made / "work"
             folder.mkdir()
             apply(task, files, folder)
             open_to_all(folder)

@@ -14,7 +14,6 @@ episode may take: a rollout survives a swap, and its turns say themselves which 
 import hashlib
 import os
 import socketserver
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -27,6 +26,7 @@ import httpx
 import msgspec
 
 from app.domain.learning.rollouts import Outcome
+from pipelines.rollouts.scratch import scratch
 
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 RETRY_S = 0.5
@@ -326,11 +326,10 @@ class Handler(BaseHTTPRequestHandler):
 class Socket:
     """A socket that boxes may connect to, and the service behind it, which may change from episode to episode."""
 
-    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="ratchet-socket-")))
+    folder: Path = field(default_factory=lambda: scratch("socket"))
     service: Interception | None = None
 
     def __post_init__(self) -> None:
-        self.folder.chmod(0o711)
         self._server = _Server(str(self.path), self._answer)
         self.path.chmod(0o666)
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()

@@ -67,7 +67,8 @@ class Practice:
         self.inbox = MemoryInbox()
         self.engines: Any = AnsweringEngines(answer) if isfunction(answer) else answer
         held = {"composer": policy_config(held_out_share=0.0, max_context_tokens=100_000)}
-        self.app = create_app(collaborators(inbox=self.inbox, routes=FixedRoutes("composer"), policies=held, engines=self.engines))
+        self.routes = FixedRoutes("composer")
+        self.app = create_app(collaborators(inbox=self.inbox, routes=self.routes, policies=held, engines=self.engines))
         self.book, self.folder, self.harness = SqlRollouts(engine), folder, harness or CodingAgent()
 
         self.serving = serving(self.app)

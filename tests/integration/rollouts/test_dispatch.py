@@ -33,11 +33,18 @@ class Tries:
     after: Callable[[int], None] = lambda number: None
     harness: CodingAgent = field(default_factory=CodingAgent)
     made: list[Rollout] = field(default_factory=list[Rollout])
+    prepared: list[str] = field(default_factory=list[str])
 
     def attempt(self, rollout: Rollout, task: TaskData, *, begun: Callable[[str], None], holds: Callable[[], None]) -> Closed:
         self.made.append(rollout)
         self.after(len(self.made))
         return self.closed
+
+    def prepare(self, task: TaskData) -> None:
+        self.prepared.append(task.key)
+
+    def close(self) -> None:
+        self.prepared.append("closed")
 
 
 def dispatch(engine: Engine, folder: Path, tries: Tries, *tasks: TaskData, config: dict[str, Any] | None = None, **more: Any) -> Dispatch:
