@@ -15,6 +15,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 
@@ -321,13 +322,21 @@ def test(given, task):
 
 
 def command(argv, within_s=SHELL_S):
-    """A program in the folder, without the key."""
+    """A program in the folder, without the key. It speaks into files: what it leaves running would hold a pipe open, and us."""
     left = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
-    try:
-        done = subprocess.run(argv, capture_output=True, timeout=within_s, env=left, stdin=subprocess.DEVNULL)
-    except subprocess.TimeoutExpired:
-        return f"error: still running after {within_s:g} s"
-    return f"exit code {done.returncode}\n" + (done.stdout + done.stderr).decode(errors="replace")[-MOST_RESULT_CHARS:]
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        try:
+            done = subprocess.run(argv, stdout=out, stderr=err, timeout=within_s, env=left, stdin=subprocess.DEVNULL)
+        except subprocess.TimeoutExpired:
+            return f"error: still running after {within_s:g} s"
+        said = b"".join(end_of(file) for file in (out, err))
+    return f"exit code {done.returncode}\n" + said.decode(errors="replace")[-MOST_RESULT_CHARS:]
+
+
+def end_of(file):
+    """As much of it as a result may have."""
+    file.seek(max(0, os.fstat(file.fileno()).st_size - 4 * MOST_RESULT_CHARS))
+    return file.read()
 
 
 def inside(path):

@@ -82,16 +82,18 @@ def heard(practice: Practice) -> list[str]:
 
 
 LOOK = (
-    "grep -rl 'double(21)' / --include=* 2>/dev/null | grep -v ^/proc/self | head; find / -name '*.pyc' -path '*numbers*' 2>/dev/null;"
-    " find / -name .git 2>/dev/null | head -3; cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -c hidden"
+    "cd /; for d in $(ls | grep -v -e ^proc -e ^usr -e ^lib -e ^bin -e ^sbin -e ^python); do grep -rl 'double.21' $d 2>/dev/null; "
+    "find $d -name .git -o -name '*.pyc' 2>/dev/null; done; cat /proc/[0-9]*/cmdline 2>&1 | tr '\\0' ' ' | grep -c hidde[n]; ls; true"
 )
 
 
 def test_no_agent_finds_the_tests_it_is_graded_by(practising: Open) -> None:
     practice = practising(shells(LOOK))
     practice.dispatch(replace(LIBRARY, deadline_s=240), config={"group_size": 2, "slots": 1}).run(groups=1)
-    said = heard(practice)[0].splitlines()[1:]
-    assert [line for line in said if line.strip() not in ("", "0")] in ([], ["1"]), said  # the shell's own words hold `hidden`
+    said = heard(practice)[0].splitlines()
+    assert said[0] == "exit code 0"
+    assert said[1] == "0", "nothing is found, neither in files nor in what runs"
+    assert {"work", "tmp", "run", "dev"} <= set(said[2:]), "and these were looked through"
 
 
 STOLEN = """
