@@ -1,8 +1,8 @@
 """Workspaces: a folder that many boxes start from, each with changes of its own, and those changes as a patch.
 
-    /tmp/ratchet-boxes-0/work-<process>-<birth>-0/base-<folder>-<user>/     the folder as the box's user may change it
-                                                  box-<n>/upper/            what one box changed: an overlay's upper layer is the patch
-                                                  box-<n>/work/             the overlay's own
+    /tmp/ratchet-boxes-0/work-<process>-<birth>-<n>/base-<folder>-<user>/   the folder as the box's user may change it
+                                                   box-<n>/upper/           what one box changed: an overlay's upper layer is the patch
+                                                   box-<n>/work/            the overlay's own
 
 A user namespace holds one user, and an overlay copies a file up only where its owner is somebody in there, so each user of the pool has a
 copy of the folder that belongs to them: made once, used by every box of theirs. Where no overlay can be mounted each box has a copy of
@@ -27,6 +27,10 @@ NAME = "work"
 MOST_BASES = 64
 POOL = range(128, 256)
 """Which of a process's 256 users have workspaces; the first half is for boxes without one, which take turns."""
+_taken: set[int] = set()
+"""Places of this process's living boxes, whichever keeper opened them: two boxes of one user could see into each other."""
+_taking = threading.Lock()
+_keepers = count()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,29 +81,27 @@ class Workspaces:
     shared: Path
     copies: bool
     root: Path = field(init=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
     _making: threading.Lock = field(default_factory=threading.Lock)
     _bases: dict[Path, int] = field(default_factory=dict[Path, int])
     """Copies and whose they are, the one that was used last at the end."""
-    _taken: set[int] = field(default_factory=set[int])
     _numbers: "count[int]" = field(default_factory=count)
 
     def __post_init__(self) -> None:
-        self.root = self.shared / f"{NAME}-{os.getpid()}-{born(os.getpid())}-0"
+        self.root = self.shared / f"{NAME}-{os.getpid()}-{born(os.getpid())}-{next(_keepers)}"
 
     def take(self) -> int:
         """A place in the pool of users that no living box has. Raises `Overloaded`."""
-        with self._lock:
-            place = next((place for place in POOL if place not in self._taken), None)
+        with _taking:
+            place = next((place for place in POOL if place not in _taken), None)
             if place is None:
                 raise Overloaded(f"{len(POOL)} boxes with workspaces are open in this process: stop one first", retry_after_s=1.0)
-            self._taken.add(place)
+            _taken.add(place)
             return place
 
     def give_back(self, place: int) -> None:
         """The box of this place is gone."""
-        with self._lock:
-            self._taken.discard(place)
+        with _taking:
+            _taken.discard(place)
 
     def make(self, folder: Path, user: int | None) -> Workspace:
         """A fresh workspace over a folder. Raises `BadInput` where it is none."""
@@ -143,8 +145,8 @@ class Workspaces:
 
     def _forget(self, *, but: int) -> None:
         """Remove the copies that were not used for longest, of users who have no box now."""
-        with self._lock:
-            idle = {user for user in self._bases.values() if user != but and user % 256 not in self._taken}
+        with _taking:
+            idle = {user for user in self._bases.values() if user != but and user % 256 not in _taken}
         for base in [base for base, user in self._bases.items() if user in idle][: max(0, len(self._bases) - MOST_BASES)]:
             del self._bases[base]
             _remove(base)

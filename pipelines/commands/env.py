@@ -138,7 +138,8 @@ def check_tasks(taskset: str, keys: tuple[str, ...]) -> None:
         components=tuple(filter(None, [place.config.rollouts.search_policy])),
         seen=lambda key, why: click.echo(f"{key}: {why or 'sound'}"),
     )  # fmt: skip
-    place.held.write(found, but={task for task in tasks if task not in {one.key for one in chosen}})
+    looked_at = {one.key for one in chosen}
+    place.held.write(found, looked_at=looked_at, but=tasks.keys() - looked_at)
     if found.held:
         reasons = "; ".join(f"{key}: {why}" for key, why in list(found.held.items())[:3])
         raise Refused(f"{len(found.held)} of {taskset} are held, they are not practised until mended and checked again: {reasons}")
@@ -193,6 +194,7 @@ def run_tasks(taskset: str | None, policy: str, groups: int | None, url: str, ap
     dispatch = Dispatch(
         policy=policy, book=wiring.rollout_book(place.settings), tasks=tasksets, config=config,
         workplace=_workplace(place, policy, url, api_key, kept, permits=permits), kept=kept, held=place.held.read(),
+        looked_at=place.held.looked_at(), hold=place.held.hold,
         until_promotion_s=lambda: slot_s - time.time() % slot_s + config.staleness * slot_s,
     )  # fmt: skip
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -28,7 +28,7 @@ TOKEN_KL, ANCHOR_TOKEN_KL = 0.2, 1.0
 ANCHORED = frozenset({"token_kl_anchor", "response_kl_anchor"})
 DECIDING = frozenset({"variance_collapse", "length_drift"})
 """Monitors whose alert fails; exclusion rates and the on-policy share are told to people, the live gate acts on them."""
-FAULTY = frozenset({Exclusion.TOO_LONG, Exclusion.EMPTY_COMPLETION, Exclusion.TOKENS_OUT_OF_RANGE})
+FAULTY = frozenset({Exclusion.TOO_LONG, Exclusion.EMPTY_COMPLETION, Exclusion.TOKENS_OUT_OF_RANGE, Exclusion.ENVIRONMENT_FAULT})
 """Exclusions that a policy could cause by how it answers, unlike those of consent, age or sampling."""
 SILENT = frozenset({Exclusion.NO_SIGNAL})
 """Nobody reacted, or could."""

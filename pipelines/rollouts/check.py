@@ -19,6 +19,7 @@ import httpx
 import msgspec
 
 from app.domain.errors import BadInput
+from app.domain.ids import uuid7
 from app.domain.learning.boxes import GATEWAY, Boxes, BoxSpec, Ended
 from pipelines.rollouts.episode import AGENT, MOST_SAID_BYTES
 from pipelines.rollouts.grading import GOLD_TRIES, Grader, Verdict, open_to_all
@@ -257,18 +258,42 @@ class _Nowhere:
 
 @dataclass(frozen=True)
 class HeldTasks:
-    """A file that says which tasks are not practised, and why."""
+    """A file that says which tasks are not practised, and why; and one beside it that says which tries a person has looked at."""
 
     path: Path
 
     def read(self) -> dict[str, dict[str, str]]:
         """By taskset and task."""
-        return msgspec.json.decode(self.path.read_bytes(), type=dict[str, dict[str, str]]) if self.path.is_file() else {}
+        return _read(self.path)
 
-    def write(self, checked: Checked, *, but: Collection[str] = ()) -> None:
+    def looked_at(self) -> dict[str, dict[str, str]]:
+        """By taskset and task, the id from which on tries may speak against it."""
+        return _read(self._looked_at)
+
+    def write(self, checked: Checked, *, looked_at: Collection[str] = (), but: Collection[str] = ()) -> None:
         """What was found replaces what was known of that taskset, `but` of these tasks, which were not looked at."""
         kept = {key: why for key, why in self.read().get(checked.taskset, {}).items() if key in but}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = self.path.with_suffix(".new")
-        fresh.write_bytes(msgspec.json.format(msgspec.json.encode(self.read() | {checked.taskset: kept | dict(checked.held)})))
-        fresh.replace(self.path)
+        now = uuid7()
+        known = self.looked_at()
+        _write(self._looked_at, known | {checked.taskset: known.get(checked.taskset, {}) | dict.fromkeys(looked_at, now)})
+        _write(self.path, self.read() | {checked.taskset: kept | dict(checked.held)})
+
+    def hold(self, taskset: str, found: Mapping[str, str]) -> None:
+        """Some more, for what their tries were."""
+        held = self.read()
+        _write(self.path, held | {taskset: held.get(taskset, {}) | dict(found)})
+
+    @property
+    def _looked_at(self) -> Path:
+        return self.path.with_name("looked-at.json")
+
+
+def _read(path: Path) -> dict[str, dict[str, str]]:
+    return msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, str]]) if path.is_file() else {}
+
+
+def _write(path: Path, content: Mapping[str, Mapping[str, str]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".new")
+    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(content)))
+    fresh.replace(path)

@@ -32,6 +32,10 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """As many people may wait for a first word while practice goes on: at a busy service some always do, for a moment."""
     probe_s: float = 0.5
     """How often the pressure is asked for; two of these and practice is at zero."""
+    most_flagged_share: float = 0.5
+    """Of a task's last tries; with more transcripts that the audit flags it is held until a person has looked."""
+    most_fault_share: float = 0.5
+    """The same, of tries that a part of ours failed in its box."""
     search_policy: str = ""
     """The policy whose one step of the harness it is to find files and lines (docs/component-models.md); empty: the harness has no such
     step."""
@@ -49,5 +53,7 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise BadConfig("rollouts.heartbeat_s is above 0 and below rollouts.lease_s, and rollouts.probe_s above 0 and at most 1")
         if not 0.5 <= self.admission_quantile < 1:
             raise BadConfig("rollouts.admission_quantile is from 0.5 to below 1")
+        if not 0.0 < self.most_flagged_share <= 1.0 or not 0.0 < self.most_fault_share <= 1.0:
+            raise BadConfig("rollouts.most_flagged_share and rollouts.most_fault_share are above 0 and at most 1")
         if self.search_budget_s <= 0 or not 0.0 <= self.search_latency_weight < 1.0:
             raise BadConfig("rollouts.search_budget_s is above 0, and rollouts.search_latency_weight from 0 to below 1")

@@ -34,11 +34,14 @@ from pipelines.rollouts.config import RolloutsConfig
 from pipelines.rollouts.episode import Workplace, forget
 from pipelines.rollouts.interception import FileJournal, Journal
 from pipelines.rollouts.service import Session
+from pipelines.rollouts.suspicion import suspicious
 from pipelines.rollouts.tasks import Harness, TaskData
 
 log = logging.getLogger(__name__)
 POLL_S = 0.2
 MOST_REST_S = 60.0
+NOTHING_S = 5.0
+"""Until a taskset whose tasks are all held is looked at again."""
 NEWEST = 20_000
 """Tries that the bandit is told of: of each task it remembers some ten."""
 FEWEST_DURATIONS = 5
@@ -82,6 +85,10 @@ class Dispatch:
     owner: str = field(default_factory=lambda: f"dispatcher-{os.getpid()}-{uuid7()[-12:]}")
     held: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     """Tasks that are not practised, by taskset and key, with the reason."""
+    looked_at: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    """By taskset and task, the id from which on tries may speak against it: a person looked at those of before."""
+    hold: Callable[[str, Mapping[str, str]], None] = lambda taskset, found: None
+    """Writes down that tasks are held, and why."""
     until_promotion_s: Callable[[], float | None] = lambda: None
     """How long until turns that begin now are one promotion older; None where nobody knows of one."""
     running: dict[str, Rollout] = field(default_factory=dict[str, Rollout])
@@ -103,12 +110,26 @@ class Dispatch:
         for rollout in history:
             if rollout.outcome is not None and rollout.outcome.is_of_the_model and rollout.task in tasks:
                 bandit.learn(rollout.task, rollout.outcome is Outcome.SOLVED)
-        held = self.held.get(taskset, {})
+        held = {**self.held.get(taskset, {}), **self._suspicious(taskset, history)}
         if "*" in held:
             raise Refused(f"the taskset {taskset} is held ({held['*']}): mend it and run `ratchet env check {taskset}`")
         planned = [rollout for key in bandit.draw(groups, held=held) for rollout in self._group(tasks[key])]
         self.book.plan(planned)
         return planned
+
+    def _suspicious(self, taskset: str, history: Sequence[Rollout]) -> dict[str, str]:
+        """Tasks that are held from now on, for what their own tries were."""
+        found = suspicious(
+            history, since=self.looked_at.get(taskset, {}), most_flagged=self.config.most_flagged_share,
+            most_faults=self.config.most_fault_share,
+        )  # fmt: skip
+        fresh = {task: why for task, why in found.items() if task not in self.held.get(taskset, {})}
+        for task, why in fresh.items():
+            log.warning("task_held taskset=%s task=%s reason=%s", taskset, task, why)
+        if fresh:
+            self.held = {**self.held, taskset: {**self.held.get(taskset, {}), **fresh}}
+            self.hold(taskset, fresh)
+        return fresh
 
     def _group(self, task: TaskData) -> list[Rollout]:
         return group_of(task, policy=self.policy, harness=self.workplace.harness, size=self.config.group_size)
@@ -141,6 +162,7 @@ class Dispatch:
                     left = None if left is None else left - 1
                     if self.plan(next(tasksets), 1):
                         continue
+                    self._rests_until = time.monotonic() + NOTHING_S
                 if not working and (self._stop.is_set() or (left == 0 and may_begin)):
                     return dict(counted)
                 if not working:

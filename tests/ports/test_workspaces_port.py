@@ -14,6 +14,7 @@ import pytest
 from app.domain.errors import BadInput, Overloaded, Refused
 from app.domain.learning.boxes import MOST_PATCH_BYTES, Box, Boxes, BoxSpec, Ended, Limits, checked_patch
 from app.sandbox.bubblewrap import BubblewrapBoxes
+from app.sandbox.live import LiveBox
 from app.sandbox.processes import ProcessBoxes
 from app.sandbox.ray_rest import LABEL, RayBoxes
 from tests.fakes.servers.ray_sandbox import RayTransport, Resolver
@@ -245,6 +246,20 @@ def test_a_killed_dispatcher_s_workspaces_are_swept(folder: Path) -> None:
     assert gone(mark)
     assert KEEPERS["overlays"].sweep() >= 1
     assert str(dispatcher.pid) not in "".join(Path("/proc/mounts").read_text().split())
+
+
+def test_two_keepers_of_one_process_get_in_each_other_s_way_nowhere(folder: Path) -> None:
+    keepers = [BubblewrapBoxes(copies=False), BubblewrapBoxes(copies=False)]
+    opened = [keeper.open(BoxSpec(limits=LIMITS, workspace=folder)) for keeper in keepers for _ in range(2)]
+    try:
+        for number, box in enumerate(opened):
+            box.put("mine", b"%d\n" % number)
+        assert [sh(box, "cat mine") for box in opened] == ["0\n", "1\n", "2\n", "3\n"]
+        users = {box.workspace.upper.stat().st_uid for box in opened if isinstance(box, LiveBox)}
+        assert len(users) == (4 if os.geteuid() == 0 else 1), "no two boxes of one user, where they have users of their own"
+    finally:
+        for box in opened:
+            box.stop()
 
 
 def test_users_run_out_with_a_sentence(folder: Path) -> None:

@@ -98,5 +98,5 @@ def _rollout(row: Row[Any]) -> Rollout:
     return Rollout(
         id=row.id, policy=row.policy, taskset=row.taskset, task=row.task, task_hash=row.task_hash, group=row.group_id, attempt=row.attempt,
         harness_hash=row.harness_hash, episode=row.episode_id, outcome=None if row.outcome is None else Outcome(row.outcome),
-        reward=row.reward, token=row.token,
+        reward=row.reward, token=row.token, flags=tuple(row.flags or ()),
     )  # fmt: skip

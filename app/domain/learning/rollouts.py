@@ -59,6 +59,8 @@ class Rollout:
     reward: float | None = None
     token: int = 0
     """The fencing token of whoever is at work on it: each taking is one more."""
+    flags: tuple[str, ...] = ()
+    """What the audit of its transcript found."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import Engine
@@ -14,6 +14,7 @@ from sqlalchemy.exc import OperationalError
 from app.db.learning.rollouts import SqlRollouts
 from app.domain.errors import Refused, Unavailable
 from app.domain.learning.rollouts import Closed, Outcome, Rollout
+from pipelines.rollouts.check import Checked, HeldTasks
 from pipelines.rollouts.config import RolloutsConfig
 from pipelines.rollouts.dispatch import Dispatch, Kept
 from pipelines.rollouts.harness import CodingAgent
@@ -86,6 +87,32 @@ def test_what_may_not_begin_now_waits_and_nothing_more_is_planned_meanwhile(sqli
     made = dispatch(sqlite_engine, tmp_path, tries, until_promotion_s=until_promotion_s)
     assert made.run(groups=1) == {"solved": 2}
     assert looks[:5] == [6] * 5
+
+
+FLAGGED = replace(SOLVED, flags=("ends its process",))
+
+
+def test_a_task_whose_transcripts_are_flagged_is_held_until_a_person_has_looked(sqlite_engine: Engine, tmp_path: Path) -> None:
+    held = HeldTasks(tmp_path / "held.json")
+
+    def practising(closed: Closed) -> Dispatch:
+        return dispatch(
+            sqlite_engine, tmp_path, Tries(closed=closed), ADD, DOUBLE, held=held.read(), looked_at=held.looked_at(), hold=held.hold,
+            config={"group_size": 8},
+        )  # fmt: skip
+
+    practising(FLAGGED).run(groups=1)
+    (first,) = {row.task for row in SqlRollouts(sqlite_engine).history("composer", ADD.taskset)}
+    other = {ADD.key: DOUBLE.key, DOUBLE.key: ADD.key}[first]
+    again = practising(SOLVED)
+    again.run(groups=3)
+    assert held.read() == {ADD.taskset: {first: "8 of its last 8 transcripts are flagged (ends its process): look at them"}}
+    assert {rollout.task for rollout in cast("Tries", again.workplace).made} == {other}
+    held.write(Checked(taskset=ADD.taskset, tasks=2, held={}), looked_at=[first], but=[other])
+    assert held.read() == {ADD.taskset: {}}
+    later = practising(SOLVED)
+    later.run(groups=8)
+    assert {rollout.task for rollout in cast("Tries", later.workplace).made} == {first, other}, "what was looked at speaks no more"
 
 
 def test_faults_of_ours_slow_the_practice_down(sqlite_engine: Engine, tmp_path: Path) -> None:
