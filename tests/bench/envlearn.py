@@ -4,7 +4,7 @@
     python -m tests.bench.envlearn --resume build/envlearn.jsonl --minutes 9       again and again: a piece is a cycle of a seed, 3 to 5 min
 
 Everything real: the model, the grades, the update with its guards; one box's gateway and the book are left out. The first version and the
-last one of each seed are judged on 32 tries a task that nobody learns from: pass@1 is their mean, pass@8 the unbiased estimate (Chen et al.
+last one of each seed are judged on 16 tries a task that nobody learns from: pass@1 is their mean, pass@8 the unbiased estimate (Chen et al.
 2021, arXiv 2107.03374). Intervals are of the rise from the first to the last, drawing tasks and seeds again. The tasks are those that are
 practised: what is shown is that practice teaches what is practised. A cheating policy is planted beside: it answers with every stock hack.
 
@@ -44,7 +44,7 @@ from tests.fakes.learning import NOON, FakeTrajectories, FakeWeights, fake_ports
 
 MODEL = ROOT / ".cache" / "models" / "smollm2-135m-instruct"
 CONFIG = TrainingConfig(estimator="group_mean", learning_rate=2e-5, turns_per_step=32, kl_beta=0.0)
-K, JUDGED, TOKENS, AT_ONCE = 8, 32, 72, 192
+K, JUDGED, TOKENS, AT_ONCE = 8, 16, 72, 192
 GRADER = Grader(boxes=BubblewrapBoxes())
 
 
