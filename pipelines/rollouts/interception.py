@@ -164,7 +164,7 @@ class Interception:
             request = msgspec.json.decode(body, type=dict[str, Any])
         except msgspec.DecodeError as error:
             return _refused(400, f"this is no JSON: {error}")
-        policy = request.get("model") if request.get("model") in self.components else self.policy
+        policy = next((name for name in self.components if name == request.get("model")), self.policy)
         if not self._has_turns_left(policy):
             self.ended = self.ended or Outcome.TURN_LIMIT
             return _refused(403, f"this episode has had its {self.bounds.most_turns} turns")

@@ -3,12 +3,14 @@
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 PREFIX = "ratchet-practice-"
+_making = threading.Lock()
 
 
 @contextmanager
@@ -23,7 +25,9 @@ def scratched(name: str) -> Generator[Path]:
 
 def scratch(name: str) -> Path:
     """A fresh folder, which the users of boxes may enter; whoever asked removes it."""
-    made = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=_root(os.getpid())))
+    with _making:  # tries are threads, and a cache makes what several ask for at once several times
+        root = _root(os.getpid())
+    made = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=root))
     made.chmod(0o711)
     return made
 

@@ -99,7 +99,7 @@ class Seats:
     ahead: int = 1
     folders: Folders = field(default_factory=Folders)
     _waiting: list[Seat] = field(default_factory=list[Seat])
-    _wanted: "Queue[TaskData | None]" = field(default_factory=Queue)
+    _wanted: "Queue[TaskData | None]" = field(default_factory=lambda: Queue[TaskData | None]())
     _opener: threading.Thread | None = None
     _closed: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)

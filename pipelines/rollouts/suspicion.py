@@ -32,6 +32,6 @@ def _why(made: Sequence[Rollout], most_flagged: float, most_faults: float) -> st
         names = Counter(flag for one in made for flag in one.flags).most_common(2)
         return f"{flagged} of its last {len(made)} transcripts are flagged ({', '.join(name for name, _ in names)}): look at them"
     if faults > most_faults * len(made):
-        names = Counter(one.outcome.value for one in made if one.outcome in OF_THE_TASK).most_common(2)
-        return f"{faults} of its last {len(made)} tries were failed by a part of ours ({', '.join(name for name, _ in names)}): see the log"
+        names = Counter(one.outcome for one in made if one.outcome in OF_THE_TASK).most_common(2)
+        return f"{faults} of its last {len(made)} tries were failed by a part of ours ({', '.join(map(str, dict(names)))}): see the log"
     return None

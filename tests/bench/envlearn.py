@@ -156,6 +156,7 @@ def told(pieces: Pieces, folder: Path, tasks: Sequence[TaskData], *, seeds: int,
         for cycle in range(cycles):
             work = partial(cycled, folder / f"seed-{seed}", tasks, before, seed=seed, cycle=cycle)
             before = pieces.get(f"seed {seed} cycle {cycle}", work)
+            assert before is not None
             practice[-1].append(before["rewards"])
         assert before is not None
         weights = folder / f"seed-{seed}" / "weights" / before["digest"]

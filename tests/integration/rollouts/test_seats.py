@@ -173,6 +173,17 @@ def test_folders_that_nobody_uses_go_when_there_are_many(tmp_path: Path) -> None
     assert not used.exists()
 
 
+def test_threads_that_begin_at_once_share_what_is_made_once(tmp_path: Path) -> None:
+    program = (
+        "from concurrent.futures import ThreadPoolExecutor as P; from pipelines.rollouts.scratch import scratch\n"
+        "with P(16) as pool: print(len({path for path in pool.map(scratch, ['x'] * 64) if path.is_dir()}))"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = [subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+            for _ in range(5)]  # fmt: skip
+    assert [one.stdout.strip() for one in done] == ["64"] * 5, done[-1].stderr
+
+
 def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> None:
     program = "import os; from pipelines.rollouts.scratch import scratch; print(scratch('grade'), flush=True); os.kill(os.getpid(), 9)"
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
