@@ -123,6 +123,24 @@ def upgrade_schema(settings: Settings) -> None:
     recount_labels(settings, only_if_empty=True)
 
 
+def contract_schema(settings: Settings, *, moved: Callable[[int], None]) -> list[str]:
+    """End what is kept for processes of older versions, none of which runs any more; returns their revisions. `moved` hears how many
+    turns' words were moved so far. Killed on the way, the next call goes on.
+    """
+    from app.db import migrate
+    from app.db.ingestion.words import move_apart
+
+    with opened_state(settings) as state:
+        older = {revision for url in {settings.database_url, settings.inbox_url} for revision in migrate.contract(url)}
+        after: str | None = ""
+        total = 0
+        while after is not None:
+            count, after = move_apart(state, after=after, limit=2_000)
+            total += count
+            moved(total)
+    return sorted(older)
+
+
 def seal_webhooks(settings: Settings) -> None:
     """Seal the signing secrets that an older process stored in clear."""
     from app.db.release.webhooks import SqlWebhookBook

@@ -14,6 +14,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import delete, inspect, select
 from sqlalchemy.exc import OperationalError
 
+from app.db import locks
 from app.db.engine import insert_or_ignore, open_engine, reading, writing
 from app.db.tables import compatible_revisions
 from app.domain.errors import BadConfig
@@ -85,6 +86,18 @@ def _declare_compatible(url: str, *, only: bool = False) -> None:
                 if only:
                     connection.execute(delete(compatible_revisions))
                 connection.execute(insert_or_ignore(connection, compatible_revisions), {"revision": current})
+    finally:
+        engine.dispose()
+
+
+def contract(url: str) -> list[str]:
+    """No process of an older revision runs any more, and none may start from now on. Returns those revisions."""
+    engine = open_engine(url)
+    try:
+        with writing(engine) as connection:
+            locks.hold(connection, locks.ERASURES)  # whoever writes what people said before this commit is waited for
+            older = delete(compatible_revisions).where(compatible_revisions.c.revision != head_revision())
+            return sorted(connection.execute(older.returning(compatible_revisions.c.revision)).scalars())
     finally:
         engine.dispose()
 

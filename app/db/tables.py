@@ -232,6 +232,15 @@ turns = Table(
     _partial("ix_turns_labelled", "labelled_at", where="labelled_at IS NOT NULL"),
 )
 
+turn_words = Table(
+    "turn_words",
+    metadata,
+    Column("inference_id", Id, primary_key=True),
+    Column("completion", Text, nullable=False),
+    Column("tool_calls", JSON, nullable=False),
+)
+"""What turns said, apart from their rows, which are small and change: `app.db.ingestion.words`."""
+
 segments = Table(
     "segments",
     metadata,

@@ -22,6 +22,7 @@ from app.db.engine import insert_or_ignore, reading, writing
 from app.db.ingestion import segment_rows
 from app.db.ingestion.turn_counts import count_labelled
 from app.db.ingestion.turns import SHELL
+from app.db.ingestion.words import forget_words
 from app.db.learning.readings import forget_readings
 from app.db.learning.rollups import COLUMNS, add_up
 from app.db.outbox import OutboxEvent, enqueue
@@ -293,6 +294,7 @@ def _empty_turns(connection: Connection, ids: Sequence[str], now: datetime) -> N
         due = {"erased_at": now, "labelled_at": None, "needs_relabel": False, "label_due_at": now}
         values = SHELL | due | {"evidence": turns.c.evidence + 1}
         connection.execute(update(turns).where(turns.c.inference_id.in_(chunk)).values(values))
+        forget_words(connection, chunk)
 
 
 def _tombstones(connection: Connection, ids: Sequence[str], episodes: Sequence[str], now: datetime) -> None:

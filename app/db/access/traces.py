@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from sqlalchemy import ColumnElement, Connection, Engine, Table, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Engine, Table, Text, cast, func, or_, select
 
 from app.db.access.erasures import FULL, contains
 from app.db.chunks import chunked, one_of
@@ -24,6 +24,7 @@ from app.db.tables import (
     outbox,
     returned_items,
     segments,
+    turn_words,
     turns,
 )
 from app.domain.ids import utc_now
@@ -102,8 +103,15 @@ class SqlTraces:
             yield Trace(place="table blind_pairs", found=_count(connection, blind_pairs, blind_pairs.c.cluster == actor), cure=again)
             followed = _count(connection, holdout_people, holdout_people.c.person == actor)
             yield Trace(place="table holdout_people", found=followed, cure=again)
-            words = or_(turns.c.completion != "", turns.c.actor.is_not(None), turns.c.payload_segment.is_not(None))
+            words = or_(
+                turns.c.completion != "",
+                cast(turns.c.tool_calls, Text) != "[]",
+                turns.c.actor.is_not(None),
+                turns.c.payload_segment.is_not(None),
+            )
             yield Trace(place="shells with words", found=_count(connection, turns, turns.c.erased_at.is_not(None) & words), cure=again)
+            apart = _count(connection, turn_words, turn_words.c.inference_id.in_(erased))
+            yield Trace(place="words beside shells", found=apart, cure=again)
             said = observations.c.inference_id.in_(erased)
             yield Trace(place="observations about shells", found=_count(connection, observations, said), cure=again)
             for table in (dead_letters, outbox):

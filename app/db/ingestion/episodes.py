@@ -7,6 +7,7 @@ import msgspec
 from sqlalchemy import Engine, Row, select
 
 from app.db.engine import expected_to_answer, reading
+from app.db.ingestion.words import COMPLETION, WITH_WORDS
 from app.db.tables import exposures, inbox, turns
 from app.domain.ports import EpisodeState, EpisodeSummary
 from app.domain.release.assignment import Arm
@@ -56,7 +57,7 @@ class SqlEpisodes:
             found = [msgspec.json.decode(raw, type=_Waiting) for raw in connection.execute(select(event.payload).where(turn_of)).scalars()]
         its = (turns.c.episode_id == episode_id) & (turns.c.policy == policy) & (turns.c.kind == SUMMARY)
         its &= turns.c.finish_reason.in_(WHOLE)
-        written = select(turns.c.completion, turns.c.tags, turns.c.finished_at).where(its)
+        written = select(COMPLETION, turns.c.tags, turns.c.finished_at).select_from(WITH_WORDS).where(its)
         with expected_to_answer(), reading(self._engine) as connection:
             known = {
                 row.finished_at: EpisodeSummary(text=row.completion, tags=msgspec.convert(row.tags, dict[str, str]))

@@ -1,15 +1,15 @@
-"""Turns: the index of what was served; the tokens themselves lie in segments."""
+"""Turns: the index of what was served; the tokens themselves lie in segments, the words beside the rows."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-import msgspec
 from sqlalchemy import ColumnElement, Connection, Engine, case, exists, select, true, update
 
 from app.db.chunks import one_of
 from app.db.engine import insert_or_ignore, reading
+from app.db.ingestion import words
 from app.db.tables import batch_items, turns
 from app.domain.learning.rewards import segment_key
 from app.domain.telemetry.events import is_imported
@@ -44,24 +44,30 @@ def insert_turns(connection: Connection, served: Sequence[TurnServed], *, rules:
 
     Returns the ids of those that were new.
     """
-    rows = [_row(turn, rules, erased.get(turn.inference_id)) for turn in sorted(served, key=lambda turn: turn.inference_id)]
-    if not rows:
+    if not served:
         return set()
+    apart = words.stand_apart(connection)
+    rows = [
+        _row(turn, rules, erased.get(turn.inference_id), words.NONE if apart else words.words_of(turn))
+        for turn in sorted(served, key=lambda turn: turn.inference_id)
+    ]
     statement = insert_or_ignore(connection, turns).returning(turns.c.inference_id)
-    return {row.inference_id for row in connection.execute(statement, rows)}
+    inserted = {row.inference_id for row in connection.execute(statement, rows)}
+    if apart:
+        words.put_apart(connection, [turn for turn in served if turn.inference_id in inserted - erased.keys()])
+    return inserted
 
 
-def _row(turn: TurnServed, rules: JoinRules, erased_at: datetime | None) -> dict[str, Any]:
+def _row(turn: TurnServed, rules: JoinRules, erased_at: datetime | None, said: Mapping[str, Any]) -> dict[str, Any]:
     row: dict[str, Any] = {
         "inference_id": turn.inference_id, "episode_id": turn.episode_id, "policy": turn.policy, "version": turn.version,
         "kind": turn.kind, "source": turn.source, "started_at": turn.started_at, "finished_at": turn.finished_at,
         "label_due_at": turn.finished_at + rules.label_wait(turn.policy), "actor": turn.actor, "segment": segment_key(turn.segment),
         "finish_reason": str(turn.finish_reason), "train_consent": turn.consent.train, "has_logprobs": _has_logprobs(turn),
         "prompt_tokens": turn.usage.prompt_tokens, "completion_tokens": turn.usage.completion_tokens,
-        "tool_calls": msgspec.to_builtins(turn.tool_calls), "time_to_first_token_s": turn.time_to_first_token_s,
+        "time_to_first_token_s": turn.time_to_first_token_s,
         "release_id": turn.assignment.release_id, "stage": turn.assignment.stage, "arm": turn.assignment.arm,
-        "probability": turn.assignment.probability, "completion": turn.completion, "tags": turn.tags,
-        "payload_segment": None, "erased_at": erased_at,
+        "probability": turn.assignment.probability, "tags": turn.tags, "payload_segment": None, "erased_at": erased_at, **said,
     }  # fmt: skip
     return row if erased_at is None else row | SHELL
 
@@ -70,7 +76,7 @@ def _has_logprobs(turn: TurnServed) -> bool:
     return turn.payload.has_logprobs if turn.payload else turn.logprobs is not None
 
 
-SHELL: dict[str, Any] = {"actor": None, "completion": "", "tags": {}, "tool_calls": [], "segment": "", "payload_segment": None}
+SHELL: dict[str, Any] = {"actor": None, "tags": {}, "segment": "", "payload_segment": None, **words.NONE}
 """What is left of a turn after its person was erased: that it was served, by which version, and when."""
 
 

@@ -27,6 +27,7 @@ from sqlalchemy import (
 from app.db import locks
 from app.db.chunks import chunked, one_of
 from app.db.engine import writing
+from app.db.ingestion.words import COMPLETION, WITH_WORDS
 from app.db.learning.labels import lot_of
 from app.db.learning.voices import read_voices
 from app.db.tables import (
@@ -143,8 +144,8 @@ class SqlCutSession:
         episode_open = exists(select(1).where(same_episode, sibling.c.labelled_at.is_(None)))
         tries = select(func.count()).where(returned_items.c.inference_id == labels.c.inference_id).scalar_subquery()
         statement = (
-            select(labels, turns, episode_open.label("episode_open"), turns.c.episode_id.label("episode"), tries.label("tries"))
-            .join(turns, turns.c.inference_id == labels.c.inference_id)
+            select(labels, turns, episode_open.label("episode_open"), turns.c.episode_id.label("episode"), tries.label("tries"), COMPLETION)
+            .select_from(WITH_WORDS.join(labels, turns.c.inference_id == labels.c.inference_id))
             .where(wanted)
             .order_by(labels.c.inference_id)
         )
@@ -276,6 +277,6 @@ def _labelled_turn(row: Row[tuple[object, ...]]) -> LabelledTurn:
         erased=turn[turns.c.erased_at] is not None, has_logprobs=turn[turns.c.has_logprobs], payload_segment=turn[turns.c.payload_segment],
         completion_tokens=turn[turns.c.completion_tokens], finished_at=turn[turns.c.finished_at], labelled_at=turn[labels.c.labelled_at],
         episode_open=bool(turn["episode_open"]), process=_process(turn[labels.c.terms]), has_outcome=bool(_spoke(turn[labels.c.terms])),
-        tries=turn["tries"], completion=turn[turns.c.completion], spoke=_spoke(turn[labels.c.terms]),
+        tries=turn["tries"], completion=turn[COMPLETION], spoke=_spoke(turn[labels.c.terms]),
         rollout=is_rollout(turn[turns.c.source]), group=_group(turn[turns.c.source], turn[turns.c.tags]),
     )  # fmt: skip

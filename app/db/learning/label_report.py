@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, select
 
 from app.db.counters import read_counts
+from app.db.ingestion.words import WITH_WORDS
 from app.db.learning.labels import FACTS, facts_of, observations_of
 from app.db.tables import labels, turns
 from app.domain.learning.label_reports import LabelReport, TermReport
@@ -31,7 +32,7 @@ def labelled_turns(connection: Connection, policy: str, *, limit: int) -> Iterat
     """The newest labelled turns of a policy that were not erased, newest first."""
     query = (
         select(*FACTS, labels.c.reward, labels.c.terms, labels.c.revision)
-        .join(labels, (labels.c.inference_id == turns.c.inference_id) & labels.c.current)
+        .select_from(WITH_WORDS.join(labels, (labels.c.inference_id == turns.c.inference_id) & labels.c.current))
         .where(turns.c.policy == policy, turns.c.erased_at.is_(None))
         .order_by(turns.c.finished_at.desc(), turns.c.inference_id)
         .limit(limit)

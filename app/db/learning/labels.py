@@ -13,6 +13,7 @@ from app.db import locks
 from app.db.chunks import one_of
 from app.db.engine import reading
 from app.db.ingestion.turn_counts import count_labelled
+from app.db.ingestion.words import COMPLETION, TOOL_CALLS, WITH_WORDS
 from app.db.learning.readings import ask_people
 from app.db.learning.rollups import COLUMNS, add_up
 from app.db.outbox import OutboxEvent, enqueue
@@ -29,10 +30,10 @@ LABEL_EVENT = "ratchet.label.v1"
 FACTS = (
     turns.c.inference_id, turns.c.episode_id, turns.c.policy, turns.c.version, turns.c.kind, turns.c.source, turns.c.started_at,
     turns.c.finished_at, turns.c.labelled_at, turns.c.actor, turns.c.segment, turns.c.finish_reason, turns.c.train_consent,
-    turns.c.has_logprobs, turns.c.prompt_tokens, turns.c.completion_tokens, turns.c.tool_calls, turns.c.time_to_first_token_s,
-    turns.c.completion, turns.c.tags, turns.c.erased_at,
+    turns.c.has_logprobs, turns.c.prompt_tokens, turns.c.completion_tokens, TOOL_CALLS, turns.c.time_to_first_token_s,
+    COMPLETION, turns.c.tags, turns.c.erased_at,
 )  # fmt: skip
-"""The columns that labelling looks at, in the order of `facts_of`."""
+"""The columns that labelling looks at, of `WITH_WORDS`, in the order of `facts_of`."""
 _OBSERVATION = (
     observations.c.id, observations.c.policy, observations.c.inference_id, observations.c.episode_id, observations.c.name,
     observations.c.value, observations.c.occurred_at, observations.c.source, observations.c.actor, observations.c.tags,
@@ -56,7 +57,7 @@ class SqlLabels:
 
     def due(self, policy: str, *, now: datetime, limit: int) -> list[DueTurn]:
         """Turns whose wait is over and that have no label, and turns marked for another one, oldest first."""
-        mine = select(*FACTS, turns.c.evidence).where(turns.c.policy == policy)
+        mine = select(*FACTS, turns.c.evidence).select_from(WITH_WORDS).where(turns.c.policy == policy)
         waited = mine.where(turns.c.labelled_at.is_(None), turns.c.label_due_at <= now).order_by(turns.c.label_due_at)
         with reading(self._engine) as connection:
             found = list(connection.execute(waited.limit(limit)))

@@ -7,6 +7,7 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, Connection, select
 
 from app.db.chunks import chunked, one_of
+from app.db.ingestion.words import WITH_WORDS
 from app.db.learning.labels import FACTS, facts_of, observations_of
 from app.db.learning.voices import heard_before
 from app.db.tables import turns
@@ -31,7 +32,7 @@ def read_reactions(connection: Connection, inference_ids: Sequence[str], *, befo
 
 
 def _turns(connection: Connection, wanted: ColumnElement[bool]) -> list[DueTurn]:
-    rows = list(connection.execute(select(*FACTS).where(wanted, turns.c.erased_at.is_(None))))
+    rows = list(connection.execute(select(*FACTS).select_from(WITH_WORDS).where(wanted, turns.c.erased_at.is_(None))))
     observed = observations_of(connection, rows)
     return [DueTurn(facts=facts_of(row), observations=observed[row.inference_id], revision=0) for row in rows]
 

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 from app.db.chunks import one_of
 from app.db.engine import insert_or_ignore, reading, writing
 from app.db.ingestion.observations import JOINED
+from app.db.ingestion.words import COMPLETION, WITH_WORDS
 from app.db.release import audit
 from app.db.tables import follow_up_readings, observations, turns
 from app.domain.errors import DoneAlready, NotFound, Refused
@@ -93,9 +94,8 @@ def asked_about(connection: Connection, policy: str, inference_id: str, observat
     if row is None or turn is None:
         return None
     t = turns.c
-    near = select(t.inference_id, t.completion, t.finished_at).where(
-        t.episode_id == turn.episode_id, t.policy == policy, t.finished_at <= turn.finished_at, t.erased_at.is_(None)
-    )
+    near = select(t.inference_id, COMPLETION, t.finished_at).select_from(WITH_WORDS)
+    near = near.where(t.episode_id == turn.episode_id, t.policy == policy, t.finished_at <= turn.finished_at, t.erased_at.is_(None))
     shown = connection.execute(near.order_by(t.finished_at.desc()).limit(BEFORE + 1)).all()[::-1]
     said = _follow_ups(connection, turn.episode_id, [one.inference_id for one in shown])
     text = next((words for id_, _, words in said if id_ == observation_id), None)

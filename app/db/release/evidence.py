@@ -11,6 +11,7 @@ from sqlalchemy import BigInteger, ColumnElement, Connection, Engine, Row, Selec
 from app.db.chunks import chunked
 from app.db.engine import insert_or_ignore, reading, writing
 from app.db.ingestion.observations import of_the_turn_s_policy
+from app.db.ingestion.words import COMPLETION, TOOL_CALLS
 from app.db.release.pointer import CHAMPION_MOVES
 from app.db.tables import (
     deployment_history,
@@ -21,6 +22,7 @@ from app.db.tables import (
     labels,
     observations,
     releases,
+    turn_words,
     turns,
 )
 from app.domain.errors import NotFound
@@ -169,12 +171,14 @@ class SqlEvidenceBook:
 
 def read_sessions(connection: Connection, mine: ColumnElement[bool]) -> list[Session]:
     """Exposures that fulfil `mine`, with turn, first label and signals, in order of exposure."""
-    joined = exposures.outerjoin(turns, turns.c.inference_id == exposures.c.inference_id).outerjoin(
-        labels, (labels.c.inference_id == exposures.c.inference_id) & (labels.c.revision == 1)
+    joined = (
+        exposures.outerjoin(turns, turns.c.inference_id == exposures.c.inference_id)
+        .outerjoin(turn_words, turn_words.c.inference_id == exposures.c.inference_id)
+        .outerjoin(labels, (labels.c.inference_id == exposures.c.inference_id) & (labels.c.revision == 1))
     )
     query = select(
-        exposures, turns.c.inference_id.label("turn"), turns.c.finish_reason, turns.c.completion, turns.c.completion_tokens,
-        turns.c.tool_calls, turns.c.time_to_first_token_s, turns.c.started_at, turns.c.finished_at, turns.c.prompt_tokens,
+        exposures, turns.c.inference_id.label("turn"), turns.c.finish_reason, COMPLETION, turns.c.completion_tokens,
+        TOOL_CALLS, turns.c.time_to_first_token_s, turns.c.started_at, turns.c.finished_at, turns.c.prompt_tokens,
         labels.c.reward, labels.c.terms, labels.c.exclusion, labels.c.labelled_at,
     ).select_from(joined).where(mine).order_by(exposures.c.occurred_at, exposures.c.id)  # fmt: skip
     sessions = [_session(row) for row in connection.execute(query)]

@@ -5,6 +5,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, select
 
+from app.db.ingestion.words import COMPLETION, WITH_WORDS
 from app.db.sight.paging import page_by_key
 from app.db.tables import batch_items, batches, labels, observations, rule_set_activations, rule_sets, turns
 from app.domain.views.pages import CutRow, Inspected, LabelLine, Page, RuleSetInfo
@@ -36,14 +37,15 @@ def _line(row: Row[*tuple[Any, ...]]) -> LabelLine:
 
 def read_inspected(connection: Connection, inference_id: str) -> Inspected | None:
     """A turn, every revision of its label and what was observed of it and of its episode."""
-    turn = connection.execute(select(turns).where(turns.c.inference_id == inference_id)).one_or_none()
+    found = select(turns, COMPLETION.label("words")).select_from(WITH_WORDS).where(turns.c.inference_id == inference_id)
+    turn = connection.execute(found).one_or_none()
     if turn is None:
         return None
     revisions = connection.execute(select(*LINE).where(labels.c.inference_id == inference_id).order_by(labels.c.revision.desc()))
     return Inspected(
         inference_id=turn.inference_id, episode_id=turn.episode_id, version=turn.version, policy=turn.policy, arm=turn.arm,
         segment=turn.segment, started_at=turn.started_at, finished_at=turn.finished_at, finish_reason=turn.finish_reason,
-        completion=turn.completion[:SHOWN], erased_at=turn.erased_at, revisions=tuple(_line(row) for row in revisions),
+        completion=turn.words[:SHOWN], erased_at=turn.erased_at, revisions=tuple(_line(row) for row in revisions),
         observed=tuple(_observed(connection, turn)),
     )  # fmt: skip
 

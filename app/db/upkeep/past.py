@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Row, delete, exists, func, select
 from app.db import locks
 from app.db.chunks import one_of, pair_of
 from app.db.ingestion.observations import ORPHAN
+from app.db.ingestion.words import forget_words
 from app.db.learning.readings import forget_readings
 from app.db.tables import batch_items, blind_pairs, exposures, labels, observations, releases, retractions, turns
 from app.db.upkeep.needs import Needs
@@ -75,6 +76,7 @@ def _delete(connection: Connection, gone: Sequence[Row[*tuple[Any, ...]]]) -> No
         connection.execute(delete(observations).where(about))
     connection.execute(delete(labels).where(one_of(connection, labels.c.inference_id, ids)))
     forget_readings(connection, ids)
+    forget_words(connection, ids)
     connection.execute(delete(turns).where(one_of(connection, turns.c.inference_id, ids)))
 
 

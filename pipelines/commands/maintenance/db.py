@@ -6,6 +6,8 @@ from app import wiring
 from app.secret_files import private_folder
 from app.settings import from_environment
 
+PROGRESS_ROWS = 100_000
+
 
 @click.group()
 def db() -> None:
@@ -28,6 +30,24 @@ def check() -> None:
     wiring.open_state(settings).dispose()
     wiring.open_inbox(settings).dispose()
     click.echo(f"schema is at {wiring.schema_revision(settings)}, as needed")
+
+
+@db.command()
+def contract() -> None:
+    """End what the schema keeps for the version before, once no process of it runs any more: none can start on it afterwards.
+
+    Answers and tool calls move out of the turns' rows, some thousand at a time, beside the traffic. Killed on the way, run it again.
+    """
+    told = -PROGRESS_ROWS
+
+    def say(total: int) -> None:
+        nonlocal told
+        if total >= told + PROGRESS_ROWS:
+            told = total
+            click.echo(f"the words of {total} turns moved", err=True)
+
+    older = wiring.contract_schema(from_environment(), moved=say)
+    click.echo(f"code of these revisions can run here no longer: {', '.join(older)}" if older else "nothing was kept for older versions")
 
 
 @db.command()

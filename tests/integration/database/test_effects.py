@@ -19,7 +19,19 @@ from app.db.counters import read_counts
 from app.db.engine import open_engine, reading, writing
 from app.db.ingestion.streams import SqlEffects, SqlPositions, read_offsets, stream_metrics
 from app.db.learning.labels import SqlLabels
-from app.db.tables import batch_items, dead_letters, exposures, labels, observations, outbox, retractions, segments, stream_offsets, turns
+from app.db.tables import (
+    batch_items,
+    dead_letters,
+    exposures,
+    labels,
+    observations,
+    outbox,
+    retractions,
+    segments,
+    stream_offsets,
+    turn_words,
+    turns,
+)
 from app.domain.errors import BadRequest, Unavailable
 from app.domain.learning.rewards import Label
 from app.domain.telemetry.streams import AppliedEvent, DeadLetter, Effect, EffectBatch, JoinRules
@@ -229,11 +241,12 @@ def test_what_an_erased_person_said_before_is_forgotten_in_replays_too(bench: Be
     bench.apply(erasure("alice", occurred=50), now=50, received=50)
     bench.apply(turn("a2"), observation("o2", of="a2", actor="alice"), exposure("a2"), received=40, now=60)
     bench.apply(observation("o3", of="a"), received=70, now=70)
-    assert bench.rows(turns, "inference_id", "actor", "completion", "payload_segment") == [
-        ("a", None, "", None),
-        ("a2", None, "", None),
-        ("b", "bob", "answer b", "ratchet.events.1-0-00000000000000000000"),
+    assert bench.rows(turns, "inference_id", "actor", "payload_segment") == [
+        ("a", None, None),
+        ("a2", None, None),
+        ("b", "bob", "ratchet.events.1-0-00000000000000000000"),
     ]
+    assert bench.rows(turn_words, "inference_id", "completion") == [("b", "answer b")]
     assert bench.statuses() == {"p": "joined"}
     assert bench.rows(exposures) == []
     assert set(bench.segments.written["ratchet.events.1-0-00000000000000000000"]) == {"b"}

@@ -22,7 +22,7 @@ from app import wiring
 from app.db.engine import open_engine, reading, writing
 from app.db.learning.cycles import SqlCycles
 from app.db.migrate import downgrade
-from app.db.tables import audit, dead_letters, suite_scores
+from app.db.tables import audit, compatible_revisions, dead_letters, suite_scores
 from app.domain.errors import BadInput, RatchetError, Refused, Unavailable
 from app.domain.learning.cycles import CycleStatus
 from app.domain.release.releases import ReleaseState
@@ -104,6 +104,16 @@ def test_db_check_refuses_a_schema_of_another_version_and_db_upgrade_mends_it(te
 def test_db_recount_adds_the_labels_up_anew(terminal: Terminal) -> None:
     terminal("db", "upgrade")
     assert terminal("db", "recount").output == "0 rows\n"
+
+
+def test_db_contract_ends_what_is_kept_for_older_versions_and_says_which(terminal: Terminal, engine: Engine) -> None:
+    with writing(engine) as connection:
+        connection.execute(insert(compatible_revisions).values(revision="0018_holdouts"))
+    told = terminal("db", "contract")
+    assert told.exit_code == 0, told.exception
+    assert "can run here no longer: 0018_holdouts" in told.output
+    assert "the words of 0 turns moved" in told.output
+    assert "nothing was kept for older versions" in terminal("db", "contract").output
 
 
 # --- audit ---------------------------------------------------------------------------------------------------------------
