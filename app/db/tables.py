@@ -100,6 +100,7 @@ inbox = Table(
     Column("relayed_at", UtcMicros),
     Column("applied_at", UtcMicros),
     Column("rounds", Integer, nullable=False, server_default="0"),
+    Column("era", Integer, nullable=False, server_default="0"),
     UniqueConstraint("source", "event_id"),
     Index("ix_inbox_to_send", "seq", sqlite_where=text("relayed_at IS NULL"), postgresql_where=text("relayed_at IS NULL")),
     Index(
@@ -111,6 +112,16 @@ inbox = Table(
     _partial("ix_inbox_to_trim", "applied_at", where="applied_at IS NOT NULL AND length(payload) > 0"),
     _partial("ix_inbox_key", "key", where="length(payload) > 0"),
     sqlite_autoincrement=True,
+)
+
+"""On PostgreSQL in partitions by `era`: an event is unique, and `seq` the primary key, within each of them (`app.db.upkeep.eras`)."""
+
+inbox_eras = Table(
+    "inbox_eras",
+    metadata,
+    Column("era", Integer, primary_key=True, autoincrement=False),
+    Column("opened_at", UtcMicros, nullable=False),
+    Column("closed_at", UtcMicros),
 )
 
 # --- streaming ------------------------------------------------------------------------------------------------------------

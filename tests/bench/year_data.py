@@ -9,10 +9,11 @@ serves the newest turns. One batch was cut, `WINDOW` ago.
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, text, update
 
 from app.db.engine import writing
-from app.db.tables import EPOCH
+from app.db.tables import EPOCH, inbox_eras
+from app.db.upkeep import eras
 
 POLICY = "composer"
 VERSION = "v-new"
@@ -20,6 +21,9 @@ NOW = datetime(2026, 11, 1, tzinfo=UTC)
 STEP = timedelta(seconds=20)
 WINDOW = timedelta(hours=1)
 SPAN = 4_000
+DAY = timedelta(days=1)
+ERAS = 7
+"""Of the inbox, on PostgreSQL; here they hold the whole past between them, not the last week alone."""
 
 
 def _micros(moment: datetime) -> int:
@@ -45,12 +49,22 @@ class Year:
 def fill(engine: Engine, year: Year) -> None:
     """Write everything, then let the database look at its tables."""
     postgres = engine.dialect.name == "postgresql"
+    if postgres:
+        _open_eras(engine)
     with writing(engine) as connection:
         for statement in _statements(year, postgres=postgres):
             connection.execute(text(statement))
         _sequences(connection, postgres=postgres)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("ANALYZE"))
+
+
+def _open_eras(engine: Engine) -> None:
+    """The inbox's, one for each day of the last week."""
+    with writing(engine) as connection:
+        connection.execute(update(inbox_eras).values(opened_at=NOW - ERAS * DAY))
+    for number in range(1, ERAS):
+        eras.turn(engine, now=NOW - (ERAS - number) * DAY, after=DAY)
 
 
 def _sequences(connection: Connection, *, postgres: bool) -> None:
@@ -111,9 +125,9 @@ def _statements(year: Year, *, postgres: bool) -> list[str]:
         SELECT policy, version, count(*), count(labelled_at) FROM turns GROUP BY policy, version""",
         f"""INSERT INTO applied_events (source, event_id, payload_hash, applied_at)
         SELECT 'gateway', 't-' || n, {digest}, {at} {said} WHERE {old}""",
-        f"""INSERT INTO inbox (seq, source, event_id, type, key, time, payload, payload_hash, received_at, relayed_at, applied_at)
+        f"""INSERT INTO inbox (seq, source, event_id, type, key, time, payload, payload_hash, received_at, relayed_at, applied_at, era)
         SELECT n + 1, 'gateway', 't-' || n, 'ratchet.turn.v1', {episode}, {at}, {payload}, {digest}, {at},
-        {applied}, {applied} {said}""",
+        {applied}, {applied}, {f"n * {ERAS} / {n}" if postgres else "0"} {said}""",
         f"""INSERT INTO outbox (seq, event_id, topic, key, type, payload, created_at, sent_at)
         SELECT n + 1, 'l-' || n, 'ratchet.labels', 't-' || n, 'ratchet.label.v1', {blob}, {at}, {at} {said} WHERE {old}""",
         f"""INSERT INTO segments (name, rows, bytes, created_at)

@@ -79,6 +79,16 @@ def _known_sqlite(connection: DBAPIConnection, chunk: Sequence[Row], newest: int
 
 
 def _insert_postgres(connection: DBAPIConnection, rows: Sequence[Row]) -> dict[tuple[str, str], bytes]:
+    known = _known_postgres(connection, rows, f" AND era = ({_ERA_BEFORE})")
+    fresh = [row for row in rows if (row.source, row.event_id) not in known]
+    return known | _insert_fresh(connection, fresh) if fresh else known
+
+
+_ERA_BEFORE = "SELECT max(era) - 1 FROM inbox_eras"
+"""Within an era events are unique; this one is looked into as well, so that an era that has just begun forgets nobody's last day."""
+
+
+def _insert_fresh(connection: DBAPIConnection, rows: Sequence[Row]) -> dict[tuple[str, str], bytes]:
     columns = list(zip(*(row.values() for row in rows), strict=True))
     types = ("text", "text", "text", "text", "bigint", "bytea", "bytea", "bigint")
     arrays = ", ".join(f"%s::{type_}[]" for type_ in types)
@@ -89,12 +99,15 @@ def _insert_postgres(connection: DBAPIConnection, rows: Sequence[Row]) -> dict[t
     )
     inserted = set(_run(connection, statement, [list(column) for column in columns]).fetchall())
     rest = [row for row in rows if (row.source, row.event_id) not in inserted]
-    if not rest:
-        return {}
+    return _known_postgres(connection, rest) if rest else {}
+
+
+def _known_postgres(connection: DBAPIConnection, rows: Sequence[Row], within: str = "") -> dict[tuple[str, str], bytes]:
+    given = "(SELECT * FROM unnest(%s::text[], %s::text[]))"
     found = _run(
         connection,
-        "SELECT source, event_id, payload_hash FROM inbox WHERE (source, event_id) IN (SELECT * FROM unnest(%s::text[], %s::text[]))",
-        [[row.source for row in rest], [row.event_id for row in rest]],
+        f"SELECT source, event_id, payload_hash FROM inbox WHERE (source, event_id) IN {given}{within}",
+        [[row.source for row in rows], [row.event_id for row in rows]],
     ).fetchall()
     return {(source, event_id): bytes(digest) for source, event_id, digest in found}
 

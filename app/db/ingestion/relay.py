@@ -31,6 +31,7 @@ OUTBOX_SOURCE = "ratchet"
 READ_BYTES = 16 * 1024 * 1024
 TRIMMED_AT_ONCE = 5_000
 """Rows whose payload is dropped in one transaction; the relay goes on until nothing is old any more, between two sendings."""
+LEFT_BEHIND = timedelta(days=2)
 FULL = text("length(payload) > 0")
 """As the index over rows with a payload says it."""
 
@@ -129,7 +130,12 @@ class SqlRelayTerm:
             return offsets(connection, self._group)
 
     def trim(self, *, applied_before: datetime) -> int:
-        """Drop payloads of long-applied rows, the oldest `TRIMMED_AT_ONCE`; their identities stay for `dedupe_days`."""
+        """Drop payloads of long-applied rows, the oldest `TRIMMED_AT_ONCE`; their identities stay for `dedupe_days`.
+
+        On PostgreSQL they go with their era, identities and all: here only what an era that may not go yet holds `LEFT_BEHIND` longer.
+        """
+        if self._inbox.dialect.name == "postgresql":
+            applied_before -= LEFT_BEHIND
         old = select(inbox.c.seq).where(inbox.c.applied_at < applied_before, FULL).order_by(inbox.c.applied_at).limit(TRIMMED_AT_ONCE)
         with writing(self._inbox) as connection:
             leases.require(connection, self.lease)

@@ -1,7 +1,7 @@
 """One process at a time keeps house, under a lease: every class of `[retention]` in its turn, step by step, until nothing is old any more.
 
-    identities ──▶ outbox ──▶ dead letters ──▶ segments ──▶ turns ──▶ blind pairs ──▶ labels ──▶ exposures ──▶ stray observations;
-    segments are merged
+    inbox ──▶ identities ──▶ outbox ──▶ dead letters ──▶ segments ──▶ turns ──▶ blind pairs ──▶ labels ──▶ exposures
+    ──▶ stray observations; segments are merged
 
 Every step is one short transaction, fenced by the lease where the state database is written. Inbox rows need no fence: only what was
 applied long ago is deleted, and that is true whoever looks.
@@ -20,7 +20,7 @@ from app.db.clock import ConnectionClock
 from app.db.counters import add_counts
 from app.db.engine import expected_to_answer, reading, writing
 from app.db.tables import turn_counts
-from app.db.upkeep import identities, old_segments, past
+from app.db.upkeep import eras, identities, old_segments, past
 from app.db.upkeep.compaction import MergingFiles, compact
 from app.db.upkeep.needs import needs
 from app.db.verdicts import judged
@@ -137,6 +137,8 @@ class SqlUpkeep:
         """Each class with its step, which says None when nothing is left to look at."""
         fence = self.fence(lease)
         kept = self._retention
+        if (keep := days(kept.inbox_days)) is not None:
+            yield "inbox", self._eras(keep)
         if (before := self._before(kept.dedupe_days)) is not None:
             yield "identities", self._along(self._inbox, self._door(identities.forget_inbox, before))
             yield "applied", self._emptying(self._at_most(identities.forget_applied, before - LATER), fence)
@@ -156,6 +158,11 @@ class SqlUpkeep:
                 yield "exposures", self._emptying(self._exposures(policy, before), fence)
         if (before := self._before(kept.observations_days)) is not None:
             yield "observations", self._emptying(self._at_most(past.retire_strays, before), fence)
+
+    def _eras(self, keep: timedelta) -> Callable[[], int | None]:
+        """PostgreSQL: the next era of the inbox opens when its time has come, and old ones go."""
+        eras.turn(self._inbox, now=self._clock(), after=eras.span(keep))
+        return lambda: eras.drop_oldest(self._inbox, before=self._clock() - keep)
 
     def _door(self, act: Callable[..., tuple[int, int]], before: datetime) -> Callable[[Connection, int], tuple[int, int]]:
         return lambda c, after: act(c, before=before, limit=self._rows, after=after)

@@ -18,7 +18,7 @@ CLASSES = {
     "inbox": "dedupe_days", "identities": "dedupe_days", "segments": "segments_days", "turns": "turns_days", "labels": "labels_days",
     "exposures": "exposures_days", "observations": "observations_days", "dead_letters": "dead_letters_days",
 }  # fmt: skip
-"""Class as the database knows it, and the setting that ends it."""
+"""Class as the database knows it, and the setting that ends it; on PostgreSQL rows of the inbox go with their bodies."""
 
 
 @click.group()
@@ -47,11 +47,12 @@ def show() -> None:
     settings = from_environment()
     now, kept = wiring.clock(settings)(), retention(read_toml(settings.config))
     for name, oldest in wiring.upkeep(settings, owner=owner()).oldest().items():
-        click.echo(f"{name:>12}  kept {_limit(kept, name):>9}  oldest {_age(oldest, now)}")
+        ends = "inbox_days" if name == "inbox" and not settings.inbox_url.startswith("sqlite") else CLASSES[name]
+        click.echo(f"{name:>12}  kept {_limit(kept, ends):>9}  oldest {_age(oldest, now)}")
 
 
-def _limit(kept: Retention, name: str) -> str:
-    number = getattr(kept, CLASSES[name])
+def _limit(kept: Retention, setting: str) -> str:
+    number = getattr(kept, setting)
     return "for ever" if number is None else f"{number:g} days"
 
 

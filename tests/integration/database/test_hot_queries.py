@@ -21,6 +21,8 @@ from app.db.learning.batches import SqlBatchStore
 from app.db.learning.labels import SqlLabels, count_trainable
 from app.db.reads import SqlReads
 from app.db.release.evidence import SqlEvidenceBook
+from app.db.tables import EPOCH
+from app.db.upkeep import eras
 from app.domain.telemetry.streams import EffectBatch, JoinRules
 from pipelines.batching.config import BatchingConfig
 from pipelines.batching.cut import cut_batch
@@ -60,7 +62,7 @@ class Asked:
         self.explained[statement] = plan
         walked = re.findall(r"(?:Seq Scan on|^SCAN) (\w+)(?! USING)", plan, flags=re.MULTILINE)
         names = self._aliases(statement)
-        if big := BIG & {names.get(name, name) for name in walked}:
+        if big := BIG & {re.sub(r"_\d+$", "", names.get(name, name)) for name in walked}:  # an era's partition is `inbox_3`
             self.walks.append(f"walks {sorted(big)}\n{statement}\n{plan}")
 
     @staticmethod
@@ -103,6 +105,7 @@ def acts(engine: Engine) -> dict[str, Callable[[], object]]:
         "mark": lambda: term.mark_inbox([1, 2, 3], now=NOW),
         "confirm": lambda: term.confirm_applied(relayed_before=NOW, limit=100, now=NOW),
         "trim": lambda: term.trim(applied_before=NOW - timedelta(hours=6)),
+        "era": lambda: eras.drop_oldest(engine, before=EPOCH),
         "backlog": lambda: (SqlBacklog(engine, engine).complete_until(now=NOW), has_backlog(engine), term.applied_before(now=NOW)),
         "metrics": lambda: (reads.counters(), reads.turns_per_version(), reads.backlog()),
         "lag": lambda: evidence.lag_s(POLICY, now=NOW),

@@ -1,8 +1,10 @@
 """Migrations say what `app.db.tables` says, and every step up has a step down that leaves nothing behind."""
 
 import re
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from app.db.ingestion.turn_counts import read_turn_counts, recount
 from app.db.learning.labels import lot_of
 from app.db.migrate import _config, current_revision, downgrade, head_revision, knows, refuse_unknown, require_head, upgrade
 from app.db.release.webhooks import SqlWebhookBook
-from app.db.tables import labels, metadata, webhooks
+from app.db.tables import EPOCH, inbox, inbox_eras, labels, metadata, webhooks
 from app.domain.errors import BadConfig
 from app.domain.ids import utc_now
 from tests.conftest import NewDatabase
@@ -52,9 +54,17 @@ def _columns(seen: Inspector) -> dict[str, object]:
 def test_the_migrations_make_the_tables_that_the_code_declares(database_url: str) -> None:
     engine = open_engine(database_url)
     with reading(engine) as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": True})
-        assert compare_metadata(context, metadata) == []
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "include_name": is_no_era})
+        differences = [str(difference) for difference in compare_metadata(context, metadata)]
     engine.dispose()
+    # On PostgreSQL an event is unique within an era: the constraint is each partition's.
+    told = ["('add_constraint', UniqueConstraint(Column('source'"] if engine.dialect.name == "postgresql" else []
+    assert [difference[: len(told[0])] for difference in differences] == told if told else differences == []
+
+
+def is_no_era(name: str | None, kind: str, _parents: object) -> bool:
+    """Partitions of the inbox are data, not schema."""
+    return kind != "table" or re.fullmatch(r"inbox_\d+", name or "") is None
 
 
 def test_partial_indexes_hold_the_rows_that_the_code_declares(database_url: str) -> None:
@@ -176,6 +186,86 @@ def _waits(engine: Engine) -> bool:
     with reading(engine) as connection:
         building = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query ILIKE 'CREATE INDEX CONCURRENTLY%'"
         return bool(connection.execute(text(building)).scalar_one())
+
+
+def the_release_before(url: str, over: threading.Event) -> list[str]:
+    """Its door, relay and ingestion, as statements on one connection, until told to stop; the events that it accepted."""
+    door = (
+        "INSERT INTO inbox (source, event_id, type, key, time, payload, payload_hash, received_at) "
+        "VALUES ('s', :event, 't', 'k', 0, 'x', 'h', 0) ON CONFLICT DO NOTHING RETURNING event_id"
+    )
+    again = "SELECT source, event_id, payload_hash FROM inbox WHERE source = 's' AND event_id = :event"
+    unsent = "SELECT seq FROM inbox WHERE relayed_at IS NULL ORDER BY seq LIMIT 100"
+    mark = "UPDATE inbox SET relayed_at = 1, applied_at = 1 WHERE seq = ANY(:seqs)"
+    engine, accepted = open_engine(url), list[str]()
+    with engine.connect() as connection:
+        while not over.is_set():
+            event = f"e{len(accepted)}"
+            with connection.begin():
+                accepted += connection.execute(text(door), {"event": event}).scalars()
+                assert connection.execute(text(door), {"event": event}).first() is None
+                assert connection.execute(text(again), {"event": event}).one().event_id == event
+            with connection.begin():
+                connection.execute(text(mark), {"seqs": list(connection.execute(text(unsent)).scalars())})
+    engine.dispose()
+    return accepted
+
+
+def test_the_inbox_is_parted_into_eras_under_the_release_before_and_back_and_loses_nothing(new_postgres_database: NewDatabase) -> None:
+    with new_postgres_database() as url:
+        downgrade(url, "0019_words")
+        over = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            working = pool.submit(the_release_before, url, over)
+            try:
+                for act in (lambda: upgrade(url), lambda: downgrade(url, "0019_words"), lambda: upgrade(url)):
+                    time.sleep(0.5)
+                    act()
+                time.sleep(0.5)
+            finally:
+                over.set()
+            accepted = working.result(timeout=60)
+        assert len(accepted) > 50
+        engine = open_engine(url)
+        with reading(engine) as connection:
+            found = connection.execute(select(inbox.c.event_id, inbox.c.applied_at).order_by(inbox.c.seq)).all()
+            assert [row.event_id for row in found] == accepted
+            assert {row.applied_at for row in found[:-1]} == {EPOCH + timedelta(microseconds=1)}
+            assert connection.execute(text("SELECT pg_get_serial_sequence('inbox', 'seq')")).scalar_one() is not None
+            attached = "SELECT count(*) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE c.relname LIKE 'ix_inbox_%_0'"
+            assert connection.execute(text(attached)).scalar_one() == 4  # the indexes that were there, none built anew
+        engine.dispose()
+
+
+def test_a_parting_that_was_broken_off_is_finished_by_the_next(new_postgres_database: NewDatabase) -> None:
+    with new_postgres_database() as url:
+        downgrade(url, "0019_words")
+        engine = open_engine(url)
+        with writing(engine) as connection:  # as far as a killed migration may have come
+            connection.execute(text("CREATE TABLE inbox_eras (era integer PRIMARY KEY, opened_at bigint NOT NULL, closed_at bigint)"))
+            connection.execute(text("ALTER TABLE inbox ADD COLUMN era integer NOT NULL DEFAULT 0"))
+            connection.execute(text("ALTER TABLE inbox ADD CONSTRAINT inbox_era CHECK (era = 0) NOT VALID"))
+        upgrade(url)
+        with reading(engine) as connection:
+            assert connection.execute(select(inbox_eras.c.era)).scalars().all() == [0]
+            assert connection.execute(text("SELECT relkind FROM pg_class WHERE relname = 'inbox'")).scalar_one() == "p"
+        engine.dispose()
+
+
+def test_who_may_use_the_inbox_may_use_it_in_eras(new_postgres_database: NewDatabase) -> None:
+    with new_postgres_database() as url:
+        downgrade(url, "0019_words")
+        engine = open_engine(url)
+        with writing(engine) as connection:
+            connection.execute(text("CREATE ROLE reader"))
+            connection.execute(text("GRANT SELECT, INSERT ON inbox TO reader"))
+        upgrade(url)
+        with writing(engine) as connection:
+            for right, given in (("SELECT", True), ("INSERT", True), ("DELETE", False)):
+                assert connection.execute(text(f"SELECT has_table_privilege('reader', 'inbox', '{right}')")).scalar_one() is given
+            connection.execute(text("DROP OWNED BY reader"))
+            connection.execute(text("DROP ROLE reader"))
+        engine.dispose()
 
 
 def test_every_migration_is_named_by_its_date_and_deed() -> None:
