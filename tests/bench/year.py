@@ -1,13 +1,14 @@
 """What a year of a product costs: `make bench-year` (`--quick` within 55 s; `--postgres` for a real server; `--turns N` at 1x).
 
 The same acts over a table and over one with ten times the past: due turns, cutting a batch, forgetting a person of fifteen turns, the
-numbers of /metrics. Each is the median of several, warm, on a quiet machine; beside other work the exponent is noise. What it leaves out:
+numbers of /metrics, ingestion, trimming, retention. Each is the median of several, warm, on a quiet machine; beside other work the exponent is noise. What it leaves out:
 the network, Kafka, and the Parquet files (segments are in memory). Ends with one line of JSON and, where a bound is missed, exit code 1.
 """
 
 import argparse
 import json
 import math
+import shutil
 import statistics
 import sys
 import tempfile
@@ -30,7 +31,7 @@ from app.db.learning.labels import SqlLabels
 from app.db.migrate import upgrade
 from app.db.reads import SqlReads
 from app.db.tables import metadata, turns
-from app.db.upkeep import identities, past
+from app.db.upkeep import eras, identities, past
 from app.db.upkeep.needs import Needs
 from app.domain.telemetry.streams import EffectBatch, JoinRules
 from pipelines.batching.config import BatchingConfig
@@ -42,25 +43,30 @@ from tests.fakes.streaming import MemorySegments
 T = TypeVar("T")
 COSTS = ("due_ms", "cut_ms", "erase_ms", "metrics_ms", "ingest_ms_per_1000", "trim_ms_per_1000", "retire_ms_per_1000")
 BOUNDED = COSTS[:6]
-"""Retention has a rate to keep: 200 old rows lie on 200 pages of the indexes over people and lots, unless those have fewer."""
+"""Retention has a rate to keep: old rows lie on as many pages of the indexes over people and lots, unless those have fewer."""
 GROWTH = 1.2
 """What an act may cost at ten times the past, against the past once."""
 TRIM_PER_S = 3 * 40_000_000 / 86_400
 """Three times the arrival of 40 M events a day."""
-RETIRED = 200
-"""Rows of one step of retention."""
+RETIRED = 500
+"""Turns of one step of retention, as `app.db.upkeep.keeper` takes them; fewer where there are few at all."""
 INGESTED = 500
 """Events of one transaction of ingestion."""
 RETIRE_PER_S = 3 * 130_000_000 / 86_400
 """Three times what those events leave: 40 M rows of the inbox, as many deduplication rows, 30 M observations, 20 M of turns and labels."""
+BYTES, BYTES_SAID, LEAVE = 2_600, 450, 5 * 2**30
+"""On the disk: a turn with all that comes with it, an observation, and what is left to others (the log of PostgreSQL has its part in it)."""
 UNDONE = RuntimeError("measured, and rolled back")
 
 
 class Acts:
     """What is measured, over one database: each act by its name, as often as it is called."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, step: int) -> None:
         self.engine = engine
+        self.postgres = engine.dialect.name == "postgresql"
+        self.step = step
+        """Turns that retention looks at in one transaction."""
         self.segments = MemorySegments()
         self._reads, self._book = SqlReads(engine, engine, clock=lambda: NOW), SqlLabels(engine)
         self._eraser = SqlEraser(engine, engine, erase_from_segment=self.segments.erase)
@@ -88,17 +94,21 @@ class Acts:
             read()
 
     def trim(self) -> int:
-        """One transaction of trimming; returns its rows, 0 when nothing is old any more."""
+        """One transaction of trimming; returns its rows, 0 when nothing is old any more. PostgreSQL: the inbox's oldest era goes."""
+        if self.postgres:
+            return eras.drop_oldest(self.engine, before=NOW + timedelta(days=1)) or 0
         return self._term.trim(applied_before=NOW + timedelta(days=1))
 
     def retire(self) -> int:
         """A step of each class that grows with traffic, of the oldest rows; returns how many rows went."""
+        identities_ = 0
+        if not self.postgres:  # there they went with their era
+            with writing(self.engine) as connection:
+                identities_, self._looked = identities.forget_inbox(connection, before=NOW, limit=self.step, after=self._looked)
         with writing(self.engine) as connection:
-            identities_, self._looked = identities.forget_inbox(connection, before=NOW, limit=RETIRED, after=self._looked)
+            applied_ = identities.forget_applied(connection, before=NOW, limit=self.step)
         with writing(self.engine) as connection:
-            applied_ = identities.forget_applied(connection, before=NOW, limit=RETIRED)
-        with writing(self.engine) as connection:
-            turns_, _ = past.retire_turns(connection, Needs(frozenset(), {}), before=NOW, limit=RETIRED)
+            turns_, _ = past.retire_turns(connection, Needs(frozenset(), {}), before=NOW, limit=self.step)
         return identities_ + applied_ + 4 * turns_  # a turn goes with its label and two observations
 
     def let_go(self, turns_: int) -> None:
@@ -130,7 +140,7 @@ def measure(one: Acts, ten: Acts, *, repeats: int) -> tuple[dict[str, float], di
                 if repeat:  # the first one warms
                     took[acts, name].append(spent)
     for acts in (one, ten):
-        acts.let_go(RETIRED * (repeats + 2))
+        acts.let_go(acts.step * (repeats + 2))
     often = (("ingest_ms_per_1000", Acts.ingest, repeats + 1), ("retire_ms_per_1000", Acts.retire, repeats + 1))
     for name, act, times in (*often, ("trim_ms_per_1000", Acts.trim, 1_000)):
         for repeat in range(times):
@@ -209,7 +219,7 @@ def _databases(*, postgres: bool) -> Iterator[Callable[[str], str]]:
         yield create
 
 
-def run(*, turns: int, repeats: int, postgres: bool) -> dict[str, float]:
+def run(*, turns: int, observations: int, repeats: int, postgres: bool) -> dict[str, float]:
     """The figures at ten times `turns`, with the exponent of the worst growth from 1x to 10x (0: flat, 1: as the table)."""
     engines: list[Engine] = []
     sizes: list[dict[str, float]] = []
@@ -218,10 +228,11 @@ def run(*, turns: int, repeats: int, postgres: bool) -> dict[str, float]:
             url = create(f"year_{scale}x")
             upgrade(url)
             engines.append(open_engine(url, session={}))
-            fill(engines[-1], Year(turns=turns * scale, unlabelled=400, versions=2, kept=min(turns, 20_000)))
+            fill(engines[-1], Year(turns=turns * scale, unlabelled=400, versions=2, kept=min(turns, 20_000), observations=observations))
             sizes.append({"rows": _rows(engines[-1]), "bytes_per_turn": _bytes(engines[-1]) / (turns * scale)})
             print(f"{scale}x: {sizes[-1]['rows']} rows", flush=True)
-        both = measure(Acts(engines[0]), Acts(engines[1]), repeats=repeats)
+        step = min(RETIRED, turns // (2 * repeats + 4))
+        both = measure(Acts(engines[0], step=step), Acts(engines[1], step=step), repeats=repeats)
         for engine in engines:
             engine.dispose()
     once, ten = (figures | size for figures, size in zip(both, sizes, strict=True))
@@ -249,9 +260,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a past of 12,000 and 120,000 turns")
     parser.add_argument("--postgres", action="store_true", help="a PostgreSQL server of its own instead of SQLite")
-    parser.add_argument("--turns", type=int, default=1_000_000, help="turns at 1x; ten times as many are written for 10x")
+    parser.add_argument("--turns", type=int, default=340_000, help="turns at 1x, with six observations each; ten times as many for 10x")
     given = parser.parse_args()
-    figures = run(turns=12_000 if given.quick else given.turns, repeats=25, postgres=given.postgres)
+    turns, said = (12_000, 2) if given.quick else (given.turns, 6)
+    needed, free = 11 * turns * (BYTES + said * BYTES_SAID) + LEAVE, shutil.disk_usage(tempfile.gettempdir()).free
+    if free < needed:
+        print(
+            f"{needed / 1e9:.1f} GB are needed in {tempfile.gettempdir()} and {free / 1e9:.1f} are free: set TMPDIR, or --turns",
+            file=sys.stderr,
+        )
+        return 2
+    figures = run(turns=turns, observations=said, repeats=25, postgres=given.postgres)
     told = missed(figures)
     for sentence in told:
         print(sentence, file=sys.stderr)

@@ -1,6 +1,6 @@
 """A product's year in rows, written by the database itself: realistic sizes, any number of turns.
 
-Turn n is of one of the people of its span of `SPAN` turns, each of whom has fifteen in it, and in episode n div 4; it has two
+Turn n is of one of the people of its span of `SPAN` turns, each of whom has fifteen in it, and in episode n div 4; it has some
 observations, an exposure, a label (all but the newest have), and the inbox, deduplication and outbox rows that it came through. A turn
 comes every `STEP` and the newest at `NOW`: more turns are a longer past, not more traffic. Versions take turns in time, and the newest
 serves the newest turns. One batch was cut, `WINDOW` ago.
@@ -40,6 +40,8 @@ class Year:
     versions: int = 12
     turns_per_person: int = 15
     """Everybody comes for a while, `SPAN` turns of the whole product, and others come later: a longer past is more people."""
+    observations: int = 2
+    """About each turn: a rating, and looks at how the edit persists."""
     prompt_bytes: int = 400
     """Of an inbox payload that is not trimmed yet."""
     kept: int = 1_500
@@ -92,6 +94,7 @@ def _statements(year: Year, *, postgres: bool) -> list[str]:
     )
     blob = f"decode(repeat('7b', {year.prompt_bytes}), 'hex')" if postgres else f"zeroblob({year.prompt_bytes})"
     empty, digest = ("''::bytea", "decode(md5(n::text), 'hex')") if postgres else ("x''", "zeroblob(16)")
+    words = "repeat(md5(n::text), 12)" if postgres else "substr(hex(zeroblob(200)), 1, 384)"
     payload = f"(CASE WHEN n >= {n - year.kept} THEN {blob} ELSE {empty} END)"
     present = SPAN // year.turns_per_person
     person, episode = f"'person-' || (n / {SPAN} * {present} + n % {SPAN} % {present})", "'e-' || (n / 4)"
@@ -102,12 +105,13 @@ def _statements(year: Year, *, postgres: bool) -> list[str]:
         stage, arm, probability, completion, tags, payload_segment)
         SELECT 't-' || n, {episode}, '{POLICY}', {version}, 'answer', 'gateway', {at}, {at}, {at} + {wait},
         CASE WHEN {old} THEN {at} + {wait} END, {false}, 2, {person}, 'task=edit', 'stop', {true}, {true}, 400, 120, '[]', 'champion',
-        'champion', 1.0, 'an answer of some forty characters in all', '{{}}', 's-' || (n / 500) {said}""",
+        'champion', 1.0, '', '{{}}', 's-' || (n / 500) {said}""",
+        f"INSERT INTO turn_words (inference_id, completion, tool_calls) SELECT 't-' || n, {words}, '[]' {said}",
         f"""INSERT INTO observations (source, id, policy, inference_id, name, value, occurred_at, received_at, actor, tags, status)
         SELECT 'api', 'o-' || n, '{POLICY}', 't-' || n, 'rating', '1.0', {at}, {at}, {person}, '{{}}', 'joined' {said}""",
-        f"""INSERT INTO observations (source, id, policy, inference_id, name, value, occurred_at, received_at, actor, tags, status)
-        SELECT 'api', 'p-' || n, '{POLICY}', 't-' || n, 'edit_persistence', '{{"horizon_s": 600, "four_gram": 0.9}}', {at}, {at},
-        NULL, '{{}}', 'joined' {said}""",
+        *(f"""INSERT INTO observations (source, id, policy, inference_id, name, value, occurred_at, received_at, actor, tags, status)
+        SELECT 'api', 'p{k or ''}-' || n, '{POLICY}', 't-' || n, 'edit_persistence', '{{"horizon_s": 600, "four_gram": 0.9}}', {at}, {at},
+        NULL, '{{}}', 'joined' {said}""" for k in range(year.observations - 1)),
         f"""INSERT INTO exposures (id, policy, inference_id, episode_id, actor, stage, arm, probability, share, holdback, digest,
         occurred_at)
         SELECT 'x-' || n, '{POLICY}', 't-' || n, {episode}, {person}, 'champion', 'champion', 1.0, 0.0, 0.0, {version}, {at} {said}""",

@@ -30,7 +30,7 @@ from tests.bench.year_data import NOW, POLICY, VERSION, Year, fill
 from tests.fakes.served import applied, erasure, exposure, observation, retraction, turn
 from tests.fakes.streaming import MemorySegments
 
-BIG = {"inbox", "applied_events", "turns", "observations", "labels", "exposures", "outbox", "retractions"}
+BIG = {"inbox", "applied_events", "turns", "turn_words", "observations", "labels", "exposures", "outbox", "retractions"}
 """Not `batch_items`: of 16,000 turns 800 are in one, which PostgreSQL rightly reads at once rather than look 500 of them up by key."""
 YEAR = Year(turns=16_000, unlabelled=200, versions=40, kept=400)
 
