@@ -1,8 +1,8 @@
 """What a year of a product costs: `make bench-year` (`--quick` within 55 s; `--postgres` for a real server; `--turns N` at 1x).
 
 The same acts over a table and over one with ten times the past: due turns, cutting a batch, forgetting a person of fifteen turns, the
-numbers of /metrics, ingestion, trimming, retention. Each is the median of several, warm, on a quiet machine; beside other work the exponent is noise. What it leaves out:
-the network, Kafka, and the Parquet files (segments are in memory). Ends with one line of JSON and, where a bound is missed, exit code 1.
+numbers of /metrics, ingestion, trimming, retention. Each is the median of several, warm, on a quiet machine; beside other work the
+exponent is noise. What it leaves out: the network, Kafka, and the Parquet files (segments are in memory). Ends with one line of JSON and, where a bound is missed, exit code 1.
 """
 
 import argparse
@@ -55,7 +55,7 @@ INGESTED = 500
 RETIRE_PER_S = 3 * 130_000_000 / 86_400
 """Three times what those events leave: 40 M rows of the inbox, as many deduplication rows, 30 M observations, 20 M of turns and labels."""
 BYTES, BYTES_SAID, LEAVE = 2_600, 450, 5 * 2**30
-"""On the disk: a turn with all that comes with it, an observation, and what is left to others (the log of PostgreSQL has its part in it)."""
+"""On the disk: a turn with all that comes with it, an observation, and what is left to others, PostgreSQL's log among them."""
 UNDONE = RuntimeError("measured, and rolled back")
 
 
@@ -265,10 +265,8 @@ def main() -> int:
     turns, said = (12_000, 2) if given.quick else (given.turns, 6)
     needed, free = 11 * turns * (BYTES + said * BYTES_SAID) + LEAVE, shutil.disk_usage(tempfile.gettempdir()).free
     if free < needed:
-        print(
-            f"{needed / 1e9:.1f} GB are needed in {tempfile.gettempdir()} and {free / 1e9:.1f} are free: set TMPDIR, or --turns",
-            file=sys.stderr,
-        )
+        where = f"in {tempfile.gettempdir()}: name another folder by TMPDIR, or fewer --turns"
+        print(f"{needed / 1e9:.1f} GB are needed and {free / 1e9:.1f} are free {where}", file=sys.stderr)
         return 2
     figures = run(turns=turns, observations=said, repeats=25, postgres=given.postgres)
     told = missed(figures)
