@@ -2,7 +2,8 @@
 
 The same acts over a table and over one with ten times the past: due turns, cutting a batch, forgetting a person of fifteen turns, the
 numbers of /metrics, ingestion, trimming, retention. Each is the median of several, warm, on a quiet machine; beside other work the
-exponent is noise. What it leaves out: the network, Kafka, and the Parquet files (segments are in memory). Ends with one line of JSON and, where a bound is missed, exit code 1.
+exponent is noise. What it leaves out: the network, Kafka, and the Parquet files (segments are in memory). Ends with one line of JSON
+and, where a bound is missed, exit code 1; 2 where the disk is too small.
 """
 
 import argparse
