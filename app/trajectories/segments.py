@@ -11,7 +11,6 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -30,26 +29,7 @@ from app.domain.errors import BadConfig, BadInput, Unavailable
 from app.domain.learning.batches import TurnPayload
 from app.domain.telemetry.turns import PayloadClaim, Shape
 from app.durable import sync
-
-SCHEMA = pa.schema(
-    [
-        ("inference_id", pa.string()),
-        ("episode_id", pa.string()),
-        ("policy", pa.string()),
-        ("version", pa.string()),
-        ("prompt_tokens", pa.list_(pa.int32())),
-        ("completion_tokens", pa.list_(pa.int32())),
-        ("logprobs", pa.list_(pa.float64())),
-        ("routed_experts", pa.list_(pa.list_(pa.list_(pa.int16())))),
-        ("kept_log_mass", pa.list_(pa.float64())),
-        ("temperature", pa.float64()),
-        ("top_p", pa.float64()),
-        ("shape", pa.string()),  # JSON; segments that are older have no such column, and turns without one
-        ("finished_at", pa.timestamp("us", tz="UTC")),
-        ("messages", pa.string()),  # JSON: a chat has no fixed columns
-        ("completion", pa.string()),
-    ]
-)
+from app.trajectories.merging import GROUP_BYTES, SCHEMA, Merging, Writer, writing_to
 
 
 class _Noted(msgspec.Struct, frozen=True):
@@ -59,10 +39,6 @@ class _Noted(msgspec.Struct, frozen=True):
 
 CLAIM = "claim-"
 """Segments that begin so hold one turn each and were written before its event."""
-
-
-GROUP_BYTES = 32 * 1024 * 1024
-"""Of a merged segment's row groups, uncompressed: what a reader or an erasure holds in memory at a time."""
 
 
 class ParquetSegments:
@@ -126,41 +102,21 @@ class ParquetSegments:
                         writer.write_table(kept)
         return removed
 
-    def merge(self, sources: Sequence[str], *, target: Callable[[str], str]) -> dict[str, frozenset[str]]:
-        """Write the turns of these segments into one for each policy, named by `target(policy)`; returns whose turns each new one holds.
+    def merge(self, sources: Mapping[str, int], *, target: Callable[[str], str], at_most_bytes: int) -> dict[str, frozenset[str]]:
+        """Write the turns of these segments (name and bytes) into one for each policy, or several of about that size, each named by
+        `target(policy)`; returns whose turns each new one holds.
 
         The sources stay. A source that is absent has nothing to give. One pass, some row groups in memory.
         """
-        waiting: dict[str, list[pa.Table]] = defaultdict(list)
-        writers: dict[str, tuple[str, Any, Any]] = {}
-        held: dict[str, set[str]] = defaultdict(set)
-
-        def flush(policy: str) -> None:
-            if policy not in writers:
-                name = target(policy)
-                replacing = self._replacing(self._path(name))
-                writers[policy] = (name, replacing, replacing.__enter__())
-            table = pa.concat_tables(waiting.pop(policy)).sort_by("inference_id")
-            writers[policy][2].write_table(table, row_group_size=table.num_rows)
-
-        try:
-            for source in sources:
+        merging = Merging(lambda name: self._replacing(self._path(name)), target, at_most_bytes)
+        left = sum(sources.values())
+        with merging:
+            for source, size in sources.items():
+                left -= size
                 for group in self._groups(source):
                     for policy in sorted(group["policy"].unique().to_pylist()):
-                        mine = group.filter(equal(group["policy"], policy))
-                        held[policy].update(mine["inference_id"].to_pylist())
-                        waiting[policy].append(mine)
-                        if sum(table.nbytes for table in waiting[policy]) >= GROUP_BYTES:
-                            flush(policy)
-            for policy in sorted(waiting):
-                flush(policy)
-        except BaseException as error:
-            for _, replacing, _ in writers.values():
-                replacing.__exit__(type(error), error, error.__traceback__)
-            raise
-        for _, replacing, _ in writers.values():
-            replacing.__exit__(None, None, None)
-        return {name: frozenset(held[policy]) for policy, (name, _, _) in writers.items()}
+                        merging.take(policy, group.filter(equal(group["policy"], policy)), left=left)
+        return merging.held
 
     def _groups(self, name: str) -> Iterator[pa.Table]:
         try:
@@ -282,18 +238,18 @@ class ParquetSegments:
             writer.write_table(table)
 
     @contextmanager
-    def _replacing(self, path: str) -> Iterator[pq.ParquetWriter]:
+    def _replacing(self, path: str) -> Iterator["Writer"]:
         """A writer whose file takes the place of `path` when everything is in it, and only then."""
         if not isinstance(self._filesystem, pafs.LocalFileSystem):
             with tempfile.NamedTemporaryFile() as whole:  # an upload that breaks off half-way would leave half an object
-                with pq.ParquetWriter(whole.name, SCHEMA, compression="zstd") as writer:
+                with writing_to(whole.name) as writer:
                     yield writer
                 with self._filesystem.open_output_stream(path) as stream:
                     shutil.copyfileobj(whole, stream, GROUP_BYTES)
             return
         partial = f"{path}.{os.getpid()}.partial"
         try:
-            with pq.ParquetWriter(partial, SCHEMA, compression="zstd") as writer:
+            with writing_to(partial) as writer:
                 yield writer
         except BaseException:
             Path(partial).unlink(missing_ok=True)

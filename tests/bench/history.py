@@ -32,15 +32,16 @@ PATIENCE_S = 600.0
 def history(limit: int | None) -> dict[str, Any]:
     """Import, wait for every label, report."""
     with tempfile.TemporaryDirectory(prefix="ratchet-history-") as name:
-        folder, port, broker_port = Path(name), free_port(), free_port()
-        variables = environment(folder, port=port)
+        folder, broker_port = Path(name), free_port()
+        world = World(folder=folder)
+        (port,) = world.door_ports
+        world.environment = variables = environment(folder, port=port)
         settings = from_environment(variables)
         wiring.upgrade_schema(settings)
         _, key = wiring.key_book(settings).create(name="history", scopes=[Scope.INGEST])
-        world = World(folder=folder, api_port=port, environment=variables)
         world.start(broker_port=broker_port, broker_front=broker_port)
         try:
-            wait_for(f"http://127.0.0.1:{port}/status", folder / "api.log")
+            wait_for(f"http://127.0.0.1:{port}/status", folder / "api-1.log")
             started = time.monotonic()
             sent = _ratchet(variables | {"RATCHET_API_KEY": key}, "import", "sharegpt", *_arguments(port, limit))
             sent_s = time.monotonic() - started

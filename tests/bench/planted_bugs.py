@@ -110,9 +110,8 @@ BUGS = (
         edits=(
             Edit(
                 file="app/db/ingestion/turns.py",
-                old="    return {row.inference_id for row in connection.execute(statement, rows)}\n",
-                new='    ARMED.update(row["inference_id"] for row in rows)\n'
-                "    return {row.inference_id for row in connection.execute(statement, rows)}\n\n\nARMED: set[str] = set()\n",
+                old="    return inserted\n",
+                new="    ARMED.update(inserted)\n    return inserted\n\n\nARMED: set[str] = set()\n",
             ),
             Edit(
                 file="app/db/learning/labels.py",

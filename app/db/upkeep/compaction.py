@@ -3,6 +3,9 @@
     the day's small segments ──▶ `writing` rows for the new ones ──▶ files ──▶ one transaction ──▶ the small ones' files go ──▶ their rows
                                              turns point into the new ones, which are `whole`; the small ones are `dropping`
 
+When no small ones are left, those that were made and are below half of their size are merged again, with their like of the same policy and
+day: of a policy with little traffic every step makes a small one.
+
 Killed before the transaction, the new files are swept with their rows; killed after it, the small ones are removed by whoever comes next.
 Whoever looked up a place before the transaction and reads after it finds the turn by its row (`places_of`). An erasure that came while the
 files were written is seen in the transaction: its turns point nowhere, and are left out of the new file before anybody points into it.
@@ -12,6 +15,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
+from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
 from sqlalchemy import Connection, Engine, Row, not_, select, update
@@ -35,8 +39,9 @@ log = logging.getLogger(__name__)
 class MergingFiles(Protocol):
     """The segments' files."""
 
-    def merge(self, sources: Sequence[str], *, target: Callable[[str], str]) -> Mapping[str, frozenset[str]]:
-        """Write the turns of these segments into one for each policy, named by `target(policy)`; whose turns each new one holds."""
+    def merge(self, sources: Mapping[str, int], *, target: Callable[[str], str], at_most_bytes: int) -> Mapping[str, frozenset[str]]:
+        """Write the turns of these segments (name and bytes) into one for each policy, or several of about that size, each named by
+        `target(policy)`; whose turns each new one holds."""
         ...
 
     def size(self, name: str) -> int:
@@ -64,6 +69,8 @@ def compact(
     segment_rows.finish(engine, files.erase)
     sources = _together(engine, before=_midnight(now - over_for), at_most_bytes=at_most_bytes)
     if len(sources) < FEWEST:
+        sources = _still_small(engine, at_most_bytes=at_most_bytes)
+    if len(sources) < FEWEST:
         return None
     day, names = f"{sources[0].created_at:%Y%m%d}", [row.name for row in sources]
     made: list[str] = []
@@ -74,7 +81,7 @@ def compact(
         return made[-1]
 
     try:
-        held = files.merge(names, target=target)
+        held = files.merge({row.name: row.bytes for row in sources}, target=target, at_most_bytes=at_most_bytes)
         missing = frozenset(name for name in names if not files.size(name))
         lost = locks.settled(engine, lambda connection: _switch(connection, files, sources, held, missing, fence))
     except Exception:
@@ -108,6 +115,22 @@ def _together(engine: Engine, *, before: datetime, at_most_bytes: int) -> list[R
                 found.clear()  # a day's only small one has nobody to be merged with
             found.append(row)
     return found
+
+
+def _still_small(engine: Engine, *, at_most_bytes: int) -> list[Row[*tuple[Any, ...]]]:
+    """Merged segments of one policy and day that are below half of the size, as many as make one."""
+    s = segments.c
+    small = (s.state == WHOLE) & s.name.startswith(MERGED) & (s.bytes < at_most_bytes // 2)
+    with reading(engine) as connection:
+        rows = connection.execute(select(s.name, s.created_at, s.bytes, s.rows).where(small).order_by(s.name)).all()
+    for _, alike in groupby(rows, key=lambda row: row.name.partition(".")[0]):
+        found: list[Row[*tuple[Any, ...]]] = []
+        for row in alike:
+            if sum(one.bytes for one in found) + row.bytes <= at_most_bytes:
+                found.append(row)
+        if len(found) >= FEWEST:
+            return found
+    return []
 
 
 def _switch(

@@ -18,7 +18,7 @@ from app.db.upkeep.compaction import Merged, compact, places_of
 from app.domain.learning.batches import TurnPayload, payload_of
 from app.domain.telemetry.streams import EffectBatch, JoinRules
 from app.domain.telemetry.turns import TurnServed
-from app.trajectories import segments as segment_files
+from app.trajectories import merging
 from app.trajectories.segments import ParquetSegments
 from tests.fakes.served import applied, at, erasure, turn
 
@@ -124,9 +124,38 @@ def test_a_day_that_is_not_over_is_left_alone(place: Place) -> None:
 def test_a_file_is_closed_at_its_size_and_the_rest_goes_on(place: Place) -> None:
     with reading(place.engine) as connection:
         large = max(connection.execute(select(segments.c.bytes)).scalars())
-    made = [place.compact(at_most_bytes=large) for _ in range(4)]  # of two policies: two segments at a time
-    assert [None if one is None else one.sources for one in made] == [2, 2, 2, None]
+    made = [place.compact(at_most_bytes=large) for _ in range(3)]  # of two policies: two segments at a time
+    assert [None if one is None else one.sources for one in made] == [2, 2, 2]
     whole(place)
+
+
+def test_small_files_of_a_policy_and_a_day_are_merged_again_until_only_large_ones_and_one_rest_are_left(place: Place) -> None:
+    with reading(place.engine) as connection:
+        large = max(connection.execute(select(segments.c.bytes)).scalars())
+    made = []
+    while (one := place.compact(at_most_bytes=large)) is not None:
+        made.append(one.sources)
+    assert made[:3] == [2, 2, 2]  # three files of each policy, all of them small
+    whole(place)
+    sizes = {name: place.files.size(name) for name in place.files.names()}
+    by_policy = [[size for name, size in sizes.items() if name.startswith(start)] for start in {name.partition(".")[0] for name in sizes}]
+    assert len(by_policy) == 2
+    assert all(sum(size < large // 2 for size in files) <= 1 for files in by_policy)
+    while place.compact(at_most_bytes=large) is not None:
+        raise AssertionError("what is large enough, or has nobody to be merged with, is left alone")
+
+
+def test_a_policy_with_most_of_the_traffic_gets_several_files_and_no_small_rest(place: Place) -> None:
+    usual, merging.GROUP_BYTES = merging.GROUP_BYTES, 500
+    try:
+        place.compact(at_most_bytes=6_000)
+    finally:
+        merging.GROUP_BYTES = usual
+    whole(place)
+    names = place.files.names()
+    assert len(names) > 2
+    sizes = [place.files.size(name) for name in names]
+    assert min(sizes) > 3_000
 
 
 def kills(place: Place) -> Iterator[tuple[str, Any]]:
@@ -144,14 +173,14 @@ def kills(place: Place) -> Iterator[tuple[str, Any]]:
                 raise Killed(name)
             return getattr(place.files, name)(*args, **more)
 
-        def merge(self, sources: Sequence[str], *, target: Callable[[str], str]) -> Any:
+        def merge(self, sources: Mapping[str, int], *, target: Callable[[str], str], at_most_bytes: int) -> Any:
             def told(policy: str) -> str:
                 self.left -= 1
                 if self.left < 0:
                     raise Killed("between a row and its file")
                 return target(policy)
 
-            return self.act("merge", sources, target=told)
+            return self.act("merge", sources, target=told, at_most_bytes=at_most_bytes)
 
         def size(self, name: str) -> int:
             return self.act("size", name)
@@ -190,8 +219,8 @@ def test_whoever_looked_before_reads_after(place: Place) -> None:
 
 def test_an_erasure_while_the_files_are_written_is_kept_to(anywhere: Place) -> None:
     class Meanwhile(ParquetSegments):
-        def merge(self, sources: Sequence[str], *, target: Callable[[str], str]) -> dict[str, frozenset[str]]:
-            held = super().merge(sources, target=target)
+        def merge(self, sources: Mapping[str, int], *, target: Callable[[str], str], at_most_bytes: int) -> dict[str, frozenset[str]]:
+            held = super().merge(sources, target=target, at_most_bytes=at_most_bytes)
             anywhere.erase("alice")
             return held
 
@@ -201,8 +230,8 @@ def test_an_erasure_while_the_files_are_written_is_kept_to(anywhere: Place) -> N
 
 def test_an_erasure_of_everybody_while_the_files_are_written_leaves_none(place: Place) -> None:
     class Meanwhile(ParquetSegments):
-        def merge(self, sources: Sequence[str], *, target: Callable[[str], str]) -> dict[str, frozenset[str]]:
-            held = super().merge(sources, target=target)
+        def merge(self, sources: Mapping[str, int], *, target: Callable[[str], str], at_most_bytes: int) -> dict[str, frozenset[str]]:
+            held = super().merge(sources, target=target, at_most_bytes=at_most_bytes)
             for actor in ("alice", "bob", "carol"):
                 place.erase(actor)
             return held
@@ -212,12 +241,11 @@ def test_an_erasure_of_everybody_while_the_files_are_written_leaves_none(place: 
 
 
 def test_an_erasure_after_it_rewrites_the_large_file_group_by_group(place: Place) -> None:
-    segment_files_groups = segment_files.GROUP_BYTES
-    segment_files.GROUP_BYTES = 500  # so that a file of this test has several row groups
+    usual, merging.GROUP_BYTES = merging.GROUP_BYTES, 500  # so that a file of this test has several row groups
     try:
         place.compact()
     finally:
-        segment_files.GROUP_BYTES = segment_files_groups
+        merging.GROUP_BYTES = usual
     groups = [pq.ParquetFile(place.folder / f"{name}.parquet").num_row_groups for name in place.files.names()]
     assert min(groups) > 2
     place.erase("bob")

@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> ParquetSegments:
 def test_segments_are_written_read_merged_and_erased_there_as_here(store: ParquetSegments) -> None:
     assert store.write_sized("s-0-1", [A, OTHER]) == store.size("s-0-1") > 0
     store.write("s-0-2", [B])
-    merged = store.merge(["s-0-1", "absent", "s-0-2"], target=lambda policy: f"day-{policy}")
+    merged = store.merge({"s-0-1": 1, "absent": 1, "s-0-2": 1}, target=lambda policy: f"day-{policy}", at_most_bytes=1 << 20)
     assert merged == {"day-composer": frozenset("ab"), "day-tab": frozenset("c")}
     assert store.names() == ["day-composer", "day-tab", "s-0-1", "s-0-2"]
     assert (store.turns("day-composer"), store.turns("absent")) == (["a", "b"], [])
@@ -52,7 +52,7 @@ def test_a_merge_that_breaks_off_leaves_none_of_its_segments(tmp_path: Path) -> 
         return f"day-{policy}"
 
     with pytest.raises(RuntimeError, match="killed here"):
-        store.merge(["s-0-1"], target=target)
+        store.merge({"s-0-1": 1}, target=target, at_most_bytes=1 << 20)
     assert [path.name for path in tmp_path.iterdir()] == ["s-0-1.parquet"]
 
 
