@@ -72,11 +72,12 @@ def run(*, events: int, per_s: float, seed: int, database: str, torment: Torment
         story = make_story(events, seed=seed, now=utc(utc_now()))
         over = threading.Event()
         tormentor = world.torment(period_s=torment.kill_every_s, seed=seed, until=over, longest_pause_s=torment.pause_s)
-        tell(world, story.told, clients=2, per_s=per_s)
+        tell(world, story.told, clients=2, per_s=per_s / world.slowness)
         over.set()
         tormentor.join()
         engine, door = (open_engine(url(file)) for file in ("ratchet", "inbox"))
         drain_s = _drained(engine, story)
+        print(f"#   slowness {world.slowness:.1f}", flush=True)
         world.stop()
         labels = label_lines(engine)
         result = Result(
@@ -132,9 +133,9 @@ def main() -> int:
     databases = {"both": ["sqlite", "postgres"], None: ["sqlite"] if options.quick else ["sqlite", "postgres"]}.get(
         options.database, [options.database]
     )
-    shares = {"sqlite": 1.0, "postgres": 0.25 if len(databases) > 1 else 1.0}
+    shares = {"sqlite": 1.0, "postgres": 0.5 if len(databases) > 1 else 1.0}
     results = [
-        _told(int(events * shares[database] * share), database, torment, 400 if options.quick else 800, options.seed)
+        _told(int(events * shares[database] * share), database, torment, 400, options.seed)
         for database in databases
         for torment, share in ([(QUICK, 1.0)] if options.quick else [(WHOLE, 1.0), (KILLS, 0.5)])
     ]
