@@ -93,7 +93,8 @@ class Wire:
         except OSError:
             _reset(writer)
             return
-        both, who = {writer, server_writer}, self._whose(writer.get_extra_info("peername")[1])
+        both = {writer, server_writer}
+        who = await asyncio.to_thread(self._whose, writer.get_extra_info("peername")[1])
         self._open[who] |= both
         try:
             await asyncio.gather(

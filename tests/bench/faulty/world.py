@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import psutil
-
 from app.messaging.broker import broker_command
 from app.messaging.cluster import announce
 from tests.broker import free_port
@@ -65,6 +63,20 @@ def _answers(port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def _socket_at(port: int) -> str:
+    """As the kernel names the socket that connects from this port of loopback; psutil would read its table once for every process."""
+    local = f"0100007F:{port:04X}"
+    rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
+    return next((f"socket:[{row[9]}]" for row in rows if row[1] == local), "")
+
+
+def _sockets_of(pid: int) -> set[str]:
+    try:
+        return {os.readlink(file) for file in os.scandir(f"/proc/{pid}/fd")}
+    except OSError:  # it has just been killed, or closed one
+        return set()
 
 
 def kind_of(name: str) -> str:
@@ -131,12 +143,9 @@ class World:
 
     def whose(self, port: int) -> str:
         """Which kind of process a connection from a port is of."""
+        socket = _socket_at(port)
         for program in self._programs.values():
-            try:
-                ends = psutil.Process(program.process.pid).net_connections("tcp") if program.process is not None else []
-            except psutil.Error:  # it has just been killed
-                continue
-            if any(end.laddr.port == port for end in ends):
+            if program.process is not None and socket in _sockets_of(program.process.pid):
                 return kind_of(program.name)
         return "client"
 
