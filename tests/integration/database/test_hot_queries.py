@@ -62,7 +62,7 @@ class Asked:
         self.explained[statement] = plan
         walked = re.findall(r"(?:Seq Scan on|^SCAN) (\w+)(?! USING)", plan, flags=re.MULTILINE)
         names = self._aliases(statement)
-        if big := BIG & {re.sub(r"_\d+$", "", names.get(name, name)) for name in walked}:  # an era's partition is `inbox_3`
+        if big := BIG & {re.sub(r"_\d+$", "", names.get(name) or name) for name in walked}:  # an era's partition is `inbox_3`
             self.walks.append(f"walks {sorted(big)}\n{statement}\n{plan}")
 
     @staticmethod

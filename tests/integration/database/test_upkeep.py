@@ -57,7 +57,7 @@ class Files(MemorySegments):
         """A hundred bytes a turn."""
         return 100 * len(self.written.get(name, {}))
 
-    def merge(self, sources: Any, *, target: Any) -> Any:
+    def merge(self, sources: Any, *, target: Any, at_most_bytes: int) -> Any:
         """Nothing is merged here: see the tests of compaction."""
         raise AssertionError(sources)
 
