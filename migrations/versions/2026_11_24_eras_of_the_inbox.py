@@ -85,7 +85,9 @@ def downgrade() -> None:
     op.execute("DROP TABLE inbox")
     op.execute("ALTER TABLE inbox_whole RENAME TO inbox")
     op.execute("ALTER TABLE inbox DROP COLUMN era")
-    op.execute("ALTER TABLE inbox ADD CONSTRAINT pk_inbox PRIMARY KEY (seq), ADD CONSTRAINT uq_inbox_source_event_id UNIQUE (source, event_id)")
+    op.execute(
+        "ALTER TABLE inbox ADD CONSTRAINT pk_inbox PRIMARY KEY (seq), ADD CONSTRAINT uq_inbox_source_event_id UNIQUE (source, event_id)"
+    )
     for name, what in INDEXES.items():
         op.execute(f"CREATE INDEX {name} ON inbox {what}")
     op.drop_table("inbox_eras")
