@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,15 @@ OPTIONS = {
     "shared_buffers": "64MB",
     "timezone": "Asia/Kolkata",  # not UTC: a time that loses its zone on the way shows
 }
+DURABLE = OPTIONS | {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
+"""As a server is run whose rows have to last: what a bench says of time is true of it."""
 
 # The shell ends the server when its standard input closes, that is, when the test process is gone, however it went.
 _SERVE = 'postgres=$1; shift; "$postgres" "$@" <&- & pid=$!; read -r _; kill -QUIT $pid; wait $pid'
 
 
 @contextmanager
-def running_postgres() -> Iterator[str]:
+def running_postgres(options: Mapping[str, str] = OPTIONS) -> Iterator[str]:
     """Starts a fresh server, yields its SQLAlchemy URL with `{}` in the place of the database's name, and removes it at the end."""
     home = Path(tempfile.mkdtemp(prefix="ratchet-pg-", dir=_short_temporary_folder()))
     try:
@@ -42,14 +44,14 @@ def running_postgres() -> Iterator[str]:
         bin_dir = _binaries(home, owner)
         if owner is not None:
             os.chown(home, owner.pw_uid, owner.pw_gid)
-        with _serving(home, bin_dir, owner):
+        with _serving(home, bin_dir, owner, options):
             yield f"postgresql+psycopg://postgres@/{{}}?host={home}"
     finally:
         shutil.rmtree(home, ignore_errors=True)
 
 
 @contextmanager
-def _serving(home: Path, bin_dir: Path, owner: pwd.struct_passwd | None) -> Iterator[None]:
+def _serving(home: Path, bin_dir: Path, owner: pwd.struct_passwd | None, options: Mapping[str, str]) -> Iterator[None]:
     as_owner: dict[str, Any] = {} if owner is None else {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []}
     data = home / "data"
     initdb = [bin_dir / "initdb", "-D", data, "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--no-sync", "--locale=C"]
@@ -57,8 +59,8 @@ def _serving(home: Path, bin_dir: Path, owner: pwd.struct_passwd | None) -> Iter
     made = subprocess.run(initdb, capture_output=True, text=True, cwd=home, env=environment, check=False, **as_owner)
     if made.returncode != 0:
         raise RuntimeError(f"initdb failed: {made.stderr or made.stdout}")
-    options = [argument for name, value in OPTIONS.items() for argument in ("-c", f"{name}={value}")]
-    serve = ["/bin/sh", "-c", _SERVE, "sh", bin_dir / "postgres", "-D", data, "-k", home, *options]
+    told = [argument for name, value in options.items() for argument in ("-c", f"{name}={value}")]
+    serve = ["/bin/sh", "-c", _SERVE, "sh", bin_dir / "postgres", "-D", data, "-k", home, *told]
     with (home / "log").open("wb") as log:
         server: subprocess.Popen[str] = subprocess.Popen(
             serve, text=True, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=home, env=environment, **as_owner

@@ -206,9 +206,9 @@ def _databases(*, postgres: bool) -> Iterator[Callable[[str], str]]:
         with tempfile.TemporaryDirectory() as folder:
             yield lambda name: f"sqlite:///{Path(folder) / name}.db"
         return
-    from tests.postgres import running_postgres
+    from tests.postgres import DURABLE, running_postgres
 
-    with running_postgres() as url:
+    with running_postgres(DURABLE) as url:
 
         def create(name: str) -> str:
             server = open_engine(url.format("postgres"))
