@@ -136,8 +136,9 @@ class Composed:
         for file in FILES:
             for name, service in yaml.safe_load((INFRA / file).read_text())["services"].items():
                 on = service.get("depends_on", {})
-                found.setdefault(name, {}).update({other: {} for other in on} if isinstance(on, list) else on)
-        return {name: {other: dict(how).get("condition", "service_started") for other, how in on.items()} for name, on in found.items()}
+                how = dict.fromkeys(on, {}) if isinstance(on, list) else on
+                found.setdefault(name, {}).update({other: said.get("condition", "service_started") for other, said in how.items()})
+        return found
 
     def is_as_asked(self, service: str, condition: str) -> bool:
         """Whether a service is what another one waits for."""
