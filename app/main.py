@@ -29,8 +29,6 @@ from app.api.data import dead_letters, erasures, rules
 from app.api.dialects import areal, langfuse, mlflow, otel, phoenix
 from app.api.dialects.counter import Counter
 from app.api.entry.access import Access, PeopleBook
-from app.api.entry.barrier import Barrier, reached_as
-from app.api.entry.connections import Connection, Server
 from app.api.entry.doorkeeper import Doorkeeper, read_form
 from app.api.entry.feedback_tokens import FeedbackTokens
 from app.api.entry.sessions import Sessions
@@ -53,7 +51,9 @@ from app.domain.policies import PolicyConfig
 from app.domain.ports import Claims, Clock, Episodes, GatewayEngines, Inbox, Keys, Ledger, Reads, Routes
 from app.domain.readings import Readings
 from app.domain.retention import Retention, retention
-from app.listening import bound
+from app.listening.barrier import Barrier, reached_as
+from app.listening.connections import Connection, Server
+from app.listening.sockets import bound
 from app.logging import configure
 from app.secret_files import keep_to_owner
 from app.settings import LOOPBACK, Settings, from_environment, read_toml

@@ -22,14 +22,17 @@ from app.api.chat.responses import ResponsesBody
 from app.api.chat.responses import read as read_response
 from app.api.chat.route import ChatRoute
 from app.api.dialects.cloudevents import Envelope
-from app.api.entry.access import SPENDING, Access, Spending
-from app.api.entry.barrier import Barrier
-from app.api.errors import HttpError, Problem, error_body, problem
+from app.api.entry.access import Access
+from app.api.entry.rates import SPENDING, Spending
+from app.api.errors import Problem, problem
 from app.api.telemetry.drafts import Draft
 from app.api.telemetry.events import Answers, EventsRoute
 from app.domain.errors import RatchetError
 from app.domain.ids import uuid7
 from app.domain.people import NotSignedIn
+from app.listening.admission import admit
+from app.listening.barrier import Barrier
+from app.listening.errors import HttpError, error_body
 from app.logging import REQUEST
 
 log = logging.getLogger("ratchet.api")
@@ -55,7 +58,7 @@ class Application(FastAPI):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stop what another site's page sent; serve the lane's endpoints directly, everything else through FastAPI."""
         if scope["type"] == "http":
-            await self.barrier.admit(self._serve, scope, receive, _stamped(send))
+            await admit(self.barrier, self._serve, scope, receive, _stamped(send))
         else:
             await super().__call__(scope, receive, send)
 
@@ -76,8 +79,7 @@ def _stamped(send: Send) -> Send:
 
     async def stamped(message: Message) -> None:
         if message["type"] == "http.response.start":
-            rate = [] if spending.bucket is None else spending.bucket.headers()
-            stamps = [(b"x-request-id", request.encode()), (b"x-content-type-options", b"nosniff"), *rate]
+            stamps = [(b"x-request-id", request.encode()), (b"x-content-type-options", b"nosniff"), *spending.headers()]
             said = {name for name, _ in message.get("headers", [])}
             message = {**message, "headers": [*message.get("headers", []), *(stamp for stamp in stamps if stamp[0] not in said)]}
         await send(message)

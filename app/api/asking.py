@@ -8,9 +8,9 @@ from fastapi import Query
 from starlette.requests import Request
 
 from app.api.entry.access import ANONYMOUS, Caller
-from app.api.errors import HttpError
-from app.api.telemetry.intake import read_json
 from app.domain.errors import BadRequest
+from app.listening.bodies import read_json
+from app.listening.errors import HttpError
 
 NOBODY = "user:anonymous"
 MOST_BYTES = 64 * 1024

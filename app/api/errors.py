@@ -2,22 +2,11 @@
 
 from dataclasses import dataclass
 
-import msgspec
 from starlette.responses import Response
 
 from app.domain import errors
 from app.domain.people import NotSignedIn, SignInRefused
-
-
-class HttpError(errors.RatchetError):
-    """An answer that is not from the domain's tree: wrong key, body too large, …"""
-
-    def __init__(self, status: int, message: str, *, code: str, param: str | None = None, headers: dict[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.param = param
-        self.headers = headers or {}
+from app.listening.errors import HttpError, error_body
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +26,6 @@ def problem(error: errors.RatchetError) -> Problem:
     """Status, body and headers of a domain error. What is not a `RatchetError` is a bug of ours and answered 500 elsewhere."""
     status, code, param, headers = _describe(error)
     return Problem(status=status, body=error_body(status, str(error), code=code, param=param), headers=headers)
-
-
-def error_body(status: int, message: str, *, code: str, param: str | None = None) -> bytes:
-    """The JSON body of an error."""
-    kind = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}.get(status)
-    kind = kind or ("invalid_request_error" if status < 500 else "server_error")
-    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
 def _describe(error: errors.RatchetError) -> tuple[int, str, str | None, dict[str, str]]:

@@ -19,11 +19,11 @@ from app.api import openapi
 from app.api.asking import Name, declared_policy, read_body, require_every_policy, visible_policy
 from app.api.dialects.counter import json_response
 from app.api.entry.access import ANONYMOUS, Access, Caller, requires
-from app.api.errors import HttpError
 from app.domain.access import ApiKey, Scope
 from app.domain.errors import NotFound
 from app.domain.ids import utc_now
 from app.domain.people import Action
+from app.listening.errors import HttpError
 
 Admin = Annotated[Caller, Depends(requires(Action.MANAGE_KEYS))]
 Reader = Annotated[Caller, Depends(requires(Action.SEE_ACCESS))]

@@ -20,7 +20,6 @@ from app.api import openapi
 from app.api.asking import Name, declared_policy, read_body, visible_policy
 from app.api.dialects.counter import json_response
 from app.api.entry.access import Access, Caller, requires
-from app.api.errors import HttpError
 from app.domain.access import ApiKey, Scope
 from app.domain.errors import NotFound
 from app.domain.ids import utc_now
@@ -33,6 +32,7 @@ from app.domain.people import (
     Person,
     Role,
 )
+from app.listening.errors import HttpError
 
 Viewer = Annotated[Caller, Depends(requires(Action.LOOK))]
 Auditor = Annotated[Caller, Depends(requires(Action.SEE_ACCESS))]

@@ -18,7 +18,7 @@ from app.domain.errors import BadRequest, Overloaded, RatchetError, Unavailable,
 from app.domain.telemetry.serving import EngineSight, GenerateRequest, GenerationChunk, ScoreRequest
 from app.domain.telemetry.turns import FinishReason
 from app.serving.pieces import PIECE_BYTES, fields_of
-from app.serving.refusals import DRAINING, HEALTH_TIMEOUT_S, require_one_healthy, worst
+from app.serving.refusals import DRAINING, HEALTH_TIMEOUT_S, NOT_CALLED_SO, Leaving, require_one_healthy, worst
 from app.serving.replicas import Replicas
 from app.serving.silence import Listening, Patience
 from app.serving.whereabouts import Whereabouts
@@ -197,9 +197,9 @@ class HttpEngines:
 
     def _note(self, url: str, status: int, refusal: RatchetError) -> None:
         """What a refusal says about the engine."""
-        if status == DRAINING:
+        if isinstance(refusal, Leaving):
             self._replicas.leaves(url)
-        elif status >= 500:
+        elif status >= 500 or status == DRAINING:
             self._replicas.failed(url, str(refusal))
         else:
             self._replicas.answered(url)
@@ -233,7 +233,7 @@ async def _refusal(response: httpx.Response) -> RatchetError:
         return Overloaded(message, retry_after_s=asked_to_wait_s(response.headers.get("retry-after")))
     if response.status_code == 400:
         return BadRequest(message, param=param, code=code)
-    return Unavailable(message)
+    return Leaving(message) if response.status_code == DRAINING and code != NOT_CALLED_SO else Unavailable(message)
 
 
 class _Scored(msgspec.Struct):

@@ -12,35 +12,59 @@
 
 Refusals are `{"error": {"message", "param", "code"}}`: 400 (the request), 404 (weights not held), 421 (going away, ask another), 429 with
 Retry-After (full).
-Loopback by default and without keys: the gateway is the door, this is behind it.
+Loopback by default and without keys: the gateway is the door, this is behind it. What a browser sends for somebody's page is stopped all
+the same.
 """
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from app.domain.errors import BadRequest, NotFound, Overloaded, RatchetError
 from app.domain.telemetry.serving import GenerateRequest, GenerationChunk, ScoreRequest
+from app.listening.admission import admit
+from app.listening.barrier import Barrier
+from app.listening.bodies import TOO_LARGE, read_json
+from app.listening.errors import HttpError
+from app.serving.jobs import Job
 from app.serving.measures import measured
 from app.serving.refusals import DRAINING
 from app.serving.residency import Residency
-from app.serving.worker import Draining, Job, Worker
+from app.serving.worker import Draining, Worker
 from app.telemetry.instruments import Instruments
 
 MAX_BODY_BYTES = 8 << 20
 Asked = TypeVar("Asked", GenerateRequest, ScoreRequest)
 
 
-def create_engine(worker: Worker, residency: Residency, *, instruments: Instruments | None = None) -> FastAPI:
-    """The application over a running worker and residency."""
+class EngineApplication(FastAPI):
+    """FastAPI behind the barrier."""
+
+    barrier: Barrier
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Stop what another site's page sent."""
+        if scope["type"] == "http":
+            await admit(self.barrier, super().__call__, scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+
+def create_engine(
+    worker: Worker, residency: Residency, *, instruments: Instruments | None = None, barrier: Barrier | None = None
+) -> EngineApplication:
+    """The application over a running worker and residency; without a barrier of its own only this machine's names are answered."""
     own = measured(instruments or Instruments("engine"), worker, residency)
-    app = FastAPI(title="Ratchet engine", docs_url=None, redoc_url=None, openapi_url=None)
+    app = EngineApplication(title="Ratchet engine", docs_url=None, redoc_url=None, openapi_url=None)
+    app.barrier = barrier or Barrier()
 
     @app.exception_handler(RatchetError)
     async def refuse(_request: Request, error: Exception) -> Response:
@@ -59,10 +83,12 @@ def _sampling(app: FastAPI, worker: Worker) -> None:
     @app.post("/generate")
     async def generate(request: Request) -> Response:
         asked = await _read(request, GenerateRequest)
-        worker.refuse_when_full(asked)
-        if asked.shape is not None or asked.likely is not None:
-            await asyncio.get_running_loop().run_in_executor(preparing, worker.prepare, asked)
-        job = worker.submit(asked, await asyncio.get_running_loop().run_in_executor(tokenizing, worker.prompt, asked))
+        loop = asyncio.get_running_loop()
+        with _taken(worker, asked):
+            if asked.shape is not None or asked.likely is not None:
+                await loop.run_in_executor(preparing, worker.prepare, asked)
+            prompt = await loop.run_in_executor(tokenizing, worker.prompt, asked)
+        job = worker.submit(asked, prompt)
         # the first update decides the status: a refusal found on the worker's side must not come as a broken stream
         first = await job.updates.get()
         if isinstance(first, Exception):
@@ -72,7 +98,9 @@ def _sampling(app: FastAPI, worker: Worker) -> None:
     @app.post("/count")
     async def count(request: Request) -> Response:
         asked = await _read(request, GenerateRequest)
-        prompt = await asyncio.get_running_loop().run_in_executor(tokenizing, worker.prompt, asked)
+        with _taken(worker, asked):
+            prompt = await asyncio.get_running_loop().run_in_executor(tokenizing, worker.prompt, asked)
+        worker.let_go()
         return _json({"prompt_tokens": len(prompt)})
 
     @app.post("/score")
@@ -107,10 +135,24 @@ def _looking(app: FastAPI, worker: Worker, residency: Residency, own: Instrument
         return _json({"ready": holds}, status=200 if holds else 503)
 
 
+@contextmanager
+def _taken(worker: Worker, asked: GenerateRequest) -> Iterator[None]:
+    """In the engine's count while it is prepared, and after it; out of it where that fails."""
+    worker.take(asked)
+    try:
+        yield
+    except BaseException:
+        worker.let_go()
+        raise
+
+
 async def _read(request: Request, expected: type[Asked]) -> Asked:
-    body = await request.body()
-    if len(body) > MAX_BODY_BYTES:
-        raise BadRequest(f"the request has {len(body)} bytes and {MAX_BODY_BYTES} are taken: shorten the conversation", param="messages")
+    try:
+        body = await read_json(request, most=MAX_BODY_BYTES)
+    except HttpError as error:
+        if error.code != TOO_LARGE:
+            raise
+        raise BadRequest(f"the request has more than {MAX_BODY_BYTES} bytes: shorten the conversation", param="messages") from error
     try:
         return msgspec.json.decode(body, type=expected)
     except msgspec.DecodeError as error:
@@ -146,7 +188,9 @@ def _joined(chunk: GenerationChunk, later: GenerationChunk | Exception) -> Gener
 def _refusal(error: Exception) -> Response:
     headers: dict[str, str] = {}
     param = code = None
-    if isinstance(error, BadRequest):
+    if isinstance(error, HttpError):
+        status, param, code = error.status, error.param, error.code
+    elif isinstance(error, BadRequest):
         status, param, code = 400, error.param, error.code
     elif isinstance(error, NotFound):
         status, code = 404, "weights_not_held"

@@ -16,7 +16,9 @@ import uvicorn
 
 from app.domain.errors import BadConfig, RatchetError
 from app.domain.ports import EngineLedger, EngineWeights
-from app.listening import bound
+from app.listening.barrier import Barrier
+from app.listening.connections import Connection, Server
+from app.listening.sockets import bound
 from app.machine import usable_cores
 from app.serving.engine import create_engine
 from app.serving.memory import return_freed_memory
@@ -47,8 +49,12 @@ def serve_engine(
     stop: threading.Event,
     drain_s: float = 0.0,
     version: str = "",
+    barrier: Barrier | None = None,
 ) -> None:
-    """Serve until `stop` is set, then finish what was begun, for `drain_s` at most. Raises `BadConfig` when the port is taken."""
+    """Serve until `stop` is set, then finish what was begun, for `drain_s` at most. Raises `BadConfig` when the port is taken.
+
+    `barrier`: which names it answers to; without one this machine's alone.
+    """
     return_freed_memory()
     sys.setswitchinterval(SWITCH_S)
     torch.set_num_threads(threads or usable_cores())
@@ -61,7 +67,8 @@ def serve_engine(
     gc.freeze()  # what is loaded stays: the collector need not walk torch and transformers between two tokens
     server = _Server(
         uvicorn.Config(
-            create_engine(worker, residency, instruments=own),
+            create_engine(worker, residency, instruments=own, barrier=barrier),
+            http=Connection,
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -78,8 +85,8 @@ def serve_engine(
         log.info("engine ended")
 
 
-class _Server(uvicorn.Server):
-    """uvicorn that ends by our event: the process's signal handlers are set already, one way for all processes."""
+class _Server(Server):
+    """A server that ends by our event: the process's signal handlers are set already, one way for all processes."""
 
     async def serve_until(
         self, stop: threading.Event, listener: socket.socket, worker: Worker, residency: Residency, *, leave: Callable[[], None],

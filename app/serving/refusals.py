@@ -8,7 +8,12 @@ from app.domain.errors import BadRequest, Overloaded, RatchetError, Unavailable
 
 HEALTH_TIMEOUT_S = 2.0
 DRAINING = 421
-"""Misdirected: the engine finishes what it has and takes nothing new."""
+"""Misdirected: the engine finishes what it has and takes nothing new. Of the same status, with the code below: it is not called so."""
+NOT_CALLED_SO = "host"
+
+
+class Leaving(Unavailable):
+    """The engine goes away, and says so."""
 
 
 def worst(refusals: Sequence[RatchetError], *, otherwise: str) -> RatchetError:

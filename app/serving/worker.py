@@ -19,18 +19,18 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
 from app.domain.errors import BadRequest, NotFound, Overloaded, RatchetError, Unavailable
 from app.domain.telemetry.serving import GenerateRequest, GenerationChunk, ScoreRequest
 from app.domain.telemetry.turns import FinishReason
-from app.policy.decoding.sampling import Decoder, Generation
+from app.policy.decoding.sampling import Decoder
 from app.policy.decoding.shaping import Shaper
 from app.policy.model import Policy
 from app.serving.beside import Beside
+from app.serving.jobs import Job, last_of, news_of
 from app.serving.threads import Threads
 
 log = logging.getLogger(__name__)
@@ -58,25 +58,6 @@ class Limits:
 
 class Draining(Unavailable):
     """The engine finishes what it has, and ends."""
-
-
-@dataclass(eq=False, kw_only=True)
-class Job:
-    """One request on its way; `updates` belongs to the event loop, everything else to the worker."""
-
-    request: GenerateRequest
-    loop: asyncio.AbstractEventLoop
-    deadline: float
-    """On `time.monotonic()`."""
-    updates: asyncio.Queue[GenerationChunk | Exception] = field(default_factory=asyncio.Queue[GenerationChunk | Exception])
-    generation: Generation | None = None
-    decoder: Decoder | None = None
-    logged: bool = True
-    """False where the version's log-probabilities are known to be wrong: none are sent, so that nobody trains on them."""
-    sent_tokens: int = 0
-    sent_text: int = 0
-    sent_at: float = 0.0
-    """On `time.monotonic()`."""
 
 
 class Worker:
@@ -206,21 +187,26 @@ class Worker:
         if request.likely is not None:
             grammars.piece(0)  # reads the tokenizer
 
-    def submit(self, request: GenerateRequest, prompt: list[int]) -> Job:
-        """Take a request with its prompt (call from the event loop). Raises `NotFound` (not held), `Overloaded` (full)."""
-        self.refuse_when_full(request)
-        job = Job(request=request, loop=asyncio.get_running_loop(), deadline=time.monotonic() + self.limits.time_s)
-        self._count(+1)
-        self._commands.put(lambda: self._begin(job, prompt))
-        return job
-
-    def refuse_when_full(self, request: GenerateRequest) -> None:
-        """Raises `NotFound` (not held), `Draining` (going away), `Overloaded` (full)."""
+    def take(self, request: GenerateRequest) -> None:
+        """Count a request before anything is done for it, so that nobody waits uncounted for a prompt or a form to be made; `submit` or
+        `let_go` it. Raises `NotFound` (not held), `Draining` (going away), `Overloaded` (full)."""
         if self.draining:
             raise Draining("this engine is going away and takes nothing new: ask another one")
         self.policy(request.digest)
-        if self._load >= self.capacity:
-            raise Overloaded(f"the engine has {self._load} requests in hand and takes no more: retry in a second", retry_after_s=1.0)
+        with self._counting:
+            if self._load >= self.capacity:
+                raise Overloaded(f"the engine has {self._load} requests in hand and takes no more: retry in a second", retry_after_s=1.0)
+            self._load += 1
+
+    def let_go(self) -> None:
+        """A request that was taken and not submitted is over."""
+        self._count(-1)
+
+    def submit(self, request: GenerateRequest, prompt: list[int]) -> Job:
+        """Begin a request that was taken, with its prompt (call from the event loop)."""
+        job = Job(request=request, loop=asyncio.get_running_loop(), deadline=time.monotonic() + self.limits.time_s)
+        self._commands.put(lambda: self._begin(job, prompt))
+        return job
 
     def score(self, request: ScoreRequest) -> "Future[list[float]]":
         """Log-probabilities of given tokens, as soon as there is time. Raises `NotFound` (not held) and `Overloaded`."""
@@ -330,7 +316,7 @@ class Worker:
         self._count(-len(broken))
         decoder.close()
         self._decoders = {**self._decoders, digest: self._decoder(decoder.policy)}
-        self._deliver([(job, _last(job, FinishReason.ERROR, message=f"sampling failed: {error}")) for job in broken])
+        self._deliver([(job, last_of(job, FinishReason.ERROR, message=f"sampling failed: {error}")) for job in broken])
 
     def _free(self, digest: str) -> None:
         self._decoders[digest].close()
@@ -347,14 +333,14 @@ class Worker:
             generation = job.generation
             assert generation is not None
             if generation.finish_reason is not None:
-                news.append((job, _last(job, generation.finish_reason)))
+                news.append((job, last_of(job, generation.finish_reason)))
                 self._count(-1)
                 continue
             kept.append(job)
             due = job.request.stream or not job.sent_tokens or now - job.sent_at >= PULSE_S
             if due and len(generation.tokens) > job.sent_tokens:
                 job.sent_at = now
-                news.append((job, _chunk(job)))
+                news.append((job, news_of(job)))
         self._jobs = kept
         return news
 
@@ -373,28 +359,3 @@ class Worker:
 def _put(updates: list[tuple[Job, GenerationChunk | Exception]]) -> None:
     for job, update in updates:
         job.updates.put_nowait(update)
-
-
-def _fresh(job: Job) -> dict[str, Any]:
-    """Tokens, log-probabilities and text not sent yet; marks them sent."""
-    generation = job.generation
-    assert generation is not None
-    first, start = job.sent_tokens, job.sent_text
-    job.sent_tokens, job.sent_text = len(generation.tokens), len(generation.text)
-    logprobs = generation.logprobs[first:] if job.logged else []
-    likely = generation.likely[first:] if generation.wants is not None and job.logged else None
-    return {"text": generation.text[start:], "tokens": generation.tokens[first:], "logprobs": logprobs, "likely": likely}
-
-
-def _chunk(job: Job) -> GenerationChunk:
-    return GenerationChunk(**_fresh(job))
-
-
-def _last(job: Job, reason: FinishReason, *, message: str | None = None) -> GenerationChunk:
-    generation = job.generation
-    assert generation is not None
-    experts = generation.experts if generation.record_experts else None
-    return GenerationChunk(
-        **_fresh(job), finish_reason=reason, prompt_tokens=generation.prompt, routed_experts=experts,
-        kept_log_mass=generation.kept_log_mass or None, message=message or generation.fault,
-    )  # fmt: skip

@@ -1,6 +1,7 @@
 """Shows a process's metrics over HTTP, with what a supervisor asks: `/metrics`, `/live`, `/ready`. Readiness asks nobody else.
 
-One thread, so that a scrape never waits for the process's work; it ends with the process.
+One thread, so that a scrape never waits for the process's work; it ends with the process. Other sites' pages are stopped by the barrier of
+all ports; where other machines reach it any name is answered, because scrapers are told names that this process does not know.
 """
 
 import logging
@@ -8,6 +9,9 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from app.domain.errors import BadConfig
+from app.listening.barrier import LOOPBACK_NAMES, Barrier
+from app.listening.errors import HttpError
+from app.listening.headers import as_headers
 from app.telemetry.instruments import Instruments
 
 log = logging.getLogger(__name__)
@@ -21,7 +25,7 @@ def expose(instruments: Instruments, address: str | None) -> ThreadingHTTPServer
     if not host or not port.isdigit() or int(port) > 65535:
         raise BadConfig(f"RATCHET_METRICS is {address!r}: set it to an address such as 127.0.0.1:9464")
     try:
-        server = ThreadingHTTPServer((host.strip("[]"), int(port)), _handler(instruments))
+        server = ThreadingHTTPServer((host.strip("[]"), int(port)), _handler(instruments, _barrier(host)))
     except OSError as error:
         raise BadConfig(
             f"cannot show metrics on {address} ({error.strerror}): set RATCHET_METRICS to a free address of this machine, or unset it"
@@ -31,7 +35,12 @@ def expose(instruments: Instruments, address: str | None) -> ThreadingHTTPServer
     return server
 
 
-def _handler(instruments: Instruments) -> type[BaseHTTPRequestHandler]:
+def _barrier(host: str) -> Barrier:
+    alone = host in LOOPBACK_NAMES or host.startswith("127.") or host == "[::1]"
+    return Barrier(hosts=frozenset() if alone else frozenset({"*"}), loopback=alone)
+
+
+def _handler(instruments: Instruments, barrier: Barrier) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         """Three paths, no state."""
 
@@ -40,6 +49,10 @@ def _handler(instruments: Instruments) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             """Answer a scrape or a probe."""
+            try:
+                barrier.check("GET", as_headers(self.headers.items()))
+            except HttpError as error:
+                return self._answer(error.status, f"{error}\n".encode())
             if self.path == "/metrics":
                 self._answer(200, instruments.text(), "text/plain; version=0.0.4; charset=utf-8")
             elif self.path == "/live":

@@ -11,7 +11,7 @@ import pytest
 from tests.architecture.sources import ROOT, imported_modules, python_files, within
 
 MODEL_ROOMS = {"app/policy", "app/serving", "pipelines/training", "pipelines/evaluation"}
-HTTP_ROOMS = {"app/api", "app/console", "app/serving", "app/main.py"}
+HTTP_ROOMS = {"app/api", "app/console", "app/listening", "app/serving", "app/main.py"}
 TERMINAL_ROOMS = {
     "pipelines/__main__.py",
     "pipelines/commands",

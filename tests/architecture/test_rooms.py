@@ -20,6 +20,7 @@ ROOMS = [
             "sandbox",
             "release",
             "telemetry",
+            "listening",
             "access",
             "api",
             "console",

@@ -14,8 +14,6 @@ import msgspec
 import uvicorn
 from starlette.types import ASGIApp
 
-from app.api.entry.barrier import Barrier
-from app.api.entry.connections import Connection, Server
 from app.domain.access import USED_EVERY, ApiKey, Scope, hash_secret, key_text, new_secret
 from app.domain.errors import BadRequest, RatchetError, Unavailable, UnknownPolicy
 from app.domain.ids import uuid7
@@ -25,6 +23,8 @@ from app.domain.release.releases import Pointer, Route
 from app.domain.telemetry.events import RETRACTED, CloudEvent, EventType, Heard, Observation
 from app.domain.telemetry.serving import EngineSight, GenerateRequest, GenerationChunk, ScoreRequest
 from app.domain.telemetry.turns import FinishReason
+from app.listening.barrier import Barrier
+from app.listening.connections import Connection, Server
 from app.main import Collaborators
 from tests.fakes.inbox import MemoryInbox
 from tests.fakes.streaming import MemoryClaims

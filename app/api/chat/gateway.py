@@ -27,9 +27,8 @@ from app.api.chat.slots import Slots
 from app.api.chat.summary import Context, context_of, shortened, trigger_of
 from app.api.entry.access import Caller
 from app.api.entry.feedback_tokens import FeedbackTokens
-from app.api.errors import HttpError
 from app.api.metrics import Metrics
-from app.api.telemetry.intake import Headers, Limits, characters
+from app.api.telemetry.intake import Limits, characters
 from app.api.telemetry.redaction import Redactor
 from app.api.workshop import SMALL_CHARS, Workshop
 from app.domain.errors import BadRequest, Overloaded, RatchetError, Unavailable, UnknownPolicy
@@ -42,6 +41,8 @@ from app.domain.telemetry.events import CloudEvent, is_rollout
 from app.domain.telemetry.serving import GenerateRequest, GenerationChunk
 from app.domain.telemetry.traceparent import TRACEPARENT
 from app.domain.telemetry.turns import FinishReason, TurnServed
+from app.listening.errors import HttpError
+from app.listening.headers import Headers
 from app.telemetry.traces import NOWHERE, Span, SpanKind, Traces
 
 log = logging.getLogger("ratchet.api")
@@ -62,6 +63,7 @@ class Opened:
     """One answer to a request, its exposure durable."""
 
     request: ChatRequest
+    caller: Caller
     config: PolicyConfig
     arm: Arm
     summaries: list[EpisodeSummary] = field(default_factory=list[EpisodeSummary])
@@ -101,7 +103,7 @@ class Gateway:
         """Understand a request, assign its arm, commit the exposure of each answer it asks for. Raises `RatchetError`."""
         began = utc_now()
         work = partial(self._understood, raw, headers, caller)
-        request, answers, digest = await self.workshop.do(work, chars=len(raw) // BYTES_PER_WORK)
+        request, answers, digest = await self.workshop.do(work, chars=len(raw) // BYTES_PER_WORK, share=caller.share)
         name, config = request.policy, self.policies[request.policy]
         requests = _each(request, answers)
         for bucket in (caller.session_bucket, caller.bucket):
@@ -117,7 +119,7 @@ class Gateway:
         fitting, shared = asyncio.Lock(), list(summaries)
         traced = [tracing.begin(self.traces, each, arm, headers, began) for each in requests]
         return tuple(
-            Opened(request=each, config=config, arm=arm, summaries=shared, fitting=fitting, release=release, span=span)
+            Opened(request=each, caller=caller, config=config, arm=arm, summaries=shared, fitting=fitting, release=release, span=span)
             for (each, span), release in zip(traced, released, strict=True)
         )
 
@@ -144,7 +146,8 @@ class Gateway:
         """An empty recording of the answer."""
         request, now = opened.request, self.clock()
         is_rated = request.rateable and not request.dryrun
-        token = None if not is_rated else self.tokens.issue(request.inference_id, policy=request.policy, now=now)
+        key = opened.caller.key
+        token = self.tokens.issue(request.inference_id, policy=request.policy, parent=key, now=now) if is_rated else None
         return Recording(
             request=request, arm=opened.arm, config=opened.config, started_at=now, messages=request.messages, feedback_token=token
         )
@@ -271,7 +274,8 @@ class Gateway:
         """Judge the answer's tool calls beside the event loop, and commit the turn."""
         request = opened.request
         finished_at = self.clock()
-        await self.workshop.do(recording.parse, chars=SMALL_CHARS + 1 if recording.may_call else 0, patient=True)
+        chars = SMALL_CHARS + 1 if recording.may_call else 0
+        await self.workshop.do(recording.parse, chars=chars, share=opened.caller.share, patient=True)
         self._count(request, recording)
         if request.ends:
             self.conversations.forget(request.episode_id, request.policy)

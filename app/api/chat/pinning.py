@@ -4,10 +4,10 @@ It is refused for a version that is quarantined, and where no engine holds it: e
 may come back to, candidates).
 """
 
-from app.api.errors import HttpError
 from app.domain.errors import BadRequest
 from app.domain.ports import Routes
 from app.domain.release.assignment import Arm, pin
+from app.listening.errors import HttpError
 
 MARK = "@sha256:"
 

@@ -7,15 +7,16 @@ import msgspec
 
 from app.api.chat.shapes import Bias, Penalty, read_choice, read_format, shape_of
 from app.api.entry.access import Caller
-from app.api.errors import HttpError
 from app.api.telemetry.drafts import decode
-from app.api.telemetry.intake import BRACKETS, Headers, Limits, characters, check_tree, header, more_than
+from app.api.telemetry.intake import BRACKETS, Limits, characters, check_tree, more_than
 from app.domain.errors import BadRequest
 from app.domain.ids import hash_actor, uuid7
 from app.domain.policies import PolicyConfig
 from app.domain.telemetry.events import GATEWAY, is_rollout
 from app.domain.telemetry.schemas import is_schema
 from app.domain.telemetry.turns import Consent, SamplingParams, Shape
+from app.listening.errors import HttpError
+from app.listening.headers import Headers, header
 
 IGNORED = (
     "service_tier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "prediction", "reasoning_effort",

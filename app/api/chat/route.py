@@ -14,11 +14,13 @@ from app.api.chat.gateway import BYTES_PER_WORK, Gateway, Opened, largest_body
 from app.api.chat.recording import Recording
 from app.api.chat.style import Read, Stream, Style
 from app.api.entry.access import Access
-from app.api.errors import HttpError, problem
-from app.api.telemetry.intake import TOO_LARGE, Intake
+from app.api.errors import problem
+from app.api.telemetry.intake import Intake
 from app.domain.access import Scope
 from app.domain.errors import BadRequest, RatchetError
 from app.domain.telemetry.serving import GenerationChunk
+from app.listening.bodies import TOO_LARGE
+from app.listening.errors import HttpError
 
 Chunks = AsyncGenerator[tuple[int, GenerationChunk], None]
 """Chunks of the answers to one request, each with its answer's index."""
@@ -69,7 +71,8 @@ class ChatRoute:
         caller = await self.access.caller(headers, Scope.SAMPLE)
         body = await self._body(scope, receive)
         try:
-            asked, style = await self.gateway.workshop.do(lambda: self.read(body), chars=len(body) // BYTES_PER_WORK)
+            chars = len(body) // BYTES_PER_WORK
+            asked, style = await self.gateway.workshop.do(lambda: self.read(body), chars=chars, share=caller.share)
             return await self.gateway.open(asked, headers, caller), style
         finally:
             self.intake.release(len(body))

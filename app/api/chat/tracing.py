@@ -5,10 +5,10 @@ from datetime import datetime
 
 from app.api.chat.recording import Recording
 from app.api.chat.request import ChatRequest
-from app.api.telemetry.intake import Headers, header
 from app.domain.release.assignment import Arm
 from app.domain.telemetry.traceparent import TRACEPARENT
 from app.domain.telemetry.turns import FinishReason
+from app.listening.headers import Headers, header
 from app.telemetry.traces import Span, SpanKind, Traces
 
 FAILED = (FinishReason.ERROR, FinishReason.TIMEOUT)

@@ -10,12 +10,13 @@ import msgspec
 
 from app.api.entry.access import Caller
 from app.api.telemetry.drafts import AwareTime, Desk, Draft, EventId, RetractionDraft, decode, refuse_unknown, source_of
-from app.api.telemetry.intake import Headers, check_tree
+from app.api.telemetry.intake import check_tree
 from app.domain.errors import BadRequest
 from app.domain.learning.rewards import segment_key
 from app.domain.telemetry.events import CloudEvent, EventType
 from app.domain.telemetry.moments import check_moments
 from app.domain.telemetry.turns import Assignment, TurnServed
+from app.listening.headers import Headers
 
 MARK = b'"specversion"'
 """Only CloudEvents have this key; inside a JSON text its quotes would be escaped, so that searching the bytes is enough."""

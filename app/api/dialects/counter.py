@@ -98,11 +98,12 @@ class Counter:
     async def put_all(self, records: Sequence[R], signal_of: Callable[[R], Signal], caller: Caller) -> list[BadRequest | None]:
         """Accept many scores in one commit, each wholly or not at all; for each what was wrong."""
         read = partial(self._read, records, signal_of)
-        said, is_long = await self.door.workshop.do(read, chars=EVENT_CHARS * len(records))
+        said, is_long = await self.door.workshop.do(read, chars=EVENT_CHARS * len(records), share=caller.share)
         if is_long:  # each waits for its turn, and others' come between
             return [found if isinstance(found, BadRequest) else await self._refused(self._checked(found, caller)) for found in said]
         work = partial(self._prepared, said, caller)
-        ready = await self.door.workshop.do(work, chars=EVENT_CHARS * sum(len(found) for found in said if isinstance(found, list)))
+        chars = EVENT_CHARS * sum(len(found) for found in said if isinstance(found, list))
+        ready = await self.door.workshop.do(work, chars=chars, share=caller.share)
         events = [event for found in ready if isinstance(found, list) for event in found]
         answers = iter(await self.door.commit(events))
         wrong: list[BadRequest | None] = []

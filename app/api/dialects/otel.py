@@ -28,10 +28,10 @@ from app.api.chat.style import bounded
 from app.api.dialects import otlp_json
 from app.api.dialects.counter import Counter
 from app.api.dialects.naming import Signal, inference_of
-from app.api.errors import HttpError
 from app.api.telemetry.intake import more_than
 from app.api.workshop import breathe
 from app.domain.errors import BadRequest, Overloaded
+from app.listening.errors import HttpError
 
 SOURCE = "sdk:otel"
 PROTOBUF = "application/x-protobuf"
@@ -97,7 +97,7 @@ async def _export(request: Request, counter: Counter, form: "Form") -> Response:
         async with counter.body(request, charged=False, on_loop=False) as (caller, raw):
             is_json = "json" in (request.headers.get("content-type") or "")
             read = partial(_read, raw, form, is_json=is_json)
-            evaluations = await counter.door.workshop.do(read, chars=len(raw))
+            evaluations = await counter.door.workshop.do(read, chars=len(raw), share=caller.share)
             counter.charge(caller, len(evaluations))
             wrong = await counter.put_all(evaluations, _signal, caller)
             rejected = [str(error) for error in wrong if error is not None]

@@ -1,1 +1,1 @@
-"""Who is let in: credentials and signed tokens, rate limits, the barrier against other people's pages, connections that dawdle."""
+"""Who is let in: credentials and signed tokens, rate limits."""

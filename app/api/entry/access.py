@@ -8,12 +8,10 @@ import asyncio
 import base64
 import binascii
 import logging
-import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Protocol, TypeVar
@@ -22,15 +20,17 @@ from starlette.requests import HTTPConnection
 
 from app.api.entry import feedback_tokens
 from app.api.entry.feedback_tokens import FEEDBACK_PREFIX, Answered, FeedbackTokens
+from app.api.entry.rates import SPENDING, Bucket
 from app.api.entry.sessions import RATE_PER_S, SESSION_PREFIX, Sessions
 from app.api.entry.uses import Uses
-from app.api.errors import HttpError
-from app.api.telemetry.intake import Headers
+from app.api.workshop import FEW, Share
 from app.domain.access import ApiKey, Scope, split_key
-from app.domain.errors import Overloaded, RatchetError, Unavailable
+from app.domain.errors import RatchetError, Unavailable
 from app.domain.people import DEPLOYMENT_WIDE, MAY, OF_SCOPE, PERSONAL, Action, Person, Visitor, actions_of, actions_of_scopes
 from app.domain.ports import Clock, Keys
 from app.domain.telemetry.events import GATEWAY
+from app.listening.errors import HttpError
+from app.listening.headers import Headers
 
 log = logging.getLogger("ratchet.api")
 T = TypeVar("T")
@@ -44,6 +44,10 @@ TRUST_S = 60.0
 """How long the last known keys are good while the database does not answer."""
 MOST_SESSIONS = 10_000
 """Sessions whose rate is kept in mind; beyond, the one that was silent longest starts with a full bucket again."""
+
+
+EVERYBODY = Share(line="")
+"""On an open deployment nobody is told from anybody."""
 
 
 class PeopleBook(Protocol):
@@ -63,6 +67,8 @@ class Caller:
     scopes: frozenset[Scope]
     policy: str | None
     """The one policy the key is good for."""
+    key: str = ""
+    """Prefix of the key that is sent, or with which the session was started; empty on an open deployment and for browsers."""
     actor: str = "anonymous"
     """How what it does is signed: `user:<name>` for a person, `service:<name of the key>` for a program."""
     person: Person | None = None
@@ -74,6 +80,8 @@ class Caller:
     bucket: "Bucket | None" = field(default=None, compare=False)
     session_bucket: "Bucket | None" = field(default=None, compare=False)
     """Of the session alone; `bucket` is then its parent's."""
+    share: Share = field(default=EVERYBODY, compare=False)
+    """Of the work beside the loop: a key's, or that of one of the many sessions and answers for which it spoke."""
 
     @property
     def actions(self) -> frozenset[Action]:
@@ -92,48 +100,6 @@ OPEN = frozenset(Action) - {Action.MANAGE_PEOPLE}
 PEOPLE_SCOPES = frozenset({Scope.READ})
 """Of the endpoints that ask for a scope: people read them, and products do the rest."""
 ANONYMOUS = Caller(name="anonymous", scopes=frozenset(Scope), policy=None)
-
-
-class Spending:
-    """What the request at hand has to do with rates, for its answer's headers."""
-
-    bucket: "Bucket | None" = None
-
-
-SPENDING: ContextVar["Spending | None"] = ContextVar("spending", default=None)
-
-
-class Bucket:
-    """A token bucket of one second's worth (at least one token)."""
-
-    def __init__(self, rate_per_s: float, now: Callable[[], float]) -> None:
-        self._rate = rate_per_s
-        self._size = max(1.0, rate_per_s)
-        self._now = now
-        self._tokens = self._size
-        self._at = now()
-
-    def take(self, count: int) -> None:
-        """Take `count` tokens (a batch larger than the bucket takes all). Raises `Overloaded`."""
-        now = self._now()
-        self._tokens = min(self._size, self._tokens + (now - self._at) * self._rate)
-        self._at = now
-        wanted = min(float(count), self._size)
-        if self._tokens < wanted:
-            wait_s = (wanted - self._tokens) / self._rate
-            raise Overloaded(f"this key's limit is {self._rate:g} a second: come back in {wait_s:.1f} s", retry_after_s=wait_s)
-        self._tokens -= wanted
-
-    def owe(self, count: int) -> None:
-        """Take `count` tokens more of what is let in already; whoever comes next waits until they are paid."""
-        self._tokens -= count
-
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """The limit, what is left of it and in how many seconds it is whole again (IETF draft ratelimit-headers, as of version 07)."""
-        left = min(self._size, self._tokens + (self._now() - self._at) * self._rate)
-        seconds = math.ceil((self._size - left) / self._rate)
-        figures = ((b"ratelimit-limit", self._size), (b"ratelimit-remaining", max(0.0, left)), (b"ratelimit-reset", seconds))
-        return [(name, str(int(value)).encode()) for name, value in figures]
 
 
 class Access:
@@ -225,10 +191,11 @@ class Access:
         return self._charged(caller, cost)
 
     def _charged(self, caller: Caller, cost: int) -> Caller:
+        buckets = [bucket for bucket in (caller.session_bucket, caller.bucket) if bucket is not None]
         if (spending := SPENDING.get()) is not None:
-            spending.bucket = caller.bucket
-        for bucket in (caller.session_bucket, caller.bucket):
-            if bucket is not None and cost:
+            spending.buckets = buckets
+        for bucket in buckets:
+            if cost:
                 bucket.take(cost)
         return caller
 
@@ -246,16 +213,26 @@ class Access:
         token = _token(headers)
         if token is None or not token.startswith(FEEDBACK_PREFIX):
             return None
+        if self._monotonic() - self._tried_at > REFRESH_S:
+            await self._refresh()
         answered = FeedbackTokens(self._sessions.secrets).read(token, now=self._clock())
         if answered is None:
             raise _unauthorized("this feedback token was not issued here or has ended: it rates the answer it came with, for a week")
-        self._bucket_of(answered.answer, feedback_tokens.RATE_PER_S).take(1)
-        return answered, Caller(name=f"answer {answered.answer}", scopes=frozenset(), policy=answered.policy)
+        if answered.parent and not self._is_good(answered.parent):
+            raise _unauthorized("the key with which this answer was asked for has ended, and what speaks for it with it")
+        share = Share(line=f"answers of {answered.parent or answered.policy}", member=answered.answer, most=FEW)
+        bucket = self._bucket_of(answered.answer, feedback_tokens.RATE_PER_S)
+        caller = Caller(name=f"answer {answered.answer}", scopes=frozenset(), policy=answered.policy, bucket=bucket, share=share)
+        return answered, self._charged(caller, 1)
+
+    def _is_good(self, prefix: str) -> bool:
+        """Whether the key is neither revoked nor over."""
+        known = self._by_prefix.get(prefix)
+        return known is not None and known[0].usable_at(self._clock())
 
     def session_token(self, episode_id: str, caller: Caller, *, source: str = GATEWAY) -> tuple[str, datetime]:
         """A key with which the caller's agent samples one episode, and when it ends."""
-        parent = caller.name.removeprefix("key:") if caller.name.startswith("key:") else ""
-        return self._sessions.issue(episode_id, parent=parent, now=self._clock(), source=source)
+        return self._sessions.issue(episode_id, parent=caller.key, now=self._clock(), source=source)
 
     def _session(self, token: str) -> Caller:
         """Who asks with a session's key: its parent, for one episode and for sampling only, while the parent is good."""
@@ -271,6 +248,7 @@ class Access:
         return replace(
             parent, name=f"session of {parent.name}", scopes=frozenset({Scope.SAMPLE}), episode_id=session.episode,
             source=session.source, session_bucket=self._bucket_of(session.episode),
+            share=Share(line=f"sessions of {parent.name}", member=session.episode, most=FEW),
         )  # fmt: skip
 
     def _bucket_of(self, what: str, rate_per_s: float = RATE_PER_S) -> Bucket:
@@ -291,9 +269,11 @@ class Access:
         return known
 
     def _caller(self, key: ApiKey) -> Caller:
+        name = f"key:{key.prefix}"
         return Caller(
-            name=f"key:{key.prefix}", scopes=key.scopes, policy=key.policy, actor=f"service:{key.name}", bucket=self._buckets.get(key.id)
-        )
+            name=name, key=key.prefix, scopes=key.scopes, policy=key.policy, actor=f"service:{key.name}", bucket=self._buckets.get(key.id),
+            share=Share(line=name),
+        )  # fmt: skip
 
     def _bucket(self, key: ApiKey) -> Bucket | None:
         """The bucket it has, or a full one: a new read of the keys must not fill the buckets."""
@@ -351,7 +331,9 @@ def requires(what: Scope | Action) -> Callable[[HTTPConnection], "object"]:
 
 
 def _of_person(person: Person, *, name: str, policy: str | None, bucket: Bucket | None = None) -> Caller:
-    return Caller(name=name, scopes=PEOPLE_SCOPES, policy=policy, actor=person.actor, person=person, bucket=bucket)
+    return Caller(
+        name=name, scopes=PEOPLE_SCOPES, policy=policy, actor=person.actor, person=person, bucket=bucket, share=Share(line=person.actor)
+    )
 
 
 def why_not(caller: Caller, action: Action) -> str:

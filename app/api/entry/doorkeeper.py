@@ -11,9 +11,9 @@ from starlette.requests import Request
 
 from app.access import SESSION_COOKIE, FormTokens
 from app.api.entry.access import Access, Caller
-from app.api.errors import HttpError
 from app.domain.errors import BadRequest
 from app.domain.people import Action, NotSignedIn, Visitor
+from app.listening.errors import HttpError
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 MOST_BYTES, MOST_FIELDS = 64 * 1024, 200

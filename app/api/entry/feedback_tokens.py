@@ -29,6 +29,8 @@ class Answered(Ending, frozen=True, kw_only=True):
     answer: str
     """The inference id."""
     policy: str
+    parent: str = ""
+    """Prefix of the key with which the answer was asked for; empty on an open service, and in tokens from before it was said."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,9 @@ class FeedbackTokens:
 
     secrets: Callable[[], Sequence[str]]
 
-    def issue(self, answer: str, *, policy: str, now: datetime) -> str:
+    def issue(self, answer: str, *, policy: str, now: datetime, parent: str = "") -> str:
         """The token of an answer."""
-        return self._signed().write(Answered(answer=answer, policy=policy, expires=now.timestamp() + FEEDBACK_S))
+        return self._signed().write(Answered(answer=answer, policy=policy, parent=parent, expires=now.timestamp() + FEEDBACK_S))
 
     def read(self, token: str, *, now: datetime) -> Answered | None:
         """What a token says; None where we did not sign it or its time is over."""

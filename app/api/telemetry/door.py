@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -45,7 +46,8 @@ class Door:
 
     async def prepared(self, draft: Draft, caller: Caller) -> CloudEvent:
         """The event of a draft, its texts redacted beside the event loop where there is much to read. Raises as `Desk.observation` does."""
-        return await self.workshop.do(lambda: self.desk.observation(draft, caller), chars=self.to_redact(draft.value))
+        work = partial(self.desk.observation, draft, caller)
+        return await self.workshop.do(work, chars=self.to_redact(draft.value), share=caller.share)
 
     def to_redact(self, value: object) -> int:
         """Characters that will be searched for personal data; 0 where no policy asks for it."""

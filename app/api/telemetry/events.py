@@ -16,11 +16,12 @@ from app.api.entry.access import Access, Caller
 from app.api.errors import problem
 from app.api.telemetry.door import Answer, Door, rejected
 from app.api.telemetry.drafts import members
-from app.api.telemetry.intake import Headers, Intake, header
+from app.api.telemetry.intake import Intake
 from app.api.workshop import unhurried
 from app.domain.access import Scope
 from app.domain.errors import BadRequest, RatchetError
 from app.domain.telemetry.events import CloudEvent
+from app.listening.headers import Headers, header
 
 AT_ONCE = 10_000
 """Commas in a body, those in texts included, up to which its events are looked at on the event loop: half a microsecond a value."""
@@ -74,7 +75,7 @@ class EventsRoute:
             events = self._charged(body, headers, caller)
             chars = len(body) if self.door.desk.redacts or body.count(b",") > AT_ONCE else 0
             steps = self._prepare(events, body, headers, caller)
-            prepared = await self.door.workshop.do(lambda: unhurried(steps, chars=chars), chars=chars)
+            prepared = await self.door.workshop.do(lambda: unhurried(steps, chars=chars), chars=chars, share=caller.share)
             answers = await self.door.commit(prepared)
         finally:
             self.intake.release(read)

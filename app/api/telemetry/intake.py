@@ -3,22 +3,17 @@
 import asyncio
 import time
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from starlette.requests import Request
 from starlette.types import Receive, Scope
 
-from app.api.errors import HttpError
 from app.api.workshop import breathe
 from app.domain.errors import BadRequest, Overloaded
+from app.listening.bodies import TOO_LARGE
+from app.listening.errors import HttpError
+from app.listening.headers import Headers
 
-Headers = Mapping[bytes, bytes]
-"""A request's headers by lower-case name; of one sent twice the last."""
-
-
-TOO_LARGE = "body_too_large"
 SMALL_GZIP = 4096
 """Bytes that are unpacked at once: at a hundred times their size at most a millisecond."""
 GZIP_BYTES, GUNZIP_BYTES = 4 * 1024, 64 * 1024
@@ -186,27 +181,6 @@ class Intake:
         if not decoder.eof or decoder.unused_data or at < len(body):
             raise BadRequest("the gzip body is cut off or has something behind its end", code="encoding")
         return b"".join(pieces)
-
-
-async def read_json(request: Request, *, most: int) -> bytes:
-    """The small body of an administrative request. Raises `HttpError` 413, 415.
-
-    Its type has to be named: a form on somebody else's page can send everything but that without asking first.
-    """
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise HttpError(415, "send `content-type: application/json`", code="content_type")
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > most:
-            raise HttpError(413, f"the body is larger than {most} bytes", code=TOO_LARGE)
-    return bytes(body)
-
-
-def header(headers: Headers, name: bytes) -> str | None:
-    """The header of that (lower-case) name."""
-    value = headers.get(name)
-    return None if value is None else value.decode("latin-1")
 
 
 NODES_A_STEP = 1000

@@ -32,7 +32,8 @@ Words = npt.NDArray[np.int32]
 KEPT = 64
 """Grammars kept ready; one of a large schema takes a few MB and up to a second to make."""
 LIMITS = llguidance.LLParserLimits(initial_lexer_fuel=500_000, step_lexer_fuel=60_000, step_max_items=20_000, max_grammar_size=100_000)
-"""About 10 ms to begin and 5 ms a token at the most, where the defaults allow 20 and 15: everybody's next token waits for it."""
+"""Less than the defaults. They do not bound the time: with 49 thousand tokens the worst mask of 64 kB of schema took 29 ms, of 156 kB of
+tools 104, and what recurs took 13 for every token; that is bounded by what one answer may take in all (`app.policy.decoding.shaping`)."""
 MOST_STATES = 1000
 """Of all divisors of a schema, multiplied."""
 _AS_TRAINED_ON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

@@ -3,7 +3,7 @@
     POST   /edits          an `Edit` as JSON → 202 {"edit": "<name>"}
     DELETE /edits/<name>   nobody looks at it any more (file closed, session over) → 204
 
-A web page in the user's browser must not reach it: requests with an Origin, and those that name another host, are refused.
+A web page in the user's browser must not reach it: the barrier of all ports stands before it (`content-type: application/json`).
 """
 
 import logging
@@ -14,12 +14,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import msgspec
 
+from app.listening.barrier import Barrier
+from app.listening.errors import HttpError
+from app.listening.headers import as_headers
 from pipelines.commands.collecting.spool import Edit, Spool
 
 log = logging.getLogger(__name__)
 MOST_BYTES = 8 * 1024 * 1024
 """Of a body: a file of 1 MB, escaped as badly as can be."""
 READ_TIMEOUT_S = 10.0
+BARRIER = Barrier()
 
 
 @contextmanager
@@ -47,8 +51,10 @@ class _Answer(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Register an edit."""
-        if self._is_foreign() or self.path != "/edits":
-            return self._say(403 if self._is_foreign() else 404, {"error": "POST /edits, from this machine's editors alone"})
+        if self._is_stopped():
+            return None
+        if self.path != "/edits":
+            return self._say(404, {"error": "POST /edits, from this machine's editors alone"})
         length = int(self.headers.get("content-length") or 0)
         if not 0 < length <= MOST_BYTES:
             return self._say(413, {"error": f"an edit has 1 to {MOST_BYTES} bytes"})
@@ -60,8 +66,8 @@ class _Answer(BaseHTTPRequestHandler):
 
     def do_DELETE(self) -> None:
         """End an edit's observation."""
-        if self._is_foreign():
-            return self._say(403, {"error": "from this machine's editors alone"})
+        if self._is_stopped():
+            return None
         known = self.path.startswith("/edits/") and self._spool.end(self.path.removeprefix("/edits/"))
         return self._say(204 if known else 404, None)
 
@@ -74,9 +80,14 @@ class _Answer(BaseHTTPRequestHandler):
         assert isinstance(self.server, _Server)
         return self.server.spool
 
-    def _is_foreign(self) -> bool:
-        host = (self.headers.get("host") or "").rpartition(":")[0] or self.headers.get("host")
-        return self.headers.get("origin") is not None or host not in ("127.0.0.1", "localhost")
+    def _is_stopped(self) -> bool:
+        """Whether it was answered: another site's page could have sent it."""
+        try:
+            BARRIER.check(self.command, as_headers(self.headers.items()))
+        except HttpError as error:
+            self._say(error.status, {"error": str(error)})
+            return True
+        return False
 
     def _say(self, status: int, body: dict[str, str] | None) -> None:
         content = b"" if body is None else msgspec.json.encode(body)

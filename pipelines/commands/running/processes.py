@@ -11,6 +11,7 @@ import threading
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlsplit
 
 import click
 
@@ -18,7 +19,7 @@ from app import wiring
 from app.domain.errors import BadConfig
 from app.domain.retention import days, retention
 from app.logging import configure
-from app.settings import Settings, from_environment, owner_of, read_toml
+from app.settings import LOOPBACK, Settings, from_environment, owner_of, read_toml
 from pipelines.commands.running.repeating import outlast, repeat
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from app.domain.learning.cycles import Cycle
     from app.domain.policies import PolicyConfig
     from app.domain.ports import CycleBook
+    from app.listening.barrier import Barrier
     from app.serving.servers.control import Control
     from app.telemetry.instruments import Instruments
 
@@ -330,7 +332,16 @@ def engine(
         stop=stop,
         drain_s=drain_s,
         version=wiring.release_of_code(),
+        barrier=engine_barrier(settings, host),
     )
+
+
+def engine_barrier(settings: Settings, host: str) -> "Barrier":
+    """An engine answers to its own address and to the names by which gateways of this deployment are told of engines."""
+    from app.listening.barrier import Barrier, reached_as
+
+    named = frozenset(name for url in settings.engines if (name := urlsplit(url).hostname))
+    return Barrier(hosts=settings.hosts | reached_as(host) | named, loopback=host in LOOPBACK)
 
 
 def keep_server(

@@ -4,18 +4,27 @@ import asyncio
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import msgspec
 import pytest
 
-from app.api.entry.connections import Connection
 from app.api.telemetry.intake import Limits
 from app.domain.telemetry.events import EventType
 from app.domain.telemetry.turns import FinishReason, TurnServed
+from app.listening.connections import Connection
 from app.main import create_app, listen
+from app.policy.storage.store import LocalWeights
 from app.serving import process
+from app.serving import worker as serving_limits
+from app.serving.engine import create_engine
+from app.serving.residency import Residency
+from app.serving.worker import Worker
 from app.settings import from_environment
+from tests.fakes.engines import MemoryEngineLedger
 from tests.fakes.gateway import ScriptedEngines, collaborators, events_of, serving
 from tests.fakes.inbox import MemoryInbox
 
@@ -99,6 +108,16 @@ class Hasty(Connection):
     headers_s = body_s = 0.1
 
 
+@contextmanager
+def behind(whose: str, folder: Path, *, connection: type[Connection] = Connection) -> Iterator[str]:
+    """The api, or an engine that holds nothing; both answer `/health`."""
+    worker = Worker(serving_limits.Limits(rows=1))
+    engine = create_engine(worker, Residency(worker, MemoryEngineLedger(), LocalWeights(folder)))
+    with serving(create_app(collaborators()) if whose == "api" else engine, connection=connection) as url:
+        yield url
+
+
+@pytest.mark.parametrize("whose", ["api", "engine"])
 @pytest.mark.parametrize(
     "half",
     [
@@ -109,8 +128,8 @@ class Hasty(Connection):
         b"GET /status HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET /status HTTP/1.1\r\nHost: ",
     ],
 )
-def test_half_a_request_is_cut_off_whatever_it_was_for(half: bytes) -> None:
-    with serving(create_app(collaborators()), connection=Hasty) as url:
+def test_half_a_request_is_cut_off_whatever_it_was_for(half: bytes, whose: str, tmp_path: Path) -> None:
+    with behind(whose, tmp_path, connection=Hasty) as url:
         with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=20) as slow:
             slow.sendall(half)
             try:
@@ -118,7 +137,7 @@ def test_half_a_request_is_cut_off_whatever_it_was_for(half: bytes) -> None:
                     pass
             except ConnectionResetError:
                 pass  # cut off, without a farewell
-        assert httpx.get(f"{url}/status", timeout=20).status_code == 200
+        assert httpx.get(f"{url}/health", timeout=20).status_code == 200
 
 
 ENDLESS = {
@@ -131,10 +150,11 @@ ENDLESS = {
 """How they begin."""
 
 
+@pytest.mark.parametrize("whose", ["api", "engine"])
 @pytest.mark.parametrize("what", ENDLESS)
-def test_what_has_no_end_is_cut_off_before_it_fills_the_memory(what: str) -> None:
+def test_what_has_no_end_is_cut_off_before_it_fills_the_memory(what: str, whose: str, tmp_path: Path) -> None:
     piece = (b"x-%d: " % 7 + b"a" * 1000 + b"\r\n") * 60 if what in ("headers", "trailers") else b"a" * 60_000
-    with serving(create_app(collaborators())) as url:
+    with behind(whose, tmp_path) as url:
         sent = 0
         with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=20) as endless:
             endless.sendall(ENDLESS[what])
@@ -143,7 +163,25 @@ def test_what_has_no_end_is_cut_off_before_it_fills_the_memory(what: str) -> Non
                     endless.sendall(piece)
                     sent += len(piece)
         assert sent < 30_000_000, "what the sockets of both sides hold, and a little"
-        assert httpx.get(f"{url}/status", timeout=20).status_code == 200
+        assert httpx.get(f"{url}/health", timeout=20).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("framed", "sent"), [(b"Content-Length: 1000000000", b""), (b"Transfer-Encoding: chunked", b"1000\r\n" + b" " * 4096 + b"\r\n")]
+)
+def test_an_engine_refuses_a_body_before_it_has_come(framed: bytes, sent: bytes, tmp_path: Path) -> None:
+    """By its announced length, or as soon as more than 8 MB of it are there: nobody sends the rest."""
+    head = b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n" + framed + b"\r\n\r\n"
+    with (
+        behind("engine", tmp_path) as url,
+        socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=10) as sender,
+    ):
+        sender.sendall(head)
+        for _ in range(2100):
+            sender.sendall(sent)
+        answer = sender.recv(4096)
+    assert answer.startswith(b"HTTP/1.1 400"), answer
+    assert b"shorten the conversation" in answer
 
 
 def test_a_long_body_in_small_chunks_has_an_end() -> None:

@@ -141,10 +141,13 @@ def test_a_look_asks_git_once_and_complains_of_no_horizon_that_was_reported(
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
 
 
+JSON = {"content-type": "application/json"}
+
+
 def test_an_editor_registers_an_edit_over_http_and_says_when_nobody_looks_any_more(url: str, inbox: MemoryInbox, tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool", tmp_path, (0, 600))
     (tmp_path / "a.py").write_text(BEFORE.replace("    pass\n", INSERTED))
-    with open_door(spool, 0) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}") as editor:
+    with open_door(spool, 0) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=JSON) as editor:
         taken = editor.post("/edits", content=edit())
         assert taken.status_code == 202
         registered = next((tmp_path / "spool").glob("*.json"))
@@ -159,9 +162,10 @@ def test_an_editor_registers_an_edit_over_http_and_says_when_nobody_looks_any_mo
 
 def test_the_door_for_editors_refuses_web_pages_and_paths_that_leave_the_folder(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool", tmp_path, (10,))
-    with open_door(spool, 0) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+    with open_door(spool, 0) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=JSON) as client:
         assert client.post("/edits", content=edit(), headers={"origin": "https://evil.example"}).status_code == 403
-        assert client.post("/edits", content=edit(), headers={"host": "evil.example"}).status_code == 403
+        assert client.post("/edits", content=edit(), headers={"host": "evil.example"}).status_code == 421
+        assert client.post("/edits", content=edit(), headers={"content-type": "text/plain"}).status_code == 415
         assert client.post("/edits", content=edit(path="../../etc/passwd")).status_code == 422
         assert client.post("/edits", content="{}").status_code == 422
         assert client.post("/elsewhere", content=edit()).status_code == 404
@@ -312,7 +316,7 @@ def test_collect_reports_what_an_editor_registered_and_ends_when_told_to(
     with subprocess.Popen(command, env=surroundings, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         ready = next(line for line in process.stderr if "collect ready" in line)
-        assert httpx.post(ready.split("edits=")[1].strip(), content=edit()).status_code == 202
+        assert httpx.post(ready.split("edits=")[1].strip(), content=edit(), headers=JSON).status_code == 202
         assert any("reported turn=turn-1 horizon_s=0" in line for line in process.stderr)
         process.terminate()
         assert process.wait(120) == 0

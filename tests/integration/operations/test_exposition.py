@@ -11,9 +11,9 @@ from app.telemetry.exposition import expose
 from app.telemetry.instruments import Instruments
 
 
-def get(url: str) -> tuple[int, str]:
+def get(url: str, **headers: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -32,6 +32,8 @@ def test_a_process_is_ready_when_it_says_so_and_live_before() -> None:
         assert get(f"{url}/ready")[0] == 200
         assert "ratchet_process_ready 1.0" in get(f"{url}/metrics")[1]
         assert get(f"{url}/etc/passwd")[0] == 404
+        assert get(f"{url}/metrics", host="evil.example")[0] == 421, "a foreign name that points here"
+        assert get(f"{url}/metrics", origin="https://evil.example")[0] == 403
     finally:
         server.shutdown()
         server.server_close()

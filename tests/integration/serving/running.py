@@ -14,6 +14,7 @@ import uvicorn
 from app.domain.ports import EngineState, EngineWeights
 from app.domain.telemetry.serving import GenerateRequest, GenerationChunk
 from app.domain.telemetry.turns import SamplingParams
+from app.listening.connections import Connection, Server
 from app.serving.client import HttpEngines
 from app.serving.engine import create_engine
 from app.serving.residency import Residency
@@ -41,7 +42,7 @@ def engine(weights: EngineWeights, *digests: str, limits: Limits = Limits(rows=8
     ledger.wants = {("composer", digest) for digest in digests}
     worker = Worker(limits)
     residency = Residency(worker, ledger, weights, poll_s=0.02, **options)
-    server = uvicorn.Server(uvicorn.Config(create_engine(worker, residency), log_config=None, access_log=False))
+    server = Server(uvicorn.Config(create_engine(worker, residency), http=Connection, log_config=None, access_log=False))
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined] - a thread may not set them
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])), daemon=True)
     worker.start()

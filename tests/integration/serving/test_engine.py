@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.domain.errors import BadRequest, Overloaded, Unavailable
 from app.domain.ports import EngineState
-from app.domain.telemetry.turns import FinishReason, SamplingParams
+from app.domain.telemetry.turns import FinishReason, Form, SamplingParams, Shape
 from app.policy.decoding.sampling import sample
 from app.policy.model import Policy, load_policy
 from app.policy.scoring.forward import token_logprobs
@@ -141,7 +142,7 @@ def test_a_bad_request_keeps_its_parameter_and_code_over_the_wire(running: Runni
     "body", [b"", b"{", b"[]", b'{"policy": 1}', b"\xff\xfe", b'{"policy":"p","digest":"d","messages":[],"sampling":{},"x":1}']
 )
 def test_a_body_that_is_no_request_is_refused_in_words(running: RunningEngine, body: bytes) -> None:
-    answer = httpx.post(f"{running.url}/generate", content=body, trust_env=False)
+    answer = httpx.post(f"{running.url}/generate", content=body, headers={"content-type": "application/json"}, trust_env=False)
     assert answer.status_code == 400
     assert "GenerateRequest" in answer.json()["error"]["message"]
 
@@ -189,6 +190,31 @@ def test_a_full_engine_says_when_to_come_back(weights: LocalWeights, endless: st
 
     with engine(weights, endless, limits=Limits(rows=2, waiting=3)) as small:
         asyncio.run(scenario(small.url))
+
+
+@pytest.mark.parametrize("what", ["prompt", "prepare"])
+def test_who_waits_for_a_prompt_or_a_form_to_be_made_is_counted(weights: LocalWeights, endless: str, what: str) -> None:
+    """Both are made on one thread each: without a count any number of requests, of 8 MB each, waited there."""
+    go = threading.Event()
+
+    async def scenario(running: RunningEngine) -> None:
+        shape = Shape(form=Form(answer={"type": "object"})) if what == "prepare" else None
+        asked = msgspec.structs.replace(request(endless, max_tokens=1), shape=shape)
+        async with HttpEngines([running.url]) as engines:
+            waiting = [asyncio.ensure_future(complete(engines, asked)) for _ in range(running.worker.capacity)]
+            while running.worker.load < running.worker.capacity:
+                await asyncio.sleep(0.01)
+            for path in (complete(engines, asked), engines.count_tokens(asked)):
+                with pytest.raises(Overloaded):
+                    await path
+            go.set()
+            await asyncio.gather(*waiting, return_exceptions=True)
+        assert running.worker.load == 0, "whatever became of them"
+
+    with engine(weights, endless, limits=Limits(rows=1, waiting=2)) as running:
+        made = getattr(running.worker, what)
+        setattr(running.worker, what, lambda asked: go.wait(60) and made(asked))
+        asyncio.run(scenario(running))
 
 
 def test_a_client_that_leaves_frees_its_row(weights: LocalWeights, endless: str) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from app.api.entry.access import Access, Bucket
+from app.api.entry.access import Access
+from app.api.entry.rates import Bucket
 from app.api.entry.sessions import Sessions
 from app.domain.access import ApiKey, Scope
 from app.domain.errors import BadConfig, Overloaded, RatchetError, Unavailable
@@ -168,6 +169,17 @@ def test_every_answer_says_what_is_left_of_the_rate() -> None:
     assert len({answer.headers["x-request-id"] for answer in answers}) == 2
 
 
+def test_a_batch_over_http_is_paid_for_before_the_next_one() -> None:
+    keys = MemoryKeys()
+    key = keys.add(Scope.INGEST, rate_per_s=10)
+    client, inbox = service(keys)
+    batches = [[EVENT | {"id": f"{batch}-{i}"} for i in range(500)] for batch in range(2)]
+    answers = [client.post("/v1/events", json=batch, headers={"x-api-key": key}) for batch in batches]
+    assert [answer.status_code for answer in answers] == [202, 429]
+    assert 45 <= int(answers[1].headers["retry-after"]) <= 50
+    assert len(inbox.events) == 500
+
+
 def test_a_broken_body_costs_a_token_too() -> None:
     keys = MemoryKeys()
     key = keys.add(Scope.INGEST, rate_per_s=1)
@@ -187,6 +199,35 @@ def test_a_bucket_refills_with_time_and_lets_a_large_batch_through_when_full() -
     bucket.take(5)
     now[0] = 1.6
     bucket.take(500)
+
+
+def test_a_batch_larger_than_the_bucket_is_paid_for_to_its_last_record() -> None:
+    """500 at 10 a second are fifty seconds of them: one full bucket more is there after 50 s, and one record after 49.1."""
+    now = [0.0]
+    bucket = Bucket(10, lambda: now[0])
+    bucket.take(500)
+    assert bucket.headers() == [(b"ratelimit-limit", b"10"), (b"ratelimit-remaining", b"0"), (b"ratelimit-reset", b"50")]
+    for second in range(1, 50):
+        now[0] = float(second)
+        with pytest.raises(Overloaded) as raised:
+            bucket.take(10)
+        assert raised.value.retry_after_s == pytest.approx(50 - second)
+    now[0] = 50.0
+    bucket.take(10)
+
+
+def test_no_size_of_batch_lets_more_records_through_than_the_rate() -> None:
+    """The rate of 1 a second let 30,000 records through in a minute, in batches of 500."""
+    for size in (1, 7, 500):
+        now, taken = [0.0], 0
+        bucket = Bucket(1, lambda now=now: now[0])
+        while now[0] < 3_600:
+            try:
+                bucket.take(size)
+                taken += size
+            except Overloaded:
+                now[0] += 1.0
+        assert 3_600 <= taken <= 3_600 + size
 
 
 class SlowClock:

@@ -1,20 +1,61 @@
-"""What another site's page could make a browser send reaches no route."""
+"""What another site's page could make a browser send reaches no route, of the API or of an engine."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
-from app.api.entry.barrier import Barrier, reached_as
 from app.domain.errors import BadConfig
+from app.listening.barrier import Barrier, reached_as
 from app.main import create_app
+from app.policy.model import Policy
+from app.policy.storage.store import LocalWeights
+from app.serving.engine import create_engine
+from app.serving.residency import Residency
+from app.serving.worker import Limits, Worker
 from app.settings import from_environment
+from pipelines.commands.running.processes import engine_barrier
+from tests.fakes.engines import MemoryEngineLedger
 from tests.fakes.gateway import collaborators
 from tests.fakes.inbox import MemoryInbox
 
 EVENT = '{"id": "e", "inference_id": "i", "name": "rating", "value": true, "occurred_at": "2026-11-21T12:00:00Z"}'
 JSON = {"content-type": "application/json"}
+ASKED = '{"policy": "composer", "digest": "d", "messages": [{"role": "user", "content": "x"}], "sampling": {}}'
 ROUTES = ("/v1/events", "/v1/chat/completions", "/feedback", "/api/public/scores", "/v1/span_annotations", "/rl/start_session", "/v1/logs")
+
+
+ALL_ROUTES = [*(("api", path) for path in ROUTES), *(("engine", path) for path in ("/generate", "/count", "/score"))]
+LOOKS = {"api": "/v1/models", "engine": "/versions"}
+Port = tuple[TestClient, Callable[[], int]]
+"""Of a deployment, and how many requests came through to what is behind it."""
+
+
+class Counting(Worker):
+    """A worker that holds nothing and counts who asks it."""
+
+    asked = 0
+
+    def policy(self, digest: str) -> Policy:
+        self.asked += 1
+        return super().policy(digest)
+
+
+@pytest.fixture
+def port(tmp_path: Path) -> Callable[..., Port]:
+    """What answers as `api` or `engine`, behind a barrier."""
+
+    def made(whose: str, barrier: Barrier | None = None) -> Port:
+        if whose == "api":
+            client, inbox = service(barrier)
+            return client, lambda: len(inbox.events)
+        worker = Counting(Limits(rows=1))
+        engine = create_engine(worker, Residency(worker, MemoryEngineLedger(), LocalWeights(tmp_path)), barrier=barrier)
+        return TestClient(engine, base_url="http://127.0.0.1:8401", raise_server_exceptions=False), lambda: worker.asked
+
+    return made
 
 
 def service(barrier: Barrier | None = None, *, url: str = "http://127.0.0.1:8400") -> tuple[TestClient, MemoryInbox]:
@@ -27,23 +68,34 @@ def code(response: Any) -> tuple[int, str]:
     return response.status_code, response.json()["error"]["code"]
 
 
-@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize(("whose", "path"), ALL_ROUTES)
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", None])
-def test_a_body_of_a_type_that_browsers_send_without_asking_is_refused(path: str, kind: str | None) -> None:
-    client, inbox = service()
-    answer = client.post(path, content=EVENT, headers={"content-type": kind} if kind else {})
+def test_a_body_of_a_type_that_browsers_send_without_asking_is_refused(
+    port: Callable[..., Port], whose: str, path: str, kind: str | None
+) -> None:
+    client, came_through = port(whose)
+    answer = client.post(path, content=ASKED if whose == "engine" else EVENT, headers={"content-type": kind} if kind else {})
     assert code(answer) == (415, "content_type")
-    assert inbox.events == {}
+    assert came_through() == 0
 
 
-@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize(("whose", "path"), ALL_ROUTES)
 @pytest.mark.parametrize(
     "origin", ["https://evil.example", "null", "http://127.0.0.1:3000", "http://127.0.0.1:8400.evil.example", "file://"]
 )
-def test_another_site_s_page_reaches_no_route_even_with_json(path: str, origin: str) -> None:
-    client, inbox = service()
-    assert code(client.post(path, content=EVENT, headers=JSON | {"origin": origin})) == (403, "origin")
-    assert inbox.events == {}
+def test_another_site_s_page_reaches_no_route_even_with_json(port: Callable[..., Port], whose: str, path: str, origin: str) -> None:
+    client, came_through = port(whose)
+    body = ASKED if whose == "engine" else EVENT
+    assert code(client.post(path, content=body, headers=JSON | {"origin": origin})) == (403, "origin")
+    assert code(client.get(LOOKS[whose], headers={"origin": origin})) == (403, "origin")
+    assert came_through() == 0
+
+
+def test_a_gateway_s_own_requests_reach_the_engine(port: Callable[..., Port]) -> None:
+    client, came_through = port("engine")
+    for path in ("/generate", "/count"):
+        assert code(client.post(path, content=ASKED, headers=JSON)) == (404, "weights_not_held")
+    assert came_through() == 2
 
 
 def test_the_service_s_own_pages_and_programs_pass() -> None:
@@ -53,17 +105,20 @@ def test_the_service_s_own_pages_and_programs_pass() -> None:
     assert len(inbox.events) == 1
 
 
+@pytest.mark.parametrize("whose", ["api", "engine"])
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8400", "127.0.0.1.evil.example", "10.0.0.7", "localhost.evil.example", ""])
-def test_a_foreign_name_that_points_here_is_not_answered(host: str) -> None:
-    client, inbox = service()
-    assert code(client.post("/v1/events", content=EVENT, headers=JSON | {"host": host})) == (421, "host")
-    assert code(client.get("/v1/models", headers={"host": host})) == (421, "host")
-    assert inbox.events == {}
+def test_a_foreign_name_that_points_here_is_not_answered(port: Callable[..., Port], whose: str, host: str) -> None:
+    client, came_through = port(whose)
+    path, body = ("/v1/events", EVENT) if whose == "api" else ("/generate", ASKED)
+    assert code(client.post(path, content=body, headers=JSON | {"host": host})) == (421, "host")
+    assert code(client.get(LOOKS[whose], headers={"host": host})) == (421, "host")
+    assert came_through() == 0
 
 
+@pytest.mark.parametrize("whose", ["api", "engine"])
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8400", "localhost:8400", "LOCALHOST", "[::1]:8400", "[::1]"])
-def test_this_machine_s_names_are_answered(host: str) -> None:
-    assert service()[0].get("/v1/models", headers={"host": host}).status_code == 200
+def test_this_machine_s_names_are_answered(port: Callable[..., Port], whose: str, host: str) -> None:
+    assert port(whose)[0].get(LOOKS[whose], headers={"host": host}).status_code == 200
 
 
 def test_off_loopback_addresses_and_configured_names_are_answered_and_no_others() -> None:
@@ -72,6 +127,15 @@ def test_off_loopback_addresses_and_configured_names_are_answered_and_no_others(
         host: client.get("/status", headers={"host": host}).status_code for host in ("10.1.2.3:8400", "ratchet.example.com", "evil.example")
     }
     assert asked == {"10.1.2.3:8400": 200, "ratchet.example.com": 200, "evil.example": 421}
+
+
+def test_an_engine_answers_to_what_gateways_are_told_to_call_it(port: Callable[..., Port]) -> None:
+    settings = from_environment({"RATCHET_ENGINES": "http://one:8401,http://Two.example:8401", "RATCHET_HOSTS": "three"})
+    client, _ = port("engine", engine_barrier(settings, "engine"))
+    asked = ("engine:8401", "one:8401", "two.example", "three", "10.1.2.3:8401", "evil.example")
+    assert [client.get("/versions", headers={"host": host}).status_code for host in asked] == [200, 200, 200, 200, 200, 421]
+    alone, _ = port("engine", engine_barrier(from_environment({}), "127.0.0.1"))
+    assert [alone.get("/versions", headers={"host": host}).status_code for host in ("127.0.0.1:8401", "10.1.2.3:8401")] == [200, 421]
 
 
 def test_nothing_is_shared_with_other_origins_unless_they_are_configured() -> None:

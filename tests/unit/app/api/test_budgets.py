@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 
 from app.api.chat.conversations import Conversations
 from app.api.chat.gateway import BODY_BYTES, largest_body
-from app.api.entry.access import WAIT_S
+from app.api.entry.access import EVERYBODY, WAIT_S
 from app.api.telemetry.drafts import LONG_BYTES
 from app.api.telemetry.drafts import members as members_of
 from app.api.telemetry.intake import COUNTED_BYTES, Limits, characters, more_than
@@ -298,7 +298,7 @@ def test_events_of_many_values_are_looked_at_beside_the_event_loop_although_nobo
 
     async def story() -> list[int]:
         go = threading.Event()
-        held = [asyncio.ensure_future(app.chat.gateway.workshop.do(lambda: go.wait(20), chars=10_000)) for _ in range(16)]
+        held = [asyncio.ensure_future(app.chat.gateway.workshop.do(lambda: go.wait(20), chars=10_000, share=EVERYBODY)) for _ in range(16)]
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://testserver") as client:
             await asyncio.sleep(0)
             answers = [await client.post("/v1/events", json=event) for event in (small, large)]
@@ -356,7 +356,7 @@ def test_arguments_of_tools_are_judged_beside_the_event_loop() -> None:
 
     async def story() -> list[httpx.Response]:
         go = threading.Event()
-        held = [asyncio.ensure_future(app.chat.gateway.workshop.do(lambda: go.wait(20), chars=10_000)) for _ in range(16)]
+        held = [asyncio.ensure_future(app.chat.gateway.workshop.do(lambda: go.wait(20), chars=10_000, share=EVERYBODY)) for _ in range(16)]
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://testserver") as client:
             calling = asyncio.ensure_future(client.post("/v1/chat/completions", json=chat(tools=[tool(type="object")])))
             others = [await client.post("/v1/chat/completions", json=chat()) for _ in range(3)]

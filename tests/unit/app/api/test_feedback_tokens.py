@@ -106,6 +106,37 @@ def test_a_token_ends_after_a_week_and_a_changed_one_is_none() -> None:
     assert service.say(token).status_code == 401
 
 
+@pytest.mark.parametrize("how", ["revoked", "expired"])
+def test_a_token_speaks_no_longer_than_the_key_with_which_its_answer_was_asked_for(how: str) -> None:
+    """Who took a key has as many tokens as he asked answers: they end with it."""
+    service = Service()
+    other = service.keys.add(Scope.INGEST, expires_at=service.clock() + timedelta(hours=1))
+    asyncio.run(service.app.state.access.reread())
+    by = {key: service.client.post("/v1/chat/completions", json=CHAT, headers=bearer(key)).json() for key in (service.key, other)}
+    assert [service.say(by[key]["feedback_token"]).status_code for key in by] == [200, 200]
+    if how == "revoked":
+        service.keys.keys = service.keys.keys[:1]
+        asyncio.run(service.app.state.access.reread())
+    else:
+        service.clock.now += timedelta(hours=2)
+    ended = service.say(by[other]["feedback_token"])
+    assert (ended.status_code, "has ended" in ended.json()["error"]["message"]) == (401, True)
+    assert service.say(by[service.key]["feedback_token"]).status_code == 200
+
+
+def test_a_session_s_answers_speak_as_long_as_the_key_that_started_it() -> None:
+    service = Service()
+    session = service.client.post("/rl/start_session", json={"task_id": "t"}, headers=bearer(service.key)).json()
+    answer = service.client.post("/v1/chat/completions", json=CHAT, headers=bearer(session["api_key"])).json()
+    assert "feedback_token" not in answer, "an agent at work is given none"
+
+
+def test_feedback_says_what_is_left_of_its_answer_s_rate() -> None:
+    service = Service()
+    said = service.say(service.answer()["feedback_token"])
+    assert (said.headers["ratelimit-limit"], said.headers["ratelimit-remaining"]) == ("10", "9")
+
+
 def test_an_impatient_thumb_is_heard_ten_times_a_second_about_one_answer() -> None:
     service, now = Service(), [100.0]
     sessions = Sessions(lambda: ("a session secret",))

@@ -1,6 +1,7 @@
 """Keys of sessions: one episode, sampling only, no longer than the key they were made with."""
 
 import asyncio
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -126,6 +127,20 @@ def test_a_session_of_an_unlimited_key_has_a_rate_of_its_own() -> None:
         asyncio.run(access.caller(headers(token), Scope.SAMPLE))
     with pytest.raises(Overloaded):
         asyncio.run(access.caller(headers(token), Scope.SAMPLE))
+
+
+@pytest.mark.parametrize(("rate_per_s", "said"), [(None, ("20", "19")), (5.0, ("5", "4"))])
+def test_a_session_is_told_of_the_rate_that_ends_first(rate_per_s: float | None, said: tuple[str, str]) -> None:
+    """Its own of twenty a second, or what is left of its key's."""
+    keys = MemoryKeys()
+    parent = keys.add(Scope.INGEST, rate_per_s=rate_per_s)
+    client, _ = service(keys)
+    mine = bearer(started(client, parent)["api_key"])
+    if rate_per_s is not None:
+        time.sleep(0.3)  # what starting the session took
+    answer = client.post("/v1/chat/completions", json=CHAT, headers=mine)
+    assert answer.status_code == 200
+    assert (answer.headers["ratelimit-limit"], answer.headers["ratelimit-remaining"]) == said
 
 
 def test_a_session_signed_with_a_public_or_an_older_secret_is_nothing() -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from app.api.entry.access import Access
 from app.api.entry.sessions import Sessions
-from app.api.errors import HttpError
 from app.domain.access import Scope
 from app.domain.errors import Unavailable
+from app.listening.errors import HttpError
 from tests.fakes.clock import FrozenClock
 from tests.fakes.gateway import MemoryKeys
 

@@ -1,6 +1,8 @@
 """What a request's shape adds to the logits: the answer keeps to it, and whoever scores it later finds the very same distribution."""
 
+import itertools
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from app.domain.telemetry.turns import FinishReason, Form, SamplingParams, Shape
 from app.policy.chat import Chat
 from app.policy.decoding.grammars import Grammars
 from app.policy.decoding.sampling import Decoder, Generation
-from app.policy.decoding.shaping import Bends, Shaper
+from app.policy.decoding.shaping import FORM_A_TOKEN_S, FORM_S, Bends, Shaper
 from app.policy.model import Policy, load_grammars, load_policy
 from app.policy.scoring.forward import token_logprobs
 from app.policy.scoring.packing import ScoredSequence, pack
@@ -160,6 +162,67 @@ def test_what_the_model_cannot_keep_to_is_refused_with_the_reason(policy: Policy
     with pytest.raises(BadRequest) as refused:
         Shaper.of(shape, policy)
     assert refused.value.param == param
+
+
+def optional(count: int, name: str = "p") -> dict[str, object]:
+    return {"type": "object", "properties": {f"{name}{i}": {"type": "integer"} for i in range(count)}}
+
+
+HOSTILE: dict[str, dict[str, object]] = {
+    "many words": {"enum": [f"{i:05d}" for i in range(5_000)]},
+    "words that begin alike": {"enum": ["a" * i for i in range(1, 300)]},
+    "optional letters": {"type": "string", "pattern": "^(a?){300}a{300}$"},
+    "letters far from the end": {"type": "string", "pattern": "^(a|b)*a(a|b){18}$"},
+    "counts of counts": {"type": "string", "pattern": "^((a{1,50}){1,50}){1,50}$"},
+    "a long text": {"type": "string", "minLength": 50_000, "maxLength": 100_000},
+    "optional properties": {"anyOf": [optional(250, f"p{j}x") for j in range(8)]},
+    "patterns everywhere": {"type": "object", "properties": {f"p{i}": {"type": "string", "pattern": f"^.*{i}.*$"} for i in range(250)}},
+    "objects alike": {"anyOf": [{"required": ["a", f"p{i}"], **optional(1, "a")} for i in range(500)]},
+    "lists of lists of themselves": {
+        "$defs": {
+            f"n{k}": {"type": "array", "items": {"anyOf": [{"$ref": f"#/$defs/n{(k * 7 + j) % 40}"} for j in range(40)]}} for k in range(40)
+        },
+        "$ref": "#/$defs/n0",
+    },
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_the_worst_forms_found_are_refused_or_followed_within_what_an_answer_may_take(policy: Policy, what: str) -> None:
+    """Bounds in the processor's time of this thread, far above what was measured: what has none took a minute, or all of the memory."""
+    form, began = Form(answer=HOSTILE[what]), time.thread_time()
+    try:
+        policy.grammars.prepare(form)
+    except BadRequest:
+        return
+    assert time.thread_time() - began < 5
+    decoder = Decoder(policy, max_rows=4)
+    shape, prompt = Shape(form=form), policy.chat.prompt([{"role": "user", "content": "x"}])
+    beside = decoder.submit(prompt, SamplingParams(max_tokens=8, seed=1))
+    answer = decoder.submit(prompt, SamplingParams(max_tokens=40, seed=2), processor=Shaper.of(shape, policy))
+    began = time.thread_time()
+    while decoder.busy:
+        decoder.step()
+    decoder.close()
+    assert time.thread_time() - began < FORM_S + 40 * FORM_A_TOKEN_S + 5
+    assert (len(beside.tokens), beside.finish_reason is FinishReason.ERROR) == (8, False), "company is answered"
+    assert answer.finish_reason is not None
+
+
+def test_an_answer_whose_form_takes_too_much_work_ends_and_nobody_else_s_does(policy: Policy) -> None:
+    """11 ms a mask: the one after 35 tokens makes .396 s, and .25 + 35 x .004 = .390 are allowed; the one before .385 of .386."""
+    now = itertools.count()
+    slow = Shaper(Shape(form=Form(answer={"type": "string", "minLength": 200})), policy.grammars, vocabulary=policy.vocabulary,
+                  clock=lambda: next(now) * 0.011)  # fmt: skip
+    decoder, prompt = Decoder(policy, max_rows=4), policy.chat.prompt([{"role": "user", "content": "x"}])
+    beside = decoder.submit(prompt, SamplingParams(max_tokens=80, seed=1))
+    answer = decoder.submit(prompt, SamplingParams(max_tokens=80, seed=2), processor=slow)
+    while decoder.busy:
+        decoder.step()
+    decoder.close()
+    assert (answer.finish_reason, len(answer.tokens)) == (FinishReason.ERROR, 35)
+    assert "takes too much work to follow" in (answer.fault or "")
+    assert beside.finish_reason is not FinishReason.ERROR
 
 
 def test_an_object_has_no_properties_that_its_schema_does_not_name(policy: Policy) -> None:

@@ -1,8 +1,8 @@
 """Connections that do not wait for ever: whoever sends half a request is cut off, whatever route it was for.
 
 uvicorn itself gives up on idle connections between requests, and on nothing else: one that never sends its headers, or never the rest
-of a body that nobody reads, would be held until the sender goes away. Bodies that are read are answered 408 before that (`Intake`). Neither
-does it count the bytes of headers.
+of a body that nobody reads, would be held until the sender goes away. Bodies that the API reads are answered 408 before that (`Intake`).
+Neither does it count the bytes of headers.
 """
 
 import asyncio

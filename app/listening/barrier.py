@@ -1,4 +1,4 @@
-"""What a page on somebody else's web site could make a browser send is stopped here, before any route looks at it.
+"""What a page on somebody else's web site could make a browser send is stopped here, on every port of ours, before any route looks at it.
 
 | what                                     | stops                                                                                       |
 |------------------------------------------|---------------------------------------------------------------------------------------------|
@@ -12,15 +12,13 @@ Not covered: a program on this machine, which can set any header. That is what A
 
 import ipaddress
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import urlsplit
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from app.api.errors import HttpError, problem
-from app.api.telemetry.intake import Headers, header
+from app.listening.errors import HttpError
+from app.listening.headers import Headers, header
 
 LOOPBACK_NAMES = frozenset({"localhost"})
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -28,7 +26,6 @@ PAGES = "/console/"
 """Below this path forms are taken; `app.api.entry.doorkeeper` checks the token of each."""
 FORM = "application/x-www-form-urlencoded"
 _TYPES = re.compile(r"application/(?:json|jsonl|x-jsonlines|x-ndjson|ndjson|x-protobuf|[\w.\-]+\+json)")
-_ALLOWED_HEADERS = b"authorization, content-type, idempotency-key, x-api-key, x-session-id, x-session-done, x-turn-type"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,23 +38,6 @@ class Barrier:
     """Origins of other sites' pages that may call it, such as `https://app.example.com`."""
     loopback: bool = True
     """Whether it listens on this machine alone: then a Host that is another machine's address is foreign too."""
-
-    async def admit(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request through to the application, or answer it here."""
-        headers = dict(scope["headers"])
-        try:
-            self.check(scope["method"], headers, path=scope["path"])
-        except HttpError as error:
-            answer = problem(error)
-            await _answer(send, answer.status, answer.body, [(b"content-type", b"application/json")])
-            return
-        origin = header(headers, b"origin")
-        if origin is None or origin not in self.origins:
-            await app(scope, receive, send)
-        elif scope["method"] == "OPTIONS":
-            await _answer(send, 204, b"", _preflight(origin))
-        else:
-            await app(scope, receive, _signed(send, origin))
 
     def check(self, method: str, headers: Headers, *, path: str = "") -> None:
         """Raise `HttpError` 421, 403 or 415 where the request could be another site's."""
@@ -124,31 +104,3 @@ def _check_type(kind: str, *, forms: bool) -> None:
         return
     if kind != "application/json" and not _TYPES.fullmatch(kind.partition(";")[0].strip().lower()):
         raise HttpError(415, f"send `content-type: application/json`, not {kind or 'a body without a type'!r}", code="content_type")
-
-
-def _preflight(origin: str) -> list[tuple[bytes, bytes]]:
-    return [
-        *_cors(origin), (b"access-control-allow-methods", b"GET, POST, PATCH, DELETE"), (b"access-control-allow-headers", _ALLOWED_HEADERS),
-        (b"access-control-max-age", b"600"),
-    ]  # fmt: skip
-
-
-def _cors(origin: str) -> list[tuple[bytes, bytes]]:
-    return [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
-
-
-def _signed(send: Send, origin: str) -> Send:
-    """Send, with what lets the page at this origin read the answer."""
-
-    async def signed(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            exposed = (b"access-control-expose-headers", b"x-request-id, x-ratchet-version, x-ratchet-inference-id, retry-after")
-            message = {**message, "headers": [*message.get("headers", []), *_cors(origin), exposed]}
-        await send(message)
-
-    return signed
-
-
-async def _answer(send: Send, status: int, body: bytes, extra: Collection[tuple[bytes, bytes]]) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", str(len(body)).encode()), *extra]})
-    await send({"type": "http.response.body", "body": body})
