@@ -84,8 +84,8 @@ class Collaborators:
     """Where exposures and turns of our own go; the inbox where there is nothing else."""
     spooled_bytes: Callable[[], int] = lambda: 0
     """What of them waits on this machine's disk."""
-    loopback: bool = False
-    """Only this machine reaches the service: it is open until the first key is made."""
+    alone: bool = False
+    """Only this machine reaches the service, by no proxy either: it is open until the first key is made."""
     clock: Clock = utc_now
     limits: Limits = field(default_factory=Limits)
     known_for: timedelta | None = Retention().horizon
@@ -113,7 +113,7 @@ def create_app(with_: Collaborators) -> Application:
     metrics = Metrics(with_.readings, version=with_.version)
     metrics.instruments.ready = True
     metrics.skew_s.set_function(with_.skew_s)
-    access = Access(with_.keys, clock=with_.clock, sessions=Sessions(with_.session_secrets), people=with_.people, loopback=with_.loopback)
+    access = Access(with_.keys, clock=with_.clock, sessions=Sessions(with_.session_secrets), people=with_.people, alone=with_.alone)
     access.load()
     intake = Intake(with_.limits)
     metrics.in_flight_bytes.set_function(lambda: intake.in_flight)
@@ -212,14 +212,15 @@ def settle() -> None:
 
 def refuse_open_door(settings: Settings, *, keyed: bool, ever: bool) -> None:
     """Without a key nobody gets in from outside, and where none was ever made this machine may do everything. Raises `BadConfig`."""
-    if settings.host not in LOOPBACK:
+    reached = settings.reached_by
+    if reached is not None:
         wiring.refuse_weak_secrets(settings)
     if keyed:
         return
-    if settings.host not in LOOPBACK:
+    if reached is not None:
         raise BadConfig(
-            f"RATCHET_HOST is {settings.host}, which other machines reach, and there is no API key that is good: "
-            "run `ratchet keys create --break-glass --name ops --scope admin` on this machine first, or set RATCHET_HOST=127.0.0.1"
+            f"{reached}, so other machines reach this service, and there is no API key that is good: run `ratchet keys create "
+            "--break-glass --name ops --scope admin` on this machine first, or set RATCHET_HOST=127.0.0.1 and no other names"
         )
     if ever:
         log.warning("api closed: every API key is expired or revoked, so nobody gets in; `ratchet keys create --break-glass` makes one")
@@ -257,7 +258,7 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
         desk=wiring.release_desk(settings, traces=traces), releases=wiring.release_ledger(settings), views=wiring.release_views(settings)
     )
     hooks = webhooks.WebhookRoom(
-        webhooks=wiring.webhook_book(settings), send_test=wiring.courier(settings).send_test, allow_loopback=settings.host in LOOPBACK,
+        webhooks=wiring.webhook_book(settings), send_test=wiring.courier(settings).send_test, allow_loopback=settings.reached_by is None,
         policies=adapters.policies,
     )  # fmt: skip
     keyring = keys.router(wiring.key_book(settings), rotate=partial(wiring.rotate_session_secret, settings), policies=adapters.policies)
@@ -284,7 +285,7 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
         episodes=adapters.episodes, ledger=adapters.reads, reads=adapters.reads,
         readings=wiring.readings(settings), skew_s=wiring.clock(settings).skew_s, version=wiring.release_of_code(),
         actor_salt=wiring.actor_salt(settings), session_secrets=wiring.session_secrets(settings),
-        loopback=settings.host in LOOPBACK,
+        alone=settings.reached_by is None,
         claims=adapters.claims, notes={"ingestion": ingestion}, known_for=retention(read_toml(settings.config)).horizon,
         checks={"database": database, "engines": adapters.check_engines},
         routers=[

@@ -3,6 +3,7 @@
 Only entry points read this: `app.main`, `app.wiring`, `pipelines.__main__` and `pipelines.commands`.
 """
 
+import ipaddress
 import math
 import os
 import re
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -100,9 +102,27 @@ class Settings:
         return self.public_url or f"http://{self.host}:{self.port}"
 
     @property
+    def reached_by(self) -> str | None:
+        """What says that others than this machine reach the service, directly or through a proxy on it; None where nothing does."""
+        if self.host not in LOOPBACK:
+            return f"RATCHET_HOST is {self.host}"
+        named = [("RATCHET_HOSTS", name, name) for name in sorted(self.hosts)]
+        named += [("RATCHET_ORIGINS", url, urlsplit(url).hostname) for url in sorted(self.origins)]
+        named += [("RATCHET_PUBLIC_URL", url, urlsplit(url).hostname) for url in (self.public_url,) if url]
+        return next((f"{variable} names {said}" for variable, said, host in named if not is_loopback(host or "")), None)
+
+    @property
     def secrets(self) -> Path:
         """Folder of the secrets that this deployment made for itself, readable by its owner alone."""
         return self.data / "secrets"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address is this machine's own, wherever it is asked for."""
+    try:
+        return host.lower() == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:

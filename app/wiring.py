@@ -25,7 +25,7 @@ from app.domain.telemetry.events import Erasure
 from app.domain.telemetry.streams import ErasureReport, JoinRules, TopicPartition, join_rules
 from app.sealing import Seal
 from app.secret_files import SecretReader, read_secrets, rotate, secret_file
-from app.settings import LOOPBACK, Settings, policies, read_toml
+from app.settings import Settings, policies, read_toml
 
 if TYPE_CHECKING:
     from app.access import SignIn
@@ -801,10 +801,13 @@ def rotate_session_secret(settings: Settings, *, by: str) -> Path:
 
 def refuse_weak_secrets(settings: Settings) -> None:
     """A service that others reach needs secrets that nobody knows. Raises `BadConfig`."""
-    for name, secret in (("RATCHET_ACTOR_SALT", actor_salt(settings)), ("RATCHET_SESSION_SECRETS", session_secrets(settings)()[0])):
+    sessions, webhooks = session_secrets(settings)(), settings.webhook_keys
+    given = [("RATCHET_ACTOR_SALT", actor_salt(settings))]
+    given += [("RATCHET_SESSION_SECRETS", secret) for secret in sessions] + [("RATCHET_WEBHOOK_KEYS", key) for key in webhooks]
+    for name, secret in given:
         if secret == PUBLIC_SALT or len(secret) < SHORTEST_SECRET:
             raise BadConfig(
-                f"RATCHET_HOST is {settings.host}, which other machines reach, and {name} is a value that can be known or guessed: "
+                f"{settings.reached_by}, so other machines reach this service, and {name} is or has a value that can be known or guessed: "
                 f"set it to a long random one (openssl rand -hex 32){', which makes everybody a stranger' if 'SALT' in name else ''}"
             )
 
@@ -1111,7 +1114,7 @@ def courier(settings: Settings) -> "Courier":
 
     office = None if settings.smtp is None else PostOffice(url=settings.smtp, sender=settings.mail_from)
     return Courier(
-        webhook_book(settings), clock=utc_now, allow_loopback=settings.host in LOOPBACK, post_office=office, address=settings.address
+        webhook_book(settings), clock=utc_now, allow_loopback=settings.reached_by is None, post_office=office, address=settings.address
     )  # fmt: skip
 
 

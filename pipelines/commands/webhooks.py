@@ -12,7 +12,7 @@ from app import wiring
 from app.domain.errors import Refused
 from app.domain.ids import utc_now
 from app.release.webhooks import check_url, new_secret
-from app.settings import LOOPBACK, Settings, from_environment
+from app.settings import Settings, from_environment
 from pipelines.commands.operating import Remote, acting
 from pipelines.commands.operating import break_glass as _break_glass
 
@@ -64,7 +64,7 @@ def add(receiver: str, policy: str | None, events: tuple[str, ...], url: str | N
 def _added_here(settings: Settings, receiver: str, policy: str | None, events: tuple[str, ...]) -> tuple[str, str]:
     if policy is not None:
         wiring.require_policy(wiring.load_policies(settings), policy)
-    check_url(receiver, allow_loopback=settings.host in LOOPBACK)
+    check_url(receiver, allow_loopback=settings.reached_by is None)
     who, secret = _break_glass(settings, act="webhooks add", subject=policy or "all policies"), new_secret()
     hook = wiring.webhook_book(settings).add(policy=policy, url=receiver, secret=secret, events=events, now=utc_now(), by=who)
     return hook.id, secret

@@ -241,7 +241,7 @@ def collaborators(**changes: Any) -> Collaborators:
         "keys": MemoryKeys(), "episodes": MemoryEpisodes(),
         "claims": MemoryClaims(),
         "ledger": ledger, "reads": FixedReads(), "actor_salt": "salt", "barrier": Barrier(hosts=frozenset({"testserver"})),
-        "loopback": True, "session_secrets": lambda: ("a session secret",),
+        "alone": True, "session_secrets": lambda: ("a session secret",),
     }  # fmt: skip
     return Collaborators(**given | changes)
 

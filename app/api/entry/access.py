@@ -1,7 +1,7 @@
 """Who is asking: API keys, personal tokens, browser sessions; scopes, roles, rate limits.
 
-A service that only its own machine reaches is open until the first key is made. Whether it is, is decided once, when it
-starts; from the first key on it is closed for good: a key that expires or is revoked opens nothing.
+A service that only its own machine reaches is open until the first key is made, and refuses what a proxy brings. Whether it is,
+is decided once, when it starts; from the first key on it is closed for good: a key that expires or is revoked opens nothing.
 """
 
 import asyncio
@@ -95,6 +95,8 @@ class Caller:
         return Visitor(actor=self.actor, actions=self.actions, policy=self.policy, person=self.person, csrf=csrf)
 
 
+BY_PROXIES = frozenset({b"forwarded", b"via", b"x-real-ip"})
+"""Headers with which proxies say for whom they ask; and `x-forwarded-…`."""
 OPEN = frozenset(Action) - {Action.MANAGE_PEOPLE}
 """What everybody may do on an open loopback deployment: all but say who people are."""
 PEOPLE_SCOPES = frozenset({Scope.READ})
@@ -112,12 +114,12 @@ class Access:
         clock: Clock,
         sessions: Sessions,
         people: PeopleBook | None = None,
-        loopback: bool = False,
+        alone: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._keys = keys
         self._people = people
-        self._loopback = loopback
+        self._alone = alone
         self.open = False
         """Everybody may do everything: only this machine can ask, and no key was ever made nor anybody added."""
         self._clock = clock
@@ -137,7 +139,7 @@ class Access:
 
     def load(self) -> bool:
         """Read the keys now, and decide whether the service is open; whether there is any key to get in with."""
-        self.open = self._loopback and not self._ever()
+        self.open = self._alone and not self._ever()
         self._take_over(self._keys.all())
         return bool(self._by_prefix)
 
@@ -148,8 +150,7 @@ class Access:
 
     async def identify(self, headers: Headers) -> Caller:
         """Who is asking, whatever for."""
-        if self._monotonic() - self._tried_at > REFRESH_S:
-            await self._refresh()
+        await self._look(headers)
         token = _token(headers)
         if token is not None and token.startswith(SESSION_PREFIX):
             return self._session(token)
@@ -159,6 +160,13 @@ class Access:
         found = caller if key.person_id is None else await self._personal(key, caller)
         self._uses.note(key)
         return found
+
+    async def _look(self, headers: Headers) -> None:
+        """The keys as they are, and nobody through a proxy while there are none. Raises `HttpError` 403."""
+        if self._monotonic() - self._tried_at > REFRESH_S:
+            await self._refresh()
+        if self.open:
+            _refuse_proxied(headers)
 
     async def reread(self) -> None:
         """Read the keys now: whoever was just given one uses it at once."""
@@ -213,8 +221,7 @@ class Access:
         token = _token(headers)
         if token is None or not token.startswith(FEEDBACK_PREFIX):
             return None
-        if self._monotonic() - self._tried_at > REFRESH_S:
-            await self._refresh()
+        await self._look(headers)
         answered = FeedbackTokens(self._sessions.secrets).read(token, now=self._clock())
         if answered is None:
             raise _unauthorized("this feedback token was not issued here or has ended: it rates the answer it came with, for a week")
@@ -346,6 +353,16 @@ def why_not(caller: Caller, action: Action) -> str:
         return f"{action.value} takes a person ({who}), and this is a program's key, which speaks for nobody: `ratchet login` as yourself"
     scopes = " or ".join(scope.value for scope, actions in OF_SCOPE.items() if action in actions)
     return f"this key has the scopes {', '.join(sorted(caller.scopes)) or 'none'}; {action.value} takes {scopes}{bound}: create one with it"
+
+
+def _refuse_proxied(headers: Headers) -> None:
+    """A proxy in front of an open service would make everybody who reaches it an operator. Raises `HttpError` 403."""
+    if any(name in BY_PROXIES or name.startswith(b"x-forwarded") for name in headers):
+        message = (
+            "a proxy brought this, and the service is open because only its own machine is meant to reach it: make a key "
+            "(`ratchet people first`, or `ratchet keys create`), and set RATCHET_PUBLIC_URL or RATCHET_HOSTS to its name"
+        )
+        raise HttpError(403, message, code="open")
 
 
 def _token(headers: Headers) -> str | None:

@@ -11,7 +11,7 @@ from app import wiring
 from app.domain.errors import Unavailable
 from app.domain.learning.boxes import BoxSpec, Limits
 from app.domain.ports import EngineState
-from app.settings import LOOPBACK, Settings, read_toml
+from app.settings import Settings, read_toml
 from pipelines.commands.examination.findings import Check, Finding, fail, ok, warn
 from pipelines.config import loop_config
 from pipelines.ingestion.config import streaming_config
@@ -109,7 +109,7 @@ def secrets(settings: Settings) -> Iterator[Finding]:
     wiring.actor_salt(settings)
     wiring.session_secrets(settings)()
     wiring.webhook_keys(settings)
-    if settings.host not in LOOPBACK:
+    if settings.reached_by is not None:
         wiring.refuse_weak_secrets(settings)
     loose = [str(path) for path in _files(settings.secrets) if stat.S_IMODE(path.stat().st_mode) & 0o077]
     for path in loose:
@@ -189,7 +189,7 @@ def backup(settings: Settings) -> Iterator[Finding]:
 
 def _weight(settings: Settings):  # noqa: ANN202 - `fail` or `warn`
     """What only matters where others depend on it fails there, and is a warning on a laptop."""
-    return fail if settings.standby_required or settings.host not in LOOPBACK else warn
+    return fail if settings.standby_required or settings.reached_by is not None else warn
 
 
 def _files(folder: Path) -> list[Path]:

@@ -29,7 +29,7 @@ def release_service(engine: Engine, room: ReleaseRoom, *, loopback: bool = False
     """With `loopback`, and once keys were loaded, whoever is on this machine needs no key as long as there is none."""
     app = FastAPI()
     sessions = Sessions(lambda: ("secret",))
-    app.state.access = Access(SqlKeys(engine), clock=utc_now, sessions=sessions, people=SqlPeople(engine), loopback=loopback)
+    app.state.access = Access(SqlKeys(engine), clock=utc_now, sessions=sessions, people=SqlPeople(engine), alone=loopback)
     app.include_router(router(ApiRoom(desk=room.desk, releases=room.ledger, views=SqlReleaseViews(engine))))
     hooks = webhooks.WebhookRoom(
         webhooks=SqlWebhookBook(engine, SEAL), send_test=lambda _hook: ("204", True), policies=(POLICY, "other"), allow_loopback=True

@@ -337,7 +337,7 @@ def test_no_key_is_in_logs_or_errors(caplog: pytest.LogCaptureFixture) -> None:
 def test_the_only_key_that_ends_opens_nothing(ending: str) -> None:
     keys, clock, seconds = MemoryKeys(), FrozenClock(), SlowClock()
     keys.add(Scope.ADMIN)
-    access = Access(keys, clock=clock, sessions=SESSIONS, loopback=True, monotonic=seconds)
+    access = Access(keys, clock=clock, sessions=SESSIONS, alone=True, monotonic=seconds)
     access.load()
     if ending == "expires":
         clock.advance(86_400)
@@ -351,7 +351,7 @@ def test_the_only_key_that_ends_opens_nothing(ending: str) -> None:
 
 
 def test_without_a_key_a_service_that_others_reach_is_closed() -> None:
-    access = Access(MemoryKeys(), clock=FrozenClock(), sessions=SESSIONS, loopback=False)
+    access = Access(MemoryKeys(), clock=FrozenClock(), sessions=SESSIONS, alone=False)
     access.load()
     with pytest.raises(RatchetError, match="no API key"):
         asyncio.run(access.caller({}, Scope.READ))
@@ -359,7 +359,7 @@ def test_without_a_key_a_service_that_others_reach_is_closed() -> None:
 
 def test_the_first_key_closes_an_open_service_while_it_runs() -> None:
     keys, seconds = MemoryKeys(), SlowClock()
-    access = Access(keys, clock=FrozenClock(), sessions=SESSIONS, loopback=True, monotonic=seconds)
+    access = Access(keys, clock=FrozenClock(), sessions=SESSIONS, alone=True, monotonic=seconds)
     access.load()
     assert asyncio.run(access.caller({}, Scope.ADMIN)).name == "anonymous"
     keys.add(Scope.READ)
@@ -367,6 +367,53 @@ def test_the_first_key_closes_an_open_service_while_it_runs() -> None:
     seconds.at += 60
     with pytest.raises(RatchetError, match="no API key"):
         asyncio.run(access.caller({}, Scope.ADMIN))
+
+
+@pytest.mark.parametrize("header", ["Forwarded", "Via", "X-Real-IP", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"])
+def test_nobody_comes_through_a_proxy_to_an_open_service(header: str) -> None:
+    """Else a proxy on this machine makes an operator of everybody who reaches it."""
+    keys = MemoryKeys()
+    app = create_app(collaborators(keys=keys, alone=True))
+    client = TestClient(app, raise_server_exceptions=False)
+    paths = ["/v1/models", "/v1/runs", "/v1/keys"]
+    brought = {path: client.get(path, headers={header: "203.0.113.7"}) for path in paths}
+    assert {answer.status_code for path, answer in brought.items() if client.get(path).status_code == 200} == {403}
+    assert brought["/v1/models"].json()["error"]["code"] == "open"
+    assert client.post("/v1/events", json=EVENT, headers={header: "1"}).status_code == 403
+    started = client.post("/rl/start_session", json={"task_id": "t"}).json()["api_key"]
+    assert client.get("/v1/models", headers={header: "1", "x-api-key": started}).status_code == 403
+    key = keys.add(Scope.READ)
+    asyncio.run(app.state.access.reread())
+    assert client.get("/v1/runs", headers={header: "1", "x-api-key": key}).status_code == 200, "a closed one asks for keys instead"
+
+
+BEHIND_A_PROXY = [
+    {"RATCHET_HOSTS": "ratchet.example.com"}, {"RATCHET_HOSTS": "*"}, {"RATCHET_HOSTS": "localhost,10.0.0.7"},
+    {"RATCHET_PUBLIC_URL": "https://ratchet.example.com"}, {"RATCHET_ORIGINS": "https://app.example.com"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("named", BEHIND_A_PROXY)
+def test_a_service_on_loopback_that_has_a_name_elsewhere_is_one_that_others_reach(named: dict[str, str], tmp_path: Path) -> None:
+    """A proxy on the same machine: it is not open, and its secrets are not weak."""
+    given = {"RATCHET_HOST": "127.0.0.1", "RATCHET_DATA": str(tmp_path)} | named
+    settings = from_environment(given)
+    for ever in (False, True):
+        with pytest.raises(BadConfig, match=next(iter(named))):
+            refuse_open_door(settings, keyed=False, ever=ever)
+    refuse_open_door(settings, keyed=True, ever=True)
+    with pytest.raises(BadConfig, match="RATCHET_SESSION_SECRETS"):
+        refuse_open_door(from_environment(given | {"RATCHET_SESSION_SECRETS": "short"}), keyed=True, ever=True)
+
+
+@pytest.mark.parametrize("named", [
+    {"RATCHET_HOSTS": "localhost,127.0.0.1"}, {"RATCHET_PUBLIC_URL": "http://127.0.0.1:8400"}, {"RATCHET_ORIGINS": "http://localhost:3000"},
+    {"RATCHET_PUBLIC_URL": "http://[::1]:8400"},
+])  # fmt: skip
+def test_names_of_this_machine_leave_a_service_to_it(named: dict[str, str], tmp_path: Path) -> None:
+    settings = from_environment({"RATCHET_HOST": "localhost", "RATCHET_DATA": str(tmp_path)} | named)
+    assert settings.reached_by is None
+    refuse_open_door(settings, keyed=False, ever=False)
 
 
 @pytest.mark.parametrize(("host", "keyed", "ever", "starts"), [
@@ -392,3 +439,11 @@ def test_a_secret_that_can_be_known_is_refused_on_an_address_that_others_reach(n
     with pytest.raises(BadConfig, match=name):
         refuse_open_door(from_environment(given | {"RATCHET_HOST": "0.0.0.0"}), keyed=True, ever=True)
     refuse_open_door(from_environment(given | {"RATCHET_HOST": "127.0.0.1"}), keyed=True, ever=True)
+
+
+@pytest.mark.parametrize("name", ["RATCHET_SESSION_SECRETS", "RATCHET_WEBHOOK_KEYS"])
+def test_every_secret_of_a_list_is_looked_at_because_every_one_is_honoured(name: str, tmp_path: Path) -> None:
+    given = {"RATCHET_DATA": str(tmp_path), "RATCHET_HOST": "0.0.0.0", name: f"{'x' * 40},old"}
+    with pytest.raises(BadConfig, match=name):
+        refuse_open_door(from_environment(given), keyed=True, ever=True)
+    refuse_open_door(from_environment(given | {name: f"{'x' * 40},{'y' * 40}"}), keyed=True, ever=True)
