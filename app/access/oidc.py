@@ -174,6 +174,7 @@ class Oidc:
                         raise BadConfig(f"RATCHET_OIDC_ISSUER is {issuer}, and it calls itself {meta['issuer']}: write what it says")
                     for name in ("authorization_endpoint", "token_endpoint", "jwks_uri"):
                         require_https(meta[name])
+                    require_https(meta.get("userinfo_endpoint", issuer))  # the access token goes there
                     keys = KeySet.import_key_set(client.get(meta["jwks_uri"]).raise_for_status().json())
             except (httpx.HTTPError, JoseError, ValueError, KeyError, TypeError) as error:
                 raise Unavailable(f"{self.name} does not answer as a provider ({error}): sign in with a password, or try again") from error

@@ -191,7 +191,9 @@ def test_an_address_counts_where_the_provider_verified_it_and_it_is_this_account
 
 
 def test_a_provider_that_is_wrong_or_away_is_named() -> None:
-    for change, kind in (({"issuer": "https://other.example"}, BadConfig), ({"token_endpoint": "http://id.example/token"}, BadConfig)):
+    in_clear = ("authorization_endpoint", "token_endpoint", "jwks_uri", "userinfo_endpoint")
+    changes = [{"issuer": "https://other.example"}, *({name: "http://id.example/x"} for name in in_clear)]
+    for change, kind in [(change, BadConfig) for change in changes]:
         browser = Browser()
         browser.provider.meta |= change
         browser.now += 3601
