@@ -77,10 +77,11 @@ class Counter:
         finally:
             self.intake.release(len(raw))
 
-    def charge(self, caller: Caller, records: int) -> None:
+    def charge(self, caller: Caller, records: int, *, most: int | None = None) -> None:
         """Count the records of a body against the caller's rate. Raises `Overloaded`; `BadRequest` for more than a body may have."""
-        if records > self.intake.limits.batch_events:
-            raise BadRequest(f"more than {self.intake.limits.batch_events} in one body: send smaller batches", code="too_many_events")
+        allowed = self.intake.limits.batch_events if most is None else most
+        if records > allowed:
+            raise BadRequest(f"more than {allowed} in one body: send smaller batches", code="too_many_events")
         self.access.permit(caller, Scope.INGEST, cost=max(1, records))
 
     async def check(self, signal: Signal, caller: Caller) -> list[Draft]:
