@@ -1,7 +1,7 @@
 """Where news of releases goes, over HTTP: receivers made (their secret is shown once), listed, tried, rotated, stopped."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol
 
@@ -17,7 +17,8 @@ from app.api.entry.access import Caller, requires
 from app.domain.errors import NotFound
 from app.domain.ids import utc_now
 from app.domain.people import Action
-from app.release.webhooks import check_url, new_secret
+from app.release.addresses import check_url
+from app.release.webhooks import new_secret
 
 Messenger = Annotated[Caller, Depends(requires(Action.NOTIFY))]
 
@@ -47,7 +48,7 @@ class WebhookRoom:
     """What these endpoints need."""
 
     webhooks: Webhooks
-    send_test: Callable[[Any], tuple[str, bool]]
+    send_test: Callable[[Any], Awaitable[tuple[str, bool]]]
     """Sends `webhook.test` to a receiver: what it answered, and whether it took it."""
     allow_loopback: bool
     """Whether webhooks may go to this machine: on a loopback deployment only."""
@@ -101,7 +102,7 @@ def router(room: WebhookRoom) -> APIRouter:
     @made.post("/{webhook_id}/test")
     async def test(caller: Messenger, webhook_id: str) -> Response:
         """Send `webhook.test` to a receiver, signed like any event; `arrived` says whether it took it."""
-        status, arrived = await asyncio.to_thread(lambda: room.send_test(_hook(room, webhook_id, caller)))
+        status, arrived = await room.send_test(await asyncio.to_thread(_hook, room, webhook_id, caller))
         return json_response({"status": status, "arrived": arrived})
 
     @made.get("/{webhook_id}/deliveries")

@@ -1,5 +1,6 @@
 """`ratchet webhooks`: who hears of releases, signed as Standard Webhooks has it, and what reached them. Over HTTP."""
 
+import asyncio
 from datetime import datetime
 from typing import Any
 
@@ -11,7 +12,8 @@ from rich.table import Column, Table
 from app import wiring
 from app.domain.errors import Refused
 from app.domain.ids import utc_now
-from app.release.webhooks import check_url, new_secret
+from app.release.addresses import check_url
+from app.release.webhooks import new_secret
 from app.settings import Settings, from_environment
 from pipelines.commands.operating import Remote, acting
 from pipelines.commands.operating import break_glass as _break_glass
@@ -19,7 +21,7 @@ from pipelines.commands.operating import break_glass as _break_glass
 ID_WIDTH = 36
 """Ids are to be copied from the table: they are never cut off."""
 TEST_S = 60.0
-"""A receiver has 15 seconds, and its name may take some to be found."""
+"""A receiver has 15 seconds in all, and the service may be busy."""
 
 
 @click.group()
@@ -79,7 +81,7 @@ def test(webhook_id: str, url: str | None, break_glass: bool) -> None:
     if break_glass:
         hook = wiring.webhook_book(settings).find(webhook_id)
         _break_glass(settings, act="webhooks test", subject=webhook_id)
-        status, arrived = wiring.courier(settings).send_test(hook)
+        status, arrived = asyncio.run(wiring.courier(settings).send_test(hook))
     else:
         told = Remote.of(settings, url).send("POST", f"/v1/webhooks/{webhook_id}/test", patience_s=TEST_S)
         status, arrived = told["status"], told["arrived"]

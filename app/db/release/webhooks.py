@@ -7,7 +7,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, insert, select, update
+from sqlalchemy import Connection, Engine, Row, func, insert, select, update
 
 from app.db.engine import reading, writing
 from app.db.release import audit
@@ -142,16 +142,24 @@ class SqlWebhookBook:
             connection.execute(update(webhook_deliveries).where(waiting).values(next_attempt_at=None, last_status="disabled"))
         return self.find(webhook_id)
 
-    def due(self, *, now: datetime, limit: int = 50) -> list[Delivery]:
-        """Deliveries whose time has come, the oldest first."""
+    def due(self, *, now: datetime, each: int = 10) -> list[Delivery]:
+        """Deliveries whose time has come, the oldest first: a few of each receiver, so that who takes none fills no page."""
         table = webhook_deliveries
-        query = (
-            select(table, outbox.c.payload, outbox.c.created_at.label("event_at"), webhooks)
+        place = func.row_number().over(partition_by=table.c.webhook_id, order_by=outbox.c.seq)
+        waiting = (
+            select(table.c.webhook_id, table.c.event_id, outbox.c.seq, place.label("place"))
             .join(outbox, outbox.c.event_id == table.c.event_id)
             .join(webhooks, webhooks.c.id == table.c.webhook_id)
             .where(table.c.delivered_at.is_(None), table.c.next_attempt_at <= now, webhooks.c.disabled_at.is_(None))
+            .subquery()
+        )
+        query = (
+            select(table, outbox.c.payload, outbox.c.created_at.label("event_at"), webhooks)
+            .join(waiting, (waiting.c.webhook_id == table.c.webhook_id) & (waiting.c.event_id == table.c.event_id))
+            .join(outbox, outbox.c.event_id == table.c.event_id)
+            .join(webhooks, webhooks.c.id == table.c.webhook_id)
+            .where(waiting.c.place <= each)
             .order_by(outbox.c.seq)
-            .limit(limit)
         )
         with reading(self._engine) as connection:
             rows = connection.execute(query).all()

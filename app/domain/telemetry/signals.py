@@ -18,6 +18,7 @@ Further names are declared per policy (`[policies.NAME.signals.SIGNAL]`): boolea
 they say is paid for by the term `signal:SIGNAL` of a rule set.
 """
 
+import math
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar, cast
@@ -113,6 +114,7 @@ def check_value(name: str, value: object, declared: Mapping[str, SignalConfig], 
 
     `level` is what the observation is about; a declared signal of the other level is refused.
     """
+    _refuse_infinite(value)
     signal = declared.get(name)
     if name == ObservationName.RATING and signal is not None and signal.low is not None and not isinstance(value, bool):
         _check_declared(name, signal, value)
@@ -130,6 +132,12 @@ def check_value(name: str, value: object, declared: Mapping[str, SignalConfig], 
         field = "inference_id" if signal.level == Level.TURN else "episode_id"
         raise BadRequest(f"{name!r} is declared with level {signal.level.value}: set {field}", param=field)
     _check_declared(name, signal, value)
+
+
+def _refuse_infinite(value: object) -> None:
+    """JSON has neither infinity nor NaN: they would be stored as null, with a success."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise BadRequest(f"{value} is no number that can be kept: send a finite one", param="value", code="not_finite")
 
 
 def _check_built_in(name: str, value: object) -> None:

@@ -25,6 +25,7 @@ from app.settings import Settings, from_environment
 from tests.fakes.gateway import collaborators, policy_config
 from tests.fakes.inbox import MemoryInbox
 from tests.fakes.people import Town
+from tests.fakes.sealed import taken
 
 EXAMPLES = int(os.environ.get("RATCHET_FUZZ_EXAMPLES", "14"))
 INBOX = MemoryInbox()
@@ -69,9 +70,7 @@ def keys_of(where: Settings) -> dict[str, str]:
 def app(where: Settings, keys_of: dict[str, str]) -> Application:
     """Fakes behind the endpoints of products, on SQLite what is behind those of operators."""
     room = ReleaseRoom(desk=wiring.release_desk(where), releases=wiring.release_ledger(where), views=wiring.release_views(where))
-    hooks = webhooks.WebhookRoom(
-        webhooks=wiring.webhook_book(where), send_test=lambda _hook: ("204", True), policies=("composer",), allow_loopback=True
-    )
+    hooks = webhooks.WebhookRoom(webhooks=wiring.webhook_book(where), send_test=taken, policies=("composer",), allow_loopback=True)
     crowd = people.PeopleRoom(
         people=wiring.people_book(where), keys=wiring.key_book(where), desk=wiring.sign_in(where), policies=("composer",), address="http://x"
     )  # fmt: skip

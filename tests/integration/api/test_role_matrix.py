@@ -27,7 +27,7 @@ from app.main import create_app
 from tests.fakes.gateway import collaborators, policy_config
 from tests.fakes.people import PASSWORD, Town, quick_passwords
 from tests.fakes.releases import POLICY, release_room
-from tests.fakes.sealed import SEAL
+from tests.fakes.sealed import SEAL, taken
 
 Callers = dict[str, dict[str, str]]
 """Headers of `person <role>` and `program <scope>`."""
@@ -99,9 +99,7 @@ def service(engine: Engine, town: Town) -> TestClient:
     room, book, policies = release_room(engine), SqlKeys(engine, clock=town.clock), {POLICY: policy_config()}
     desk = SignIn(town.people, passwords=quick_passwords(), clock=town.clock)
     crowd = people.PeopleRoom(people=town.people, keys=book, desk=desk, policies=policies, address="http://here", clock=town.clock)
-    hooks = webhooks.WebhookRoom(
-        webhooks=SqlWebhookBook(engine, SEAL), send_test=lambda _hook: ("204", True), policies=policies, allow_loopback=True
-    )
+    hooks = webhooks.WebhookRoom(webhooks=SqlWebhookBook(engine, SEAL), send_test=taken, policies=policies, allow_loopback=True)
     forgetting = erasures.ErasureRoom(
         pseudonym_of=lambda **_person: "", forget=nobody_is_forgotten, left_of=lambda _person: [], sweep=lambda: 0, note=noted
     )  # fmt: skip

@@ -1,5 +1,6 @@
 """News in chats and mail: of what, in which form, how often, and that nobody steers it by what they write."""
 
+import asyncio
 import json
 import socket
 import threading
@@ -18,8 +19,9 @@ from app.domain.errors import BadRequest
 from app.domain.ids import utc_now
 from app.domain.release.alarms import AlarmKind
 from app.domain.release.gates import GateName, Verdict
+from app.release.addresses import check_url
 from app.release.post import PostOffice
-from app.release.webhooks import Courier, check_url, new_secret
+from app.release.webhooks import Courier, new_secret
 from tests.fakes.releases import POLICY, ReleaseRoom, answer, release_room
 from tests.fakes.sealed import SEAL
 
@@ -41,10 +43,17 @@ class Channel:
         self.book, self.room = SqlWebhookBook(engine, SEAL), room
         self.hook = self.book.add(policy=None, url=url, secret=new_secret(), events=(), now=room.clock())
         self.requests: list[httpx.Request] = []
-        client = httpx.Client(transport=httpx.MockTransport(self._take))
         self.courier = Courier(
-            self.book, clock=room.clock, client=client, resolve=lambda host: [PUBLIC], post_office=office, address="https://ratchet.example"
+            self.book,
+            clock=room.clock,
+            clients=self._clients,
+            resolve=lambda host: [PUBLIC],
+            post_office=office,
+            address="https://ratchet.example",
         )
+
+    def _clients(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=httpx.MockTransport(self._take))
 
     def _take(self, request: httpx.Request) -> httpx.Response:
         self.requests.append(request)
@@ -211,7 +220,7 @@ def test_a_mail_is_handed_over_once_and_says_what_happened(sqlite_engine: Engine
         room.desk.abort(release.id, actor="system:watch", reason=HOSTILE)
         assert channel.courier.deliver_due() == 1
         assert channel.courier.deliver_due() == 0
-        assert channel.courier.send_test(channel.hook) == ("handed over", True)
+        assert asyncio.run(channel.courier.send_test(channel.hook)) == ("handed over", True)
         box.refuse = True
         room.desk.abort(room.canary("v3").id, actor="system:watch", reason="again")
         assert channel.courier.deliver_due() == 0

@@ -1,7 +1,13 @@
 """Webhooks: written with the event, signed with every secret, repeated until they arrive, and never sent into our own network."""
 
-from collections.abc import Callable
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import httpx
 import pytest
@@ -13,7 +19,8 @@ from app.db.release.webhooks import SqlWebhookBook, Webhook
 from app.db.tables import webhooks
 from app.domain.errors import BadRequest
 from app.domain.ids import utc_now
-from app.release.webhooks import WAITS, Courier, addresses_of, check_url, new_secret
+from app.release.addresses import addresses_of, check_url
+from app.release.webhooks import WAITS, Courier, new_secret
 from app.sealing import Seal
 from tests.fakes.clock import FrozenClock
 from tests.fakes.releases import ReleaseRoom, release_room
@@ -32,8 +39,12 @@ def _hook(book: SqlWebhookBook, *, events: tuple[str, ...] = ("release.canary",)
 
 
 def _courier(book: SqlWebhookBook, clock: FrozenClock, handler: Callable[[httpx.Request], httpx.Response]) -> Courier:
-    client = httpx.Client(transport=httpx.MockTransport(handler))
-    return Courier(book, clock=clock, client=client, resolve=lambda host: [PUBLIC])
+    return Courier(book, clock=clock, clients=answering(handler), resolve=lambda host: [PUBLIC])
+
+
+def answering(handler: Callable[[httpx.Request], httpx.Response], **options: Any) -> Callable[[], httpx.AsyncClient]:
+    """Clients that reach nobody else."""
+    return lambda: httpx.AsyncClient(transport=httpx.MockTransport(handler), **options)
 
 
 class Receiver:
@@ -104,7 +115,7 @@ def test_a_sealed_secret_opens_with_its_key_and_for_its_receiver_alone(sqlite_en
 def test_what_cannot_be_signed_is_not_sent_and_says_why(sqlite_engine: Engine, book: SqlWebhookBook) -> None:
     hook, receiver = _hook(book), Receiver()
     stranger = SqlWebhookBook(sqlite_engine, Seal(keys=lambda: ("another key",)))
-    status, arrived = _courier(book, FrozenClock(utc_now()), receiver).send_test(stranger.find(hook.id))
+    status, arrived = asyncio.run(_courier(book, FrozenClock(utc_now()), receiver).send_test(stranger.find(hook.id)))
     assert (arrived, receiver.requests) == (False, [])
     assert "sealed with another key" in status
 
@@ -161,6 +172,19 @@ def test_a_receiver_that_is_gone_is_not_asked_again(sqlite_engine: Engine, book:
     assert len(receiver.requests) == sent
 
 
+DISGUISED = (
+    "fec0::1", "::10.0.0.7", "::ffff:0:10.0.0.7", "192.0.0.192", "192.88.99.1", "224.0.0.1", "239.255.255.250", "ff02::1", "ff0e::1",
+    "3fff::1", "5f00::1", "2001::a00:7", "2001:db8::1", "100::1", "fe80::1", "fc00::1", "::", "0.0.0.0", "240.0.0.1", "255.255.255.255",
+    "100.64.0.1", "198.18.0.1", "64:ff9b::e000:1", "4000::1",
+)  # fmt: skip
+"""Local, reserved, of documents, of many, or IPv4 addresses that a translator or a tunnel makes of them: nobody's in the internet."""
+
+
+@pytest.mark.parametrize("address", [PUBLIC, "2606:2800:220:1:248:1893:25c8:1946", "64:ff9b::5db8:d822"])
+def test_addresses_in_the_internet_are_not_refused(address: str) -> None:
+    assert check_url("https://ops.example/hook", allow_loopback=False, resolve=lambda host: [address]) == address
+
+
 @pytest.mark.parametrize(
     ("url", "addresses"),
     [
@@ -177,6 +201,7 @@ def test_a_receiver_that_is_gone_is_not_asked_again(sqlite_engine: Engine, book:
         ("https://ops.example/hook", ["64:ff9b:1::a00:7"]),  # a NAT64 prefix of one's own network (RFC 8215)
         ("https://ops.example/hook", ["::ffff:10.0.0.7"]),
         ("https://ops.example/hook", ["2002:a00:7::1"]),  # 6to4 of 10.0.0.7
+        *(("https://ops.example/hook", [address]) for address in DISGUISED),
     ],
 )
 def test_addresses_inside_our_own_network_are_refused(url: str, addresses: list[str]) -> None:
@@ -192,8 +217,7 @@ def test_a_name_that_moved_into_our_network_is_not_followed(sqlite_engine: Engin
     room, receiver = _room(sqlite_engine), Receiver()
     hook = _hook(book)
     room.canary("v2")
-    client = httpx.Client(transport=httpx.MockTransport(receiver))
-    assert Courier(book, clock=room.clock, client=client, resolve=lambda host: ["10.0.0.7"]).deliver_due() == 0
+    assert Courier(book, clock=room.clock, clients=answering(receiver), resolve=lambda host: ["10.0.0.7"]).deliver_due() == 0
     assert receiver.requests == []
     assert "private network" in str(book.deliveries(hook.id)[0]["last_status"])
 
@@ -207,8 +231,7 @@ def test_a_delivery_goes_to_the_address_that_was_checked_and_asks_no_resolver_ag
         asked.append(host)
         return [PUBLIC] if len(asked) == 1 else ["10.0.0.7"]
 
-    client = httpx.Client(transport=httpx.MockTransport(receiver))
-    assert Courier(book, clock=room.clock, client=client, resolve=rebinding).deliver_due() == 1
+    assert Courier(book, clock=room.clock, clients=answering(receiver), resolve=rebinding).deliver_due() == 1
     (request,) = receiver.requests
     assert (request.url.host, request.headers["host"]) == (PUBLIC, "ops.example")
     assert request.extensions["sni_hostname"] == "ops.example", "whose certificate it has to show"
@@ -225,8 +248,8 @@ def test_a_redirect_is_not_followed_whatever_client_delivers(sqlite_engine: Engi
         return httpx.Response(307, headers={"location": "http://169.254.169.254/latest/meta-data"})
 
     for follows in (False, True):
-        client = httpx.Client(transport=httpx.MockTransport(redirecting), follow_redirects=follows)
-        assert Courier(book, clock=room.clock, client=client, resolve=lambda host: [PUBLIC]).deliver_due() == 0
+        clients = answering(redirecting, follow_redirects=follows)
+        assert Courier(book, clock=room.clock, clients=clients, resolve=lambda host: [PUBLIC]).deliver_due() == 0
         room.clock.advance(10)
     assert asked == [f"https://{PUBLIC}/hook"] * 2
     assert book.deliveries(hook.id)[0]["last_status"] == "307"
@@ -252,3 +275,96 @@ def test_an_address_that_no_client_can_open_is_refused_and_one_that_is_stored_st
 def test_a_name_that_nobody_could_be_asked_for_is_refused() -> None:
     with pytest.raises(BadRequest, match="does not resolve"):
         addresses_of(f"{'a' * 64}.example")
+
+
+@contextmanager
+def dripping(piece: bytes, *, first: bytes = b"", every_s: float = 0.05) -> Iterator[tuple[str, list[int]]]:
+    """A receiver that never ends its answer; yields its address and how much it could send in each connection."""
+    sent, ended = list[int](), threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        at = len(sent)
+        sent.append(0)
+        try:
+            with connection:
+                connection.recv(65_536)
+                connection.sendall(first)
+                while not ended.is_set():
+                    connection.sendall(piece)
+                    sent[at] += len(piece)
+                    time.sleep(every_s)
+        except OSError:
+            return
+
+    def accept(listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept, args=(listener,), daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/hook", sent
+        finally:
+            ended.set()
+            listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_receiver_that_drips_its_headers_has_one_time_for_all_of_them(sqlite_engine: Engine, book: SqlWebhookBook) -> None:
+    """Every byte of them would start httpx's own clock anew."""
+    room = _room(sqlite_engine)
+    with dripping(b"x", first=b"HTTP/1.1 200 OK\r\nx-long: ") as (url, _):
+        hook = book.add(policy="tab", url=url, secret=new_secret(), events=("release.canary",), now=utc_now())
+        room.canary("v2")
+        began = time.monotonic()
+        assert Courier(book, clock=room.clock, allow_loopback=True, within_s=1.0).deliver_due() == 0
+        assert time.monotonic() - began < 20
+    assert book.deliveries(hook.id)[0]["last_status"] == "TimeoutError: no answer within 1 s"
+
+
+def test_of_an_answer_nothing_is_read_past_its_status(sqlite_engine: Engine, book: SqlWebhookBook) -> None:
+    room = _room(sqlite_engine)
+    first = b"HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n"
+    with dripping(b"x" * 1_000_000, first=first, every_s=0.0) as (url, sent):
+        book.add(policy="tab", url=url, secret=new_secret(), events=("release.canary",), now=utc_now())
+        room.canary("v2")
+        assert Courier(book, clock=room.clock, allow_loopback=True).deliver_due() == 1, "it was taken"
+        assert sum(sent) < 20_000_000, "what the sockets hold"
+
+
+def test_a_receiver_that_takes_its_time_keeps_nobody_else_waiting(sqlite_engine: Engine, book: SqlWebhookBook) -> None:
+    """Of one that never answers sixty deliveries are due, older than the other's one."""
+    room, stop = _room(sqlite_engine), threading.Event()
+    with dripping(b"", every_s=0.2) as (slow, _), dripping(b"", first=b"HTTP/1.1 204 No Content\r\n\r\n") as (quick, _):
+        late = book.add(policy="tab", url=slow, secret=new_secret(), events=(), now=utc_now())
+        for number in range(20):
+            room.desk.abort(room.canary(f"c{number}").id, actor="system:watch", reason="again")
+        hook = book.add(policy="tab", url=quick, secret=new_secret(), events=("release.canary",), now=utc_now())
+        courier = Courier(book, clock=room.clock, allow_loopback=True, within_s=60.0)
+        delivering = threading.Thread(target=courier.run, args=(stop,), kwargs={"interval_s": 0.02}, daemon=True)
+        delivering.start()
+        try:
+            room.canary("v2")
+            end = time.monotonic() + 20
+            while book.deliveries(hook.id)[0]["last_status"] is None and time.monotonic() < end:
+                time.sleep(0.02)
+        finally:
+            stop.set()
+            delivering.join(20)
+    assert not delivering.is_alive()
+    assert book.deliveries(hook.id)[0]["last_status"] == "204"
+    assert {row["attempts"] for row in book.deliveries(late.id)} == {0}
+
+
+def test_of_each_receiver_a_few_are_due_at_a_time(sqlite_engine: Engine, book: SqlWebhookBook) -> None:
+    room = _room(sqlite_engine)
+    hooks = [_hook(book, events=()) for _ in range(2)]
+    for number in range(4):
+        room.desk.abort(room.canary(f"c{number}").id, actor="system:watch", reason="again")
+    due = book.due(now=room.clock() + timedelta(hours=1), each=3)
+    assert [delivery.webhook.id for delivery in due].count(hooks[0].id) == 3
+    assert len(due) == 6
+    assert [delivery.event_id for delivery in due] == sorted(delivery.event_id for delivery in due), "the oldest first"

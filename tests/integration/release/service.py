@@ -22,7 +22,7 @@ from app.domain.errors import RatchetError
 from app.domain.ids import utc_now
 from tests.fakes.gateway import policy_config
 from tests.fakes.releases import POLICY, ReleaseRoom
-from tests.fakes.sealed import SEAL
+from tests.fakes.sealed import SEAL, taken
 
 
 def release_service(engine: Engine, room: ReleaseRoom, *, loopback: bool = False) -> FastAPI:
@@ -31,9 +31,7 @@ def release_service(engine: Engine, room: ReleaseRoom, *, loopback: bool = False
     sessions = Sessions(lambda: ("secret",))
     app.state.access = Access(SqlKeys(engine), clock=utc_now, sessions=sessions, people=SqlPeople(engine), alone=loopback)
     app.include_router(router(ApiRoom(desk=room.desk, releases=room.ledger, views=SqlReleaseViews(engine))))
-    hooks = webhooks.WebhookRoom(
-        webhooks=SqlWebhookBook(engine, SEAL), send_test=lambda _hook: ("204", True), policies=(POLICY, "other"), allow_loopback=True
-    )
+    hooks = webhooks.WebhookRoom(webhooks=SqlWebhookBook(engine, SEAL), send_test=taken, policies=(POLICY, "other"), allow_loopback=True)
     app.include_router(webhooks.router(hooks))
     app.include_router(views(reads=SqlReads(engine, engine), routes=SqlRoutes(engine), policies={POLICY: policy_config()}, clock=utc_now))
 
