@@ -156,7 +156,9 @@ class Watch:
 
     def _take_back(self, release: Release, decision: Decision, evidence: Evidence) -> None:
         """Roll back to the version that was shown to be healthier, where one was; not where people are called already."""
-        if any(a.kind is AlarmKind.ROLLBACK_CAP and a.release_id == release.id for a in self.ports.desk.alarms(self.policy)):
+        calls = [alarm for alarm in self.ports.desk.alarms(self.policy) if alarm.kind is AlarmKind.ROLLBACK_CAP]
+        if any(call.release_id == release.id and call.ended_at is None for call in calls):
+            self._say("champion", f"people were called and have to decide: {decision.reason}")
             return
         result = self._result(release, decision, evidence, GateName.HOLDBACK)
         to = evidence.champion if evidence.champion != release.digest else None

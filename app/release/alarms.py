@@ -1,15 +1,16 @@
 """Alarms and what they stop: freezing and freeing promotions, incidents, and quarantines that two people lift.
 
-An alarm is raised once for what was found: when it ended, the same finding about the same release does not raise it again. The detectors
-begin again after it (`pipelines.evaluation.live.guards`).
+What people looked at and freed is used up, and what comes after it counts: the detectors begin again with the next era
+(`pipelines.evaluation.live.guards`), which begins when they free a champion that programs may not take back.
 """
 
 import math
+from dataclasses import replace
 from datetime import datetime, timedelta
 from operator import itemgetter
 
 from app.domain.errors import NotFound, Refused
-from app.domain.release.alarms import FREEZING, Alarm, AlarmKind
+from app.domain.release.alarms import FOUND_ONCE, FREEZING, Alarm, AlarmKind, finding_of
 from app.domain.release.releases import ReleaseState
 from app.release.ledger import ReleaseTransaction
 from app.release.people import require_person, require_strangers
@@ -18,13 +19,26 @@ VOTES = 2
 
 
 def freeze(tx: ReleaseTransaction, kind: AlarmKind, *, release_id: str | None, reason: str, actor: str) -> bool:
-    """Raise an alarm that stops promotions; False where it is open, or was ended by people already."""
-    if any(alarm.kind is kind and alarm.release_id == release_id and alarm.ended_at is not None for alarm in tx.alarms()):
+    """Raise an alarm that stops promotions; False where it is open, or people freed this release of the same finding already."""
+    if kind in FOUND_ONCE and any(_is_used_up(alarm, kind, release_id, reason) for alarm in tx.alarms()):
         return False
     raised = tx.raise_alarm(kind, release_id=release_id, reason=reason, actor=actor)
     if raised and tx.frozen() is None:
         tx.freeze(actor=actor, reason=reason)
     return raised
+
+
+def call_people(tx: ReleaseTransaction, *, release_id: str, reason: str, actor: str) -> bool:
+    """A champion that programs may not take back any more today; False where people were called about it already."""
+    open_ = next((alarm for alarm in tx.alarms(open_only=True) if alarm.kind is AlarmKind.ROLLBACK_CAP), None)
+    if open_ is not None and open_.release_id != release_id:
+        tx.end_alarms({AlarmKind.ROLLBACK_CAP}, actor=actor, reason="people are called about another champion now")
+    return freeze(tx, AlarmKind.ROLLBACK_CAP, release_id=release_id, reason=reason, actor=actor)
+
+
+def _is_used_up(alarm: Alarm, kind: AlarmKind, release_id: str | None, reason: str) -> bool:
+    same = alarm.kind is kind and alarm.release_id == release_id and finding_of(alarm.reason) == finding_of(reason)
+    return same and alarm.ended_at is not None
 
 
 def require_free(tx: ReleaseTransaction, *, season_s: float) -> None:
@@ -71,8 +85,18 @@ def unfreeze(tx: ReleaseTransaction, *, actor: str) -> bool:
     if len(voters) < VOTES:
         return False
     tx.unfreeze(actor=actor)
-    tx.end_alarms(FREEZING, actor=", ".join(voters), reason="two people freed the promotions")
+    ended = tx.end_alarms(FREEZING, actor=", ".join(voters), reason="two people freed the promotions")
+    if AlarmKind.ROLLBACK_CAP in ended:
+        _begin_anew(tx, actor=actor, reason="two people freed the promotions: what the champion does from now on counts")
     return True
+
+
+def _begin_anew(tx: ReleaseTransaction, *, actor: str, reason: str) -> None:
+    """A new era of the same champion and holdback: what was found in the one before is used up."""
+    pointer = tx.pointer()
+    if pointer is not None:
+        after = replace(pointer, generation=pointer.generation + 1, changed_at=tx.now)
+        tx.swap(after, expected=pointer.generation, action="holdback", actor=actor, reason=reason)
 
 
 def lift(tx: ReleaseTransaction, digest: str, *, actor: str, reason: str) -> bool:

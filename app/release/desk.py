@@ -300,17 +300,18 @@ class ReleaseDesk(PeopleDesk):
     ) -> Release:  # fmt: skip
         """Take a version back, whatever state it is in, and quarantine it; `alarm` also stops promotions.
 
-        A champion stays where programs rolled back as often as a day may have it: an alarm calls people then.
+        A champion stays where programs rolled back as often as a day may have it: an alarm calls people then, and `because` says why.
         """
 
         def act(tx: ReleaseTransaction, release: Release) -> Release:
             if release.state in promotion.TAKEN_BACK:
                 return promotion.roll_back(tx, release, actor=actor, reason=reason)
+            open_before = {one.id for one in tx.alarms(open_only=True)}
             gone = promotion.roll_back(tx, release, actor=actor, reason=reason, to=to)
-            if gone.state is not S.CHAMPION:
+            if alarm is not None:
+                freeze(tx, alarm, release_id=release.id, reason=reason, actor=actor)
+            if gone.state is not S.CHAMPION or {one.id for one in tx.alarms(open_only=True)} - open_before:
                 self._keep(tx, release, because, action="abort")
-                if alarm is not None:
-                    freeze(tx, alarm, release_id=release.id, reason=reason, actor=actor)
             return gone
 
         return self._act(release_id, act, seen=seen)

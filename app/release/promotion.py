@@ -17,7 +17,7 @@ from app.domain.release.by_people import BY_PEOPLE
 from app.domain.release.gates import GateName, Verdict
 from app.domain.release.releases import IN_FLIGHT, Pointer, Release, ReleaseState
 from app.domain.release.terms import Terms
-from app.release.alarms import freeze, require_free
+from app.release.alarms import call_people, freeze, require_free
 from app.release.ledger import ReleaseTransaction
 from app.release.people import approvers, evidence_digest, is_person, require_person
 
@@ -106,7 +106,7 @@ def _dethrone(tx: ReleaseTransaction, release: Release, *, actor: str, reason: s
     if not is_person(actor) and tx.rollbacks_within(window, automatic=True) >= terms.rollbacks_max:
         day = f"{terms.rollbacks_max} automatic rollbacks within {terms.breaker_window_s / 3600:.0f} h"
         call = f"{day}, and now {release.version_name}: {reason}"
-        freeze(tx, AlarmKind.ROLLBACK_CAP, release_id=release.id, reason=call, actor=actor)
+        call_people(tx, release_id=release.id, reason=call, actor=actor)
         return release
     good = tx.good_versions(besides=frozenset({release.digest}))
     if is_person(actor) and to is not None and to not in good:

@@ -6,12 +6,16 @@ from sqlalchemy import Engine
 
 from app.db.release.evidence import SqlEvidenceBook
 from app.db.release.holdouts import SqlHoldoutBook
-from app.domain.release.releases import Release, ReleaseState
+from app.domain.release.alarms import Alarm, AlarmKind
+from app.domain.release.releases import IN_FLIGHT, Release, ReleaseState
 from pipelines.evaluation.config import ApprovalConfig, GatesConfig, Good, MetricClass, MetricConfig, StageConfig, terms_of
 from pipelines.watch import Watch, WatchPorts
 from tests.fakes.learning import FakeProgress
-from tests.fakes.releases import ReleaseRoom, release_room
+from tests.fakes.releases import ADA, BOB, POLICY, ReleaseRoom, release_room
 from tests.fakes.traffic import Behaviour, Traffic
+
+S = ReleaseState
+DECIDED = frozenset(S) - IN_FLIGHT | {S.READY}
 
 
 def small_gates(**changes: object) -> GatesConfig:
@@ -82,3 +86,30 @@ def new_watch(engine: Engine, room: ReleaseRoom, config: GatesConfig) -> Watch:
         clock=room.clock,
     )  # fmt: skip
     return Watch(policy="tab", config=config, ports=ports)
+
+
+def promoted(world: WatchedRoom, digest: str, behaviour: Behaviour | None = None) -> str:
+    """A version that people made champion; the id of its release."""
+    release = world.run(world.queue(digest, behaviour or Behaviour()), until=DECIDED)
+    assert release.state is S.READY, release.reason
+    for person in (ADA, BOB)[: release.approvals_needed]:
+        world.room.desk.approve(release.id, approver=person, evidence=release.evidence_digest or "")
+    world.watch.tick()
+    assert world.room.desk.pointer(POLICY).digest == digest
+    return release.id
+
+
+def serve(world: WatchedRoom, rounds: int, *, people: int = 100, known: int | None = None) -> None:
+    for _ in range(rounds):
+        world.traffic.serve(people, known=known)
+        world.watch.tick()
+
+
+def alarms(world: WatchedRoom, kind: AlarmKind) -> list[Alarm]:
+    return [alarm for alarm in world.room.desk.alarms(POLICY) if alarm.kind is kind]
+
+
+def free(world: WatchedRoom) -> None:
+    """Two people free promotions."""
+    for person in (ADA, BOB):
+        world.room.desk.unfreeze(POLICY, actor=person)

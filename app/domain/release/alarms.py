@@ -24,6 +24,8 @@ class AlarmKind(StrEnum):
 
 FREEZING = frozenset(set(AlarmKind) - {AlarmKind.INCIDENT})
 """Alarms that stop promotions until two people free them."""
+FOUND_ONCE = frozenset({AlarmKind.MONITORS, AlarmKind.GAP})
+"""What stays as it is and is seen again at every look: people who freed a release of it are not asked again."""
 UNTIL = dict.fromkeys(FREEZING, "two people free promotions (`ratchet release unfreeze`)") | {
     AlarmKind.INCIDENT: "the champion keeps its limits again"
 }  # fmt: skip
@@ -48,3 +50,8 @@ class Alarm:
     ended_at: datetime | None = None
     ended_by: str | None = None
     end_reason: str | None = None
+
+
+def finding_of(reason: str) -> str:
+    """What was found, without its numbers, which change from look to look: the words before the colon."""
+    return reason.partition(":")[0]

@@ -13,38 +13,16 @@ from app.db.tables import turns
 from app.domain.errors import NotFound, Quarantined, Refused
 from app.domain.release.alarms import Alarm, AlarmKind
 from app.domain.release.gates import GateName
-from app.domain.release.releases import IN_FLIGHT, ReleaseState
+from app.domain.release.releases import ReleaseState
 from app.domain.release.terms import Terms
 from app.release.alarms import calm_again
 from pipelines.evaluation.config import ApprovalConfig
 from pipelines.evaluation.live.explain import explain
 from tests.fakes.releases import ADA, BOB, POLICY, release_room
 from tests.fakes.traffic import Behaviour
-from tests.fakes.watching import WatchedRoom, small_gates, watched_room
+from tests.fakes.watching import DECIDED, WatchedRoom, alarms, promoted, serve, small_gates, watched_room
 
 S = ReleaseState
-DECIDED = frozenset(S) - IN_FLIGHT | {S.READY}
-
-
-def promoted(world: WatchedRoom, digest: str, behaviour: Behaviour | None = None) -> str:
-    """A version that people made champion; the id of its release."""
-    release = world.run(world.queue(digest, behaviour or Behaviour()), until=DECIDED)
-    assert release.state is S.READY, release.reason
-    for person in (ADA, BOB)[: release.approvals_needed]:
-        world.room.desk.approve(release.id, approver=person, evidence=release.evidence_digest or "")
-    world.watch.tick()
-    assert world.room.desk.pointer(POLICY).digest == digest
-    return release.id
-
-
-def serve(world: WatchedRoom, rounds: int, *, people: int = 100, known: int | None = None) -> None:
-    for _ in range(rounds):
-        world.traffic.serve(people, known=known)
-        world.watch.tick()
-
-
-def alarms(world: WatchedRoom, kind: AlarmKind) -> list[Alarm]:
-    return [alarm for alarm in world.room.desk.alarms(POLICY) if alarm.kind is kind]
 
 
 def _all_fail(world: WatchedRoom, rate: float) -> None:
