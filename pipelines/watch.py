@@ -41,19 +41,18 @@ import msgspec
 from app.domain.errors import Quarantined, RatchetError, Refused, StaleGeneration
 from app.domain.ports import Clock, ProgressLog
 from app.domain.release.alarms import AlarmKind
-from app.domain.release.gates import CanaryAction, GateName, GateResult
+from app.domain.release.gates import CanaryAction, GateName
 from app.domain.release.releases import Pointer, Release, ReleaseState
 from app.release.desk import ReleaseDesk
 from pipelines.evaluation.config import GatesConfig
-from pipelines.evaluation.counting.evidence import Evidence, packed
+from pipelines.evaluation.counting.evidence import Evidence
 from pipelines.evaluation.counting.subjects import ENGINE_ALIVE, CanarySubject, EraSubject, EvidenceBook, frozen_config
 from pipelines.evaluation.live.champion import decide_champion
 from pipelines.evaluation.live.decide import Cause, Decision, decide
 from pipelines.evaluation.live.guards import AnchorWatch
 from pipelines.evaluation.live.holdout import HoldoutBook, HoldoutKeeper
-from pipelines.evaluation.live.live_aa import live_aa, live_aa_after, told
 from pipelines.evaluation.live.planning import plan_canary
-from pipelines.evaluation.live.required import intervals
+from pipelines.evaluation.live.recording import Recorder, said_by
 from pipelines.evaluation.statistics import power
 
 log = logging.getLogger("ratchet.watch")
@@ -96,6 +95,10 @@ class Watch:
     _holdout: HoldoutKeeper | None = None
     _said: dict[str, str] = field(default_factory=dict[str, str])
     _reminded: set[str] = field(default_factory=set[str])
+
+    @property
+    def _record(self) -> Recorder:
+        return Recorder(policy=self.policy, config=self.config, book=self.ports.evidence, clock=self.ports.clock)
 
     def tick(self) -> None:
         """One round, in the order of the picture. What goes wrong with one release never stops the look at the others."""
@@ -151,7 +154,7 @@ class Watch:
 
     def _record_champion(self, release: Release, decision: Decision, evidence: Evidence) -> None:
         """What raised an alarm, or ended it, for whoever wants to decide it again."""
-        result = self._result(release, decision, evidence, GateName.HOLDBACK)
+        result = self._record.result(release, decision, evidence, GateName.HOLDBACK)
         self.ports.desk.record_live(release.id, result, action=decision.action, seen=release)
 
     def _take_back(self, release: Release, decision: Decision, evidence: Evidence) -> None:
@@ -160,7 +163,7 @@ class Watch:
         if any(call.release_id == release.id and call.ended_at is None for call in calls):
             self._say("champion", f"people were called and have to decide: {decision.reason}")
             return
-        result = self._result(release, decision, evidence, GateName.HOLDBACK)
+        result = self._record.result(release, decision, evidence, GateName.HOLDBACK)
         to = evidence.champion if evidence.champion != release.digest else None
         gone = self.ports.desk.roll_back(release.id, actor=ACTOR, reason=decision.reason, to=to, because=result, seen=release)
         if gone.state is S.CHAMPION:
@@ -218,7 +221,7 @@ class Watch:
             self._doubt(release, decision, evidence)
 
     def _abort(self, release: Release, decision: Decision, evidence: Evidence) -> None:
-        result, barred = self._result(release, decision, evidence, GateName.CANARY), decision.cause is not Cause.DATA
+        result, barred = self._record.result(release, decision, evidence, GateName.CANARY), decision.cause is not Cause.DATA
         self.ports.desk.abort(release.id, actor=ACTOR, reason=decision.reason, quarantine=barred, because=result, seen=release)
         log.warning("aborted policy=%s release=%s cause=%s reason=%s", self.policy, release.id, decision.cause, decision.reason)
 
@@ -226,51 +229,31 @@ class Watch:
         desk = self.ports.desk
         match decision.action:
             case CanaryAction.RAMP:
-                result = self._result(release, decision, evidence, GateName.CANARY)
+                result = self._record.result(release, decision, evidence, GateName.CANARY)
                 desk.ramp(release.id, reason=decision.reason, because=result, seen=release)
             case CanaryAction.READY:
-                desk.mark_ready(release.id, self._result(release, decision, evidence, GateName.CANARY), seen=release)
+                desk.mark_ready(release.id, self._record.result(release, decision, evidence, GateName.CANARY), seen=release)
             case CanaryAction.INCONCLUSIVE:
-                result = self._result(release, decision, evidence, GateName.CANARY)
+                result = self._record.result(release, decision, evidence, GateName.CANARY)
                 desk.stop(release.id, to=S.INCONCLUSIVE, reason=decision.reason, actor=ACTOR, because=result, seen=release)
             case _:
                 self._record_change(release, decision, evidence)
 
     def _doubt(self, release: Release, decision: Decision, evidence: Evidence) -> None:
         """A release that waits for people: a doubt about its data takes approvals back, and its end asks for new ones."""
-        last = self._last_action(release)
-        if decision.action is CanaryAction.HOLD and last != CanaryAction.HOLD:
-            result = self._result(release, decision, evidence, GateName.CANARY)
+        last = self._record.said(release)
+        if decision.action is CanaryAction.HOLD and last != said_by(decision):
+            result = self._record.result(release, decision, evidence, GateName.CANARY)
             self.ports.desk.void(release.id, reason=decision.reason, because=result, seen=release)
-        elif decision.action is CanaryAction.READY and last == CanaryAction.HOLD:
-            self.ports.desk.rebind(release.id, self._result(release, decision, evidence, GateName.CANARY), seen=release)
-
-    def _last_action(self, release: Release) -> str | None:
-        live = [row for row in self.ports.evidence.decisions(release.id) if row["gate"] == GateName.CANARY]
-        return live[-1]["action"] if live else None
+        elif decision.action is CanaryAction.READY and last[:1] == (CanaryAction.HOLD,):
+            self.ports.desk.rebind(release.id, self._record.result(release, decision, evidence, GateName.CANARY), seen=release)
 
     def _record_change(self, release: Release, decision: Decision, evidence: Evidence) -> None:
-        """A decision that moves nothing is recorded when it is another one than before, and at the start of the canary."""
-        if self._last_action(release) != decision.action:
-            result = self._result(release, decision, evidence, GateName.CANARY)
+        """A decision that moves nothing is recorded when it says something else than before, and at the start of the canary."""
+        if self._record.said(release) != said_by(decision):
+            result = self._record.result(release, decision, evidence, GateName.CANARY)
             self.ports.desk.record_live(release.id, result, action=decision.action, seen=release)
         self._say(release.id, f"{decision.action} at stage {release.stage}: {decision.cause}")
-
-    def _result(self, release: Release, decision: Decision, evidence: Evidence, gate: GateName) -> GateResult:
-        """The decision for the record, its evidence stored so that anybody can decide again."""
-        now, numbers = self.ports.clock(), {"cause": decision.cause, **decision.numbers}
-        if decision.numbers["harm"] is not None:
-            config = frozen_config(release) if release.config.get("gates") else self.config
-            if gate is GateName.CANARY:
-                numbers["intervals"] = intervals(config, evidence)
-            found = (live_aa if gate is GateName.CANARY else live_aa_after)(config, evidence)
-            before = self.ports.evidence.false_alarms(self.policy, besides=release.id, gate=gate)
-            numbers["live_aa"] = {**msgspec.to_builtins(found), "told": told(found, before=before)}
-        self.ports.evidence.keep(release.id, decision.evidence_hash, packed(evidence), now=now)
-        return GateResult(
-            gate=gate, digest=release.digest, verdict=decision.verdict, reason=decision.reason, evidence=numbers,
-            config_hash=decision.config_hash, evidence_hash=decision.evidence_hash, decided_at=now,
-        )  # fmt: skip
 
     def _count_votes(self, release: Release) -> None:
         found = self.ports.desk.count_votes(release.id, seen=release)

@@ -4,13 +4,10 @@ What people looked at and freed is used up, and what comes after it counts: the 
 (`pipelines.evaluation.live.guards`), which begins when they free a champion that programs may not take back.
 """
 
-import math
 from dataclasses import replace
-from datetime import datetime, timedelta
-from operator import itemgetter
 
 from app.domain.errors import NotFound, Refused
-from app.domain.release.alarms import FOUND_ONCE, FREEZING, Alarm, AlarmKind, finding_of
+from app.domain.release.alarms import FOUND_ONCE, FREEZING, Alarm, AlarmKind, finding_of, why_still
 from app.domain.release.releases import ReleaseState
 from app.release.ledger import ReleaseTransaction
 from app.release.people import require_person, require_strangers
@@ -50,29 +47,11 @@ def require_free(tx: ReleaseTransaction, *, season_s: float) -> None:
 
 
 def require_calm(tx: ReleaseTransaction, *, season_s: float) -> None:
-    """Refuse to move anything forward while an incident is open, and until the time of the season in which it began has come again.
-
-    What broke under the traffic of the morning keeps its limits at night: that it ended says nothing about the next morning.
-    """
-    incident = next((alarm for alarm in tx.alarms(open_only=True) if alarm.kind is AlarmKind.INCIDENT), None)
-    if incident is not None:
-        raise Refused(f"an incident of {tx.policy} is open ({incident.reason}): it ends when {incident.until}")
-    seasons = ((alarm, calm_again(alarm, season_s=season_s)) for alarm in tx.alarms() if alarm.kind is AlarmKind.INCIDENT)
-    waiting = max(((until, alarm) for alarm, until in seasons if until is not None and tx.now < until), key=itemgetter(0), default=None)
-    if waiting is not None:
-        until, alarm = waiting
-        raise Refused(
-            f"an incident of {tx.policy} began at {alarm.raised_at:%Y-%m-%d %H:%M} UTC ({alarm.reason}): nothing moves forward until that "
-            f"hour has come again, at {until:%Y-%m-%d %H:%M} UTC (`reentry_season_s` under [gates])"
-        )
-
-
-def calm_again(alarm: Alarm, *, season_s: float) -> datetime | None:
-    """When the time of the season in which an incident began comes again after its end; None while it is open, or without a season."""
-    if alarm.ended_at is None or season_s <= 0.0:
-        return None
-    seasons = math.floor((alarm.ended_at - alarm.raised_at).total_seconds() / season_s) + 1
-    return alarm.raised_at + timedelta(seconds=seasons * season_s)
+    """Refuse to move anything forward while an incident is open, and until the time of the season in which it began has come again."""
+    incidents = [alarm for alarm in tx.alarms() if alarm.kind is AlarmKind.INCIDENT]
+    why = why_still(incidents, policy=tx.policy, season_s=season_s, now=tx.now)
+    if why is not None:
+        raise Refused(why)
 
 
 def unfreeze(tx: ReleaseTransaction, *, actor: str) -> bool:

@@ -12,6 +12,7 @@ from app.db.chunks import chunked
 from app.db.engine import insert_or_ignore, reading, writing
 from app.db.ingestion.observations import of_the_turn_s_policy
 from app.db.ingestion.words import COMPLETION, TOOL_CALLS
+from app.db.release.alarms import read_alarms
 from app.db.release.pointer import CHAMPION_MOVES
 from app.db.tables import (
     deployment_history,
@@ -26,6 +27,7 @@ from app.db.tables import (
     turns,
 )
 from app.domain.errors import NotFound
+from app.domain.release.alarms import Alarm, AlarmKind
 from app.domain.release.gates import GateName
 from app.domain.release.sessions import Era, Session
 
@@ -80,6 +82,11 @@ class SqlEvidenceBook:
             rows = connection.execute(select(table).where(table.c.policy == policy).order_by(table.c.generation)).all()
         ends = [*(row.occurred_at for row in rows[1:]), None]
         return [_era(row, until) for row, until in zip(rows, ends, strict=True)]
+
+    def incidents(self, policy: str) -> list[Alarm]:
+        """Newest first."""
+        with reading(self._engine) as connection:
+            return [alarm for alarm in read_alarms(connection, policy) if alarm.kind is AlarmKind.INCIDENT]
 
     def promoted_at(self, policy: str) -> datetime | None:
         """When the champion became champion."""

@@ -1,8 +1,11 @@
 """Alarms: what the watch raised, until when it stands, and who ended it. Each has an end; what was found once is not found again."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
+from operator import itemgetter
 
 
 class AlarmKind(StrEnum):
@@ -55,3 +58,41 @@ class Alarm:
 def finding_of(reason: str) -> str:
     """What was found, without its numbers, which change from look to look: the words before the colon."""
     return reason.partition(":")[0]
+
+
+def calm_again(incident: Alarm, *, season_s: float) -> datetime | None:
+    """When the time of the season in which an incident began comes again after its end; None while it is open, or without a season."""
+    if incident.ended_at is None or season_s <= 0.0:
+        return None
+    seasons = math.floor((incident.ended_at - incident.raised_at).total_seconds() / season_s) + 1
+    return incident.raised_at + timedelta(seconds=seasons * season_s)
+
+
+def why_still(incidents: Sequence[Alarm], *, policy: str, season_s: float, now: datetime) -> str | None:
+    """Why nothing may move forward, in a sentence: an incident is open, or the time of the season in which it began has not come again.
+
+    What broke under the traffic of the morning keeps its limits at night: that it ended says nothing about the next morning.
+    """
+    open_ = next((incident for incident in incidents if incident.ended_at is None), None)
+    if open_ is not None:
+        return f"an incident of {policy} is open ({open_.reason}): it ends when {open_.until}"
+    seasons = ((incident, calm_again(incident, season_s=season_s)) for incident in incidents)
+    waiting = max(((until, alarm) for alarm, until in seasons if until is not None and now < until), key=itemgetter(0), default=None)
+    if waiting is None:
+        return None
+    until, incident = waiting
+    return (
+        f"an incident of {policy} began at {incident.raised_at:%Y-%m-%d %H:%M} UTC ({incident.reason}): nothing moves forward until that "
+        f"hour has come again, at {until:%Y-%m-%d %H:%M} UTC (`reentry_season_s` under [gates])"
+    )
+
+
+def stood_still(incidents: Sequence[Alarm], *, season_s: float, since: datetime, now: datetime) -> timedelta:
+    """For how long of the time from `since` to `now` nothing could move forward."""
+    total, reached = timedelta(), since
+    for incident in sorted(incidents, key=lambda alarm: alarm.raised_at):
+        end = min(now, calm_again(incident, season_s=season_s) or incident.ended_at or now)
+        start = max(incident.raised_at, reached)
+        if end > start:
+            total, reached = total + (end - start), end
+    return total

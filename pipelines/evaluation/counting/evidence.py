@@ -102,7 +102,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     last_session_at: int | None
     """Newest exposure of anybody, in microseconds: is there traffic? (Not the newest new person: everybody may have been seen.)"""
     held_since: int | None
-    """Since when the data have been held bad without a break."""
+    """Since when the data have been held bad without a break; an incident is no doubt about the data."""
     found_earlier: tuple[str, ...]
     """Tests of the data that failed earlier (`ratio`, `coverage`): once found, found."""
     references: dict[str, Reference]
@@ -120,6 +120,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Reasons to stop that need no statistics, such as weights that no engine can load."""
     incident: tuple[str, ...] = ()
     """Reasons why nothing may move that are not this version's doing."""
+    still_us: int = 0
+    """For how long of the time since `since` an incident let nothing move: not the canary's time."""
 
     @property
     def units(self) -> int:
@@ -137,6 +139,11 @@ _unpack = msgspec.msgpack.Decoder(Evidence)
 def hash_of(evidence: Evidence) -> str:
     """SHA-256 (hex) of the evidence."""
     return hashlib.sha256(_pack.encode(evidence)).hexdigest()
+
+
+def hash_of_packed(payload: bytes) -> str:
+    """The same, of what was stored: it holds for evidence from before there were fields that it has not."""
+    return hashlib.sha256(zlib.decompress(payload)).hexdigest()
 
 
 def packed(evidence: Evidence) -> bytes:

@@ -11,13 +11,14 @@ from typing import Any, Protocol
 
 import msgspec
 
+from app.domain.release.alarms import Alarm, stood_still, why_still
 from app.domain.release.gates import CanaryAction, GateName
 from app.domain.release.releases import Release
 from app.domain.release.sessions import Era, Session
 from app.domain.release.terms import Terms
 from pipelines.evaluation.config import GatesConfig
 from pipelines.evaluation.counting.drawings import Drawing, canary_drawing, era_drawing
-from pipelines.evaluation.counting.evidence import Evidence, micros
+from pipelines.evaluation.counting.evidence import MICROS, Evidence, micros
 from pipelines.evaluation.counting.habits import habits_of
 from pipelines.evaluation.counting.references import Reference, references_of, thresholds_of
 from pipelines.evaluation.counting.unit_book import UnitBook
@@ -25,8 +26,7 @@ from pipelines.evaluation.live.doubts import STICKY
 
 ENGINE_ALIVE = timedelta(seconds=30)
 """An engine that has not reported for this long is not counted on."""
-
-
+NEVER = timedelta()
 HABITS_FROM = 20_000
 """So many of the champion's newest sessions say what everybody was like before."""
 
@@ -42,6 +42,10 @@ class EvidenceBook(Protocol):
     def era_sessions(self, policy: str, era: Era, *, since: datetime | None = None) -> list[Session]: ...
     def history(self, policy: str, digest: str, *, since: datetime, until: datetime | None = None, newest: int = 5000) -> list[Session]: ...
     def eras(self, policy: str) -> list[Era]: ...
+    def incidents(self, policy: str) -> list[Alarm]:
+        """Newest first."""
+        ...
+
     def units_in(self, policy: str, *, window: timedelta, since: datetime, now: datetime) -> float: ...
     def label_wait_s(self, policy: str) -> float: ...
     def lag_s(self, policy: str, *, now: datetime) -> float: ...
@@ -93,15 +97,19 @@ class CanarySubject:
         """Everything known about the canary now."""
         live = [row for row in self._book.decisions(release.id) if row["gate"] == GateName.CANARY]
         started = release.stage_since or release.changed_at
-        self._units = units = self._units or self._opened(release, since=_canary_since(live, default=started))
+        since, season_s = _canary_since(live, default=started), self.config.reentry_season_s
+        self._units = units = self._units or self._opened(release, since=since)
         read_on(units, lambda since: self._book.canary_sessions(release.id, since=since), self._book, now=now)
-        hard, incident = _engine_trouble(self._book, release, beside=release.champion_digest, now=now)
+        hard, trouble = _engine_trouble(self._book, release, beside=release.champion_digest, now=now)
+        incidents = self._book.incidents(release.policy)
+        still = why_still(incidents, policy=release.policy, season_s=season_s, now=now)
         stage = release.stage if release.stage is not None else len(self.config.stages) - 1
         return _evidence(
             units, release=release, plan=self._plan, now=now, stage=stage, stage_since=started,
-            since=_canary_since(live, default=started), reference=release.champion_digest, lag_s=self._book.lag_s(release.policy, now=now),
+            since=since, reference=release.champion_digest, lag_s=self._book.lag_s(release.policy, now=now),
             held_since=held_since(live), found_earlier=tuple(test for test in STICKY if any(test in row["reason"] for row in live)),
-            hard=hard, incident=incident,
+            hard=hard, incident=trouble if still is None else (still, *trouble),
+            still=stood_still(incidents, season_s=season_s, since=since, now=now),
         )  # fmt: skip
 
     def _opened(self, release: Release, *, since: datetime) -> UnitBook:
@@ -159,10 +167,10 @@ def _engine_trouble(book: EvidenceBook, release: Release, *, beside: str | None,
 
 
 def held_since(decisions: Sequence[Mapping[str, Any]]) -> datetime | None:
-    """Since when a release has been held without a break; `decisions` oldest first."""
+    """Since when a release has been held for its data without a break; `decisions` oldest first. An incident is no doubt about the data."""
     since: datetime | None = None
     for row in reversed(decisions):
-        if row["action"] != CanaryAction.HOLD:
+        if row["action"] != CanaryAction.HOLD or row["evidence"].get("cause", "data") != "data":
             return since
         since = row["decided_at"]
     return since
@@ -176,6 +184,7 @@ def _canary_since(decisions: Sequence[Mapping[str, Any]], *, default: datetime) 
 def _evidence(
     units: UnitBook, *, release: Release, plan: Plan, now: datetime, stage: int, stage_since: datetime, since: datetime, reference: str,
     lag_s: float, held_since: datetime | None, found_earlier: tuple[str, ...], hard: tuple[str, ...], incident: tuple[str, ...],
+    still: timedelta = NEVER,
 ) -> Evidence:  # fmt: skip
     last = units.last_session_at
     return Evidence(
@@ -185,5 +194,5 @@ def _evidence(
         last_session_at=None if last is None else micros(last), held_since=None if held_since is None else micros(held_since),
         found_earlier=found_earlier, references=plan.references, n_max=plan.n_max, declared_share=plan.share, slos=units.slos(),
         turn_looks=units.turn_looks(),
-        profiles=units.profiles(), hard=hard, lasts_s=plan.lasts_s, incident=incident,
+        profiles=units.profiles(), hard=hard, lasts_s=plan.lasts_s, incident=incident, still_us=still // MICROS,
     )  # fmt: skip

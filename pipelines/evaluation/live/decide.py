@@ -143,7 +143,7 @@ class _Case:
         if self._harm is not None and self._harm.found:
             return act.ABORT, Cause.HARM, self._harm.reason
         lasts_s = self._config.canary_max_s if evidence.lasts_s is None else evidence.lasts_s
-        late = evidence.at - evidence.since >= lasts_s * 1e6
+        late = evidence.at - evidence.since - evidence.still_us >= lasts_s * 1e6
         trouble = [*evidence.incident, *([] if self._incident is None else [self._incident])]
         if trouble and not (late and evidence.state == "CANARY"):
             return act.HOLD, Cause.INCIDENT, trouble[0]

@@ -1,5 +1,6 @@
 """Explaining: every live decision on record, decided again from its stored evidence, number by number (invariant I4)."""
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,7 +13,7 @@ from app.domain.release.by_people import PeopleTerms, judge
 from app.domain.release.gates import GateName, canonical_json, content_hash
 from app.domain.release.pairs import Favoured
 from app.domain.release.releases import Release
-from pipelines.evaluation.counting.evidence import hash_of, unpacked
+from pipelines.evaluation.counting.evidence import hash_of_packed, unpacked
 from pipelines.evaluation.counting.subjects import frozen_config
 from pipelines.evaluation.live.champion import decide_champion
 from pipelines.evaluation.live.decide import Decision, decide
@@ -65,11 +66,12 @@ def _differences(release: Release, row: Mapping[str, Any], record: Record) -> li
     if row["gate"] == GateName.PEOPLE:
         return _votes_compared(config.people, row)
     try:
-        evidence = unpacked(record.kept(row["evidence_hash"]))
-    except (NotFound, msgspec.DecodeError) as error:
+        kept = record.kept(row["evidence_hash"])
+        if hash_of_packed(kept) != row["evidence_hash"]:
+            return ["its evidence was changed after the decision"]
+        evidence = unpacked(kept)
+    except (NotFound, zlib.error, msgspec.DecodeError) as error:
         return [f"its evidence cannot be read: {error}"]
-    if hash_of(evidence) != row["evidence_hash"]:
-        return ["its evidence was changed after the decision"]
     again = decide(config, evidence) if row["gate"] == GateName.CANARY else decide_champion(config, evidence)
     return _compared(again, row)
 

@@ -11,11 +11,10 @@ from app.db.release.evidence import SqlEvidenceBook
 from app.db.release.release_views import SqlReleaseViews
 from app.db.tables import turns
 from app.domain.errors import NotFound, Quarantined, Refused
-from app.domain.release.alarms import Alarm, AlarmKind
+from app.domain.release.alarms import Alarm, AlarmKind, calm_again
 from app.domain.release.gates import GateName
 from app.domain.release.releases import ReleaseState
 from app.domain.release.terms import Terms
-from app.release.alarms import calm_again
 from pipelines.evaluation.config import ApprovalConfig
 from pipelines.evaluation.live.explain import explain
 from tests.fakes.releases import ADA, BOB, POLICY, release_room

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from app.domain.release.alarms import Alarm
 from app.domain.release.gates import GateName
 from app.domain.release.sessions import Era, Session
 from pipelines.evaluation.config import GatesConfig, MetricConfig
@@ -57,6 +58,9 @@ class Returning:
         return None
 
     def decisions(self, release_id: str, *, newest: int = 1000) -> list[dict[str, Any]]:
+        return []
+
+    def incidents(self, policy: str) -> list[Alarm]:
         return []
 
     def false_alarms(self, policy: str, *, besides: str, gate: GateName = GateName.CANARY, newest: int = 500) -> tuple[int, int]:
