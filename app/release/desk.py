@@ -12,7 +12,7 @@ pass and the approvals bound to exactly this evidence.
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 import msgspec
@@ -153,6 +153,7 @@ class ReleaseDesk(PeopleDesk):
             shares = terms_of(release).stages
             if release.state is not S.CANARY or release.stage is None or release.stage + 1 >= len(shares):
                 raise Refused(f"release {release.id} is {release.state} at stage {release.stage}: there is no further stage")
+            require_calm(tx, season_s=terms_of(release).reentry_season_s)
             self._keep(tx, release, because, action="ramp")
             changes = {"stage": release.stage + 1, "stage_since": tx.now}
             return tx.amend(release, "release.ramped", actor="system:watch", reason=reason, changes=changes)
@@ -169,6 +170,7 @@ class ReleaseDesk(PeopleDesk):
                 raise Refused(f"release {release.id} is {release.state}: a canary's pass says nothing about it")
             if result.gate is not GateName.CANARY or result.verdict is not Verdict.PASS or result.digest != release.digest:
                 raise Refused(f"release {release.id} needs a passing canary result about {release.digest}: only an explicit pass promotes")
+            require_calm(tx, season_s=terms_of(release).reentry_season_s)
             tx.add_result(release_id, result, action="ready")
             return make_ready(tx, release, next_ready_at=next_ready_at)
 
@@ -179,15 +181,21 @@ class ReleaseDesk(PeopleDesk):
         self._act(release_id, lambda tx, _: tx.add_result(release_id, result, action=action), seen=seen)
 
     def rebind(self, release_id: str, result: GateResult, *, seen: Release | None = None) -> Release:
-        """READY again after its data were in doubt: the approvals are void, and the next ones bind to the evidence as it is now."""
+        """READY again after its data were in doubt or an incident: approvals are void, the next ones bind to the evidence as it is now.
+
+        People have their whole time again: it is another question.
+        """
 
         def act(tx: ReleaseTransaction, release: Release) -> Release:
             if release.state not in (S.READY, S.APPROVED) or result.verdict is not Verdict.PASS:
                 raise Refused(f"release {release.id} is {release.state} and the result {result.verdict}: only a pass makes it ready again")
+            terms = terms_of(release)
+            require_calm(tx, season_s=terms.reentry_season_s)
             tx.add_result(release_id, result, action="ready")
             tx.void_approvals(release.id, actor="system:watch", reason="the evidence was taken again")
-            digest = evidence_digest(release, terms_of(release), tx.results(release_id))
-            why, changes = "ready again: the evidence was taken again", {"evidence_digest": digest}
+            expires_at = tx.now + timedelta(seconds=terms.approval_ttl_s)
+            changes = {"evidence_digest": evidence_digest(release, terms, tx.results(release_id)), "approval_expires_at": expires_at}
+            why = "ready again: the evidence was taken again"
             if release.state is S.APPROVED:
                 return tx.move(release, S.READY, actor="system:watch", reason=why, changes=changes)
             return tx.amend(release, "release.rebound", actor="system:watch", reason=why, changes=changes)
@@ -241,14 +249,19 @@ class ReleaseDesk(PeopleDesk):
         return self._act(release_id, act, seen=seen)
 
     def expire(self, release_id: str) -> Release:
-        """End a release whose approval did not come in time; one that still has time, or is over, stays as it is."""
+        """End a release whose approval did not come in time; one that still has time, or is over, stays as it is.
+
+        Raises `Refused` while an incident lets nothing move: nobody was slow then.
+        """
 
         def act(tx: ReleaseTransaction, release: Release) -> Release:
             late = release.approval_expires_at is not None and tx.now >= release.approval_expires_at
             if not late or release.state not in promotion.LATE:
                 return release
+            require_calm(tx, season_s=terms_of(release).reentry_season_s)
             tx.void_approvals(release.id, actor="system:watch", reason="expired")
-            return tx.move(release, S.EXPIRED, actor="system:watch", reason="nobody approved it in time", changes={"stage": None})
+            why = "nobody approved it in time" if release.state is S.READY else "it was approved, and could not be promoted in time"
+            return tx.move(release, S.EXPIRED, actor="system:watch", reason=why, changes={"stage": None})
 
         return self._act(release_id, act)
 

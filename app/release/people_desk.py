@@ -61,6 +61,8 @@ class PeopleDesk(PolicyDesk):
             )  # fmt: skip
             if found.action is CanaryAction.CONTINUE:
                 return found
+            if found.action is CanaryAction.READY:
+                require_calm(tx, season_s=terms.reentry_season_s)
             tx.add_result(release.id, _result(tx, release, found, config_hash=terms.config_hash), action=found.action)
             if found.action is CanaryAction.READY:
                 make_ready(tx, release)

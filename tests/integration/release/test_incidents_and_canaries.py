@@ -1,5 +1,6 @@
 """What an incident of the place does to candidates that are being judged: nothing, however long it lasts."""
 
+from datetime import timedelta
 from itertools import groupby
 
 import msgspec
@@ -9,10 +10,14 @@ from sqlalchemy import Engine, update
 from app.db.engine import writing
 from app.db.release.evidence import SqlEvidenceBook
 from app.db.tables import turns
+from app.domain.errors import Refused
 from app.domain.release.alarms import AlarmKind
+from app.domain.release.gates import GateName
 from app.domain.release.releases import Release, ReleaseState
+from app.domain.release.terms import Terms
 from pipelines.evaluation.config import ApprovalConfig, GatesConfig
 from pipelines.evaluation.live.explain import explain
+from tests.fakes.releases import POLICY, answer, release_room
 from tests.fakes.traffic import Behaviour
 from tests.fakes.watching import DECIDED, WatchedRoom, alarms, serve, small_gates, watched_room
 
@@ -109,3 +114,18 @@ def test_the_hour_that_has_to_come_again_is_not_the_canary_s_either(sqlite_engin
     assert "nothing moves forward until that hour has come again" in reason
     world.room.clock.advance(14_400.0 - (world.room.clock() - incident.raised_at).total_seconds())
     assert world.run(held, until=DECIDED).state is S.READY
+
+
+def test_nobody_is_too_late_in_an_incident_and_is_asked_anew_after_it(sqlite_engine: Engine) -> None:
+    room = release_room(sqlite_engine, terms=Terms(config_hash="config", approval_ttl_s=3600.0))
+    release = room.ready("v2")
+    room.desk.raise_incident(POLICY, release_id=None, reason="all versions fail")
+    room.clock.advance(3601)
+    with pytest.raises(Refused, match="an incident of tab is open"):
+        room.desk.expire(release.id)
+    room.desk.end_incident(POLICY, reason="calm")
+    again = room.desk.rebind(release.id, answer(GateName.CANARY, "v2", note="after it"))
+    assert again.approval_expires_at == room.clock() + timedelta(hours=1)
+    assert room.desk.expire(release.id).state is S.READY
+    room.clock.advance(3601)
+    assert room.desk.expire(release.id).state is S.EXPIRED

@@ -8,9 +8,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import Engine, select
 
 from app.db.engine import reading
@@ -238,15 +240,52 @@ def _check_alarms(raised: list[Alarm], lifted: set[str]) -> None:
     assert lifted <= set(DIGESTS) | {"v1"}
 
 
-def test_nothing_moves_forward_in_an_incident(engine: Engine) -> None:
-    room = release_room(engine, terms=Terms(config_hash="config", breaker_rollbacks=50))
-    approved, waiting = room.approved("v2"), room.queued("v3")
+Forward = Callable[[ReleaseRoom], Callable[[], object]]
+FORWARD: dict[str, Forward] = {
+    "start_canary": lambda room: partial(room.desk.start_canary, room.queued("v2").id),
+    "ask_people": lambda room: partial(room.desk.ask_people, _queued_with_pairs(room, "v2").id, because="too few people"),
+    "ramp": lambda room: partial(room.desk.ramp, room.canary("v2").id, reason="units"),
+    "mark_ready": lambda room: partial(room.desk.mark_ready, room.canary("v2").id, answer(GateName.CANARY, "v2")),
+    "rebind": lambda room: partial(room.desk.rebind, room.ready("v2").id, answer(GateName.CANARY, "v2", note="again")),
+    "count_votes": lambda room: partial(room.desk.count_votes, _voted(room, "v2").id),
+    "begin_promotion": lambda room: partial(room.desk.begin_promotion, room.approved("v2").id),
+    "promote": lambda room: partial(room.desk.promote, room.desk.begin_promotion(room.approved("v2").id).id),
+}
+"""Every act that moves a release forward, one step before it."""
+
+
+def _queued_with_pairs(room: ReleaseRoom, digest: str) -> Release:
+    release = room.queued(digest)
+    SqlPairs(room.engine).keep([pair_of(release, n) for n in range(PAIRS)], at=room.clock())
+    return release
+
+
+def _voted(room: ReleaseRoom, digest: str) -> Release:
+    """Everybody favours it, and nobody has counted."""
+    release = room.desk.ask_people(_queued_with_pairs(room, digest).id, because="too few people")
+    for number in range(PAIRS):
+        by = (ADA, BOB, EVE)[number % 3]
+        choice = Choice.LEFT if pair_of(release, number).candidate_is_left(by) else Choice.RIGHT
+        ReleaseJury(room.ledger).vote(release.id, pair_of(release, number).id, choice, voter=by, shown_to=by, proven=True)
+    return release
+
+
+@pytest.mark.parametrize("act", FORWARD)
+@pytest.mark.parametrize("season_s", [0.0, 86_400.0], ids=["any time", "a daily peak"])
+def test_nothing_moves_forward_in_an_incident(sqlite_engine: Engine, act: str, season_s: float) -> None:
+    """With an incident open a canary went from stage 0 to 1 and became READY: nobody had asked in those acts."""
+    room = release_room(sqlite_engine, terms=replace(TERMS, reentry_season_s=season_s, approval_ttl_s=200_000.0))
+    began, forward = room.clock.now, FORWARD[act](room)
     room.desk.raise_incident(POLICY, release_id=None, reason="all versions fail")
-    for act in (lambda: room.desk.begin_promotion(approved.id), lambda: room.desk.start_canary(waiting.id)):
-        with pytest.raises(Refused, match="an incident of tab is open"):
-            act()
+    with pytest.raises(Refused, match="an incident of tab is open"):
+        forward()
+    room.clock.advance(600)
     assert room.desk.end_incident(POLICY, reason="calm")
-    assert room.desk.begin_promotion(approved.id).state is S.PROMOTING
+    if season_s:
+        with pytest.raises(Refused, match="nothing moves forward until that hour has come again"):
+            forward()
+        room.clock.now = began + timedelta(seconds=season_s)
+    forward()
 
 
 @pytest.mark.parametrize("seed", range(2))
