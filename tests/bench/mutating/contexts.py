@@ -1,6 +1,7 @@
 """A plugin of pytest (`-p tests.bench.mutating.contexts`): tells coverage which test runs, and writes down how long each took.
 
-Fixtures count to the test that asks for them first, and a process that a test starts counts to none.
+Fixtures count to the test that asks for them first, and so do processes that it starts or forks (by the configuration that they are given
+to measure themselves by), where they live on into the next test as well.
 """
 
 import json
@@ -11,6 +12,8 @@ from pathlib import Path
 import coverage
 import pytest
 
+PROCESSES = "COVERAGE_PROCESS_CONFIG"
+"""What coverage reads in a process that was started."""
 DURATIONS = "COVERED_DURATIONS"
 """Names the file of JSON lines that durations are appended to."""
 
@@ -21,6 +24,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     measuring = coverage.Coverage.current()
     if measuring is not None:
         measuring.switch_context(item.nodeid)
+        measuring.config.context = item.nodeid
+        os.environ[PROCESSES] = measuring.config.serialize()
     return (yield)
 
 

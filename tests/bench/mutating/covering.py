@@ -1,15 +1,22 @@
 """Which tests run a line, by what `make coverage` measured: those could notice a change of it, and no others could."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import coverage
 
 from tests.bench.mutating.readers import Line
 
-BUDGET_S = 45.0
+BUDGET_S = 90.0
 """Of tests for one mutant, by what they took when they were measured."""
+FILE_S = 0.3
+"""To read a test file."""
+SERVER_S = 6.0
+"""To start PostgreSQL, for the tests of one file."""
+FAR = 4.0
+"""Times its length: how much later a test comes that is not near what is changed."""
 
 STATEMENT = 12
 """Lines of a statement, at most: only some of them are said to have run."""
@@ -20,26 +27,46 @@ class Covered:
 
     def __init__(self, kept: Path) -> None:
         self._data = [_read(path) for path in sorted(kept.glob("*/all"))]
-        self._seconds: dict[str, float] = {}
+        self._seconds = defaultdict[str, float](float)
         self._known: dict[str, list[dict[int, list[str]]]] = {}
         for path in kept.glob("*/durations"):
             for line in path.read_text().splitlines():
                 test, seconds = json.loads(line)
-                self._seconds[test] = self._seconds.get(test, 0.0) + seconds
+                self._seconds[test] += seconds
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """What each test took, with what it had to set up."""
+        return self._seconds
 
     def tests_of(self, *lines: Line, near: Sequence[str]) -> list[str]:
-        """Tests that ran one of the lines (or the beginning of its statement), as far as the budget goes: those of `near` files first, then
-        the quickest; without those that failed when they were measured and those on PostgreSQL."""
-        contexts = {test for file, line in lines for test in self._contexts(file, line)}
-        ran = {test for test in contexts if test in self._seconds and "[postgres" not in test}
-        ordered = sorted(ran, key=lambda test: (test.partition("::")[0] not in near, self._seconds[test]))
-        return list(self._within(ordered))
+        """Tests that ran one of the lines (or the beginning of its statement), as far as the budget goes: the quickest first, those of
+        `near` files sooner; without those that failed when they were measured, and on PostgreSQL only what does not run on SQLite too."""
+        return self._within({test for file, line in lines for test in self._contexts(file, line)}, near)
 
-    def _within(self, ordered: Sequence[str]) -> Iterator[str]:
-        left = BUDGET_S
+    def tests_in(self, files: Sequence[str]) -> list[str]:
+        """Tests of these files, as far as the budget goes, the quickest first; a file itself where none of it was measured."""
+        wanted = set(files)
+        measured = [test for test in self._seconds if test.partition("::")[0] in wanted]
+        return self._within(measured, near=files) + sorted(wanted - {test.partition("::")[0] for test in measured}, key=files.index)
+
+    def _within(self, tests: Iterable[str], near: Sequence[str]) -> list[str]:
+        ran = {test for test in tests if test in self._seconds}
+        alone = [test for test in ran if test.replace("[postgres", "[sqlite") not in ran - {test}]
+        ordered = sorted(alone, key=lambda test: (self._cost(test) * (1.0 if test.partition("::")[0] in near else FAR), test))
+        return list(self._affordable(ordered))
+
+    def _cost(self, test: str) -> float:
+        return self._seconds[test] + FILE_S + SERVER_S * ("[postgres" in test)
+
+    def _affordable(self, ordered: Sequence[str]) -> Iterator[str]:
+        left, files = BUDGET_S, set[str]()
         for test in ordered:
-            if self._seconds[test] <= left:
-                left -= self._seconds[test]
+            file = test.partition("::")[0]
+            cost = self._cost(test) - FILE_S * (file in files)
+            if cost <= left:
+                left -= cost
+                files.add(file)
                 yield test
 
     def _contexts(self, file: str, line: int) -> set[str]:

@@ -1,6 +1,7 @@
 """What can be changed on one line so that the program still parses and means something else.
 
-Texts are left alone (most are messages), and so is what only types, documents or logs: annotations, decorators, docstrings, asserts, logs.
+Texts are left alone (most are messages), and so is what only types, documents or logs: annotations, decorators, docstrings, asserts, logs,
+and functions without a body (of a Protocol, say), whose defaults nobody is given.
 """
 
 import ast
@@ -125,11 +126,18 @@ def _is_unseen(node: ast.AST, field: str) -> bool:
 
 
 def _is_left_alone(node: ast.AST) -> bool:
-    if isinstance(node, ast.Assert | ast.Import | ast.ImportFrom | ast.JoinedStr | ast.Raise):
+    if isinstance(node, ast.Assert | ast.Import | ast.ImportFrom | ast.JoinedStr | ast.Raise) or _is_declared(node):
         return True
     if not isinstance(node, ast.Expr):
         return False
     return isinstance(node.value, ast.Constant) or ast.unparse(node.value).startswith(("log.", "log_", "logging.", "click.echo"))
+
+
+def _is_declared(node: ast.AST) -> bool:
+    """A function that does nothing: a docstring, an ellipsis, or both."""
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return False
+    return all(isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant) for statement in node.body)
 
 
 def _changes(node: ast.expr | ast.stmt) -> Iterator[str]:

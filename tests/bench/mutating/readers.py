@@ -12,20 +12,21 @@ Line = tuple[str, int]
 """A file, from the root of the tree, and a line of it."""
 
 
-def readers_of(root: Path, file: str, line: int) -> list[Line]:
-    """Lines that read the constant, the field or the default that is set on a line; none where the line is in a function's body."""
+def readers_of(root: Path, file: str, line: int) -> tuple[bool, list[Line]]:
+    """Whether a line runs at import, and if so the lines that read the constant, the field or the default that is set on it."""
     source = (root / file).read_text()
     for statement in _at_import(ast.parse(source).body):
         if statement.lineno <= line <= (statement.end_lineno or statement.lineno):
             match statement:
+                case ast.FunctionDef() | ast.AsyncFunctionDef() if line >= statement.body[0].lineno > statement.lineno:
+                    return False, []
                 case ast.FunctionDef() | ast.AsyncFunctionDef():
-                    within = line < statement.body[0].lineno
-                    return [(file, inside.lineno) for inside in ast.walk(statement) if within and isinstance(inside, ast.stmt)]
+                    return True, [(file, inside.lineno) for inside in ast.walk(statement) if isinstance(inside, ast.stmt)]
                 case ast.Assign(targets=[ast.Name(name), *_]) | ast.AnnAssign(target=ast.Name(name)):
-                    return list(_mentions(root, file, name, but=statement))
+                    return True, list(_mentions(root, file, name, but=statement))
                 case _:
-                    return []
-    return []
+                    return True, []
+    return True, []
 
 
 def _at_import(statements: list[ast.stmt]) -> Iterator[ast.stmt]:

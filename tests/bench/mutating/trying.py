@@ -1,23 +1,26 @@
-"""Runs tests in a copy of the tree, each time in a fresh fork of a process that has the large libraries loaded already.
+"""Tries a change of the product in a copy of the tree: which of the tests that it is asked notices it.
 
-A fork starts in milliseconds where a new interpreter takes seconds. Where the copy was told to `load`, the product is loaded before it too,
-and what is changed is swapped in the fork; its file is changed as well, for the processes that tests start.
+Each run is a fork of a process that has the large libraries loaded already. Where the copy was told to `load`, the product is loaded before
+it too, and what is changed is swapped in the fork; its file is changed as well, for the processes that tests start.
+
+    asked in rounds          the first is short, because most changes are noticed by the first few tests
+    a test fails             it is asked once more without the change, where it has to pass, and once more with it, where it has to fail
+    it fails without, too    it is unfit and asked no more; the tests that were not asked yet go on
+    a test hangs             it fails at its limit, which is ten times what it takes, and is believed as any other that fails
+    the time is up           nothing is decided, which is said and counts as survived
 """
 
 import importlib
-import json
-import os
 import shutil
-import signal
 import sys
 import time
-import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from tests.bench.mutating.forks import OPTIONS, Told, call, enter, forked, run_tests
 from tests.bench.mutating.swapping import Loaded
 
 PRELOADED = (
@@ -25,20 +28,29 @@ PRELOADED = (
     "kafka", "psycopg", "alembic.command", "sklearn.linear_model", "msgspec", "rich.table", "phonenumbers", "hypothesis",
 )  # fmt: skip
 COPIED = ("app", "pipelines", "tests", "migrations", "infra", "docs")
-OPTIONS = (
-    "-x", "-q", "--tb=line", "-p", "no:cacheprovider", "-p", "_hypothesis_pytestplugin", "-p", "pytest_timeout", "-W",
-    "ignore::pytest.PytestAssertRewriteWarning", "-k", "not postgres",
-)  # fmt: skip
-"""Only the plugins that the tests use: the others take seconds to load. And SQLite alone: a server takes seconds to start, every time."""
-PASSED = 0
+LEFT_UNREAD = ("--ignore=tests/e2e", "--ignore=tests/learning", "--ignore=tests/real")
+ROUND_S = (6.0, 30.0, 60.0)
+"""Of tests in one run, by what they took when they were measured; the last goes on until all were asked."""
+FILE_S = 0.4
+"""To read a test file."""
+SLOWER = 10.0
+"""Times what a test took when it was measured: then it hangs."""
+UNKNOWN_S = 60.0
+"""The limit of a test that was never measured."""
+START_S = 60.0
+"""To start and to read files, at most."""
+ALONE_S = 600.0
+"""A single test without a change, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of one run of tests."""
+    """What became of a change."""
 
     failed: str | None = None
-    """The first failing test, `timeout`, or why the tests could not even be collected; None where all passed."""
+    """The test that noticed it."""
+    undecided: str | None = None
+    """Why nothing is known, where no test noticed it and not all could be asked."""
     seconds: float
 
 
@@ -48,8 +60,12 @@ class Copy:
 
     root: Path
     loaded: Loaded | None = None
-    proven: set[str] = field(default_factory=set[str])
-    """Tests that pass without a mutant."""
+    least_s: float = 20.0
+    """No test hangs sooner: a machine with other work stops for seconds."""
+    proven: dict[str, float] = field(default_factory=dict[str, float])
+    """Tests that pass without a change, and what they took."""
+    unfit: set[str] = field(default_factory=set[str])
+    """Tests that fail without one, here and now."""
 
     def fill(self, source: Path) -> None:
         """Copy what tests need."""
@@ -62,60 +78,31 @@ class Copy:
             (self.root / name).symlink_to((source / name).resolve())
 
     def load(self) -> None:
-        """Import the product once, for all forks to come."""
+        """Import the product once, for all forks to come, and let pytest write down how it reads the test files."""
         self.loaded = Loaded(self.root)
 
-    def attempt(self, file: str, change: Callable[[str], str], tests: Sequence[str], *, limit_s: float) -> Outcome:
-        """Run the tests with the file changed; a test counts as having noticed it when it passes without."""
-        if not tests:
-            return Outcome(seconds=0.0)
-        path = self.root / file
-        sound = path.read_text()
-        path.write_text(change(sound))
-        try:
-            found = self.run(tests, limit_s=limit_s, changed=(path, sound))
-        finally:
-            path.write_text(sound)
-        if found.failed is None or found.failed in self.proven:
-            return found
-        if found.failed == "timeout":
-            return found
-        named = found.failed.startswith("tests/")
-        again = self.run([found.failed] if named else tests, limit_s=limit_s)
-        if again.failed:
-            return Outcome(failed=f"BROKEN without the mutant too: {again.failed}", seconds=found.seconds)
-        self.proven |= {found.failed} if named else set()
-        return found
+        def read() -> int:
+            enter(self.root, keep_product=True)
+            sys.dont_write_bytecode = False
+            return int(importlib.import_module("pytest").main([*OPTIONS, "--collect-only", *LEFT_UNREAD, "tests"]))
+
+        forked(read, self.root / "read.log", until=time.monotonic() + ALONE_S)
 
     def call(self, module: str, function: str, arguments: Sequence[Any], *, limit_s: float) -> Any:
         """What a function of a module of the copy answers, as JSON. Raises `RuntimeError` where it raises or takes too long."""
-        log = self.root / "call.log"
-        child = os.fork()
-        if child == 0:
-            _call(self.root, module, function, arguments, log)
-        if _wait(child, time.monotonic() + limit_s) != PASSED:
-            raise RuntimeError(f"{module}.{function} did not end well: {log.read_text()[-3000:]}")
-        return json.loads(log.read_text().splitlines()[-1])
+        return call(self.root, module, function, arguments, limit_s=limit_s)
 
-    def run(self, tests: Sequence[str], *, limit_s: float, changed: tuple[Path, str] | None = None) -> Outcome:
-        """Run tests until the first failure; `changed` is a file with its sound text, which is another one by now."""
+    def attempt(
+        self, file: str, change: Callable[[str], str], tests: Sequence[str], *, limit_s: float,
+        lasting: Mapping[str, float] = MappingProxyType({}),
+    ) -> Outcome:  # fmt: skip
+        """Ask the tests, in this order, about the file as it is changed; `lasting`: what they took when they were measured."""
         started = time.monotonic()
-        log = self.root / "run.log"
-        child = os.fork()
-        if child == 0:
-            _run_tests(self.root, tests, log, keeps=lambda: self._keeps(changed))
-        status = _wait(child, started + limit_s)
-        seconds = round(time.monotonic() - started, 1)
-        if status is None:
-            return Outcome(failed="timeout", seconds=seconds)
-        if status == PASSED:
-            return Outcome(seconds=seconds)
-        text = log.read_text(errors="replace")
-        told = [line for line in text.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))]
-        names = [line.partition(" ")[2].partition(" - ")[0] for line in told]
-        return Outcome(failed=names[0] if names else f"exit {status}: {text[-300:]}", seconds=seconds)
+        trial = _Trial(self, self.root / file, change, lasting, until=started + limit_s)
+        failed, undecided = trial.ask(tests)
+        return Outcome(failed=failed, undecided=undecided, seconds=round(time.monotonic() - started, 1))
 
-    def _keeps(self, changed: tuple[Path, str] | None) -> bool:
+    def keeps(self, changed: tuple[Path, str] | None) -> bool:
         """Whether the product that is loaded is the product as it is now."""
         if self.loaded is None or changed is None:
             return self.loaded is not None
@@ -124,77 +111,83 @@ class Copy:
         return name not in sys.modules or self.loaded.swap(path, sound, path.read_text())
 
 
+class _Trial:
+    """One change on its way through the tests."""
+
+    def __init__(self, copy: Copy, path: Path, change: Callable[[str], str], lasting: Mapping[str, float], *, until: float) -> None:
+        self._copy, self._path, self._lasting, self._until = copy, path, lasting, until
+        self._sound = path.read_text()
+        self._changed = change(self._sound)
+        self._disbelieved = set[str]()
+        """Tests that failed and would have without the change, or did not fail again."""
+
+    def ask(self, tests: Sequence[str]) -> tuple[str | None, str | None]:
+        """The test that noticed, or why it is not known whether one would."""
+        for chosen in _rounds(tests, self._lasting):
+            left = list(self._askable(chosen))
+            while left:
+                if time.monotonic() > self._until:
+                    return None, f"the time is up; {len(left)} tests of this round were not asked"
+                told = self._run(left, with_it=True)
+                if told.is_good:
+                    break
+                suspect = told.suspect or left[0]  # nothing began at all: not even pytest's own files can be read with it
+                if self._is_believed(suspect):
+                    return suspect, None
+                self._disbelieved.add(suspect)
+                left = [test for test in self._askable(left) if test not in told.passed]
+        return None, None
+
+    def _askable(self, tests: Sequence[str]) -> Iterator[str]:
+        never = self._copy.unfit | self._disbelieved
+        return (test for test in tests if test not in never and test.partition("::")[0] not in never)
+
+    def _is_believed(self, test: str) -> bool:
+        """Whether the test passes without the change, and fails with it once more where its limit follows from how long it just took."""
+        if test not in self._copy.proven:
+            alone = self._run([test], with_it=False)
+            if not alone.is_good:
+                self._copy.unfit.add(test)
+                return False
+            self._copy.proven[test] = alone.seconds
+        return not self._run([test], with_it=True).is_good
+
+    def _run(self, tests: Sequence[str], *, with_it: bool) -> Told:
+        limits_s = {test: self._limit_s(test) for test in tests}
+        limit_s = START_S + (sum(limits_s.values()) if len(tests) == 1 else 3 * sum(self._lasting.get(test, 10.0) for test in tests))
+        self._path.write_text(self._changed if with_it else self._sound)
+        changed = (self._path, self._sound) if with_it else None
+        try:
+            return run_tests(
+                self._copy.root, tests, but=(self._copy.unfit | self._disbelieved) - {*tests}, limit_s=min(limit_s, ALONE_S),
+                limits_s=limits_s, otherwise_s=UNKNOWN_S, keeps=lambda: self._copy.keeps(changed),
+            )  # fmt: skip
+        finally:
+            self._path.write_text(self._sound)
+
+    def _limit_s(self, test: str) -> float:
+        known = max(self._lasting.get(test, 0.0), self._copy.proven.get(test, 0.0))
+        return max(self._copy.least_s, SLOWER * known) if known else UNKNOWN_S
+
+
+def _rounds(tests: Sequence[str], lasting: Mapping[str, float]) -> Iterator[list[str]]:
+    """The tests in pieces, a short one first."""
+    lengths = iter((*ROUND_S, *[ROUND_S[-1]] * len(tests)))
+    chosen, files, left = list[str](), set[str](), next(lengths)
+    for test in tests:
+        file = test.partition("::")[0]
+        cost = lasting.get(test, FILE_S) + FILE_S * (file not in files)
+        if chosen and cost > left:
+            yield chosen
+            chosen, files, left = [], set(), next(lengths)
+        chosen.append(test)
+        files.add(file)
+        left -= cost
+    if chosen:
+        yield chosen
+
+
 def preload() -> None:
     """Load what is large and not ours."""
     for name in PRELOADED:
         importlib.import_module(name)
-
-
-def _run_tests(root: Path, tests: Sequence[str], log: Path, *, keeps: Callable[[], bool]) -> None:
-    """In the fork: forget our own modules, run, and leave without cleaning up after the parent."""
-    code = 3
-    try:
-        os.setsid()
-        _write_to(log)
-        _enter(root, keep_product=keeps())
-        code = int(importlib.import_module("pytest").main([*OPTIONS, *tests]))
-    except BaseException:
-        traceback.print_exc()
-        raise
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def _call(root: Path, module: str, function: str, arguments: Sequence[Any], log: Path) -> None:
-    code = 3
-    try:
-        os.setsid()
-        _write_to(log)
-        _enter(root)
-        sys.stdout.write("\n" + json.dumps(getattr(importlib.import_module(module), function)(*arguments)))
-        code = PASSED
-    except BaseException:
-        traceback.print_exc()
-        raise
-    finally:
-        sys.stdout.flush()
-        os._exit(code)
-
-
-def _write_to(log: Path) -> None:
-    """From here on everything that is printed goes there."""
-    with log.open("w") as out:
-        os.dup2(out.fileno(), 1)
-        os.dup2(out.fileno(), 2)
-    sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1, closefd=False)
-
-
-def _enter(root: Path, *, keep_product: bool = False) -> None:
-    os.chdir(root)
-    sys.dont_write_bytecode = True
-    os.environ |= {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    sys.path[:] = [str(root), *(place for place in sys.path if "site-packages" in place or "lib/python" in place)]
-    left = {"tests", "migrations"} | (set() if keep_product else {"app", "pipelines"})
-    for name in [name for name in sys.modules if name.partition(".")[0] in left]:
-        del sys.modules[name]
-
-
-def _wait(child: int, deadline: float) -> int | None:
-    """The exit code, or None where the time is up; then the fork and all it started are killed."""
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            _kill_group(child)
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.05)
-    _kill_group(child)
-    os.waitpid(child, 0)
-    return None
-
-
-def _kill_group(child: int) -> None:
-    """What a broken test left running goes as well."""
-    with suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)

@@ -23,8 +23,13 @@ from app.db.tables import (
     turns,
     versions,
 )
+from app.db.troubles import SqlTroubles
 from app.domain.ids import utc_now
+from app.domain.release.alarms import AlarmKind
+from app.domain.release.releases import ReleaseState
 from tests.fakes.releases import POLICY, ReleaseRoom, release_room
+from tests.fakes.traffic import Behaviour
+from tests.fakes.watching import WatchedRoom, watched_room
 
 HOSTILE = (
     "<img src=x onerror=alert(1)>", '"><script>alert(1)</script>', "<a hx-get=/console/act>x</a>", "<b data-hx-get='/x' hx-trigger=load>",
@@ -50,6 +55,26 @@ def deploy(engine: Engine, *, name: str = "tiny-v2", word: str = "hello") -> Rel
         _holdout(connection, word)
         rebuild(connection)
     return room
+
+
+def busy(engine: Engine) -> WatchedRoom:
+    """v1 is champion and pinned; v2 did harm, is quarantined, and somebody wants it back; v3 is a canary; promotions are frozen, the relay
+    waits, and an engine is away. Judged by the real watch on simulated people."""
+    world = watched_room(engine)
+    with writing(engine) as connection:
+        for digest in ("v1", "v2", "v3"):
+            row = {"digest": digest, "policy": POLICY, "name": f"tiny-{digest}", "kind": "rl", "step": 1, "base_model": "tiny", "tags": {}}
+            parent = None if digest == "v1" else "v1"
+            connection.execute(insert(versions).values(**row, parent=parent, licence="Apache-2.0", created_at=world.room.clock.now))
+    world.run(world.queue("v2", Behaviour(success=0.3)), until=frozenset({ReleaseState.ABORTED}))
+    world.run(world.queue("v3", Behaviour(undo=0.12)), until=frozenset({ReleaseState.READY}), rounds=12)
+    desk = world.room.desk
+    desk.freeze(POLICY, AlarmKind.GAP, actor="system:watch", reason="paid more, no better")
+    desk.unfreeze(POLICY, actor="user:bob")
+    desk.lift(POLICY, "v2", actor="user:bob", reason="the metric was broken")
+    desk.pin(POLICY, "v1", actor="user:bob", reason="the paper names it")
+    SqlTroubles(engine, name="relay", clock=world.room.clock).report("the broker does not answer")
+    return world
 
 
 def _holdout(connection: Connection, word: str) -> None:

@@ -136,7 +136,7 @@ class Composed:
         for file in FILES:
             for name, service in yaml.safe_load((INFRA / file).read_text())["services"].items():
                 on = service.get("depends_on", {})
-                how = dict.fromkeys(on, {}) if isinstance(on, list) else on
+                how: dict[str, dict[str, str]] = {other: {} for other in on} if isinstance(on, list) else on
                 found.setdefault(name, {}).update({other: said.get("condition", "service_started") for other, said in how.items()})
         return found
 

@@ -47,8 +47,10 @@ def test_no_more_go_out_than_there_are_permits() -> None:
     assert kept.take()
     assert kept.take(), "the second probe brought the second permit"
     kept.allowed, kept.probe_s = 2.0, 1e9
+    assert not kept.may_ask()
     assert not kept.take()
     kept.give_back()
+    assert kept.may_ask()
     assert kept.take()
 
 

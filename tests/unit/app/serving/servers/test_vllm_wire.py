@@ -75,3 +75,30 @@ def test_what_a_server_holds_is_its_base_and_adapters_and_one_without_a_base_is_
     with pytest.raises(Unavailable, match="http://v/v1/models names no base model"):
         held_of({}, None, url="http://v")
     assert (is_digest(ASKED), is_digest("base"), is_digest("A" * 64)) == (True, False, False)
+
+
+METRICS = """# HELP vllm:num_requests_running Number of requests in model execution batches.
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 1.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 2.0
+vllm:generation_tokens_total{engine="0",model_name="m"} 700.0
+vllm:generation_tokens_total{engine="1",model_name="m"} 300.0
+vllm:spec_decode_num_draft_tokens_total{engine="0"} 40.0
+vllm:spec_decode_num_accepted_tokens_total{engine="0"} 30.0
+broken line
+"""
+
+
+def test_a_server_is_seen_by_its_metrics_summed_over_its_engines() -> None:
+    seen = Vllm().sight("http://v", METRICS)
+    assert (seen.address, seen.answers) == ("http://v", True)
+    assert seen.queue == 6, "four that run and two that wait"
+    assert (seen.sampled_tokens, seen.acceptance) == (1000, 0.75)
+
+
+def test_what_a_server_does_not_tell_is_not_known() -> None:
+    nothing = Vllm().sight("http://v", "up 1\n")
+    assert (nothing.queue, nothing.sampled_tokens, nothing.acceptance) == (None, None, None)
+    assert Vllm().sight("http://v", "vllm:num_requests_running 3\n").queue is None, "half of a queue is none"
+    assert Vllm().sight("http://v", "vllm:num_requests_waiting 3\n").queue is None
+    assert Vllm().sight("http://v", "vllm:spec_decode_num_draft_tokens_total 4\n").acceptance == 0.0

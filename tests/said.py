@@ -1,0 +1,95 @@
+"""What pages and terminal tables say, word by word, kept in `tests/data/said`: whoever changes what one says changes its file and reads it.
+
+`RATCHET_SAY_ANEW=1 make test ARGS=…` writes the files anew, for somebody to read before they are committed. What differs from one run to
+the next is written as what it is: a moment by its distance from the beginning, an age by its unit, an id and a digest by their length.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from difflib import unified_diff
+from html.parser import HTMLParser
+from pathlib import Path
+
+from tests.fakes.clock import FrozenClock
+
+SAID = Path(__file__).parent / "data" / "said"
+TOLD = ("href", "action", "name", "value", "aria-current", "checked", "disabled", "class", "d", "points", "min", "max", "type")
+"""Attributes that say something: where a link leads, what a field holds, the colour of a state, a line of a chart."""
+BREAKS = frozenset(
+    {"p", "h1", "h2", "h3", "li", "tr", "table", "form", "svg", "dt", "div", "article", "section", "details", "title", "nav"}
+)
+
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d+)?)?(\+00:00|Z)?")
+_UUID = re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b")
+_DIGEST = re.compile(r"(?<![^\W_])(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{8,64}\b")
+_TIME = re.compile(r"(?<!\d)\d\d:\d\d:\d\d(?!\d)")
+_AGE = re.compile(r"\b\d+ s (ago|left)\b")
+_DAYS = re.compile(r"\b\d+ d (ago|left)\b")
+_HOUR = re.compile(r"(?<!\d)(?!01-)\d\d-\d\d \d\d:\d\d(?!:)")
+"""Month, day and hour of a chart; slots of tests are in January."""
+STOOD = FrozenClock().now
+"""Where the clocks of tests stand: as far from now as the tests are old."""
+_LEFT = re.compile(r"\b(\d+) h (\d+) min left\b")
+
+
+def differences(name: str, text: str) -> list[str]:
+    """Lines by which a text is another one than the one that is kept."""
+    file = SAID / f"{name}.txt"
+    if os.environ.get("RATCHET_SAY_ANEW"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    kept = file.read_text() if file.exists() else ""
+    return list(unified_diff(kept.splitlines(), text.splitlines(), f"kept in {file.name}", "said now", lineterm="", n=1))
+
+
+def settled(text: str, *, since: datetime) -> str:
+    """The text without what differs from one run to the next."""
+    text = _HOUR.sub("<hour>", _MOMENT.sub(lambda found: _distance(found[0], since), text))
+    text = _UUID.sub("<id>", _TIME.sub("<time>", text))
+    text = _DIGEST.sub(lambda found: f"<{len(found[0])} digits>", text)
+    text = _LEFT.sub(lambda found: f"about {round(int(found[1]) + int(found[2]) / 60)} h left", text)
+    return _DAYS.sub(lambda found: f"days {found[1]}", _AGE.sub(lambda found: f"seconds {found[1]}", text))
+
+
+def _distance(moment: str, since: datetime) -> str:
+    at = datetime.fromisoformat(moment)
+    at = at if at.tzinfo else at.replace(tzinfo=UTC)
+    if abs(at - STOOD) < timedelta(days=1):
+        return f"<clock {(at - STOOD).total_seconds():+.0f} s>"
+    hours = round((at - since) / timedelta(hours=1), 1)
+    return "<now>" if abs(hours) < 0.1 else f"<{hours:+g} h>"
+
+
+class _Reader(HTMLParser):
+    """A page as lines: a line for each row, paragraph and heading, with what its links and fields say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = [""]
+        self._hidden = 0
+
+    def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
+        if tag in ("script", "style", "head"):
+            self._hidden += 1
+        if tag in BREAKS:
+            self.lines.append("")
+        self.lines[-1] += " | " if tag in ("td", "th") else " "
+        told = [f"{name}={value}" for name, value in attrs if name in TOLD and (name, tag) != ("value", "csrf")]
+        if told:
+            self.lines[-1] += f" <{tag} {' '.join(told)}> "
+
+    def handle_endtag(self, tag: str) -> None:
+        self._hidden -= tag in ("script", "style", "head")
+
+    def handle_data(self, data: str) -> None:
+        if not self._hidden:
+            self.lines[-1] += data
+
+
+def read_page(html: str, *, whole: bool = False) -> str:
+    """What a page says, a line for each row, paragraph and heading; `whole`: what is the same on every page as well."""
+    reader = _Reader()
+    reader.feed(html if whole else html.partition("<main")[2].partition("</main>")[0].partition(">")[2])
+    return "\n".join(line for line in (" ".join(one.split()) for one in reader.lines) if line) + "\n"
