@@ -121,7 +121,8 @@ class Traffic:
         reward = (behaviour.reward_if_good if good else behaviour.reward_if_bad) if reacted else 0.0
         batch["labels"].append({
             "inference_id": key, "revision": 1, "current": True, "policy": self.policy, "version": arm.digest, "reward": reward,
-            "terms": [{"name": "edit_persistence", "value": reward, "weight": 1.0}], "rule_set": "rules", "exclusion": None, "segment": "",
+            "terms": [{"name": "edit_persistence", "value": reward, "weight": 1.0, "detail": {}}],
+            "rule_set": "rules", "exclusion": None, "segment": "",
             "actor": actor, "held_out": False, "finished_at": at, "labelled_at": at,
         })  # fmt: skip
         if reacted:

@@ -42,8 +42,9 @@ def needs_of(policy: str, deployment: dict[str, Any], releases: Sequence[dict[st
     for release in releases:
         if release["policy"] == policy and release["state"] == "READY":
             count, ends = release["approvals_needed"] or 1, left(release["approval_expires_at"])
+            within = ", and the time for it is over" if ends == "over" else f" within {ends}"
             needs.append(
-                f"{release['version_name']} is READY: {count} approval{'s' if count > 1 else ''} within {ends} "
+                f"{release['version_name']} is READY: {count} approval{'s' if count > 1 else ''}{within} "
                 f"(ratchet release approve {release['id']} --evidence {release['evidence_digest']})"
             )
     if deployment["frozen"] is not None:

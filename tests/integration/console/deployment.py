@@ -47,14 +47,18 @@ def deploy(engine: Engine, *, name: str = "tiny-v2", word: str = "hello") -> Rel
         for digest, called, parent in (("v1", "tiny-v1", None), ("v2", name, "v1")):
             row = {"digest": digest, "policy": POLICY, "name": called, "kind": "rl", "parent": parent, "step": 1, "base_model": word}
             connection.execute(insert(versions).values(**row, licence="Apache-2.0", tags={}, created_at=utc_now()))
-    release = room.ready("v2")
+    fill(engine, release_id=room.ready("v2").id, word=word)
+    return room
+
+
+def fill(engine: Engine, *, release_id: str, word: str) -> None:
+    """Two dozen labelled turns of v1 and v2, and what the loop, the stream and people leave behind."""
     with writing(engine) as connection:
         for n in range(24):
-            _turn(connection, n, version="v1" if n % 2 else "v2", release_id=release.id, word=word)
+            _turn(connection, n, version="v1" if n % 2 else "v2", release_id=release_id, word=word)
         _loop(connection, word)
         _holdout(connection, word)
         rebuild(connection)
-    return room
 
 
 def busy(engine: Engine) -> WatchedRoom:
