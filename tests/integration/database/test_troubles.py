@@ -41,7 +41,9 @@ def test_what_is_waited_for_is_told_until_it_is_over_or_its_process_ended(engine
     ]
     one.report(None)
     assert told(engine, clock) == ["ingest 2 waits since 12:00:00: the disk is full"]
-    clock.seconds = 300  # it was killed and said nothing more
+    clock.seconds = 119  # it was killed and said nothing more
+    assert len(told(engine, clock)) == 1
+    clock.seconds = 121
     assert told(engine, clock) == []
 
 

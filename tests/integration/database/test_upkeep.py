@@ -17,6 +17,7 @@ from app.db.tables import (
     audit,
     batch_items,
     batches,
+    counters,
     cycles,
     dead_letters,
     deployment_pointer,
@@ -159,6 +160,7 @@ def test_every_class_goes_when_its_days_are_over_and_not_before(anywhere: Place)
     assert anywhere.rows(segments.c.state) == {"whole"}
     assert told["turns"] == 2
     assert told["segments"] == 3
+    assert anywhere.rows(counters.c.name, counters.c.value) >= {(f"retired_{name}", count) for name, count in told.items()}
     assert anywhere.retire() == {}  # and a second time nothing
 
 

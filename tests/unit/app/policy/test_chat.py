@@ -1,10 +1,12 @@
 """Chats as tokens, and text as it grows."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from app.domain.errors import BadRequest
 from app.policy.chat import Chat
@@ -25,6 +27,17 @@ def text(chat: Chat, *messages: dict[str, object], tools: list[dict[str, object]
 
 def test_a_prompt_ends_where_the_answer_begins(chat: Chat) -> None:
     assert text(chat, {"role": "user", "content": "hi"}) == "<|im_start|>user\nhi<|im_end|>\n<|assistant|>"
+
+
+def test_a_tokenizer_that_was_saved_cutting_and_padding_does_neither(tiny_model: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=64)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    known, text = Chat.load(tiny_model), "one two three four five six"
+    assert 4 < len(known.encode(text)) < 64
+    assert Chat.load(folder).encode(text) == known.encode(text)
 
 
 def test_content_may_be_absent_or_a_list_of_text_parts(chat: Chat) -> None:

@@ -105,6 +105,13 @@ def test_an_engine_that_keeps_failing_is_asked_no_more_for_a_while(bad: Answer) 
     assert servers.asked.count("one") == EJECT_AFTER
 
 
+def test_a_refusal_in_words_is_an_answer_and_begins_the_count_of_failures_anew() -> None:
+    said = iter([dead, dead, refusing(429)] * 3)
+    servers = Servers(one=lambda request: next(said)(request), two=whole)
+    ask(servers, times=18)
+    assert servers.asked.count("one") == 9, "never three failures in a row"
+
+
 def test_one_that_drains_is_passed_over_at_its_first_word() -> None:
     servers = Servers(one=refusing(DRAINING), two=whole)
     ask(servers, times=20)

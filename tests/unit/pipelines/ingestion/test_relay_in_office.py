@@ -11,6 +11,7 @@ from sqlalchemy import Engine
 from app.db.ingestion.inbox import SqlInbox
 from app.db.ingestion.relay import SqlRelayOffice
 from app.db.ingestion.streams import SqlEffects
+from app.domain.errors import Unavailable
 from app.domain.telemetry.streams import JoinRules, RelayTerm
 from pipelines.ingestion.config import RelayConfig
 from pipelines.ingestion.relay import Heartbeat, Relay, Term
@@ -70,3 +71,19 @@ def test_a_renewal_that_fails_is_tried_again_and_costs_no_office(caplog: pytest.
         assert all(term.renewed.acquire(timeout=60) for _ in range(3))
         heartbeat.check()
     assert "event=renewal_failed error=OSError('database is locked')" in caplog.text
+
+
+def test_the_topics_are_looked_after_before_anything_is_sent_and_again_only_where_that_failed(stage: Stage) -> None:
+    """So that ingestion finds something to join, also where nobody has said anything yet."""
+    looks, rounds = list[bool](), iter(range(5))
+
+    def look() -> None:
+        looks.append(bool(stage.broker.sent))
+        if len(looks) == 1:
+            raise Unavailable("the broker does not answer: is it running?")
+
+    stage.broker.check_topics = look  # type: ignore[method-assign] - a broker that starts slowly
+    stage.accept("a")
+    stage.take_office().serve(lambda: next(rounds, None) is None, lambda: None)
+    assert looks == [False, False]
+    assert [out.event.id for out in stage.broker.sent] == ["turn-a"]
