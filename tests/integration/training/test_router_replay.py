@@ -99,6 +99,13 @@ def test_foreign_records_really_decide_the_experts(folder: Path, tmp_path: Path)
     replaying = trainer(folder, tmp_path, plausibility=0.0)
     turned = [replace(d, routes=tuple(tuple(tuple((e + 1) % 8 for e in layer) for layer in step) for step in d.routes or ())) for d in data]
     assert gap(data, replaying.forward(turned).logprobs, 0.5) > 1e-4
+    records = sum(len(layer) for datum in turned for step in datum.routes or () for layer in step)
+    counts = replaying.replay
+    assert (counts.replayed, counts.replaced) == (records, 0), "without a threshold every record counts"
+    assert records / 4 < counts.changed <= records
+    strict = trainer(folder, tmp_path, plausibility=1.0)
+    strict.forward(turned)
+    assert 0.9 * strict.replay.changed <= strict.replay.replaced <= strict.replay.changed, "what the router would not have chosen gives way"
 
 
 def test_records_of_the_wrong_shape_are_refused(folder: Path, tmp_path: Path) -> None:

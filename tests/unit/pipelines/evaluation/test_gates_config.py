@@ -1,14 +1,26 @@
 """The gates' configuration: what could not protect anybody is refused with the cure."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from app.domain.errors import BadConfig
+from app.domain.release.by_people import PeopleTerms
 from app.settings import owner_of, read_toml
 from pipelines.config import loop_config
-from pipelines.evaluation.config import ApprovalConfig, GatesConfig, Good, MetricClass, MetricConfig, StageConfig, check, terms_of
+from pipelines.evaluation.config import (
+    ApprovalConfig,
+    GatesConfig,
+    Good,
+    HoldoutConfig,
+    MetricClass,
+    MetricConfig,
+    StageConfig,
+    check,
+    terms_of,
+)
 
 GOLD = MetricConfig(name="tests_pass", source="observation:tests_pass", kind=MetricClass.GOLD, margin=0.015)
 
@@ -97,3 +109,48 @@ def test_the_owner_of_the_file_counts_as_its_last_editor_where_the_file_says_so(
 def test_nothing_is_promoted_without_anybody(approval: ApprovalConfig) -> None:
     with pytest.raises(BadConfig, match="at least 1"):
         check(msgspec.structs.replace(GatesConfig(), approval=approval))
+
+
+ALLOWED: list[dict[str, Any]] = [
+    {"holdback_first": 0.0}, {"anchor_share": 0.0}, {"holdback_first": 0.999}, {"lasting_share": 0.0}, {"lasting_share": 0.2},
+    {"lasting_share": 0.5}, {"margin_share_max": 0.0}, {"margin_share_max": 1.0}, {"approval": ApprovalConfig(n=1, n_in_doubt=1)},
+    {"holdout": HoldoutConfig(share=0.005, days=7.0)}, {"holdout": HoldoutConfig(share=0.1, days=366.0)},
+    *({name: 0.05} for name in ("alpha_abort_e", "alpha_abort_gst", "alpha_ni_e", "alpha_ni_gst", "alpha_post", "alpha_data", "alpha_slo")),
+    {"stages": (StageConfig(share=0.001), StageConfig(share=0.999))},
+    {"people": PeopleTerms(votes=20, judges=1, margin=0.001, holdback=0.05, holdback_s=86_400.0, longest_s=0.001)},
+    {"people": PeopleTerms(votes=1000, judges=20, margin=0.999, holdback=0.5)},
+    *({"metrics": (msgspec.structs.replace(GOLD, **changes),)} for changes in (
+        {"turns_cap": 1}, {"abort_margin": 0.0}, {"abort_margin": 0.999}, {"window_s": 0.0}, {"prompt_price": 0.0}, {"quantile": 0.001},
+        {"quantile": 0.999}, {"margin": 0.001}, {"margin": 0.999}, {"weight": 1.0}, {"low": 0.0, "high": 0.001},
+    )),
+    {"metrics": tuple(msgspec.structs.replace(GOLD, name=f"m{n}", weight=0.25) for n in range(4))},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", ALLOWED, ids=str)
+def test_the_last_value_before_the_refused_ones_is_taken(changes: dict[str, Any]) -> None:
+    check(msgspec.structs.replace(GatesConfig(), **changes))
+
+
+REFUSED: list[dict[str, Any]] = [
+    {"holdback_first": -0.001}, {"anchor_share": 1.0}, {"lasting_share": 0.199}, {"lasting_share": 0.501}, {"margin_share_max": -0.001},
+    {"approval": ApprovalConfig(n=1, n_in_doubt=0)}, {"approval": ApprovalConfig(edited_by="ada")},
+    {"holdout": HoldoutConfig(share=0.004)}, {"holdout": HoldoutConfig(share=0.101)}, {"holdout": HoldoutConfig(days=6.9)},
+    {"holdout": HoldoutConfig(days=366.1)}, {"stages": (StageConfig(share=0.0),)}, {"stages": (StageConfig(share=1.0),)},
+    {"stages": (StageConfig(share=0.5), StageConfig(share=0.5))},
+    *({name: value} for name in ("alpha_abort_gst", "alpha_slo") for value in (0.0, 0.051)),
+    *({"people": PeopleTerms(**{name: value})} for name, value in (
+        ("votes", 19), ("votes", 1001), ("judges", 0), ("judges", 21), ("margin", 0.0), ("margin", 1.0), ("holdback", 0.049),
+        ("holdback", 0.501), ("longest_s", 0.0), ("holdback_s", 86_399.0),
+    )),
+    *({"metrics": (msgspec.structs.replace(GOLD, **changes),)} for changes in (
+        {"abort_margin": -0.001}, {"quantile": 0.0}, {"margin": 1.0}, {"low": 1.0, "high": 0.0}, {"weight": 1.001},
+        {"by_turns": True, "margin": None, "good": Good.SAME},
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", REFUSED, ids=str)
+def test_the_first_value_beyond_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(BadConfig, match=r"\[gates\] in the configuration: "):
+        check(msgspec.structs.replace(GatesConfig(), **changes))

@@ -1,10 +1,13 @@
 """People, their problems and what they do are functions of a seed."""
 
 import random
+from dataclasses import replace
+
+import pytest
 
 from pipelines.simulation.people import PANEL, person
 from pipelines.simulation.problems import LONGEST_PROMPT, problems
-from pipelines.simulation.product import Editor
+from pipelines.simulation.product import Editor, _reaction
 from pipelines.simulation.words import DISSATISFIED, SATISFIED, follow_up
 
 
@@ -51,3 +54,20 @@ def test_who_keeps_everything_is_mostly_content_and_who_keeps_nothing_mostly_is_
     angry = [follow_up(0.0, draw) for _ in range(400)]
     assert sum(text in SATISFIED for text in happy) > sum(text in DISSATISFIED for text in happy) * 5
     assert sum(text in DISSATISFIED for text in angry) > sum(text in SATISFIED for text in angry) * 5
+
+
+@pytest.mark.parametrize(("kept", "at_least", "at_most"), [(1.0, 0.9, 1.0), (0.6, 0.9, 1.0), (0.5, 0.0, 0.1), (0.0, 0.0, 0.1)])
+def test_whoever_keeps_more_than_half_got_the_task_done_but_for_one_in_twenty(kept: float, at_least: float, at_most: float) -> None:
+    somebody, draw, answer = replace(person(3, 4), carelessness=0.0), random.Random(7), "x" * 100
+    made = [_reaction(somebody, answer[: int(100 * kept)], answer, draw) for _ in range(400)]
+    assert at_least <= sum(one.success for one in made) / 400 <= at_most
+    assert {one.edits for one in made} == {(answer[: int(100 * kept)],) * 2}
+    assert (0.05 < sum(one.regenerate for one in made) / 400 < 0.15) is (kept == 0.0)
+    assert not any(one.undo for one in made)
+
+
+def test_the_careless_revert_what_they_kept_at_first() -> None:
+    somebody = replace(person(3, 4), carelessness=1.0, talkativeness=0.0)
+    made = _reaction(somebody, "kept", "kept and more", random.Random(1))
+    assert (made.edits, made.undo, made.follow_up) == (("kept", ""), True, None)
+    assert not _reaction(somebody, "", "nothing good", random.Random(1)).undo, "there is nothing to take back"
