@@ -169,8 +169,8 @@ class GatesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """So many automatic rollbacks within `breaker_window_s`; then people decide."""
     reentry_season_s: float = 0.0
     """86,400 where traffic has a daily peak (604,800: a weekly one): after an incident nothing moves forward (no canary begins or ramps,
-    nothing is READY or promoted) until the hour in which it began has come again, since what broke at the peak is quiet at night. 0: as soon
-    as the limits are kept."""
+    nothing is READY or promoted) until the hour in which it began has come again, since what broke at the peak is quiet at night. 0: as
+    soon as the limits are kept."""
     approval: ApprovalConfig = ApprovalConfig()
     people: PeopleTerms = PeopleTerms()
     """Whether and how people judge where traffic cannot."""

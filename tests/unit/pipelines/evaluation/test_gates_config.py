@@ -139,7 +139,7 @@ REFUSED: list[dict[str, Any]] = [
     {"holdout": HoldoutConfig(days=366.1)}, {"stages": (StageConfig(share=0.0),)}, {"stages": (StageConfig(share=1.0),)},
     {"stages": (StageConfig(share=0.5), StageConfig(share=0.5))},
     *({name: value} for name in ("alpha_abort_gst", "alpha_slo") for value in (0.0, 0.051)),
-    *({"people": PeopleTerms(**{name: value})} for name, value in (
+    *({"people": msgspec.structs.replace(PeopleTerms(), **{name: value})} for name, value in (
         ("votes", 19), ("votes", 1001), ("judges", 0), ("judges", 21), ("margin", 0.0), ("margin", 1.0), ("holdback", 0.049),
         ("holdback", 0.501), ("longest_s", 0.0), ("holdback_s", 86_399.0),
     )),
