@@ -10,7 +10,7 @@ whose caller pinned the version (`app.api.chat.pinning`).
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,15 +23,16 @@ from app.api.chat.conversations import Conversation, Conversations, may_continue
 from app.api.chat.recording import Recording, exposure_event, redact, turn_event, unkept
 from app.api.chat.request import ChatRequest, read_body, understand
 from app.api.chat.shadows import Shadows
+from app.api.chat.sizes import BYTES_PER_WORK, refuse_longer_than_context
 from app.api.chat.slots import Slots
 from app.api.chat.summary import Context, context_of, shortened, trigger_of
 from app.api.entry.access import Caller
 from app.api.entry.feedback_tokens import FeedbackTokens
 from app.api.metrics import Metrics
-from app.api.telemetry.intake import Limits, characters
+from app.api.telemetry.intake import Limits
 from app.api.telemetry.redaction import Redactor
 from app.api.workshop import SMALL_CHARS, Workshop
-from app.domain.errors import BadRequest, Overloaded, RatchetError, Unavailable, UnknownPolicy
+from app.domain.errors import Overloaded, RatchetError, Unavailable, UnknownPolicy
 from app.domain.ids import utc_now, uuid7
 from app.domain.learning.batches import payload_of, without_payload
 from app.domain.policies import PolicyConfig
@@ -48,12 +49,6 @@ from app.telemetry.traces import NOWHERE, Span, SpanKind, Traces
 log = logging.getLogger("ratchet.api")
 CLAIM_ABOVE_BYTES, CLAIM_ABOVE_TOKENS = 256 * 1024, 32 * 1024
 """A turn whose event is larger than this leaves its payload in the trajectory store: brokers take 1 MiB, and hold every byte n times."""
-TOKEN_CHARS = 64
-"""A token is hardly ever longer: four characters on average, some runs of blanks or dashes more."""
-BODY_BYTES_PER_TOKEN, BODY_BYTES = 16, 64 * 1024
-"""Of a request's body, which is decoded in one piece: four times what real text has on average, and for everything but text and tools."""
-BYTES_PER_WORK = 64
-"""A body is decoded and looked over at 64 times the speed of redaction: at once up to 32 KB."""
 COMMIT_PATIENCE_S = 10.0
 """How long a sampled turn waits for a full or unreachable inbox before its answer is given up with an error."""
 
@@ -128,7 +123,7 @@ class Gateway:
         body, shape = read_body(raw, self.limits)
         name, digest = pinning.named(body.model)
         config = self._config(name, caller)
-        _refuse_longer_than_context(body.messages, config, self.limits, sent=len(raw))
+        refuse_longer_than_context(body.messages, config, self.limits, sent=len(raw))
         body = msgspec.structs.replace(body, model=name)
         return understand(body, headers, caller, config, salt=self.actor_salt, shape=shape), body.n or 1, digest
 
@@ -345,15 +340,6 @@ class Gateway:
         self.metrics.tokens.labels(request.policy, "output").inc(recording.usage.completion_tokens)
 
 
-def largest_body(policies: Iterable[PolicyConfig], limits: Limits) -> int:
-    """Bytes of the largest body that some policy could answer: what cannot be is refused by its announced size, and not read."""
-    texts = (
-        max(config.max_context_tokens * BODY_BYTES_PER_TOKEN, limits.summarised_chars if config.summary.trigger_tokens else 0)
-        for config in policies
-    )
-    return min(limits.chat_bytes, max(texts, default=0) + limits.tool_chars + BODY_BYTES)
-
-
 def _each(request: ChatRequest, count: int) -> tuple[ChatRequest, ...]:
     """The request once for each answer: each is a turn of its own, drawn with a seed of its own where one is given."""
     others = (
@@ -366,24 +352,6 @@ def _each(request: ChatRequest, count: int) -> tuple[ChatRequest, ...]:
 def _next_seed(request: ChatRequest, number: int) -> int | None:
     seed = request.sampling.seed
     return None if seed is None else seed + number if seed + number < 2**63 else seed - number
-
-
-def _refuse_longer_than_context(messages: list[dict[str, Any]], config: PolicyConfig, limits: Limits, *, sent: int) -> None:
-    """What no tokenizer can bring into the context is refused before it is recorded or tokenised. Raises `BadRequest`.
-
-    `sent`: bytes of the body, which has no more characters than that.
-    """
-    most = config.max_context_tokens * TOKEN_CHARS
-    if config.summary.trigger_tokens:
-        most = max(most, limits.summarised_chars)
-    if config.redact:
-        most = min(most, limits.redacted_chars * 4)
-    if sent > most and characters(messages, at_most=most) > most:
-        raise BadRequest(
-            f"this model's maximum context length is {config.max_context_tokens} tokens and the messages have more than {most} characters: "
-            "shorten the conversation",
-            param="messages", code="context_length_exceeded",
-        )  # fmt: skip
 
 
 def _generate_request(opened: Opened, messages: list[dict[str, Any]]) -> GenerateRequest:

@@ -10,8 +10,9 @@ from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from app.api.chat import answer
-from app.api.chat.gateway import BYTES_PER_WORK, Gateway, Opened, largest_body
+from app.api.chat.gateway import Gateway, Opened
 from app.api.chat.recording import Recording
+from app.api.chat.sizes import BYTES_PER_WORK, largest_body
 from app.api.chat.style import Read, Stream, Style
 from app.api.entry.access import Access
 from app.api.errors import problem

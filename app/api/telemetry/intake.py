@@ -28,7 +28,7 @@ class Limits:
     batch_bytes: int = 1024 * 1024
     batch_events: int = 500
     chat_bytes: int = 4 * 1024 * 1024
-    """Less where no model takes so much (`app.api.chat.gateway.largest_body`)."""
+    """Less where no model takes so much (`app.api.chat.sizes.largest_body`)."""
     unzipped_bytes: int = 2 * 1024 * 1024
     """Of a batch after gunzip, which is read in one piece like any other: a chat has its own bound, packed or not."""
     gzip_ratio: int = 100

@@ -16,7 +16,7 @@ from app.serving.engine import create_engine
 from app.serving.residency import Residency
 from app.serving.worker import Limits, Worker
 from app.settings import from_environment
-from pipelines.commands.running.processes import engine_barrier
+from pipelines.commands.running.engine_ports import engine_barrier
 from tests.fakes.engines import MemoryEngineLedger
 from tests.fakes.gateway import collaborators
 from tests.fakes.inbox import MemoryInbox

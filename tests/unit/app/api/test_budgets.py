@@ -18,7 +18,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from app.api.chat.conversations import Conversations
-from app.api.chat.gateway import BODY_BYTES, largest_body
+from app.api.chat.sizes import BODY_BYTES, largest_body
 from app.api.entry.access import EVERYBODY, WAIT_S
 from app.api.telemetry.drafts import LONG_BYTES
 from app.api.telemetry.drafts import members as members_of
