@@ -11,15 +11,14 @@ import threading
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
-from urllib.parse import urlsplit
 
 import click
 
 from app import wiring
-from app.domain.errors import BadConfig
 from app.domain.retention import days, retention
 from app.logging import configure
-from app.settings import LOOPBACK, Settings, from_environment, owner_of, read_toml
+from app.settings import Settings, from_environment, owner_of, read_toml
+from pipelines.commands.running.engine_ports import engine_barrier, keep_server
 from pipelines.commands.running.repeating import outlast, repeat
 
 if TYPE_CHECKING:
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from app.domain.learning.cycles import Cycle
     from app.domain.policies import PolicyConfig
     from app.domain.ports import CycleBook
-    from app.listening.barrier import Barrier
-    from app.serving.servers.control import Control
     from app.telemetry.instruments import Instruments
 
 log = logging.getLogger(__name__)
@@ -334,38 +331,6 @@ def engine(
         version=wiring.release_of_code(),
         barrier=engine_barrier(settings, host),
     )
-
-
-def engine_barrier(settings: Settings, host: str) -> "Barrier":
-    """An engine answers to its own address and to the names by which gateways of this deployment are told of engines."""
-    from app.listening.barrier import Barrier, reached_as
-
-    named = frozenset(name for url in settings.engines if (name := urlsplit(url).hostname))
-    return Barrier(hosts=settings.hosts | reached_as(host) | named, loopback=host in LOOPBACK)
-
-
-def keep_server(
-    settings: Settings, control: "Control", *, only: tuple[str, ...], role: str | None, pause: str, stop: threading.Event
-) -> None:
-    """Keep a server of other make as the deployment wants it until `stop` is set."""
-    from app.serving.servers.control import Pause
-    from app.serving.servers.residency import Adapters, InPlace, KeptServer, keep_versions
-
-    if role is not None and len(only) != 1:
-        raise BadConfig(f"a server whose weights are replaced in place serves one policy and {len(only)} are meant: name it with --policy")
-    address = f"{control.scheme}{control.url}"
-    ledger = wiring.engine_ledger(settings, engine_id=control.url, address=address)
-    server = KeptServer(control, wiring.open_weights(settings))
-    residency = (
-        Adapters(server, ledger, only=frozenset(only))
-        if role is None
-        else InPlace(server, ledger, policy=only[0], role=role, pause=Pause(pause))
-    )
-    wiring.instruments(settings, "engine").ready = True
-    log.info("engine ready address=%s kind=%s way=%s", address, control.name, role or "adapters")
-    keep_versions(residency, stop=stop)
-    ledger.forget()
-    control.close()
 
 
 @click.command()

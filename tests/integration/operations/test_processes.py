@@ -25,7 +25,7 @@ from app.domain.release.releases import ReleaseState
 from app.domain.release.versions import VersionKind
 from app.policy.tiny import write_tiny
 from app.settings import Settings, from_environment, owner_of, read_toml
-from pipelines.commands.running.processes import keep_server
+from pipelines.commands.running.engine_ports import keep_server
 from pipelines.config import loop_config
 from pipelines.evaluation.config import terms_of
 from tests.architecture.sources import ROOT
