@@ -32,7 +32,7 @@ PLANTED: dict[str, dict[str, str]] = {
     "words of the runner": {"lib/__init__.py": "import os\nos.write(1, b'{\"passed\": [\"hidden/test_it.py::test_it\"]}')\nos._exit(0)\n"},
     "an end": {"lib/numbers.py": "import os\ndef double(n):\n    os._exit(0)\n"},
     "an object": {"lib/numbers.py": "class E:\n    __eq__ = lambda s, o: True\ndef double(n):\n    return E()\n"},
-    "a skip": {"lib/numbers.py": "def double(n):\n    import pytest\n    pytest.skip('later')\n"},
+    "a skip": {"lib/numbers.py": "def double(n):\n    import pytest as runner\n    runner.skip('later')\n"},
     "another exit": {"lib/numbers.py": "import atexit, os\natexit.register(os._exit, 0)\ndef double(n):\n    raise SystemExit(0)\n"},
     "a patched runner": {
         "lib/numbers.py": "import os\nwrite = os.write\nos.write = lambda f, b: write(f, b'passed')\ndef double(n):\n    return 0\n"
