@@ -46,7 +46,14 @@ from app.domain.release.releases import Pointer, Release, ReleaseState
 from app.release.desk import ReleaseDesk
 from pipelines.evaluation.config import GatesConfig
 from pipelines.evaluation.counting.evidence import Evidence
-from pipelines.evaluation.counting.subjects import ENGINE_ALIVE, CanarySubject, EraSubject, EvidenceBook, frozen_config
+from pipelines.evaluation.counting.subjects import (
+    ENGINE_ALIVE,
+    CanarySubject,
+    EraSubject,
+    EvidenceBook,
+    frozen_config,
+    is_about_engines,
+)
 from pipelines.evaluation.live.champion import decide_champion
 from pipelines.evaluation.live.decide import Cause, Decision, decide
 from pipelines.evaluation.live.guards import AnchorWatch
@@ -149,7 +156,7 @@ class Watch:
             self._say("champion", decision.reason)
         else:
             self._bar_reference(pointer, decision)
-        if decision.cause is not Cause.INCIDENT and decision.numbers["keeps_limits"]:
+        if decision.cause is not Cause.INCIDENT:
             self._end_incident(release, decision, evidence)
 
     def _record_champion(self, release: Release, decision: Decision, evidence: Evidence) -> None:
@@ -184,8 +191,17 @@ class Watch:
             self.ports.desk.hold_back(self.policy, share=ASKING_SHARE, digest=None, reason=why, seen=pointer)
 
     def _end_incident(self, release: Release, decision: Decision, evidence: Evidence) -> None:
-        if self.ports.desk.end_incident(self.policy, reason=f"{release.version_name} keeps its limits again"):
-            log.info("incident_over policy=%s release=%s", self.policy, release.id)
+        """End an incident of limits when they are kept again, one of engines when they hold the champion again."""
+        open_ = next((a for a in self.ports.desk.alarms(self.policy) if a.kind is AlarmKind.INCIDENT and a.ended_at is None), None)
+        if open_ is None:
+            return
+        if is_about_engines(open_.reason):
+            over = self.ports.evidence.engines_ready(self.policy, release.digest, seen_since=self.ports.clock() - ENGINE_ALIVE)
+            why = f"engines hold {release.version_name} again"
+        else:
+            over, why = decision.numbers["keeps_limits"], f"{release.version_name} keeps its limits again"
+        if over and self.ports.desk.end_incident(self.policy, reason=why):
+            log.info("incident_over policy=%s release=%s why=%s", self.policy, release.id, why)
             self._record_champion(release, decision, evidence)
 
     def _bar_reference(self, pointer: Pointer, decision: Decision) -> None:

@@ -207,7 +207,7 @@ def check(config: GatesConfig, *, rewarded: frozenset[str] = frozenset()) -> Non
     """Refuse a configuration that could not protect anybody. `rewarded` names the terms of the active rule set. Raises `BadConfig`."""
     approval = _approval(config)
     people, holdout = _people(config), _holdout(config.holdout)
-    for problem in (_stages(config), _alphas(config), _metrics(config), _gold(config, rewarded), approval, people, holdout):
+    for problem in (_stages(config), _alphas(config), _metrics(config), _slos(config), _gold(config, rewarded), approval, people, holdout):
         if problem is not None:
             raise BadConfig(f"[gates] in the configuration: {problem}")
 
@@ -281,11 +281,30 @@ def _metrics(config: GatesConfig) -> str | None:
     return None
 
 
+def _slos(config: GatesConfig) -> str | None:
+    for slo in config.slos:
+        problem = _source(slo.source)
+        if problem is None and not 0.0 < slo.limit < 1.0:
+            problem = f"limit = {slo.limit:g}: the highest tolerated rate of bad turns lies between 0 and 1"
+        if problem is None and slo.source == "length" and slo.threshold is None:
+            problem = "say from how many tokens on an answer is too long (threshold)"
+        if problem is not None:
+            return f"limit on {slo.source}: {problem}"
+    return None
+
+
+def _source(source: str) -> str | None:
+    kind, _, name = source.partition(":")
+    if source in PLAIN_SOURCES or (kind in NAMED_SOURCES and name):
+        return None
+    known = ", ".join([*sorted(PLAIN_SOURCES), *(f"{kind}:NAME" for kind in sorted(NAMED_SOURCES))])
+    return f"unknown source {source!r}; known ones are {known}"
+
+
 def _metric(metric: MetricConfig) -> str | None:
-    kind, _, name = metric.source.partition(":")
-    if metric.source not in PLAIN_SOURCES and not (kind in NAMED_SOURCES and name):
-        known = ", ".join([*sorted(PLAIN_SOURCES), *(f"{kind}:NAME" for kind in sorted(NAMED_SOURCES))])
-        return f"unknown source {metric.source!r}; known ones are {known}"
+    unknown = _source(metric.source)
+    if unknown is not None:
+        return unknown
     if not metric.low < metric.high:
         return "low has to be below high"
     if metric.quantile is not None and not 0.0 < metric.quantile < 1.0:

@@ -121,10 +121,11 @@ class SqlHoldoutBook:
         }
 
     def keep(self, holdout: Holdout, readings: Collection[Reading], *, until: datetime) -> Holdout:
-        """Write down what was read as of `until`."""
+        """Write down what was read as of `until`, unless another process has read later already."""
         values = {"readings": msgspec.to_builtins(list(readings)), "read_until": until}
+        older = (H.id == holdout.id) & (H.read_until.is_(None) | (H.read_until < until))
         with writing(self._engine) as connection:
-            connection.execute(update(holdouts).where(H.id == holdout.id).values(values))
+            connection.execute(update(holdouts).where(older).values(values))
         return replace(holdout, readings=tuple(readings), read_until=until)
 
     def forget(self, policy: str, *, limit: int) -> int:

@@ -30,7 +30,7 @@ FREEZING = frozenset(set(AlarmKind) - {AlarmKind.INCIDENT})
 FOUND_ONCE = frozenset({AlarmKind.MONITORS, AlarmKind.GAP})
 """What stays as it is and is seen again at every look: people who freed a release of it are not asked again."""
 UNTIL = dict.fromkeys(FREEZING, "two people free promotions (`ratchet release unfreeze`)") | {
-    AlarmKind.INCIDENT: "the champion keeps its limits again"
+    AlarmKind.INCIDENT: "the champion keeps its limits again, and engines hold it"
 }  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from pipelines.evaluation.live.doubts import STICKY
 
 ENGINE_ALIVE = timedelta(seconds=30)
 """An engine that has not reported for this long is not counted on."""
+NO_ENGINE = ", and no engine holds another version either: an incident, nothing moves"
 NEVER = timedelta()
 HABITS_FROM = 20_000
 """So many of the champion's newest sessions say what everybody was like before."""
@@ -156,6 +157,11 @@ def read_on(units: UnitBook, read: Callable[[datetime | None], list[Session]], b
         units.update(found, now=now, gone=set(waiting) - {session.inference_id for session in found})
 
 
+def is_about_engines(reason: str) -> bool:
+    """Whether an incident began because no engine held any version, and not by a limit."""
+    return reason.endswith(NO_ENGINE)
+
+
 def _engine_trouble(book: EvidenceBook, release: Release, *, beside: str | None, now: datetime) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(reasons against this version, reasons why nothing may move): engines load the version beside it and not this one, or neither."""
     failure = book.engine_failure(release.policy, release.digest, seen_since=now - ENGINE_ALIVE)
@@ -163,7 +169,7 @@ def _engine_trouble(book: EvidenceBook, release: Release, *, beside: str | None,
         return (), ()
     if beside is not None and beside != release.digest and book.engines_ready(release.policy, beside, seen_since=now - ENGINE_ALIVE):
         return (failure,), ()
-    return (), (f"{failure}, and no engine holds another version either: an incident, nothing moves",)
+    return (), (f"{failure}{NO_ENGINE}",)
 
 
 def held_since(decisions: Sequence[Mapping[str, Any]]) -> datetime | None:

@@ -36,8 +36,8 @@ def incident(config: GatesConfig, evidence: Evidence) -> str | None:
 
 
 def keeps_limits(evidence: Evidence) -> bool:
-    """The treated arm is seen to keep every limit now."""
-    mine = [count for count in evidence.slos if count.arm == "treated" and 0.0 < count.limit < 1.0]
+    """The treated arm is seen to keep a limit now, and every other one that its turns say something about."""
+    mine = [count for count in evidence.slos if count.arm == "treated" and 0.0 < count.limit < 1.0 and count.total > 0]
     return bool(mine) and all(count.calm >= RECOVERED for count in mine)
 
 

@@ -15,7 +15,7 @@ from app.domain.release.alarms import Alarm, AlarmKind, calm_again
 from app.domain.release.gates import GateName
 from app.domain.release.releases import ReleaseState
 from app.domain.release.terms import Terms
-from pipelines.evaluation.config import ApprovalConfig
+from pipelines.evaluation.config import ApprovalConfig, SloConfig
 from pipelines.evaluation.live.explain import explain
 from tests.fakes.releases import ADA, BOB, POLICY, release_room
 from tests.fakes.traffic import Behaviour
@@ -41,7 +41,7 @@ def test_an_infrastructure_incident_rolls_nothing_back_and_ends_by_itself(sqlite
     assert SqlReleaseViews(sqlite_engine).deployment(POLICY)["quarantine"] == []
     [incident] = alarms(world, AlarmKind.INCIDENT)
     assert (incident.release_id, incident.raised_by, incident.ended_at) == (release, "system:watch", None)
-    assert incident.until == "the champion keeps its limits again"
+    assert incident.until == "the champion keeps its limits again, and engines hold it"
     waiting = world.queue("v3", Behaviour(fault=0.4))
     world.watch.tick()
     assert world.room.desk.find(waiting.id).state is S.QUEUED, "nothing moves forward in an incident"
@@ -70,6 +70,40 @@ def test_a_healthy_candidate_survives_an_incident(sqlite_engine: Engine) -> None
         world.room.desk.start_canary(world.room.queued("v3").id)
     _all_fail(world, 0.0)
     assert world.run(release, until=DECIDED).state is S.READY
+
+
+def test_a_limit_on_a_signal_that_traffic_lacks_keeps_no_incident_open(sqlite_engine: Engine) -> None:
+    limits = (SloConfig(source="fault", limit=0.10), SloConfig(source="observation:never_told", limit=0.10, threshold=0.5))
+    world = watched_room(sqlite_engine, config=small_gates(holdback_first=0.0, slos=limits))
+    promoted(world, "v2")
+    _all_fail(world, 0.4)
+    serve(world, 12)
+    assert alarms(world, AlarmKind.INCIDENT)[0].ended_at is None
+    _all_fail(world, 0.0)
+    serve(world, 6)
+    assert alarms(world, AlarmKind.INCIDENT)[0].end_reason == "tiny-v2 keeps its limits again"
+
+
+@pytest.mark.parametrize("slos", [(), (SloConfig(source="observation:never_told", limit=0.10, threshold=0.5),)], ids=["none", "unseen"])
+def test_an_incident_of_the_engines_ends_when_they_hold_the_champion_again_whatever_limits_there_are(
+    sqlite_engine: Engine, slos: tuple[SloConfig, ...]
+) -> None:
+    world = watched_room(sqlite_engine, config=small_gates(holdback_first=0.0, slos=slos))
+    release = promoted(world, "v2")
+    for digest in ("v1", "v2"):
+        world.traffic.engines_hold_no_more(digest)
+    world.traffic.engines_hold("v2", state="failed", detail="the disk is broken")
+    serve(world, 2)
+    [incident] = alarms(world, AlarmKind.INCIDENT)
+    assert "the disk is broken, and no engine holds another version either" in incident.reason
+    world.traffic.engines_hold_no_more("v2")
+    serve(world, 3)
+    assert alarms(world, AlarmKind.INCIDENT)[0].ended_at is None, "an engine that says nothing holds nothing"
+    world.traffic.engines_hold("v2")
+    serve(world, 1)
+    ended = alarms(world, AlarmKind.INCIDENT)[0]
+    assert (ended.ended_by, ended.end_reason) == ("system:watch", "engines hold tiny-v2 again")
+    assert world.room.desk.find(release).state is S.CHAMPION
 
 
 def test_after_an_incident_a_product_with_a_daily_peak_waits_for_its_hour_to_come_again(engine: Engine) -> None:

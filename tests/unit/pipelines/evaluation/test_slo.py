@@ -59,4 +59,5 @@ def test_where_nothing_is_healthier_it_is_an_incident() -> None:
 def test_every_limit_that_can_be_kept_is_seen_to_be_kept(changes: dict[str, Any], keeps: bool) -> None:
     assert keeps_limits(seen(replace(BURNT, **changes))) is keeps
     if keeps:
+        assert keeps_limits(seen(replace(BURNT, **changes), replace(BURNT, total=0))), "its turns say nothing about the other one"
         assert not keeps_limits(seen(replace(BURNT, **changes), BURNT))
