@@ -59,7 +59,7 @@ PROFILES = {
         model="ratchet:smollm2-135m-instruct", base_name="smollm2-135m", base_model="HuggingFaceTB/SmolLM2-135M-Instruct",
         memory_bytes=6 * GIB, usual_answers_per_s=5.0, concurrency=24,
         panel_turns=80, label_wait_s=4.0, max_tokens=48, min_turns=48, max_turns=50, horizons="0,2",
-        learning_rate=4e-5, turns_per_step=10, max_kl_champion=1.0, max_kl_anchor=3.0, suite_margin=0.3, suite_samples=2, suite_tasks=24,
+        learning_rate=1.2e-4, turns_per_step=50, max_kl_champion=1.0, max_kl_anchor=3.0, suite_margin=0.3, suite_samples=2, suite_tasks=24,
         window_s=1.0, margin=0.20, reward_margin=0.10, off_policy_s=3.0, default_slot_s=60,
     ),
     "tiny": Profile(
