@@ -23,7 +23,8 @@ BREAKS = frozenset(
 
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d+)?)?(\+00:00|Z)?")
 _UUID = re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b")
-_DIGEST = re.compile(r"(?<![^\W_])(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{8,64}\b")
+_DIGEST = re.compile(r"(?<![^\W_])((?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{8,64}|\d{12}|\d{64})\b")
+"""One of twelve digits has no letter once in 280."""
 _TIME = re.compile(r"(?<!\d)\d\d:\d\d:\d\d(?!\d)")
 _AGE = re.compile(r"\b\d+ s (ago|left)\b")
 _DAYS = re.compile(r"\b\d+ d (ago|left)\b")
@@ -60,6 +61,8 @@ def _distance(moment: str, since: datetime) -> str:
         return f"<clock {(at - STOOD).total_seconds():+.0f} s>"
     if at.year < 2000:
         return moment  # a slot of a test
+    if abs(at - since) > timedelta(days=30):
+        return f"<clock {(at - STOOD) / timedelta(days=1):+.0f} d>"
     hours = round((at - since) / timedelta(hours=1), 1)
     return "<now>" if abs(hours) < 0.1 else f"<{hours:+g} h>"
 

@@ -90,7 +90,7 @@ class ReplicatedPostgres:
         self._end(self.primary, signal.SIGKILL)
         for process in senders:
             process.kill()
-        self._ask(self.standby, "SELECT pg_promote(true, 60)")
+        self._run("pg_ctl", "promote", "-D", self.standby.data, "-w", "-t", "60")  # a query could be in the way of what is replayed
         lost, self.primary = self.primary, self.standby
         self._moved(self.primary.port)
         self.failovers += 1

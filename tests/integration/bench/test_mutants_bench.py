@@ -114,8 +114,10 @@ from pathlib import Path
 from functools import partial
 from tests.bench.mutating.mutants import Mutant, apply
 from tests.bench.mutating.reach import Reach
+from tests.bench.mutating import trying
 from tests.bench.mutating.trying import Copy
 
+trying.UNKNOWN_S = 10.0
 tree, copy = Path(sys.argv[1]), Copy(Path(sys.argv[2]), least_s=4.0)
 copy.fill(tree)
 if sys.argv[4] == "loaded":

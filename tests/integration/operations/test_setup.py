@@ -165,7 +165,7 @@ def test_two_set_ups_at_once_wait_for_each_other(checkout: Path) -> None:
 def test_an_unknown_step_is_refused_in_one_sentence(checkout: Path) -> None:
     refused = set_up(checkout, "everything")
     assert refused.returncode == 2
-    assert refused.stderr == "ratchet set-up: unknown set-up step 'everything': use venv, model, data, vllm, browser\n"
+    assert refused.stderr == "ratchet set-up: unknown set-up step 'everything': use venv, model, data, vllm, browser, verifiers\n"
 
 
 @pytest.mark.parametrize("version", [(3, 9, 2), (3, 10, 14), (3, 14, 0)])

@@ -7,6 +7,8 @@ What stands there was read by somebody against what is in the tables. It is what
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import datetime
@@ -30,6 +32,7 @@ from tests.fakes.releases import POLICY
 from tests.integration.console.deployment import busy, fill
 from tests.said import differences, settled
 
+ROOT = Path(__file__).resolve().parents[3]
 CONFIG = f'[policies.{POLICY}]\nmodel = "model"\nbase_name = "tiny"\nbase_model = "tiny"\n'
 
 
@@ -54,7 +57,8 @@ def settings(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory, si
 
 
 @pytest.fixture(scope="module")
-def url(settings: Settings) -> Iterator[str]:
+def url(settings: Settings, token: str) -> Iterator[str]:
+    assert token, "made before the service starts, which is open otherwise"
     with closing(wiring.http_adapters(settings)) as adapters, serving(application(settings, adapters)) as address:
         yield address
 
@@ -95,30 +99,24 @@ ASKED = [
 def test_what_a_command_says(environment: dict[str, str], settings: Settings, since: datetime, words: str) -> None:
     ran = CliRunner().invoke(ratchet, words.split(), env=environment)
     text = f"exit code {ran.exit_code}\n{ran.output}" + (f"{ran.exception}\n" if ran.exit_code not in (0, 1) or not ran.output else "")
-    text = text.replace(str(settings.data), "DATA").replace(environment["RATCHET_URL"], "SERVICE")
+    text = text.replace(str(settings.data), "DATA").replace(str(ROOT), "ROOT").replace(environment["RATCHET_URL"], "SERVICE")
     text = re.sub(r"oldest [1-9][\d.]* days", "oldest so many days", text)
     text = "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
     assert differences(f"commands/{named(words)}", settled(text, since=since)) == []
 
 
-def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Every command and group, by its words."""
-    yield path
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        for name in command.list_commands(context):
-            yield from leaves(command.get_command(context, name) or command, (*path, name))
+@pytest.fixture(scope="module")
+def helps() -> dict[str, str]:
+    """What every command says of itself, by its words."""
+    told = subprocess.run([sys.executable, "-m", "tests.helps"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return json.loads(told.stdout)
 
 
 @pytest.mark.parametrize("group", ["", *ratchet.list_commands(click.Context(ratchet))])
-def test_what_help_says(group: str) -> None:
+def test_what_help_says(helps: dict[str, str], group: str) -> None:
     """Words, arguments, bounds and defaults of every command, by its first word."""
-    lines: list[str] = []
-    for path in [one for one in leaves(ratchet) if (one[:1] == (group,) if group else not one)]:
-        ran = CliRunner().invoke(ratchet, [*path, "--help"], env={"COLUMNS": "140"}, terminal_width=140, max_content_width=140)
-        assert ran.exit_code == 0, (path, ran.exception)
-        lines += [ran.output]
-    assert differences(f"help/{group or 'ratchet'}", "\n".join(lines)) == []
+    mine = [text for words, text in helps.items() if words.partition(" ")[0] == group]
+    assert differences(f"help/{group or 'ratchet'}", "\n".join(mine)) == []
 
 
 READ = [
@@ -131,7 +129,12 @@ READ = [
 @pytest.mark.parametrize("path", READ, ids=named)
 def test_what_an_endpoint_answers(url: str, token: str, since: datetime, path: str) -> None:
     answer = httpx.get(url + path, headers={"Authorization": f"Bearer {token}"})
-    text = re.sub(r"\b\d{5,}\.\d+\b", "<seconds since the clock stood>", json.dumps(answer.json(), indent=1, ensure_ascii=False))
+    told = answer.json()
+    if path == "/v1/engines":  # one of them reported when the deployment was made, and is asked for half a minute
+        told["data"] = [
+            {name: one[name] for name in ("address", "policies")} if one["address"] == "http://e" else one for one in told["data"]
+        ]
+    text = re.sub(r"\b\d{5,}\.\d+\b", "<seconds since the clock stood>", json.dumps(told, indent=1, ensure_ascii=False))
     assert differences(f"endpoints/{named(path)}", f"{answer.status_code}\n{settled(text, since=since)}\n") == []
 
 
@@ -146,5 +149,5 @@ def test_what_the_document_of_the_interface_says(url: str) -> None:
         f"{method.upper()} {path} {' '.join(told['responses'])} {plain(told.get('parameters', []))} {plain(told.get('requestBody'))}"
         for path, methods in document["paths"].items() for method, told in methods.items()
     ]  # fmt: skip
-    lines += [f"{name} {plain(schema)}" for name, schema in document["components"]["schemas"].items()]
+    lines += sorted(f"{name} {plain(schema)}" for name, schema in document["components"]["schemas"].items())
     assert differences("interface", "\n".join(lines) + "\n") == []
