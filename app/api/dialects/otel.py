@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from enum import Enum
 from functools import partial
 from typing import Any, TypeVar
 
@@ -65,6 +66,15 @@ class Evaluation:
     attributes: dict[str, Any]
 
 
+class Other(Enum):
+    """What is no evaluation."""
+
+    AROUND = "around"
+    """A resource, a scope, an event."""
+    WITHOUT = "without"
+    """A span or record that holds none: it is not kept."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Form:
     """One of the two kinds of export."""
@@ -72,8 +82,10 @@ class Form:
     message: Callable[[], Message]
     from_json: Callable[[bytes], object]
     """Raises `ValueError`."""
-    find: Callable[[Any], Iterator[Evaluation | None]]
-    """The evaluations in it; None for everything else that had to be looked at."""
+    find: Callable[[Any], Iterator[Evaluation | Other]]
+    """The evaluations in it, and everything else that had to be looked at."""
+    parts: str
+    """What it consists of, in words."""
     answer: Callable[[int, str], Message]
 
 
@@ -100,31 +112,33 @@ async def _export(request: Request, counter: Counter, form: "Form") -> Response:
         async with counter.body(request, charged=False, on_loop=False) as (caller, raw):
             is_json = "json" in (request.headers.get("content-type") or "")
             read = partial(_read, raw, form, is_json=is_json)
-            evaluations = await counter.door.workshop.do(read, chars=len(raw), share=caller.share)
+            evaluations, without = await counter.door.workshop.do(read, chars=len(raw), share=caller.share)
             counter.charge(caller, len(evaluations), most=MOST_EVALUATIONS)
             each = counter.intake.limits.batch_events
             slices = [evaluations[at : at + each] for at in range(0, len(evaluations), each)]
             wrong = [error for part in slices for error in await counter.put_all(part, _signal, caller)]
             rejected = [str(error) for error in wrong if error is not None]
+            reasons = rejected[:5] + ([f"{without} {form.parts} hold no {EVENT}, and nothing else is kept here"] if without else [])
     except Overloaded as error:
         retry = {"Retry-After": str(max(1, round(error.retry_after_s)))}
         raise HttpError(503, str(error), code="overloaded", headers=retry) from error
-    return _encoded(form.answer(len(rejected), "; ".join(rejected[:5])), is_json=is_json)
+    return _encoded(form.answer(len(rejected) + without, "; ".join(reasons)), is_json=is_json)
 
 
-def _read(raw: bytes, form: "Form", *, is_json: bool) -> list[Evaluation]:
-    """Raises `BadRequest`."""
-    found: list[Evaluation] = []
+def _read(raw: bytes, form: "Form", *, is_json: bool) -> tuple[list[Evaluation], int]:
+    """Evaluations, and how many spans or records hold none. Raises `BadRequest`."""
+    found, without = list[Evaluation](), 0
     try:
         for number, evaluation in enumerate(form.find(_parsed(raw, form, is_json=is_json))):
             breathe()
             if number >= MOST_LOOKED_AT:
                 raise _crowded()
-            if evaluation is not None:
+            if isinstance(evaluation, Evaluation):
                 found.append(evaluation)
+            without += evaluation is Other.WITHOUT
     except (DecodeError, RecursionError, ValueError) as error:
         raise BadRequest(f"the body is not an OTLP request: {error}", code="not_otlp") from error
-    return found
+    return found, without
 
 
 def _crowded() -> BadRequest:
@@ -141,32 +155,37 @@ def _parsed(raw: bytes, form: "Form", *, is_json: bool) -> Any:  # noqa: ANN401 
     return message
 
 
-def _in_logs(message: ExportLogsServiceRequest | otlp_json.Logs) -> Iterator[Evaluation | None]:
+def _in_logs(message: ExportLogsServiceRequest | otlp_json.Logs) -> Iterator[Evaluation | Other]:
     for resource in message.resource_logs or ():
-        yield None
+        yield Other.AROUND
         for scope in _ours(resource).scope_logs or ():
-            yield None
+            yield Other.AROUND
             for each in _ours(scope).log_records or ():
-                yield None
                 record = otlp_json.record(each) if isinstance(each, msgspec.Raw) else each
                 attributes = _plain(record.attributes)
                 if record.event_name == EVENT or attributes.get("event.name") == EVENT:
                     yield _evaluation(record, record.time_unix_nano or record.observed_time_unix_nano, attributes)
+                else:
+                    yield Other.WITHOUT
 
 
-def _in_traces(message: ExportTraceServiceRequest | otlp_json.Spans) -> Iterator[Evaluation | None]:
+def _in_traces(message: ExportTraceServiceRequest | otlp_json.Spans) -> Iterator[Evaluation | Other]:
     for resource in message.resource_spans or ():
-        yield None
+        yield Other.AROUND
         for scope in _ours(resource).scope_spans or ():
-            yield None
+            yield Other.AROUND
             for each in scope.spans or ():
-                yield None
                 span = otlp_json.span(each) if isinstance(each, msgspec.Raw) else each
                 around = _plain(span.attributes)
+                found = False
                 for event in span.events or ():
-                    yield None
                     if event.name == EVENT:
+                        found = True
                         yield _evaluation(span, event.time_unix_nano, around | _plain(event.attributes))
+                    else:
+                        yield Other.AROUND
+                if not found:
+                    yield Other.WITHOUT
 
 
 def _ours(part: P) -> P:
@@ -247,5 +266,5 @@ def _encoded(answer: Message, *, is_json: bool) -> Response:
     return Response(answer.SerializeToString(), 200, media_type=PROTOBUF)
 
 
-LOGS = Form(message=ExportLogsServiceRequest, from_json=otlp_json.logs, find=_in_logs, answer=_logs_answer)
-TRACES = Form(message=ExportTraceServiceRequest, from_json=otlp_json.spans, find=_in_traces, answer=_traces_answer)
+LOGS = Form(message=ExportLogsServiceRequest, from_json=otlp_json.logs, find=_in_logs, answer=_logs_answer, parts="log records")
+TRACES = Form(message=ExportTraceServiceRequest, from_json=otlp_json.spans, find=_in_traces, answer=_traces_answer, parts="spans")

@@ -286,6 +286,23 @@ def test_otlp_json_is_read_too_and_a_busy_inbox_is_a_503(url: str, inbox: Memory
     assert (busy.status_code, busy.headers["retry-after"]) == (503, "1")
 
 
+@pytest.mark.parametrize("path", ["/v1/traces", "/api/public/otel/v1/traces"])
+def test_spans_and_records_that_nothing_is_kept_of_are_counted_in_the_answer(url: str, inbox: MemoryInbox, path: str) -> None:
+    inference = uuid7()
+    about = {"gen_ai.evaluation.name": "thumb", "gen_ai.evaluation.score.label": "pass", "gen_ai.response.id": inference}
+    told = [{"key": name, "value": {"stringValue": value}} for name, value in about.items()]
+    events = [{"name": "gen_ai.evaluation.result", "timeUnixNano": str(time.time_ns()), "attributes": told}, {"name": "first token"}]
+    span = {"traceId": "ab" * 16, "spanId": "cd" * 8, "attributes": []}
+    spans = [span | {"events": events}, span | {"events": [{"name": "first token"}]}, span]
+    answer = httpx.post(f"{url}{path}", json={"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}).json()["partialSuccess"]
+    assert answer["rejectedSpans"] == "2"
+    assert answer["errorMessage"] == "2 spans hold no gen_ai.evaluation.result, and nothing else is kept here"
+    assert said(inbox) == [(inference, "rating", True)]
+    record = {"timeUnixNano": "1", "eventName": "something.else", "attributes": []}
+    answer = httpx.post(f"{url}/v1/logs", json={"resourceLogs": [{"scopeLogs": [{"logRecords": [record]}]}]}).json()["partialSuccess"]
+    assert (answer["rejectedLogRecords"], "log records hold no" in answer["errorMessage"]) == ("1", True)
+
+
 # --- cloudevents ----------------------------------------------------------------------------------------------------------
 
 
