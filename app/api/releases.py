@@ -198,7 +198,7 @@ def _governing(made: APIRouter, room: ReleaseRoom) -> None:
 
     @made.post("/v1/policies/{policy}/unfreeze", openapi_extra=openapi.body(ActBody), responses={409: {}})
     async def unfreeze(caller: Annotated[Caller, Depends(requires(Action.UNFREEZE))], policy: str, request: Request) -> Response:
-        """One of the two votes that free promotions again."""
+        """One of the two votes that free promotions again, and end an open incident."""
         body = await read_body(request, ActBody)
         who = signer(request, caller, body.approver)
         visible_policy(policy, caller)

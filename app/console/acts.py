@@ -163,7 +163,7 @@ class ActPages:
                     return f"{seen.what} ends for good; whoever is on it goes back to the champion, and the champion stays."
                 return f"{seen.what} ends for good. The champion stays."
             case "unfreeze":
-                return "Your vote is one of the two that free promotions again. The alarms that froze them end with the second."
+                return "Your vote is one of the two that free promotions again. What froze them ends with the second, and an incident."
             case "renew_anchor":
                 name = self._sight.names(asked.policy, [seen.pointer.digest]).get(seen.pointer.digest, short(seen.pointer.digest))
                 return f"{name} becomes the anchor that later versions are held against. What is live stays."

@@ -7,12 +7,14 @@ What people looked at and freed is used up, and what comes after it counts: the 
 from dataclasses import replace
 
 from app.domain.errors import NotFound, Refused
-from app.domain.release.alarms import FOUND_ONCE, FREEZING, Alarm, AlarmKind, finding_of, why_still
+from app.domain.release.alarms import FOUND_ONCE, Alarm, AlarmKind, finding_of, why_still
 from app.domain.release.releases import ReleaseState
 from app.release.ledger import ReleaseTransaction
 from app.release.people import require_person, require_strangers
 
 VOTES = 2
+BEGUN_ANEW = frozenset({AlarmKind.ROLLBACK_CAP, AlarmKind.INCIDENT})
+"""What people end of these is used up with the evidence for it, of which the champion's next era begins to gather its own."""
 
 
 def freeze(tx: ReleaseTransaction, kind: AlarmKind, *, release_id: str | None, reason: str, actor: str) -> bool:
@@ -55,17 +57,23 @@ def require_calm(tx: ReleaseTransaction, *, season_s: float) -> None:
 
 
 def unfreeze(tx: ReleaseTransaction, *, actor: str) -> bool:
-    """One of two votes; True when promotions are free again, and the alarms that froze them ended."""
+    """One of two votes; True when promotions are free again: the alarms that froze them ended, and an incident."""
     require_person(actor, "unfreeze promotions")
-    if tx.frozen() is None:
+    frozen = tx.frozen() is not None
+    incident = next((alarm for alarm in tx.alarms(open_only=True) if alarm.kind is AlarmKind.INCIDENT), None)
+    if frozen:
+        voters = tx.vote_to_unfreeze(actor)
+    elif incident is not None:
+        voters = tx.vote_to_end(incident, actor)
+    else:
         return True
-    voters = tx.vote_to_unfreeze(actor)
     require_strangers(tx, actor, voters)
     if len(voters) < VOTES:
         return False
-    tx.unfreeze(actor=actor)
-    ended = tx.end_alarms(FREEZING, actor=", ".join(voters), reason="two people freed the promotions")
-    if AlarmKind.ROLLBACK_CAP in ended:
+    if frozen:
+        tx.unfreeze(actor=actor)
+    ended = tx.end_alarms(set(AlarmKind), actor=", ".join(voters), reason="two people freed the promotions")
+    if BEGUN_ANEW.intersection(ended):
         _begin_anew(tx, actor=actor, reason="two people freed the promotions: what the champion does from now on counts")
     return True
 

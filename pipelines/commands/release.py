@@ -210,7 +210,7 @@ def anchor(policy: str, reason: str, url: str | None, break_glass: bool) -> None
 @click.argument("policy")
 @acting
 def unfreeze(policy: str, url: str | None, break_glass: bool) -> None:
-    """One of the two votes that free the promotions of POLICY again."""
+    """One of the two votes that free the promotions of POLICY again, and end an open incident."""
     settings = from_environment()
     wiring.require_policy(wiring.load_policies(settings), policy)
     if break_glass:

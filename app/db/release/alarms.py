@@ -7,10 +7,11 @@ from datetime import datetime
 from sqlalchemy import Connection, or_, select, update
 
 from app.db.engine import insert_or_ignore
-from app.db.tables import alarms
+from app.db.tables import alarms, audit
 from app.domain.release.alarms import Alarm, AlarmKind
 
 SHOWN = 100
+END_VOTE = "alarm.end_vote"
 
 
 def read_alarms(connection: Connection, policy: str, *, open_only: bool = False, release_id: str | None = None) -> list[Alarm]:
@@ -37,3 +38,10 @@ def end_alarms(
     open_ = (alarms.c.policy == policy) & alarms.c.ended_at.is_(None) & alarms.c.kind.in_([kind.value for kind in kinds])
     ended = update(alarms).where(open_).values(ended_at=now, ended_by=by, end_reason=reason).returning(alarms.c.kind)
     return [AlarmKind(kind) for kind in connection.execute(ended).scalars()]
+
+
+def votes_to_end(connection: Connection, alarm: Alarm) -> list[str]:
+    """Who voted to end it by now: votes stand in the audit alone."""
+    since = (audit.c.subject == alarm.policy) & (audit.c.action == END_VOTE) & (audit.c.occurred_at >= alarm.raised_at)
+    said = connection.execute(select(audit.c.actor, audit.c.detail).where(since))
+    return sorted({row.actor for row in said if row.detail["alarm"] == alarm.id})

@@ -15,7 +15,7 @@ from app.db.engine import insert_or_ignore, reading, upsert, writing
 from app.db.outbox import OutboxEvent, enqueue
 from app.db.release import audit, holdouts, pins, webhooks
 from app.db.release import pointer as pointers
-from app.db.release.alarms import end_alarms, insert_alarm, read_alarms
+from app.db.release.alarms import END_VOTE, end_alarms, insert_alarm, read_alarms, votes_to_end
 from app.db.release.done import once
 from app.db.release.pairs import insert_vote, read_pair, read_scored, read_votes
 from app.db.tables import (
@@ -288,6 +288,11 @@ class SqlReleaseTransaction:
     def unfreeze(self, *, actor: str) -> None:
         self._connection.execute(delete(circuit_breakers).where(circuit_breakers.c.policy == self.policy))
         self.note(actor=actor, action="promotions.unfrozen", subject=self.policy, detail={"policy": self.policy})
+
+    def vote_to_end(self, alarm: Alarm, voter: str) -> list[str]:
+        voters = sorted({*votes_to_end(self._connection, alarm), voter})
+        self.note(actor=voter, action=END_VOTE, subject=self.policy, detail={"alarm": alarm.id, "voters": voters})
+        return voters
 
     def alarms(self, *, open_only: bool = False) -> list[Alarm]:
         return read_alarms(self._connection, self.policy, open_only=open_only)

@@ -30,7 +30,7 @@ FREEZING = frozenset(set(AlarmKind) - {AlarmKind.INCIDENT})
 FOUND_ONCE = frozenset({AlarmKind.MONITORS, AlarmKind.GAP})
 """What stays as it is and is seen again at every look: people who freed a release of it are not asked again."""
 UNTIL = dict.fromkeys(FREEZING, "two people free promotions (`ratchet release unfreeze`)") | {
-    AlarmKind.INCIDENT: "the champion keeps its limits again, and engines hold it"
+    AlarmKind.INCIDENT: "the champion keeps its limits again and engines hold it, or two people end it (`ratchet release unfreeze`)"
 }  # fmt: skip
 
 
@@ -61,8 +61,11 @@ def finding_of(reason: str) -> str:
 
 
 def calm_again(incident: Alarm, *, season_s: float) -> datetime | None:
-    """When the time of the season in which an incident began comes again after its end; None while it is open, or without a season."""
-    if incident.ended_at is None or season_s <= 0.0:
+    """When the time of the season in which an incident began comes again after its end.
+
+    None while it is open, without a season, and where people ended it: they need not wait for what they know.
+    """
+    if incident.ended_at is None or season_s <= 0.0 or (incident.ended_by or "").startswith("user:"):
         return None
     seasons = math.floor((incident.ended_at - incident.raised_at).total_seconds() / season_s) + 1
     return incident.raised_at + timedelta(seconds=seasons * season_s)

@@ -41,7 +41,7 @@ def test_an_infrastructure_incident_rolls_nothing_back_and_ends_by_itself(sqlite
     assert SqlReleaseViews(sqlite_engine).deployment(POLICY)["quarantine"] == []
     [incident] = alarms(world, AlarmKind.INCIDENT)
     assert (incident.release_id, incident.raised_by, incident.ended_at) == (release, "system:watch", None)
-    assert incident.until == "the champion keeps its limits again, and engines hold it"
+    assert incident.until.startswith("the champion keeps its limits again and engines hold it, or two people end it")
     waiting = world.queue("v3", Behaviour(fault=0.4))
     world.watch.tick()
     assert world.room.desk.find(waiting.id).state is S.QUEUED, "nothing moves forward in an incident"
@@ -106,6 +106,30 @@ def test_an_incident_of_the_engines_ends_when_they_hold_the_champion_again_whate
     assert world.room.desk.find(release).state is S.CHAMPION
 
 
+def test_two_people_end_an_incident_and_what_comes_after_it_counts(engine: Engine) -> None:
+    world = watched_room(engine, config=small_gates(holdback_first=0.0))
+    release = promoted(world, "v2")
+    _all_fail(world, 0.4)
+    serve(world, 12)
+    desk, generation = world.room.desk, world.room.desk.pointer(POLICY).generation
+    assert (desk.unfreeze(POLICY, actor=ADA), desk.unfreeze(POLICY, actor=ADA)) == (False, False)
+    with pytest.raises(Refused, match="person"):
+        desk.unfreeze(POLICY, actor="system:watch")
+    assert alarms(world, AlarmKind.INCIDENT)[0].ended_at is None, "one vote, said twice"
+    assert desk.unfreeze(POLICY, actor=BOB)
+    ended = alarms(world, AlarmKind.INCIDENT)[0]
+    assert (ended.ended_by, ended.end_reason) == (f"{ADA}, {BOB}", "two people freed the promotions")
+    assert desk.pointer(POLICY).generation > generation
+    assert desk.unfreeze(POLICY, actor=ADA), "nothing is stopped any more"
+    world.watch.tick()
+    assert [alarm.ended_at is None for alarm in alarms(world, AlarmKind.INCIDENT)] == [False], "what they looked at is used up"
+    serve(world, 12)
+    again = alarms(world, AlarmKind.INCIDENT)[0]
+    assert again.ended_at is None, "and what goes on failing is found again"
+    assert desk.unfreeze(POLICY, actor=ADA) is False, "votes were about the one before"
+    assert desk.find(release).state is S.CHAMPION
+
+
 def test_after_an_incident_a_product_with_a_daily_peak_waits_for_its_hour_to_come_again(engine: Engine) -> None:
     room = release_room(engine, terms=Terms(config_hash="config", reentry_season_s=86_400.0))
     approved, waiting, began = room.approved("v2"), room.queued("v3"), room.clock.now
@@ -129,6 +153,7 @@ def test_the_hour_of_an_incident_comes_again_after_its_end(lasted_h: float, seas
     )  # fmt: skip
     assert calm_again(alarm, season_s=3600 * season_h) == (None if again_h is None else began + timedelta(hours=again_h))
     assert calm_again(replace(alarm, ended_at=None), season_s=3600 * season_h) is None
+    assert calm_again(replace(alarm, ended_by=f"{ADA}, {BOB}"), season_s=3600 * season_h) is None
 
 
 def test_programs_roll_back_three_times_a_day_and_then_people_are_called(sqlite_engine: Engine) -> None:
