@@ -5,7 +5,8 @@ the pointer is always somewhere good with the right predecessor. And all of that
 
 import random
 import threading
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
@@ -27,7 +28,7 @@ from app.domain.release.alarms import FREEZING, Alarm, AlarmKind
 from app.domain.release.by_people import PeopleTerms
 from app.domain.release.gates import GateName, Verdict
 from app.domain.release.pairs import BlindPair, Choice
-from app.domain.release.releases import MOVES, Release, ReleaseState
+from app.domain.release.releases import MOVES, AuditEntry, Release, ReleaseState
 from app.domain.release.terms import Terms
 from app.release.jury import ReleaseJury
 from tests.fakes.releases import ADA, BOB, EVE, POLICY, ReleaseRoom, answer, release_room, version
@@ -54,10 +55,12 @@ def pair_of(release: Release, number: int) -> BlindPair:
 def _next(room: ReleaseRoom, dice: random.Random) -> None:
     """What whoever works here would do next: the cure where something stands still, else one step of a release on its way."""
     desk = room.desk
-    if any(alarm.kind is AlarmKind.INCIDENT and alarm.ended_at is None for alarm in desk.alarms(POLICY)):
+    trouble = any(alarm.kind is AlarmKind.INCIDENT and alarm.ended_at is None for alarm in desk.alarms(POLICY))
+    if trouble and dice.random() < 0.15:
         desk.end_incident(POLICY, reason="calm")
-    for person in (ADA, BOB):
-        desk.unfreeze(POLICY, actor=person)
+    if not trouble or dice.random() < 0.15:
+        for person in (ADA, BOB):
+            desk.unfreeze(POLICY, actor=person)
     on_its_way = [r for r in room.ledger.list(policy=POLICY, limit=1000) if r.state in STEPS]
     serving = [r for r in on_its_way if r.state is S.CHAMPION]
     waiting = [r for r in on_its_way if r.state is not S.CHAMPION]
@@ -196,6 +199,7 @@ def _check(room: ReleaseRoom, engine: Engine) -> None:
         history = list(reversed(read_history(connection, POLICY, newest=10_000)))
         barred = quarantined(connection, POLICY)
         assert audit.verify(connection).problem is None
+        _check_chain(audit.entries(connection))
     assert [row.generation for row in history] == list(range(1, len(history) + 1))
     for before, after in pairwise(history):
         if after.action == "promote":
@@ -215,6 +219,37 @@ def _check(room: ReleaseRoom, engine: Engine) -> None:
     assert states.count(S.CHAMPION) == 1
     champion = next(r for r in room.ledger.list(policy=POLICY, limit=1000) if r.state is S.CHAMPION)
     assert champion.digest == pointer.digest
+
+
+FORWARDS = {f"release.{state}" for state in ("canary", "ramped", "judging", "ready", "approved", "promoting", "champion")}
+
+
+def _check_chain(chain: Iterable[AuditEntry]) -> None:
+    """The audit in its order: what was allowed at each moment by what had happened before it."""
+    incident, barred, said = False, set[str](), defaultdict[str, set[str]](set)
+    for entry in chain:
+        match entry.action:
+            case "alarm.raised" | "alarm.ended" if entry.detail["kind"] == AlarmKind.INCIDENT:
+                incident = entry.action == "alarm.raised"
+            case "version.quarantined":
+                barred.add(entry.subject)
+                said.pop(entry.subject, None)
+            case "version.lift_vote":
+                said[entry.subject].add(entry.actor)
+            case "version.quarantine_lifted":
+                assert len(said.pop(entry.subject)) == 2, "by two people, each once"
+                barred.remove(entry.subject)
+            case "promotions.frozen":
+                said.pop("frozen", None)
+            case "promotions.unfreeze_vote":
+                said["frozen"].add(entry.actor)
+            case "promotions.unfrozen":
+                assert len(said.pop("frozen")) == 2, "by two people, each once"
+            case action if action in FORWARDS and entry.detail["from"] not in (S.SUPERSEDED, S.CHAMPION):
+                assert not incident, f"{action} in an incident"
+                assert entry.detail["digest"] not in barred, f"{action} of a version that is quarantined"
+            case _:
+                pass
 
 
 def _check_judged(room: ReleaseRoom) -> None:
