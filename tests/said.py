@@ -25,6 +25,7 @@ _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d+)?)?(\+00:00|Z)?"
 _UUID = re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b")
 _DIGEST = re.compile(r"(?<![^\W_])((?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{8,64}|\d{12}|\d{64})\b")
 """One of twelve digits has no letter once in 280."""
+_KEY = re.compile(r"\brk_[0-9a-f]{8}\b")
 _TIME = re.compile(r"(?<!\d)\d\d:\d\d:\d\d(?!\d)")
 _AGE = re.compile(r"\b\d+ s (ago|left)\b")
 _DAYS = re.compile(r"\b\d+ d (ago|left)\b")
@@ -49,7 +50,7 @@ def settled(text: str, *, since: datetime) -> str:
     """The text without what differs from one run to the next."""
     text = _HOUR.sub("<hour>", _MOMENT.sub(lambda found: _distance(found[0], since), text))
     text = _UUID.sub("<id>", _TIME.sub("<time>", text))
-    text = _DIGEST.sub(lambda found: f"<{len(found[0])} digits>", text)
+    text = _DIGEST.sub(lambda found: f"<{len(found[0])} digits>", _KEY.sub("rk_<8 digits>", text))
     text = _LEFT.sub(lambda found: f"about {round(int(found[1]) + int(found[2]) / 60)} h left", text)
     return _DAYS.sub(lambda found: f"days {found[1]}", _AGE.sub(lambda found: f"seconds {found[1]}", text))
 
