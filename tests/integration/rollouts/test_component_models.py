@@ -1,5 +1,6 @@
 """A second policy for one step of the harness, from its turns to its release, beside the policy that it helps: two lines, one gateway."""
 
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -196,8 +197,12 @@ def test_the_search_of_a_second_policy_is_practised_paid_trained_and_released_be
         assert all(run.metrics["mismatch"] < 1e-5 for run in runs.values()), "forms and all, scored as it was sampled"
         for policy in POLICIES:
             asked = {"model": policy, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
-            assert httpx.post(f"{deployment.url}/v1/chat/completions", json=asked).status_code == 200
-        assert deployment.engines.served[-2:] == [(policy, released[policy]) for policy in POLICIES]
+            deadline = time.monotonic() + 30
+            while True:  # a gateway looks at its routes anew from time to time
+                assert httpx.post(f"{deployment.url}/v1/chat/completions", json=asked).status_code == 200
+                if deployment.engines.served[-1] == (policy, released[policy]) or time.monotonic() > deadline:
+                    break
+            assert deployment.engines.served[-1] == (policy, released[policy])
     finally:
         deployment.close()
 
