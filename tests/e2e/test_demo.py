@@ -76,7 +76,7 @@ def no_words_are_told(collector: Collector, folder: Path) -> None:
     """Neither what was asked nor what was answered."""
     told = b"".join(collector.bodies)
     with closing(sqlite3.connect(folder / "ratchet.db")) as database:
-        answers = {str(words) for (words,) in database.execute("SELECT completion FROM turns") if len(words) > 12}
+        answers = {str(words) for (words,) in database.execute("SELECT completion FROM turn_words") if len(words) > 12}
     assert len(answers) > 100
     assert not [words for words in answers if words.encode() in told]
     assert b"def " not in told, "the questions are functions to be written"
