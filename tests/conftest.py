@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.parts import pytest_configure, pytest_sessionfinish, pytest_terminal_summary, pytest_testnodedown
+from tests.parts import pytest_configure, pytest_deselected, pytest_sessionfinish, pytest_terminal_summary, pytest_testnodedown
 
-__all__ = ["pytest_configure", "pytest_sessionfinish", "pytest_terminal_summary", "pytest_testnodedown"]  # hooks: what ran, at the end
+__all__ = [  # hooks: what ran, at the end
+    "pytest_configure", "pytest_deselected", "pytest_sessionfinish", "pytest_terminal_summary", "pytest_testnodedown",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

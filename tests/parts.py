@@ -6,6 +6,7 @@ pytest-xdist every worker sees its own and hands them to the controller.
 
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import PurePath
 from typing import Any
@@ -27,6 +28,7 @@ PACKAGES = {"kafka": "kafka-python", "phoenix": "arize-phoenix-client"}
 
 _started: Counter[str] = Counter()
 _loaded: set[str] = set()
+_left: set[str] = set()
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
@@ -42,6 +44,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(sys, "_ratchet_watches_parts"):
         sys.addaudithook(_audit)
         sys._ratchet_watches_parts = True  # type: ignore[attr-defined] - an audit hook stays for the life of the process
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    """Remember what has a command of its own."""
+    _left.update(PurePath(item.path).name for item in items if item.get_closest_marker("machine") and item.config.option.markexpr)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -77,6 +84,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     libraries = ", ".join(f"{name}{_version(name)}" for name in sorted(_loaded))
     terminalreporter.write_line(f"real processes: {processes or 'none'}")
     terminalreporter.write_line(f"real libraries: {libraries or 'none'}")
+    if _left and "machine" in terminalreporter.config.option.markexpr:
+        terminalreporter.write_line(f"not run, because they change the machine: {', '.join(sorted(_left))} (make test-machine)")
 
 
 def _version(name: str) -> str:

@@ -30,7 +30,7 @@ from tests.bench.fleet.people import People
 from tests.real.parts import ROOT, missing
 from tests.real.patroni import Cluster, Member
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.real, pytest.mark.machine, pytest.mark.timeout(1200)]
 WRITES_S = 30.0
 ANSWER_S = 12.0
 """An answer of a dozen tokens on two cores beside other work, and the two seconds in which the first who ask find out."""

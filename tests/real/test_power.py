@@ -25,7 +25,7 @@ import pytest
 from tests.bench.faulty.power import surviving
 from tests.real.parts import ROOT, debian, missing
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.real, pytest.mark.machine, pytest.mark.timeout(900)]
 LOSSES = 6
 DISK_BYTES, POOL_BYTES = 256 << 20, 2 << 30
 START_S = 120.0

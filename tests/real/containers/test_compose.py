@@ -17,7 +17,7 @@ from tests.real.containers.composed import FILES, INFRA, ONCE, Composed, until
 from tests.real.containers.podman import logs, podman
 from tests.real.parts import ROOT
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.real, pytest.mark.machine, pytest.mark.timeout(1800)]
 START_S, LEARNT_S = 300.0, 420.0
 TURNS = 300
 MODEL = "/models/smollm2-135m-instruct"
@@ -36,6 +36,7 @@ def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
     profile = replace(PROFILES["tiny"], model=MODEL, min_turns=64, max_turns=96)
     shipped = (INFRA / "ratchet.toml").read_text()
     config = write_config(profile, folder, slot_s=20).read_text() + "\n" + shipped[shipped.index("[kafka]") :]
+    config = config.replace("[kafka]", "[kafka]\npartitions = 4")  # as many as the broker in Kafka's place gives a topic that is asked for
     made = Composed(folder=folder / "infra")
     made.lay_out(config)
     for path in (folder, made.folder, *made.folder.rglob("*")):  # whoever is in a container is not this user

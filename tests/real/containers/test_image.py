@@ -26,7 +26,7 @@ from tests.real.containers.composed import until
 from tests.real.containers.podman import built_image, logs, podman, running
 from tests.real.parts import ROOT, from_wheels
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.real, pytest.mark.machine, pytest.mark.timeout(1800)]
 START_S = 240.0
 LEARNT_S = 420.0
 TURNS = 400
