@@ -73,7 +73,8 @@ class Network:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in self._names:
+        for name in self._names:  # a line first: with its namespace it goes some time later
+            subprocess.run(["ip", "link", "del", self._end(name)], check=False, capture_output=True)
             subprocess.run(["ip", "netns", "del", self._namespace(name)], check=False, capture_output=True)
         subprocess.run(["ip", "link", "del", self._bridge], check=False, capture_output=True)
 
