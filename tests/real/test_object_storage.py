@@ -111,7 +111,8 @@ claim = segments.deposit(payload_of(turn("large")))
 print(segments.holds(claim))
 import os
 import pyarrow.fs as fs
-with fs.S3FileSystem(endpoint_override=os.environ["AWS_ENDPOINT_URL"]).open_output_stream(f"ratchet/segments/claims/{claim.segment}.parquet") as stream:
+storage = fs.S3FileSystem(endpoint_override=os.environ["AWS_ENDPOINT_URL"])
+with storage.open_output_stream(f"ratchet/segments/claims/{claim.segment}.parquet") as stream:
     stream.write(b"PAR1 of something else")
 print(segments.holds(claim))
 """
