@@ -10,7 +10,6 @@ from app.console.views.asked import Asked
 from app.console.wording import age, left, plural
 from app.domain.ids import utc_now
 from app.domain.people import Action, actions_of
-from app.domain.release.alarms import AlarmKind
 from app.domain.release.by_people import BY_PEOPLE
 from app.domain.release.releases import Release, ReleaseState
 from app.domain.views.pages import Needs
@@ -105,11 +104,9 @@ def _alarms(asked: Asked, needs: Needs) -> list[Item]:
         )
     for alarm in needs.alarms:
         where = asked.link(f"/releases/{alarm.release_id}") if alarm.release_id else asked.link("/versions")
-        ends = alarm.kind is AlarmKind.INCIDENT and needs.frozen is None
         detail = f"{alarm.reason}; it ends when {alarm.until}"
         title = f"Alarm: {alarm.kind.value}, {age(alarm.raised_at)}"
-        href, act = (asked.link(f"/act/unfreeze/{asked.policy}"), "Decide") if ends else (where, "Look")
-        found.append(Item(kind="alarm", title=title, detail=detail, href=href, act=act, id=alarm.id))
+        found.append(Item(kind="alarm", title=title, detail=detail, href=where, act="Look", id=alarm.id))
     return found
 
 
