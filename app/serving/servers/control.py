@@ -1,5 +1,6 @@
 """The control side of one server of other make, as residency sees it; calls block."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -10,6 +11,7 @@ import httpx
 from app.domain.errors import RatchetError, Refused
 from app.domain.telemetry.turns import SamplingParams
 from app.serving.servers.held import Held, Place
+from app.serving.servers.wire import gone, refusal
 
 TIMEOUT_S = 300.0
 
@@ -71,20 +73,75 @@ class Control(Protocol):
         ...
 
 
-def http_client(api_key: str | None, client: httpx.Client | None) -> httpx.Client:
-    """A client that opens a connection for each question: servers close theirs after an answer of 500, and the next question on it would be
-    lost just when the old weights have to come back."""
-    limits = httpx.Limits(max_keepalive_connections=0)
-    found = client or httpx.Client(timeout=httpx.Timeout(TIMEOUT_S, connect=2.0), limits=limits, trust_env=False)
-    found.headers.update({"authorization": f"Bearer {api_key}"} if api_key else {})
-    return found
+class HttpControl(ABC):
+    """What the control sides of all makes do alike, over HTTP: asking, and replacing weights so that the server never serves half of them.
 
+    A make says how it pauses, updates and goes on, and how an update that failed is left.
+    """
 
-def half_replaced(url: str, error: RatchetError) -> Refused:
-    """Where neither the new weights nor the old ones could be loaded."""
-    return Refused(f"the weights on {url} are half replaced and it stays paused: restart that server ({error})")
+    name: str
+    needs: str
+    """Of its make, for whoever meets an older one."""
 
+    def __init__(self, url: str, *, api_key: str | None = None, client: httpx.Client | None = None) -> None:
+        self.url = url.rstrip("/")
+        # a connection for each question: servers close theirs after an answer of 500, and the next question on it would be lost just when
+        # the old weights have to come back
+        limits = httpx.Limits(max_keepalive_connections=0)
+        self._client = client or httpx.Client(timeout=httpx.Timeout(TIMEOUT_S, connect=2.0), limits=limits, trust_env=False)
+        self._client.headers.update({"authorization": f"Bearer {api_key}"} if api_key else {})
 
-def not_taken(url: str, digest: str, error: RatchetError) -> Refused:
-    """Where the old weights are back."""
-    return Refused(f"{url} did not take the weights {digest[:12]} and serves what it had ({error})")
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def replace_weights(self, digest: str, folder: Path, *, back_to: tuple[str, Path] | None, pause: Pause = Pause.KEEP) -> None:
+        """Replace the base's weights by a snapshot. Raises `Refused` when that failed and the server has `back_to` again; where not even
+        that could be loaded it stays paused, because what it holds is no version at all."""
+        self._pause(pause)
+        try:
+            self._update(digest, folder)
+        except RatchetError as error:
+            self._restore(back_to, error)
+            raise Refused(f"{self.url} did not take the weights {digest[:12]} and serves what it had ({error})") from error
+        self._go_on()
+
+    def _restore(self, back_to: tuple[str, Path] | None, error: RatchetError) -> None:
+        if back_to is not None:
+            try:
+                self._leave_update()
+                self._update(*back_to)
+                self._go_on()
+            except RatchetError as worse:
+                error = worse
+            else:
+                return
+        raise Refused(f"the weights on {self.url} are half replaced and it stays paused: restart that server ({error})") from error
+
+    @abstractmethod
+    def _pause(self, pause: Pause) -> None:
+        """Nothing is sampled from now on."""
+
+    @abstractmethod
+    def _update(self, digest: str, folder: Path) -> None:
+        """The whole weights from a folder, called by their digest."""
+
+    @abstractmethod
+    def _go_on(self) -> None:
+        """The end of the pause."""
+
+    @abstractmethod
+    def _leave_update(self) -> None:
+        """Out of an update that failed, whatever is left of it."""
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+        response = self._send(method, path, body)
+        if response.status_code >= 400:
+            raise refusal(self.name, self.url, response.status_code, response.content, response.headers, needs=self.needs)
+        return response
+
+    def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+        try:
+            return self._client.request(method, self.url + path, json=body)
+        except httpx.HTTPError as error:
+            raise gone(self.name, self.url, error) from error

@@ -12,30 +12,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-from app.domain.errors import RatchetError, Refused
+from app.domain.errors import Refused
 from app.domain.telemetry.turns import SamplingParams
-from app.serving.servers.control import Pause, half_replaced, http_client, not_taken
+from app.serving.servers.control import HttpControl, Pause
 from app.serving.servers.held import Held, Place, held_of
 from app.serving.servers.sglang import NAME, NEEDS, SCHEME, generating_body, is_cut, scored_tokens, scoring_body
-from app.serving.servers.wire import gone, refusal
 
 MODES = {Pause.KEEP: "retract", Pause.ABORT: "abort"}
 
 
-class SglangControl:
+class SglangControl(HttpControl):
     """Talks to one server; calls block. `api_key` is its admin key, where it has one."""
 
-    name, scheme, cure = NAME, SCHEME, "start SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB"
-
-    def __init__(self, url: str, *, api_key: str | None = None, client: httpx.Client | None = None) -> None:
-        self.url = url.rstrip("/")
-        self._client = http_client(api_key, client)
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._client.close()
+    name, scheme, needs = NAME, SCHEME, NEEDS
+    cure = "start SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB"
 
     def held(self) -> Held:
         """What the server holds. Raises `Unavailable`."""
@@ -58,31 +48,17 @@ class SglangControl:
         """Have the server call the weights that it holds by their digest; answers being written go on."""
         self._done("/update_weight_version", {"new_version": digest, "abort_all_requests": False})
 
-    def replace_weights(self, digest: str, folder: Path, *, back_to: tuple[str, Path] | None, pause: Pause = Pause.KEEP) -> None:
-        """Replace the base's weights by a snapshot. Raises `Refused` when that failed and the server has `back_to` again; where not even
-        that could be loaded it stays paused, because what it holds is no version at all."""
-        self._call("POST", "/pause_generation", {"mode": MODES[pause]})
-        try:
-            self._update(digest, folder)
-        except RatchetError as error:
-            self._restore(back_to, error)
-            raise not_taken(self.url, digest, error) from error
-        self._call("POST", "/continue_generation", {})
-
     def _update(self, digest: str, folder: Path) -> None:
         self._done("/update_weights_from_disk", {"model_path": str(folder), "weight_version": digest, "flush_cache": True})
 
-    def _restore(self, back_to: tuple[str, Path] | None, error: RatchetError) -> None:
+    def _pause(self, pause: Pause) -> None:
+        self._call("POST", "/pause_generation", {"mode": MODES[pause]})
+
+    def _go_on(self) -> None:
+        self._call("POST", "/continue_generation", {})
+
+    def _leave_update(self) -> None:
         """SGLang says that it goes back by itself; the old weights are loaded again all the same, because then they are labelled so."""
-        if back_to is not None:
-            try:
-                self._update(*back_to)
-                self._call("POST", "/continue_generation", {})
-            except RatchetError as worse:
-                error = worse
-            else:
-                return
-        raise half_replaced(self.url, error) from error
 
     # --- questions ------------------------------------------------------------------------------------------------------------------
 
@@ -111,12 +87,3 @@ class SglangControl:
         said: dict[str, Any] = self._call("POST", path, body).json()
         if not said.get("success", False):
             raise Refused(f"{self.url}{path}: {said.get('message') or said.get('error_message') or 'it did not say why'}")
-
-    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
-        try:
-            response = self._client.request(method, self.url + path, json=body)
-        except httpx.HTTPError as error:
-            raise gone(NAME, self.url, error) from error
-        if response.status_code >= 400:
-            raise refusal(NAME, self.url, response.status_code, response.content, response.headers, needs=NEEDS)
-        return response
