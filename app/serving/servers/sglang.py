@@ -24,10 +24,10 @@ import msgspec
 
 from app.domain.errors import BadRequest, RatchetError
 from app.domain.telemetry.serving import EngineSight, GenerateRequest, GenerationChunk, Likely
-from app.domain.telemetry.turns import FinishReason, Form, SamplingParams, Shape
+from app.domain.telemetry.turns import FinishReason, SamplingParams, Shape
 from app.serving.servers.engines import Asking
 from app.serving.servers.held import Held, Place, held_of, other_weights
-from app.serving.servers.wire import aborted, events, gone, last, masked, refusal, refused, sums_of
+from app.serving.servers.wire import aborted, events, gone, last, masked, refusal, refused, schema_of, sums_of
 
 NAME, SCHEME = "SGLang", "sglang+"
 NEEDS = "SGLang 0.5.23 or newer"
@@ -199,7 +199,7 @@ def generating_body(
     if shape.logit_bias:
         params["logit_bias"] = {str(token): bias for token, bias in shape.logit_bias.items()}
     if shape.form is not None:
-        params["json_schema"] = _schema(shape.form)
+        params["json_schema"] = msgspec.json.encode(schema_of(shape.form, NAME)).decode()
     if sampling.seed is not None:
         params["sampling_seed"] = sampling.seed
     body: dict[str, Any] = {
@@ -207,13 +207,6 @@ def generating_body(
         "return_sampling_mask": is_cut(sampling),
     }  # fmt: skip
     return body | ({"lora_path": place.model} if place.adapter else {})
-
-
-def _schema(form: Form) -> str:
-    if form.call is not None or form.answer is None:
-        raise BadRequest("SGLang cannot be made to call a tool here: use tool_choice `auto`, or no response_format beside tools",
-                         param="tool_choice", code="unsupported_parameter")  # fmt: skip
-    return msgspec.json.encode(form.answer).decode()
 
 
 def scoring_body(adapter: str | None, tokens: Sequence[int]) -> dict[str, Any]:

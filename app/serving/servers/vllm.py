@@ -17,10 +17,10 @@ import msgspec
 
 from app.domain.errors import BadRequest, RatchetError
 from app.domain.telemetry.serving import EngineSight, GenerateRequest, GenerationChunk, Likely
-from app.domain.telemetry.turns import FinishReason, Form, SamplingParams, Shape
+from app.domain.telemetry.turns import FinishReason, SamplingParams, Shape
 from app.serving.servers.engines import Asking
 from app.serving.servers.held import Held, Place, held_of, other_weights
-from app.serving.servers.wire import aborted, events, gone, last, masked, refusal, sums_of
+from app.serving.servers.wire import aborted, events, gone, last, masked, refusal, schema_of, sums_of
 
 NAME, SCHEME = "vLLM", "vllm+"
 NEEDS = "vLLM 0.32 or newer, and VLLM_SERVER_DEV_MODE=1 to replace weights in place"
@@ -130,14 +130,6 @@ def sampling_body(
     if sampling.seed is not None:
         body["seed"] = sampling.seed
     return body | more
-
-
-def schema_of(form: Form, name: str) -> dict[str, Any]:
-    """The JSON schema that an answer is kept to. Raises `BadRequest` for forced calls of tools."""
-    if form.call is not None or form.answer is None:
-        raise BadRequest(f"{name} cannot be made to call a tool here: use tool_choice `auto`, or no response_format beside tools",
-                         param="tool_choice", code="unsupported_parameter")  # fmt: skip
-    return form.answer
 
 
 def scoring_body(model: str, tokens: Sequence[int]) -> dict[str, Any]:

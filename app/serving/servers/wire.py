@@ -9,7 +9,7 @@ import msgspec
 
 from app.domain.errors import BadRequest, NotFound, Overloaded, RatchetError, Unavailable, asked_to_wait_s
 from app.domain.telemetry.serving import GenerationChunk
-from app.domain.telemetry.turns import FinishReason
+from app.domain.telemetry.turns import FinishReason, Form
 
 
 def gone(name: str, url: str, error: Exception) -> Unavailable:
@@ -47,6 +47,14 @@ def aborted(name: str) -> str:
 def masked(name: str) -> str:
     """Why a turn that was kept to a form by the server is not trained on."""
     return f"drawn under {name}'s own token masks, which may differ from ours: what it was drawn from cannot be worked out again"
+
+
+def schema_of(form: Form, name: str) -> dict[str, Any]:
+    """The JSON schema that an answer is kept to. Raises `BadRequest` for forced calls of tools."""
+    if form.call is not None or form.answer is None:
+        raise BadRequest(f"{name} cannot be made to call a tool here: use tool_choice `auto`, or no response_format beside tools",
+                         param="tool_choice", code="unsupported_parameter")  # fmt: skip
+    return form.answer
 
 
 def last(
