@@ -40,7 +40,7 @@ import msgspec
 
 from app.domain.errors import Quarantined, RatchetError, Refused, StaleGeneration
 from app.domain.ports import Clock, ProgressLog
-from app.domain.release.alarms import AlarmKind
+from app.domain.release.alarms import AlarmKind, open_of
 from app.domain.release.gates import CanaryAction, GateName
 from app.domain.release.releases import Pointer, Release, ReleaseState
 from app.release.desk import ReleaseDesk
@@ -166,8 +166,8 @@ class Watch:
 
     def _take_back(self, release: Release, decision: Decision, evidence: Evidence) -> None:
         """Roll back to the version that was shown to be healthier, where one was; not where people are called already."""
-        calls = [alarm for alarm in self.ports.desk.alarms(self.policy) if alarm.kind is AlarmKind.ROLLBACK_CAP]
-        if any(call.release_id == release.id and call.ended_at is None for call in calls):
+        call = open_of(self.ports.desk.alarms(self.policy), AlarmKind.ROLLBACK_CAP)
+        if call is not None and call.release_id == release.id:
             self._say("champion", f"people were called and have to decide: {decision.reason}")
             return
         result = self._record.result(release, decision, evidence, GateName.HOLDBACK)
@@ -192,7 +192,7 @@ class Watch:
 
     def _end_incident(self, release: Release, decision: Decision, evidence: Evidence) -> None:
         """End an incident of limits when they are kept again, one of engines when they hold the champion again."""
-        open_ = next((a for a in self.ports.desk.alarms(self.policy) if a.kind is AlarmKind.INCIDENT and a.ended_at is None), None)
+        open_ = open_of(self.ports.desk.alarms(self.policy), AlarmKind.INCIDENT)
         if open_ is None:
             return
         if is_about_engines(open_.reason):

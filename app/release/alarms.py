@@ -7,7 +7,7 @@ What people looked at and freed is used up, and what comes after it counts: the 
 from dataclasses import replace
 
 from app.domain.errors import NotFound, Refused
-from app.domain.release.alarms import FOUND_ONCE, Alarm, AlarmKind, finding_of, why_still
+from app.domain.release.alarms import FOUND_ONCE, Alarm, AlarmKind, finding_of, open_of, why_still
 from app.domain.release.releases import ReleaseState
 from app.release.ledger import ReleaseTransaction
 from app.release.people import require_person, require_strangers
@@ -29,7 +29,7 @@ def freeze(tx: ReleaseTransaction, kind: AlarmKind, *, release_id: str | None, r
 
 def call_people(tx: ReleaseTransaction, *, release_id: str, reason: str, actor: str) -> bool:
     """A champion that programs may not take back any more today; False where people were called about it already."""
-    open_ = next((alarm for alarm in tx.alarms(open_only=True) if alarm.kind is AlarmKind.ROLLBACK_CAP), None)
+    open_ = open_of(tx.alarms(open_only=True), AlarmKind.ROLLBACK_CAP)
     if open_ is not None and open_.release_id != release_id:
         tx.end_alarms({AlarmKind.ROLLBACK_CAP}, actor=actor, reason="people are called about another champion now")
     return freeze(tx, AlarmKind.ROLLBACK_CAP, release_id=release_id, reason=reason, actor=actor)
@@ -60,7 +60,7 @@ def unfreeze(tx: ReleaseTransaction, *, actor: str) -> bool:
     """One of two votes; True when promotions are free again: the alarms that froze them ended, and an incident."""
     require_person(actor, "unfreeze promotions")
     frozen = tx.frozen() is not None
-    incident = next((alarm for alarm in tx.alarms(open_only=True) if alarm.kind is AlarmKind.INCIDENT), None)
+    incident = open_of(tx.alarms(open_only=True), AlarmKind.INCIDENT)
     if frozen:
         voters = tx.vote_to_unfreeze(actor)
     elif incident is not None:

@@ -1,7 +1,7 @@
 """Alarms: what the watch raised, until when it stands, and who ended it. Each has an end; what was found once is not found again."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -55,6 +55,11 @@ class Alarm:
     end_reason: str | None = None
 
 
+def open_of(alarms: Iterable[Alarm], kind: AlarmKind) -> Alarm | None:
+    """The one of this kind that stands, if any: at most one of a kind does."""
+    return next((alarm for alarm in alarms if alarm.kind is kind and alarm.ended_at is None), None)
+
+
 def finding_of(reason: str) -> str:
     """What was found, without its numbers, which change from look to look: the words before the colon."""
     return reason.partition(":")[0]
@@ -76,7 +81,7 @@ def why_still(incidents: Sequence[Alarm], *, policy: str, season_s: float, now: 
 
     What broke under the traffic of the morning keeps its limits at night: that it ended says nothing about the next morning.
     """
-    open_ = next((incident for incident in incidents if incident.ended_at is None), None)
+    open_ = open_of(incidents, AlarmKind.INCIDENT)
     if open_ is not None:
         return f"an incident of {policy} is open ({open_.reason}): it ends when {open_.until}"
     seasons = ((incident, calm_again(incident, season_s=season_s)) for incident in incidents)
