@@ -129,3 +129,7 @@ def strangers() -> list[str]:
         except OSError:
             continue
     return found if os.geteuid() == 0 else []
+
+
+Open = Callable[[Answer], Practice]
+"""The fixture `practising`."""

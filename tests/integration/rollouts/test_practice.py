@@ -1,14 +1,12 @@
 """Rollouts from the plan to the label's raw material: a real gateway, real boxes, scripted answers."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import httpx
 import pytest
-from sqlalchemy import Engine
 
 from app.domain.errors import LeaseLost
 from app.domain.learning.rollouts import Outcome
@@ -16,26 +14,10 @@ from app.domain.telemetry.serving import GenerateRequest
 from pipelines.rollouts.interception import FileJournal
 from pipelines.rollouts.service import Service
 from pipelines.rollouts.tasksets.small_functions import HACKS, SmallFunctions
-from tests.integration.rollouts.practising import LIBRARY, Answer, Practice, calls, said_by_tools
+from tests.integration.rollouts.practising import LIBRARY, Open, calls, said_by_tools
 
 SOON = timedelta(seconds=30)
 SMALL = {task.key: task for task in SmallFunctions().load()}
-
-
-Open = Callable[..., Practice]
-
-
-@pytest.fixture
-def practising(sqlite_engine: Engine, tmp_path: Path) -> Iterator[Open]:
-    opened: list[Practice] = []
-
-    def begin(answer: Answer) -> Practice:
-        opened.append(Practice(sqlite_engine, tmp_path, answer))
-        return opened[-1]
-
-    yield begin
-    for practice in opened:
-        practice.close()
 
 
 def test_a_group_of_tries_is_paid_for_what_each_did(practising: Open, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """What went wrong for others, tried on a whole rollout: whatever an agent plants, whoever dies, and weights that move meanwhile."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -15,12 +15,11 @@ from pipelines.rollouts.dispatch import Dispatch
 from pipelines.rollouts.grading import Grader, Verdict
 from pipelines.rollouts.tasks import Launch, TaskData
 from tests.fakes.gateway import CANDIDATE, CHAMPION
-from tests.integration.rollouts.practising import BOXES, LIBRARY, Answer, Practice, calls, said_by_tools
+from tests.integration.rollouts.practising import BOXES, LIBRARY, Open, Practice, calls, said_by_tools
 
 SOON = timedelta(seconds=30)
 GRADER = Grader(boxes=BOXES)
 ALL = replace(LIBRARY, editable=("lib/", "extra/"))
-Open = Callable[[Answer], Practice]
 
 PLANTED: dict[str, dict[str, str]] = {
     "a conftest": {"lib/conftest.py": "import pytest\n\ndef pytest_runtest_call(item):\n    pass\n"},
@@ -51,19 +50,6 @@ def test_a_compiled_file_does_not_travel_in_the_place_of_its_source() -> None:
     compiled = {"lib/__pycache__/numbers.cpython-311.pyc": "compiled", "lib/numbers.pyc": "compiled"}
     assert GRADER.grade(ALL, compiled, seed=1).verdict is Verdict.FAILED
     assert GRADER.grade(ALL, compiled | dict(LIBRARY.gold), seed=1).verdict is Verdict.PASSED
-
-
-@pytest.fixture
-def practising(sqlite_engine: Engine, tmp_path: Path) -> Iterator[Open]:
-    opened: list[Practice] = []
-
-    def begin(answer: Answer) -> Practice:
-        opened.append(Practice(sqlite_engine, tmp_path, answer))
-        return opened[-1]
-
-    yield begin
-    for practice in opened:
-        practice.close()
 
 
 def shells(*commands: str) -> Callable[[GenerateRequest], str]:

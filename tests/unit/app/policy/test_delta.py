@@ -24,6 +24,21 @@ def bits(tensors: State) -> dict[str, list[int]]:
     return {name: tensor.view(torch.uint16).int().flatten().tolist() for name, tensor in tensors.items()}
 
 
+def damaged_is_refused_or_harmless(base: State, new: State, *, place: int, flip: int, cut: bool) -> None:
+    """A delta that ends at `place`, or has bits of the byte there turned, gives the new weights or none."""
+    delta = bytearray(encode_delta(base, new))
+    place %= len(delta)
+    if cut:
+        del delta[place:]
+    else:
+        delta[place] ^= flip
+    try:
+        found = apply_delta(base, bytes(delta))
+    except (BadInput, StaleDelta):
+        return
+    assert digest_of(found) == digest_of(new)
+
+
 @settings(max_examples=200, deadline=None)
 @given(pairs=st.lists(st.tuples(PATTERNS, PATTERNS), min_size=1, max_size=50), mode=st.sampled_from(Mode))
 def test_any_patterns_come_back_bit_for_bit(pairs: list[tuple[int, int]], mode: Mode) -> None:
@@ -99,17 +114,7 @@ def test_a_damaged_delta_never_gives_wrong_weights(place: int, flip: int, cut: b
     base = {"a": torch.randn(400, generator=random).bfloat16(), "b": torch.randn(30, 30, generator=random).bfloat16()}
     new = {name: tensor + (torch.rand(tensor.shape, generator=random) < 0.1) * 0.01 for name, tensor in base.items()}
     new = {name: tensor.bfloat16() for name, tensor in new.items()}
-    delta = bytearray(encode_delta(base, new))
-    place %= len(delta)
-    if cut:
-        del delta[place:]
-    else:
-        delta[place] ^= flip
-    try:
-        found = apply_delta(base, bytes(delta))
-    except (BadInput, StaleDelta):
-        return
-    assert digest_of(found) == digest_of(new)
+    damaged_is_refused_or_harmless(base, new, place=place, flip=flip, cut=cut)
 
 
 def test_one_percent_of_small_steps_costs_about_nine_bits_each() -> None:
