@@ -10,47 +10,27 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from app.domain.telemetry.turns import SamplingParams
 from tests.fakes.servers.brain import SCRIPT, Brain, Token, spans
+from tests.fakes.servers.server import FakeServer
 
 KEPT = 0.5
 """Of the mass that top-p keeps, in a scripted answer."""
 
 
-class FakeSglang:
-    """`calls` remembers what the control side was asked, in order; `bodies` what requests carried."""
+class FakeSglang(FakeServer):
+    """`raw` as with SGLANG_RETURN_ORIGINAL_LOGPROB."""
 
     def __init__(self, base: str, *, folder: Path | None = None, raw: bool = False, stale_head: bool = False) -> None:
-        self.base = base
-        self.version = "default"
-        self.adapters: dict[str, Brain | None] = {}
-        self.paused = False
-        self.brain = None if folder is None else Brain(folder)
-        self.raw = raw
-        """SGLANG_RETURN_ORIGINAL_LOGPROB: log-probabilities before temperature."""
-        self.stale_head = stale_head
+        super().__init__(base, folder=folder, raw=raw, stale_head=stale_head)
         self.incremental = False
         """--incremental-streaming-output."""
-        self.calls: list[str] = []
-        self.bodies: list[dict[str, Any]] = []
-        self.failing: dict[str, int] = {}
-        """Status by path."""
-        self.failing_once: dict[str, int] = {}
-        self.cut_after: int | None = None
-        """End the stream after so many tokens."""
-        self.aborts = 0
-        """Answers still to abort before their first token."""
         self.ends: dict[str, Any] | None = None
         """How the next answers end, in place of what was scripted, after `cut_after` tokens: `finish_reason`."""
-        self.labels: list[str] | None = None
-        """Label of the weights behind each token of an answer, where it is not the present one's."""
-        self.app = FastAPI()
-        self.app.middleware("http")(self._fail)
         self.app.get("/v1/models")(self._list)
-        self.app.get("/health")(self._health)
         self.app.get("/model_info")(self._model_info)
         self.app.get("/metrics")(self._metrics)
         self.app.post("/generate")(self._generate)
@@ -61,21 +41,11 @@ class FakeSglang:
         for path in ("/pause_generation", "/continue_generation", "/update_weight_version"):
             self.app.post(path)(self._control)
 
-    async def _fail(self, request: Request, call_next: Any) -> Response:
-        path = request.url.path
-        status = self.failing.get(path) or self.failing_once.pop(path, None)
-        if status is not None:
-            return JSONResponse({"error": {"message": f"failing at {path}"}}, status, headers={"retry-after": "3"})
-        return await call_next(request)
-
-    async def _health(self) -> Response:
-        return Response()
-
     async def _metrics(self) -> Response:
         label = f'{{model_name="{self.base}",tp_rank="0"}}'
         named = {"sglang:num_running_reqs": 2.0, "sglang:num_queue_reqs": 1.0, "sglang:generation_tokens_total": 640.0}
         named |= {"sglang:spec_accept_rate": 0.75}
-        return Response("# HELP x y\n" + "".join(f"{name}{label} {value}\n" for name, value in named.items()), media_type="text/plain")
+        return self._metrics_of(named, label)
 
     async def _list(self) -> dict[str, Any]:
         cards = [{"id": self.base, "object": "model", "root": self.base, "parent": None}]
@@ -106,15 +76,11 @@ class FakeSglang:
         return JSONResponse({"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0})
 
     async def _load(self, request: Request) -> Response:
-        body = await request.json()
-        self.calls.append(f"load {body['lora_name']} {body['lora_path']}")
-        self.adapters[body["lora_name"]] = None if self.brain is None else Brain(Path(body["lora_path"]))
+        self._take_adapter(await request.json())
         return JSONResponse({"success": True, "error_message": None, "loaded_adapters": {}})
 
     async def _unload(self, request: Request) -> Response:
-        body = await request.json()
-        self.calls.append(f"unload {body['lora_name']}")
-        if self.adapters.pop(body["lora_name"], False) is False:
+        if not self._drop_adapter(await request.json()):
             return JSONResponse({"success": False, "error_message": "not loaded", "loaded_adapters": {}}, 400)
         return JSONResponse({"success": True, "error_message": None, "loaded_adapters": {}})
 

@@ -9,41 +9,21 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from app.domain.telemetry.turns import FinishReason, SamplingParams
 from tests.fakes.servers.brain import SCRIPT, Brain, Token, spans
+from tests.fakes.servers.server import FakeServer
 
 
-class FakeVllm:
-    """`calls` remembers what the control side was asked, in order; `bodies` what requests carried."""
+class FakeVllm(FakeServer):
+    """`raw` is vLLM's default."""
 
     def __init__(self, base: str, *, folder: Path | None = None, raw: bool = False, stale_head: bool = False) -> None:
-        self.base = base
-        self.version = "default"
-        self.adapters: dict[str, Brain | None] = {}
-        self.paused = False
+        super().__init__(base, folder=folder, raw=raw, stale_head=stale_head)
         self.updating: tuple[str, Brain | None] | None = None
-        self.brain = None if folder is None else Brain(folder)
-        self.raw = raw
-        """Log-probabilities of the model, not of the sampled distribution: vLLM's default."""
-        self.stale_head = stale_head
-        self.calls: list[str] = []
-        self.bodies: list[dict[str, Any]] = []
-        self.failing: dict[str, int] = {}
-        """Status by path."""
-        self.failing_once: dict[str, int] = {}
-        self.cut_after: int | None = None
-        """End the stream after so many tokens."""
-        self.aborts = 0
-        """Answers still to abort before their first token."""
-        self.labels: list[str] | None = None
-        """Label of the weights behind each token of an answer, where it is not the present one's."""
-        self.app = FastAPI()
-        self.app.middleware("http")(self._fail)
         self.app.get("/v1/models")(self._list)
-        self.app.get("/health")(self._health)
         self.app.get("/weight_info")(self._weight_info)
         self.app.get("/metrics")(self._metrics)
         self.app.post("/inference/v1/generate")(self._generate)
@@ -54,22 +34,12 @@ class FakeVllm:
         for path in ("/pause", "/resume", "/start_weight_update", "/update_weights", "/finish_weight_update", "/update_weight_version"):
             self.app.post(path)(self._control)
 
-    async def _fail(self, request: Request, call_next: Any) -> Response:
-        path = request.url.path
-        status = self.failing.get(path) or self.failing_once.pop(path, None)
-        if status is not None:
-            return JSONResponse({"error": {"message": f"failing at {path}"}}, status, headers={"retry-after": "3"})
-        return await call_next(request)
-
-    async def _health(self) -> Response:
-        return Response()
-
     async def _metrics(self) -> Response:
         """As vLLM 0.32 writes them."""
         label = f'{{engine="0",model_name="{self.base}"}}'
         named = {"vllm:num_requests_running": 2.0, "vllm:num_requests_waiting": 1.0, "vllm:generation_tokens_total": 640.0}
         named |= {"vllm:spec_decode_num_draft_tokens_total": 40.0, "vllm:spec_decode_num_accepted_tokens_total": 30.0}
-        return Response("# HELP x y\n" + "".join(f"{name}{label} {value}\n" for name, value in named.items()), media_type="text/plain")
+        return self._metrics_of(named, label)
 
     async def _list(self) -> dict[str, Any]:
         cards = [{"id": self.base, "object": "model", "parent": None}]
@@ -113,15 +83,11 @@ class FakeVllm:
         return JSONResponse({"message": "Weight update finished"})
 
     async def _load(self, request: Request) -> Response:
-        body = await request.json()
-        self.calls.append(f"load {body['lora_name']} {body['lora_path']}")
-        self.adapters[body["lora_name"]] = None if self.brain is None else Brain(Path(body["lora_path"]))
+        self._take_adapter(await request.json())
         return Response()
 
     async def _unload(self, request: Request) -> Response:
-        body = await request.json()
-        self.calls.append(f"unload {body['lora_name']}")
-        self.adapters.pop(body["lora_name"], None)
+        self._drop_adapter(await request.json())
         return Response()
 
     async def _tokenize(self, request: Request) -> Response:
