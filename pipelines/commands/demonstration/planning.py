@@ -40,7 +40,7 @@ CANARY_UNITS = 130
 """People a canary of the demo usually sees until it is READY, both arms; twice as many answers pass for labels to come."""
 PLANT_UNITS = 30
 """People whom the planted version's canary sees after the comparison is over: it begins beside it."""
-PROCESSES_START_S = 14.0
+PROCESSES_START_S = 10.0
 APPROVAL_S = 3.0
 LOADING_S = 4.0
 

@@ -57,10 +57,8 @@ MOST_REFUSALS = 10
 MOST_FAILURES = 5
 """Candidates in a row that do not pass: more of the same would say nothing new."""
 FAILED = frozenset({ReleaseState.REJECTED, ReleaseState.ABORTED, ReleaseState.INCONCLUSIVE, ReleaseState.EXPIRED, ReleaseState.ROLLED_BACK})
-LATER = ("watch",)
-"""Processes that start when the others have: nothing is there to be watched before."""
-AWAITED_LATER = ("loop", *LATER)
-"""Processes that people need not wait for."""
+LATER = ("loop", "watch")
+"""Processes that start when the others have, on cores that those needed: nothing is there to learn from or to be watched before."""
 
 
 class Ended(Exception):
@@ -249,7 +247,7 @@ class Story:
 
     def _all_ready(self) -> bool:
         """Whether every process that people need has said so, and the engine holds the first version."""
-        needed = {program.name: " ready " for program in self.deployment.programs() if program.name not in AWAITED_LATER} | {
+        needed = {program.name: " ready " for program in self.deployment.programs() if program.name not in LATER} | {
             "engine": "version ready"
         }
         logs = {self.deployment.logs / f"{name}.log": said for name, said in needed.items()}
