@@ -42,12 +42,11 @@ from app.domain.errors import Quarantined, RatchetError, Refused, StaleGeneratio
 from app.domain.ports import Clock, ProgressLog
 from app.domain.release.alarms import AlarmKind, open_of
 from app.domain.release.gates import CanaryAction, GateName
-from app.domain.release.releases import Pointer, Release, ReleaseState
+from app.domain.release.releases import ENGINE_ALIVE, Pointer, Release, ReleaseState
 from app.release.desk import ReleaseDesk
 from pipelines.evaluation.config import GatesConfig
 from pipelines.evaluation.counting.evidence import Evidence
 from pipelines.evaluation.counting.subjects import (
-    ENGINE_ALIVE,
     CanarySubject,
     EraSubject,
     EvidenceBook,

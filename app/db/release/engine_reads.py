@@ -12,6 +12,13 @@ from app.domain.ports import EngineState
 from app.domain.release.releases import Pointer
 
 
+def holds(connection: Connection, policy: str, digest: str, *, seen_since: datetime) -> bool:
+    """Whether an engine that was heard of since then holds a version, verified."""
+    e = engine_versions.c
+    mine = (e.policy == policy) & (e.digest == digest) & (e.state == EngineState.READY.value) & (e.seen_at >= seen_since)
+    return connection.execute(select(e.engine_id).where(mine).limit(1)).first() is not None
+
+
 def read_engines(connection: Connection, policy: str | None, *, now: datetime) -> list[dict[str, Any]]:
     """One entry per engine and policy, as JSON: what it holds, and how far it is behind the policy's pointer."""
     table = engine_versions

@@ -13,6 +13,7 @@ from app.db.engine import insert_or_ignore, reading, writing
 from app.db.ingestion.observations import of_the_turn_s_policy
 from app.db.ingestion.words import COMPLETION, TOOL_CALLS
 from app.db.release.alarms import read_alarms
+from app.db.release.engine_reads import holds
 from app.db.release.pointer import CHAMPION_MOVES
 from app.db.tables import (
     deployment_history,
@@ -27,6 +28,7 @@ from app.db.tables import (
     turns,
 )
 from app.domain.errors import NotFound
+from app.domain.ports import EngineState
 from app.domain.release.alarms import Alarm, AlarmKind
 from app.domain.release.gates import GateName
 from app.domain.release.sessions import Era, Session
@@ -124,20 +126,18 @@ class SqlEvidenceBook:
 
     def engines_ready(self, policy: str, digest: str, *, seen_since: datetime) -> bool:
         """Whether an engine that is alive holds a version, verified."""
-        return self._engine_state(policy, digest, "ready", seen_since) is not None
+        with reading(self._engine) as connection:
+            return holds(connection, policy, digest, seen_since=seen_since)
 
     def engine_failure(self, policy: str, digest: str, *, seen_since: datetime) -> str | None:
         """What an engine says about a version it cannot load, where no other engine holds it."""
         if self.engines_ready(policy, digest, seen_since=seen_since):
             return None
-        row = self._engine_state(policy, digest, "failed", seen_since)
-        return None if row is None else f"{row.engine_id} cannot load it: {row.detail or 'no reason given'}"
-
-    def _engine_state(self, policy: str, digest: str, state: str, seen_since: datetime) -> Row[Any] | None:
-        table = engine_versions
-        mine = (table.c.policy == policy) & (table.c.digest == digest) & (table.c.state == state) & (table.c.seen_at >= seen_since)
+        e = engine_versions.c
+        mine = (e.policy == policy) & (e.digest == digest) & (e.state == EngineState.FAILED.value) & (e.seen_at >= seen_since)
         with reading(self._engine) as connection:
-            return connection.execute(select(table).where(mine).limit(1)).one_or_none()
+            row = connection.execute(select(e.engine_id, e.detail).where(mine).limit(1)).one_or_none()
+        return None if row is None else f"{row.engine_id} cannot load it: {row.detail or 'no reason given'}"
 
     def decisions(self, release_id: str, *, newest: int = 1000) -> list[dict[str, Any]]:
         """Gate results of a release as recorded, oldest first."""

@@ -182,7 +182,7 @@ class SqlPages:
             return story_of(
                 release, champion=names.get(release.champion_digest, release.champion_digest[:12]),
                 steps=releases.read_steps(connection, release.id), served=releases.read_served(connection, release.id),
-                alarms=read_alarms(connection, release.policy, release_id=release.id),
+                alarms=read_alarms(connection, release.policy, release_id=release.id), scene=needs.read_scene(connection, release),
             )  # fmt: skip
 
     def alarms(self, policy: str, release_id: str | None = None) -> list[Alarm]:

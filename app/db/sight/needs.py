@@ -5,6 +5,8 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection, func, select
 
 from app.db.release.alarms import read_alarms
+from app.db.release.engine_reads import holds
+from app.db.release.releases import read_approvals, read_frozen
 from app.db.sight.releases import IN_A_LIST, release_of
 from app.db.tables import (
     circuit_breakers,
@@ -20,9 +22,10 @@ from app.db.tables import (
 )
 from app.domain.ids import utc_now
 from app.domain.learning.cycles import Cycle, CycleStatus
-from app.domain.release.releases import IN_FLIGHT, Release, ReleaseState
+from app.domain.release.releases import ENGINE_ALIVE, IN_FLIGHT, Release, ReleaseState
 from app.domain.views.pages import EngineRow, Needs
 from app.domain.views.rows import ProgressRow
+from app.domain.views.waiting import Scene
 
 SLOTS = 48
 SEEN_WITHIN = timedelta(seconds=15)
@@ -42,6 +45,17 @@ def read_needs(connection: Connection, policy: str) -> Needs:
         engines=_lagging(connection, policy),
         troubles=_troubles(connection), dead_letters=_letters(connection), slots=slots, progress=_progress(connection, policy),
         counters=_counters(connection, policy), turns=_turns(connection, policy),
+    )  # fmt: skip
+
+
+def read_scene(connection: Connection, release: Release) -> Scene:
+    """What decides what a release waits for."""
+    now, words = utc_now(), read_approvals(connection, release.id)
+    return Scene(
+        others=[other for other in _in_flight(connection, release.policy) if other.id != release.id],
+        alarms=read_alarms(connection, release.policy), frozen=read_frozen(connection, release.policy), now=now,
+        yes=len({word.approver for word in words if word.approved and word.evidence_digest == release.evidence_digest}),
+        held=holds(connection, release.policy, release.digest, seen_since=now - ENGINE_ALIVE),
     )  # fmt: skip
 
 

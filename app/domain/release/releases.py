@@ -1,7 +1,7 @@
 """Releases: a candidate's way through the states, and the one table of moves between them."""
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -52,6 +52,8 @@ MOVES: dict[ReleaseState, frozenset[ReleaseState]] = {
 """Allowed moves. SUPERSEDED → CHAMPION is the previous champion coming back by a rollback; APPROVED → READY is a voided approval;
 ROLLED_BACK → SUPERSEDED is a quarantine that two people lifted."""
 
+ENGINE_ALIVE = timedelta(seconds=30)
+"""An engine that has not reported for this long is not counted on."""
 IN_FLIGHT = frozenset({S.TRAINED, S.OFFLINE, S.QUEUED, S.CANARY, S.JUDGING, S.READY, S.APPROVED, S.PROMOTING})
 WATCHED = frozenset({S.CANARY, S.READY, S.APPROVED, S.PROMOTING, S.CHAMPION, S.SUPERSEDED})
 """States in which harm is evaluated, before holds, dwell times and approvals (invariant I2)."""

@@ -8,6 +8,7 @@ from typing import Protocol
 from app.domain.release.alarms import Alarm
 from app.domain.release.releases import Release, ReleaseState
 from app.domain.views.rows import StepRow
+from app.domain.views.waiting import Scene, waits_for
 
 S = ReleaseState
 
@@ -65,9 +66,11 @@ class Told:
 
 
 def story_of(
-    release: Release, *, champion: str, steps: Iterable[StepRow], alarms: Sequence[Alarm] = (), served: Iterable[Met] = ()
+    release: Release, *, champion: str, steps: Iterable[StepRow], alarms: Sequence[Alarm] = (), served: Iterable[Met] = (),
+    scene: Scene | None = None,
 ) -> list[Told]:  # fmt: skip
-    """In the order in which it happened. `champion` is the name of the version it is compared with; whom it met is told last."""
+    """In the order in which it happened. `champion` is the name of the version it is compared with; whom it met is told last, and then
+    what it waits for, where it does."""
     told = [Told(at=step.occurred_at, words=_step(release, step, champion)) for step in steps]
     told += [Told(at=a.raised_at, words=f"an alarm was raised ({a.kind}): {a.reason}; it ends when {a.until}") for a in alarms]
     told += [
@@ -75,7 +78,9 @@ def story_of(
         for a in alarms if a.ended_at is not None
     ]  # fmt: skip
     told.sort(key=lambda one: one.at)
-    return [*told, Told(at=release.changed_at, words=f"by now {_met(release, served)}")]
+    told.append(Told(at=release.changed_at, words=f"by now {_met(release, served)}"))
+    waits = None if scene is None else waits_for(release, scene)
+    return told if scene is None or waits is None else [*told, Told(at=scene.now, words=f"it waits for {waits}")]
 
 
 def _step(release: Release, step: StepRow, champion: str) -> str:

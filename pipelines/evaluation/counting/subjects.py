@@ -13,7 +13,7 @@ import msgspec
 
 from app.domain.release.alarms import Alarm, stood_still, why_still
 from app.domain.release.gates import CanaryAction, GateName
-from app.domain.release.releases import Release
+from app.domain.release.releases import ENGINE_ALIVE, Release
 from app.domain.release.sessions import Era, Session
 from app.domain.release.terms import Terms
 from pipelines.evaluation.config import GatesConfig
@@ -24,8 +24,6 @@ from pipelines.evaluation.counting.references import Reference, references_of, t
 from pipelines.evaluation.counting.unit_book import UnitBook
 from pipelines.evaluation.live.doubts import STICKY
 
-ENGINE_ALIVE = timedelta(seconds=30)
-"""An engine that has not reported for this long is not counted on."""
 NO_ENGINE = ", and no engine holds another version either: an incident, nothing moves"
 NEVER = timedelta()
 HABITS_FROM = 20_000

@@ -15,12 +15,13 @@ from typing import Protocol
 from app.domain.ports import Clock
 from app.domain.release.assignment import member_of
 from app.domain.release.holdouts import HELD, ArmMean, Counted, Holdout, Member, PersonSums, Piece, Reading
+from app.domain.release.releases import ENGINE_ALIVE
 from app.domain.release.sessions import Session
 from app.release.desk import ReleaseDesk
 from pipelines.evaluation.config import GatesConfig, Good, MetricConfig
 from pipelines.evaluation.counting.measures import counted_missing, is_referred, measured
 from pipelines.evaluation.counting.references import references_of, thresholds_of
-from pipelines.evaluation.counting.subjects import ENGINE_ALIVE, HABITS_FROM, EvidenceBook
+from pipelines.evaluation.counting.subjects import HABITS_FROM, EvidenceBook
 from pipelines.evaluation.statistics.clusters import difference, mean
 
 log = logging.getLogger("ratchet.watch")
