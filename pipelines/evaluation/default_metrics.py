@@ -28,7 +28,7 @@ def default_metrics() -> tuple[MetricConfig, ...]:
 
 
 def _default_costs() -> tuple[MetricConfig, ...]:
-    """Guards against what everybody would notice: a typical answer a quarter slower or dearer, or three times as many slow ones."""
+    """Guards against what everybody would notice: a typical answer a quarter slower or dearer, or three times as many slow or dear ones."""
     typical = MetricConfig(
         name="total_time", source="total_time", kind=MetricClass.COST, good=Good.DOWN, missing=Missing.BEST, relative=True,
         abort_margin=0.06, prior=0.5,
@@ -40,5 +40,7 @@ def _default_costs() -> tuple[MetricConfig, ...]:
         msgspec.structs.replace(typical, name="time_to_first_token", source="time_to_first_token"),
         msgspec.structs.replace(tail, name="first_token_over_p95", source="time_to_first_token"),
         msgspec.structs.replace(typical, name="tokens", source="length"),
+        msgspec.structs.replace(tail, name="tokens_over_p95", source="length"),
         msgspec.structs.replace(typical, name="price", source="price"),
+        msgspec.structs.replace(tail, name="price_over_p95", source="price"),
     )

@@ -49,15 +49,21 @@ def answers(*, seconds: float = 1.0, tokens: float = 1.0) -> Any:
     return behave
 
 
+def rambles(person: Person, treated: bool, dice: random.Random) -> Mapping[str, Any]:
+    """One of the candidate's answers in six is five times as long, and the others are the champion's."""
+    return answers(tokens=5.0 if dice.random() < 1 / 6 else 1.0)(person, treated, dice)
+
+
 @pytest.mark.parametrize(
     ("behave", "causes"),
     [
         (answers(seconds=1.6), {"total_time", "time_to_first_token", "total_time_over_p95", "first_token_over_p95"}),
-        (answers(tokens=2.0), {"tokens", "price"}),
+        (answers(tokens=2.0), {"tokens", "price", "tokens_over_p95", "price_over_p95"}),
+        (rambles, {"tokens_over_p95", "price_over_p95"}),
         (answers(seconds=1.05, tokens=1.05), set[str]()),
         (answers(), set[str]()),
     ],
-    ids=["60 % slower", "twice the tokens", "5 % slower and longer", "identical"],
+    ids=["60 % slower", "twice the tokens", "some ramble", "5 % slower and longer", "identical"],
 )
 def test_answers_much_slower_or_dearer_are_harm_and_a_little_more_is_not(behave: Any, causes: set[str]) -> None:
     history = [session(n, **behave(Person(name="p", own=0.6, visit=1), False, random.Random(n))) for n in range(400)]
