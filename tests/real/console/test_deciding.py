@@ -55,17 +55,17 @@ def test_from_the_inbox_to_the_rollback(browse: Open, site: Site, look: str) -> 
     page, release_id = tab.page, site.candidate()
     name = site.room.desk.find(release_id).version_name
     tab.open()
-    assert page.get_by_text(f"{name} is ready").is_visible()
+    page.get_by_text(f"{name} is ready").wait_for()
     picture(tab, f"inbox-{look}")
     page.click(f'a[aria-label="Decide: {name} is ready"]')
-    assert page.get_by_text("Safe by every gate: needs 1 more approval").is_visible()
+    page.get_by_text("Safe by every gate: needs 1 more approval").wait_for()
     picture(tab, f"candidate-{look}")
     page.get_by_role("link", name="Approve").click()
     assert "Yours is the last approval needed" in page.text_content(".verdict")
     picture(tab, f"approve-{look}")
     page.fill("#reason", "every gate has room to spare")
     page.get_by_role("button", name="Approve").click()
-    assert page.get_by_text("Done. What is shown is how it is now.").is_visible()
+    page.get_by_text("Done. What is shown is how it is now.").wait_for()
     assert site.room.desk.find(release_id).state is ReleaseState.APPROVED
     site.promote(release_id)
     alarm(site, release_id)
@@ -74,7 +74,7 @@ def test_from_the_inbox_to_the_rollback(browse: Open, site: Site, look: str) -> 
     page.locator(".acts").get_by_role("link", name="Roll back").click()
     assert re.search(rf"{name} → .* people; \d+ open conversations? go on with", page.text_content(".verdict"))
     page.get_by_role("button", name="Roll back").click()
-    assert page.get_by_text("Done. What is shown is how it is now.").is_visible()
+    page.get_by_text("Done. What is shown is how it is now.").wait_for()
     assert site.room.desk.find(release_id).state is ReleaseState.ROLLED_BACK
     calm(site)
     assert fits(tab) or look.endswith("scripts")
@@ -106,7 +106,7 @@ def test_an_alarm_comes_by_itself_and_three_keys_roll_back(browse: Open, site: S
     assert site.room.desk.find(release_id).state is ReleaseState.ROLLED_BACK
     assert keys <= 10
     page.keyboard.press("?")
-    assert page.get_by_role("heading", name="Keys").is_visible()
+    page.get_by_role("heading", name="Keys").wait_for()
     calm(site)
 
 
@@ -117,12 +117,12 @@ def test_a_session_that_ends_over_a_form_gives_the_form_back(browse: Open, site:
     page.fill("#reason", "words that took a while")
     tab.page.context.clear_cookies()
     page.get_by_role("button", name="Approve").click()
-    assert page.get_by_text("your session has ended").is_visible()
+    page.get_by_text("your session has ended").wait_for()
     assert site.room.desk.find(release_id).state is ReleaseState.READY
     page.fill("#name", "bob")
     page.fill("#password", "a sentence is a good one")
     page.click("main button")
-    assert page.get_by_text("words that took a while").is_visible()
+    page.get_by_text("words that took a while").wait_for()
     page.get_by_role("button", name="Send it").click()
     page.wait_for_url("**done=**")
     assert site.room.desk.find(release_id).state is ReleaseState.APPROVED

@@ -61,16 +61,16 @@ def test_a_rule_set_is_replayed_and_proposed(browse: Open, site: Site, look: str
     clean(tab, scripts=scripts)
     page.fill("#f-toml", RULES)
     page.get_by_role("button", name="Replay").click()
-    assert page.get_by_text("It waits for the labeller").is_visible()
+    page.get_by_text("It waits for the labeller").wait_for()
     answered(site)
     page.reload()
-    assert page.get_by_text("5 of the newest 24 labels would move").is_visible()
+    page.get_by_text("5 of the newest 24 labels would move").wait_for()
     clean(tab, scripts=scripts)
     page.get_by_role("link", name="Propose it").click()
     clean(tab, scripts=scripts)
     page.get_by_role("button", name="Propose").click()
     page.wait_for_url("**/rewards**done=**")
-    assert page.get_by_text("Done. What is shown is how it is now.").is_visible()
+    page.get_by_text("Done. What is shown is how it is now.").wait_for()
 
 
 @pytest.mark.parametrize("scripts", [True, False])
@@ -101,12 +101,12 @@ def test_a_version_is_pinned_and_unpinned(browse: Open, site: Site, look: str) -
     clean(tab, scripts=scripts)
     page.fill("#reason", "the good old one")
     page.get_by_role("button", name="Pin").click()
-    assert page.get_by_text("the good old one").is_visible()
+    page.get_by_text("the good old one").wait_for()
     clean(tab, scripts=scripts)
     page.get_by_role("link", name="Unpin it").click()
     page.fill("#reason", "over")
     page.get_by_role("button", name="Unpin").click()
-    assert page.get_by_role("link", name="Pin it", exact=True).is_visible()
+    page.get_by_role("link", name="Pin it", exact=True).wait_for()
 
 
 @pytest.mark.parametrize("look", LOOKS)
@@ -117,14 +117,14 @@ def test_letters_are_replayed_and_a_person_is_erased(browse: Open, site: Site, l
     tab.open("/data")
     clean(tab, scripts=scripts)
     page.get_by_role("link", name="1", exact=True).click()
-    assert page.get_by_role("button", name="Replay").is_visible()
+    page.get_by_role("button", name="Replay").wait_for()
     clean(tab, scripts=scripts)
     page.get_by_role("button", name="Replay").click()
-    assert page.get_by_text("it makes no sense even now").is_visible()
+    page.get_by_text("it makes no sense even now").wait_for()
     tab.open("/data")
     page.locator("form.acts").get_by_role("button", name="Replay").click()
     page.get_by_role("button", name="Replay").click()
-    assert page.get_by_text("0 letters applied, 1 make no sense even now").is_visible()
+    page.get_by_text("0 letters applied, 1 make no sense even now").wait_for()
     clean(tab, scripts=scripts)
     tab.open("/do/erase/person")
     clean(tab, scripts=scripts)
@@ -133,7 +133,7 @@ def test_letters_are_replayed_and_a_person_is_erased(browse: Open, site: Site, l
     page.get_by_role("button", name="Erase").click()
     page.wait_for_url(f"**/erasures/{pseudonym}**")  # the proof itself asks a broker, which this site has not got
     tab.open("/data")
-    assert page.get_by_role("link", name=pseudonym).is_visible()
+    page.get_by_role("link", name=pseudonym).wait_for()
     clean(tab, scripts=scripts)
 
 
@@ -150,7 +150,7 @@ def test_a_person_is_added_let_in_and_shut_out(browse: Open, site: Site, look: s
     page.fill("#f-name", "vic")
     page.check("input[name=role_viewer]")
     page.get_by_role("button", name="Add").click()
-    assert page.get_by_text("there is somebody called vic").is_visible()
+    page.get_by_text("there is somebody called vic").wait_for()
     assert page.is_checked("input[name=role_viewer]"), "what was typed is kept"
     page.fill("#f-name", name)
     page.get_by_role("button", name="Add").click()
@@ -166,7 +166,7 @@ def test_a_person_is_added_let_in_and_shut_out(browse: Open, site: Site, look: s
     clean(tab, scripts=scripts)
     page.get_by_role("link", name="Disable").click()
     page.get_by_role("button", name="Disable").click()
-    assert page.get_by_text("disabled since").is_visible()
+    page.get_by_text("disabled since").wait_for()
     if scripts:
         theirs.page.wait_for_url("**/login**", timeout=10_000)  # its stream ended
     else:
@@ -189,7 +189,7 @@ def test_a_key_is_made_and_revoked(browse: Open, site: Site, look: str) -> None:
     clean(tab, scripts=scripts)
     page.get_by_role("link", name="Revoke").click()
     page.get_by_role("button", name="Revoke").click()
-    assert page.get_by_text("revoked at").first.is_visible()
+    page.get_by_text("revoked at").first.wait_for()
 
 
 def test_a_session_that_ends_over_a_rule_set_gives_it_back(browse: Open, site: Site) -> None:
@@ -199,7 +199,7 @@ def test_a_session_that_ends_over_a_rule_set_gives_it_back(browse: Open, site: S
     page.fill("#f-toml", RULES + "# words that took a while\n")
     page.context.clear_cookies()
     page.get_by_role("button", name="Replay").click()
-    assert page.get_by_text("your session has ended").is_visible()
+    page.get_by_text("your session has ended").wait_for()
     page.fill("#name", "rosa")
     page.fill("#password", "a sentence is a good one")
     page.click("main button")
