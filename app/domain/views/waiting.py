@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from app.domain.release.alarms import Alarm, AlarmKind, why_still
-from app.domain.release.releases import Release, ReleaseState
+from app.domain.release.releases import IN_FLIGHT, Release, ReleaseState
 from app.domain.release.terms import Terms
 
 S = ReleaseState
@@ -37,6 +37,8 @@ class Scene:
 
 def waits_for(release: Release, scene: Scene) -> str | None:
     """None for a release that is over, or serves."""
+    if release.state not in IN_FLIGHT:
+        return None  # whatever terms it was opened under
     terms = msgspec.convert(release.config, Terms)
     match release.state:
         case S.TRAINED | S.OFFLINE:
@@ -52,16 +54,15 @@ def waits_for(release: Release, scene: Scene) -> str | None:
             return f"{terms.people.votes} blind votes that count, until {until:%Y-%m-%d %H:%M} UTC (/console/pairs)"
         case S.READY:
             return _approvals(release, scene)
-        case S.APPROVED | S.PROMOTING:
-            return _frozen(scene) or _calm(scene, terms, release) or (BY_ITSELF if scene.held or release.state is S.APPROVED else AN_ENGINE)
         case _:
-            return None
+            return _frozen(scene) or _calm(scene, terms, release) or (BY_ITSELF if scene.held or release.state is S.APPROVED else AN_ENGINE)
 
 
 def _calm(scene: Scene, terms: Terms, release: Release) -> str | None:
     """The end of an incident, where there is one."""
     incidents = [alarm for alarm in scene.alarms if alarm.kind is AlarmKind.INCIDENT]
-    return why_still(incidents, policy=release.policy, season_s=terms.reentry_season_s, now=scene.now)
+    why = why_still(incidents, policy=release.policy, season_s=terms.reentry_season_s, now=scene.now)
+    return None if why is None else f"calm: {why}"
 
 
 def _frozen(scene: Scene) -> str | None:

@@ -61,7 +61,7 @@ def test_without_an_engine_that_holds_it_it_waits_for_one(state: ReleaseState) -
 @pytest.mark.parametrize("state", [S.QUEUED, S.CANARY, S.APPROVED, S.PROMOTING])
 def test_in_an_incident_it_waits_for_its_end(state: ReleaseState) -> None:
     open_ = replace(QUIET, alarms=[incident()])
-    assert waits(state, open_).startswith("an incident of tab is open (40 % fail on all versions): it ends when the champion keeps")
+    assert waits(state, open_).startswith("calm: an incident of tab is open (40 % fail on all versions): it ends when the champion keeps")
     ended = replace(QUIET, alarms=[incident(ended=AT + timedelta(minutes=1))])
     assert "incident" not in waits(state, ended)
     season = {"reentry_season_s": 86_400.0}
@@ -102,5 +102,5 @@ def test_whatever_is_in_flight_waits_for_something_and_nothing_else_does(state: 
 def test_the_story_ends_with_it() -> None:
     told = story_of(release(S.QUEUED), champion="tab-v1", steps=[], scene=replace(QUIET, held=False))
     assert (told[-1].at, told[-1].words) == (QUIET.now, f"it waits for {AN_ENGINE}")
-    over = story_of(release(S.REJECTED), champion="tab-v1", steps=[], scene=QUIET)
+    over = story_of(release(S.REJECTED, config={"people": {"of": "another version of Ratchet"}}), champion="tab-v1", steps=[], scene=QUIET)
     assert over[-1].words == "by now nobody met it while it was judged"
