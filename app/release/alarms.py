@@ -50,8 +50,7 @@ def require_free(tx: ReleaseTransaction, *, season_s: float) -> None:
 
 def require_calm(tx: ReleaseTransaction, *, season_s: float) -> None:
     """Refuse to move anything forward while an incident is open, and until the time of the season in which it began has come again."""
-    incidents = [alarm for alarm in tx.alarms() if alarm.kind is AlarmKind.INCIDENT]
-    why = why_still(incidents, policy=tx.policy, season_s=season_s, now=tx.now)
+    why = why_still(tx.alarms(), policy=tx.policy, season_s=season_s, now=tx.now)
     if why is not None:
         raise Refused(why)
 

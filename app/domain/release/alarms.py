@@ -76,15 +76,15 @@ def calm_again(incident: Alarm, *, season_s: float) -> datetime | None:
     return incident.raised_at + timedelta(seconds=seasons * season_s)
 
 
-def why_still(incidents: Sequence[Alarm], *, policy: str, season_s: float, now: datetime) -> str | None:
+def why_still(alarms: Sequence[Alarm], *, policy: str, season_s: float, now: datetime) -> str | None:
     """Why nothing may move forward, in a sentence: an incident is open, or the time of the season in which it began has not come again.
 
     What broke under the traffic of the morning keeps its limits at night: that it ended says nothing about the next morning.
     """
-    open_ = open_of(incidents, AlarmKind.INCIDENT)
+    open_ = open_of(alarms, AlarmKind.INCIDENT)
     if open_ is not None:
         return f"an incident of {policy} is open ({open_.reason}): it ends when {open_.until}"
-    seasons = ((incident, calm_again(incident, season_s=season_s)) for incident in incidents)
+    seasons = ((alarm, calm_again(alarm, season_s=season_s)) for alarm in alarms if alarm.kind is AlarmKind.INCIDENT)
     waiting = max(((until, alarm) for alarm, until in seasons if until is not None and now < until), key=itemgetter(0), default=None)
     if waiting is None:
         return None

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from app.domain.release.alarms import Alarm, AlarmKind, why_still
+from app.domain.release.alarms import Alarm, why_still
 from app.domain.release.releases import IN_FLIGHT, Release, ReleaseState
 from app.domain.release.terms import Terms
 
@@ -60,8 +60,7 @@ def waits_for(release: Release, scene: Scene) -> str | None:
 
 def _calm(scene: Scene, terms: Terms, release: Release) -> str | None:
     """The end of an incident, where there is one."""
-    incidents = [alarm for alarm in scene.alarms if alarm.kind is AlarmKind.INCIDENT]
-    why = why_still(incidents, policy=release.policy, season_s=terms.reentry_season_s, now=scene.now)
+    why = why_still(scene.alarms, policy=release.policy, season_s=terms.reentry_season_s, now=scene.now)
     return None if why is None else f"calm: {why}"
 
 
