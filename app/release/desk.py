@@ -21,13 +21,13 @@ from app.domain.errors import Quarantined, Refused
 from app.domain.ids import utc_now, uuid7
 from app.domain.release.alarms import AlarmKind
 from app.domain.release.gates import GateName, GateResult, Verdict
-from app.domain.release.releases import IN_FLIGHT, Approval, Pointer, Release, ReleaseState
+from app.domain.release.releases import IN_FLIGHT, Approval, Pointer, Release, ReleaseState, approvers
 from app.domain.release.terms import Terms
 from app.domain.release.versions import Version
 from app.release import promotion
 from app.release.alarms import freeze, require_calm
 from app.release.ledger import ReleaseLedger, ReleaseTransaction
-from app.release.people import approvers, evidence_digest, require_independent, require_person
+from app.release.people import evidence_digest, require_independent, require_person
 from app.release.people_desk import PeopleDesk
 from app.release.promotion import terms_of
 from app.release.readiness import make_ready, require_offline

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from app.domain.errors import Refused
 from app.domain.people import BOT_MARKS
 from app.domain.release.gates import GateName, GateResult, content_hash
-from app.domain.release.releases import Approval, Release
+from app.domain.release.releases import Release, approvers
 from app.domain.release.terms import Terms
 from app.release.ledger import ReleaseTransaction
 
@@ -96,8 +96,3 @@ def evidence_digest(release: Release, terms: Terms, results: dict[GateName, Gate
             "forced": terms.forced,
         }
     )
-
-
-def approvers(release: Release, approvals: Sequence[Approval]) -> set[str]:
-    """Everybody whose yes is bound to the evidence as it is now."""
-    return {a.approver for a in approvals if a.approved and a.evidence_digest == release.evidence_digest}

@@ -15,11 +15,11 @@ from app.domain.errors import Quarantined, Refused
 from app.domain.release.alarms import AlarmKind
 from app.domain.release.by_people import BY_PEOPLE
 from app.domain.release.gates import GateName, Verdict
-from app.domain.release.releases import IN_FLIGHT, Pointer, Release, ReleaseState
+from app.domain.release.releases import IN_FLIGHT, Pointer, Release, ReleaseState, approvers
 from app.domain.release.terms import Terms
 from app.release.alarms import call_people, freeze, require_free
 from app.release.ledger import ReleaseTransaction
-from app.release.people import approvers, evidence_digest, is_person, require_person
+from app.release.people import evidence_digest, is_person, require_person
 
 S = ReleaseState
 LATE = frozenset({S.READY, S.APPROVED, S.PROMOTING})

@@ -12,7 +12,7 @@ from app.console.views.tables import REWARD, SUCCESS, SURVIVAL, measure_cell, re
 from app.console.wording import age, clock_time, left, plural
 from app.domain.errors import NotFound
 from app.domain.release.by_people import BY_PEOPLE
-from app.domain.release.releases import IN_FLIGHT, Approval, Release, ReleaseState
+from app.domain.release.releases import IN_FLIGHT, Approval, Release, ReleaseState, approvers
 from app.domain.release.sums import Sums
 from app.domain.views.pages import Course, Served
 from app.domain.views.rows import GateRow
@@ -44,7 +44,7 @@ def candidate(asked: Asked, release_id: str) -> dict[str, Any]:
     versions = [release.champion_digest, release.digest]
     names = sight.names(asked.policy, versions) | {release.digest: release.version_name}
     course = sight.course(asked.policy, versions, since=release.created_at, measures=_measures(asked, release))
-    yes = {word.approver for word in said if word.approved and word.evidence_digest == release.evidence_digest}
+    yes = approvers(release, said)
     served, run = sight.served(release.id), sight.run_of(asked.policy, release.digest)
     live = decisions[-1].evidence if decisions else {}
     return {

@@ -11,7 +11,7 @@ from app.console.wording import age, left, plural
 from app.domain.ids import utc_now
 from app.domain.people import Action, actions_of
 from app.domain.release.by_people import BY_PEOPLE
-from app.domain.release.releases import Release, ReleaseState
+from app.domain.release.releases import Release, ReleaseState, approvers
 from app.domain.views.pages import Needs
 
 CLOSE = 0.5
@@ -112,7 +112,7 @@ def _alarms(asked: Asked, needs: Needs) -> list[Item]:
 
 def _ready(asked: Asked, release: Release) -> Item:
     said = asked.sight.approvals(release.id)
-    yes = {word.approver for word in said if word.approved and word.evidence_digest == release.evidence_digest}
+    yes = approvers(release, said)
     needed = release.approvals_needed or 1
     detail = f"{len(yes)} of {plural(needed, 'approval')}, {left(release.approval_expires_at)}; {who_can(asked, release, yes)}"
     href = asked.link(f"/releases/{release.id}")

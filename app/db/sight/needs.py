@@ -22,7 +22,7 @@ from app.db.tables import (
 )
 from app.domain.ids import utc_now
 from app.domain.learning.cycles import Cycle, CycleStatus
-from app.domain.release.releases import ENGINE_ALIVE, IN_FLIGHT, Release, ReleaseState
+from app.domain.release.releases import ENGINE_ALIVE, IN_FLIGHT, Release, ReleaseState, approvers
 from app.domain.views.pages import EngineRow, Needs
 from app.domain.views.rows import ProgressRow
 from app.domain.views.waiting import Scene
@@ -48,13 +48,15 @@ def read_needs(connection: Connection, policy: str) -> Needs:
     )  # fmt: skip
 
 
-def read_scene(connection: Connection, release: Release) -> Scene:
-    """What decides what a release waits for."""
-    now, words = utc_now(), read_approvals(connection, release.id)
+def read_scene(connection: Connection, release: Release) -> Scene | None:
+    """What decides what a release waits for; None for one that is over, or serves."""
+    if release.state not in IN_FLIGHT:
+        return None
+    now = utc_now()
     return Scene(
         others=[other for other in _in_flight(connection, release.policy) if other.id != release.id],
         alarms=read_alarms(connection, release.policy), frozen=read_frozen(connection, release.policy), now=now,
-        yes=len({word.approver for word in words if word.approved and word.evidence_digest == release.evidence_digest}),
+        yes=len(approvers(release, read_approvals(connection, release.id))),
         held=holds(connection, release.policy, release.digest, seen_since=now - ENGINE_ALIVE),
     )  # fmt: skip
 

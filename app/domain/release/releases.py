@@ -1,5 +1,6 @@
 """Releases: a candidate's way through the states, and the one table of moves between them."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -160,6 +161,11 @@ class Approval:
     evidence_digest: str
     reason: str | None
     decided_at: datetime
+
+
+def approvers(release: Release, approvals: Iterable[Approval]) -> set[str]:
+    """Everybody whose yes is bound to the evidence as it is now."""
+    return {a.approver for a in approvals if a.approved and a.evidence_digest == release.evidence_digest}
 
 
 @dataclass(frozen=True, kw_only=True)
