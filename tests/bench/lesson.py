@@ -1,9 +1,9 @@
-"""`make bench-lesson`: what one update of the demo teaches, by how its turns are dealt to optimizer steps; a minute or two each.
+"""`make bench-lesson`: what one update of the demo teaches, by what it trains and how turns are dealt to optimizer steps; a minute each.
 
 The champion answers people of one population, who react as in the demo; an update learns from 48 of those answers with the
 demo's settings and the changes of a row; its candidate answers 160 held-out people on held-out problems. The demo's guards hold.
 
-    python -m tests.bench.lesson --rows demo,five-steps --seeds 1,2,3
+    python -m tests.bench.lesson --rows demo,all-parameters --seeds 1,2,3
 
     {"row", "seed", "status", "update_s", "kl_champion", "kept", "persistence", "persistence_before"}
 
@@ -32,18 +32,29 @@ from pipelines.commands.demonstration.profiles import PROFILES
 from pipelines.simulation.people import person
 from pipelines.simulation.product import Editor
 from pipelines.training import TrainingConfig, train
-from pipelines.training.config import GuardLimits
+from pipelines.training.config import GuardLimits, LoraConfig
 from tests.bench.train import MODEL
 from tests.fakes.learning import NOON, FakeWeights, fake_ports, make_batch, version_of
 
 DEMO = PROFILES["smollm2"]
 CHAMPION = "p" * 64
 TURNS, ASKED = 48, 160
+ADAPTERS = msgspec.toml.decode(DEMO.adapters)["training"]["lora"]
+
+
+def adapters(**changes: float) -> LoraConfig:
+    """Those of the demo, but for these."""
+    return LoraConfig(**{**ADAPTERS, **changes})
+
+
 ROWS: dict[str, dict[str, Any]] = {
     "demo": {},
-    "two-steps": {"turns_per_step": 24, "learning_rate": 1e-4},
-    "five-steps": {"turns_per_step": 10, "learning_rate": 4e-5},
-    "faster": {"learning_rate": 1.8e-4},
+    "slower": {"lora": adapters(learning_rate=1e-3)},
+    "faster": {"lora": adapters(learning_rate=4e-3)},
+    "rank-8": {"lora": adapters(rank=8, alpha=16, learning_rate=4e-3)},
+    "all-parameters": {"lora": None},
+    "all-parameters-two-steps": {"lora": None, "turns_per_step": 24, "learning_rate": 1e-4},
+    "all-parameters-five-steps": {"lora": None, "turns_per_step": 10, "learning_rate": 4e-5},
 }
 """What each changes of the demo's training."""
 HALF_KEPT, THANKS, ANGER, UNDONE, TOO_LONG = 0.5, 0.24, -0.24, -0.3, -0.1
@@ -94,7 +105,7 @@ def learnt(said: Sequence[Answered], changes: dict[str, Any]) -> dict[str, Any]:
     guards = GuardLimits(max_kl_champion=DEMO.max_kl_champion, max_kl_anchor=DEMO.max_kl_anchor)
     config = TrainingConfig(
         learning_rate=DEMO.learning_rate, turns_per_step=DEMO.turns_per_step, loss_tokens=DEMO.max_tokens, kl_beta=0.002,
-        final_pass_turns=16, micro_batch_tokens=1024, guards=guards,
+        final_pass_turns=16, micro_batch_tokens=1024, guards=guards, lora=adapters(),
     )  # fmt: skip
     turns = [
         TurnPayload(

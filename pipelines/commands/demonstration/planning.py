@@ -28,8 +28,6 @@ LONGEST_ANSWER_S = 8.0
 """People ask so many at a time that an answer takes about this long: more at once are faster together and slower each (on two slow cores
 SmolLM2 gives 24 people 130 tokens a second and 64 people 250)."""
 FEWEST_PEOPLE = 6
-TURN_SHARE = 0.4
-"""An update's seconds per turn as a share of a lone turn's: turns share their prompts and are computed together, and Adam comes on top."""
 SHARE_WHILE_TRAINING = 0.5
 """Of the cores, that the update gets beside people who go on working."""
 BESIDE_OTHERS = 0.5
@@ -146,7 +144,7 @@ def _planned(how: Profile, speed: Speed, *, promotions: int) -> Plan:
 def cycle_parts(how: Profile, speed: Speed) -> list[tuple[Part, float]]:
     """One promotion, from the first answer to the new champion."""
     answers, wait = speed.answers_per_s * BESIDE_OTHERS, how.label_wait_s + how.window_s
-    update = how.min_turns * speed.turn_s * TURN_SHARE / SHARE_WHILE_TRAINING + LOADING_S * how.patience
+    update = how.min_turns * speed.turn_s * how.turn_share / SHARE_WHILE_TRAINING + LOADING_S * how.patience
     suite = how.suite_tasks * how.suite_samples / (answers * BESIDE_PEOPLE) + LOADING_S * how.patience  # the champion's half is there
     canary = CANARY_UNITS / answers + 3 * wait + APPROVAL_S
     return [(Part.COLLECT, how.min_turns / answers * 1.2 + wait), (Part.UPDATE, update), (Part.SUITE, suite), (Part.CANARY, canary)]

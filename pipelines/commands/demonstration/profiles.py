@@ -48,19 +48,29 @@ class Profile:
     off_policy_s: float
     """The off-policy gate may take so long in each cycle."""
     default_slot_s: int
+    adapters: str = ""
+    """The table `[training.lora]`; empty where all parameters are trained."""
+    turn_share: float = 0.4
+    """An update's seconds per turn as a share of a lone turn's with all parameters: turns share their prompts and are computed together,
+    adapters need no gradient of the weights, and Adam comes on top."""
     training_threads: int = 0
     """Threads of the update; 0 for all cores."""
     patience: float = 1.0
     """How many times longer than on a fast machine everything that waits for the machine may take: leases, engines, answers, canaries."""
 
 
+ADAPTERS = """\
+[training.lora] # an update of all parameters takes 1.6 times as long for the same gain (make bench-lesson)
+rank = 16
+alpha = 32
+learning_rate = 2e-3"""
 PROFILES = {
     "smollm2": Profile(
         model="ratchet:smollm2-135m-instruct", base_name="smollm2-135m", base_model="HuggingFaceTB/SmolLM2-135M-Instruct",
         memory_bytes=6 * GIB, usual_answers_per_s=5.0, concurrency=24,
-        panel_turns=80, label_wait_s=4.0, max_tokens=48, min_turns=48, max_turns=50, horizons="0,2",
+        panel_turns=96, label_wait_s=4.0, max_tokens=48, min_turns=48, max_turns=50, horizons="0,2",
         learning_rate=1.2e-4, turns_per_step=50, max_kl_champion=1.0, max_kl_anchor=3.0, suite_margin=0.3, suite_samples=2, suite_tasks=24,
-        window_s=1.0, margin=0.20, reward_margin=0.10, off_policy_s=3.0, default_slot_s=60,
+        window_s=1.0, margin=0.20, reward_margin=0.10, off_policy_s=3.0, default_slot_s=60, adapters=ADAPTERS, turn_share=0.25,
     ),
     "tiny": Profile(
         model="ratchet:tiny", base_name="tiny", base_model="ratchet/tiny-random",
