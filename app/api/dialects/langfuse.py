@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from app.api import openapi
 from app.api.dialects.counter import Counter, json_response
-from app.api.dialects.naming import Signal, inference_of, named_inference
+from app.api.dialects.naming import Signal, beside, inference_of, named_inference
 from app.api.entry.access import Caller
 from app.api.telemetry.drafts import AwareTime, EventId, Label, TargetId, decode, members
 from app.domain.access import Scope
@@ -108,4 +108,8 @@ def _signal(raw: bytes | msgspec.Raw) -> Signal:
         id=score_id, key=score.name, value=None if correction else value, inference_id=target,
         episode_id=score.session_id if target is None else None, comment=score.comment,
         demonstration=str(score.value) if correction else None, occurred_at=score.timestamp, source=SOURCE,
+        tags=beside(
+            score.metadata, observation_id=score.observation_id, dataset_run_id=score.dataset_run_id, config_id=score.config_id,
+            source=score.source, environment=score.environment, queue_id=score.queue_id,
+        ),
     )  # fmt: skip

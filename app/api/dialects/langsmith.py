@@ -12,7 +12,7 @@ import msgspec
 from starlette.responses import Response
 
 from app.api.dialects.counter import Counter
-from app.api.dialects.naming import Signal, inference_of, text_of
+from app.api.dialects.naming import Signal, beside, inference_of, text_of
 from app.api.entry.access import Caller
 from app.api.telemetry.drafts import AwareTime, EventId, Label, TargetId, decode
 from app.domain.errors import BadRequest, NotFound
@@ -24,7 +24,7 @@ TEXTS = frozenset({ObservationName.COMMENT, ObservationName.DEMONSTRATION})
 
 
 class LangSmithFeedback(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body as the client sends it; what is `Any` here means nothing to us."""
+    """The body as the client sends it; what is `Any` here means nothing to us and is kept beside the value."""
 
     id: EventId
     key: Label
@@ -96,7 +96,11 @@ async def post(raw: bytes, counter: Counter, caller: Caller) -> Response:
         id=body.id, key=body.key, value=body.score if body.score is not None else body.value, inference_id=inference_of(run),
         episode_id=body.session_id if run is None else None, comment=body.comment, demonstration=text_of(body.correction),
         occurred_at=body.modified_at or body.created_at, source=SOURCE,
-        tags={"label": body.value} if body.score is not None and isinstance(body.value, str) else {},
+        tags=beside(
+            label=body.value if body.score is not None else None, feedback_source=body.feedback_source, extra=body.extra, error=body.error,
+            feedback_config=body.feedback_config, feedback_group_id=body.feedback_group_id,
+            comparative_experiment_id=body.comparative_experiment_id,
+        ),
     )  # fmt: skip
     await counter.put(signal, caller)
     return Response(raw, 200, media_type="application/json")
@@ -117,6 +121,7 @@ async def patch(feedback_id: str, raw: bytes, counter: Counter, caller: Caller) 
         id=feedback_id, key=known.tags.get("key", known.name), value=value, inference_id=known.inference_id,
         episode_id=known.episode_id, comment=body.comment,
         demonstration=text_of(body.correction), occurred_at=None, source=SOURCE,
+        tags={name: text for name, text in known.tags.items() if name not in ("key", "label")},
     )  # fmt: skip
     await counter.replace(signal, caller)
     return Response(raw, 200, media_type="application/json")

@@ -7,6 +7,8 @@ from datetime import datetime
 from typing import Any, cast
 from uuid import UUID
 
+import msgspec
+
 from app.api.telemetry.drafts import Desk, Draft
 from app.domain.errors import BadRequest
 from app.domain.policies import SignalType
@@ -91,6 +93,21 @@ def named_inference(metadata: object) -> str | None:
     """The inference id that a product put into a score's metadata."""
     value = metadata.get("inference_id") if isinstance(metadata, dict) else None
     return value if isinstance(value, str) else None
+
+
+METADATA = "metadata."
+
+
+def beside(metadata: object = None, **said: object) -> dict[str, str]:
+    """Whatever else a system says about a score, as tags: each entry of its metadata under `metadata.NAME` (but the inference that it
+    names), each part of `said` that is there under its own name; what is no text is kept as JSON."""
+    entries = {name: value for name, value in said.items() if value is not None}
+    if isinstance(metadata, dict):
+        named = {"inference_id"} if named_inference(metadata) is not None else set[str]()
+        entries |= {METADATA + name: value for name, value in cast("dict[str, object]", metadata).items() if name not in named}
+    elif metadata is not None:
+        entries["metadata"] = metadata
+    return {name: value if isinstance(value, str) else msgspec.json.encode(value).decode() for name, value in entries.items()}
 
 
 def _scaled(signal: Signal, name: str, desk: Desk) -> object:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from app.api import openapi
 from app.api.dialects.counter import Counter, json_response
-from app.api.dialects.naming import Signal, inference_of, named_inference
+from app.api.dialects.naming import Signal, beside, inference_of, named_inference
 from app.api.telemetry.drafts import Label, TargetId, decode
 from app.domain.errors import BadRequest
 
@@ -81,7 +81,11 @@ def _signal(annotation: Annotation) -> Signal:
         id=hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:32], key=annotation.name,
         value=result.score if result.score is not None else result.label,
         inference_id=target, episode_id=annotation.session_id if target is None else None, comment=result.explanation,
-        occurred_at=None, source=SOURCE, tags={"label": result.label} if result.score is not None and result.label else {},
+        occurred_at=None, source=SOURCE,
+        tags=beside(
+            annotation.metadata, annotator_kind=annotation.annotator_kind, identifier=annotation.identifier or None,
+            label=result.label if result.score is not None else None,
+        ),
     )  # fmt: skip
 
 

@@ -109,8 +109,7 @@ def _fall(config: GatesConfig, evidence: Evidence, metric: MetricConfig, *, of: 
         units_per_look=config.units_per_look,
     )
     units = units_of(evidence.lane_of(config.window_of(metric)), metric.name, prior=evidence.references[metric.name].mean)
-    detection = shiryaev_roberts.advance(detector, shiryaev_roberts.start(detector), units)
-    return Fall(metric=metric.name, detection=detection, log_threshold=detector.log_threshold)
+    return Fall(metric=metric.name, detection=shiryaev_roberts.detect(detector, units), log_threshold=detector.log_threshold)
 
 
 def _judge(

@@ -7,6 +7,7 @@ numbers, never actions. Every formula names its source; "sheet" is the gates spe
                          predictable baselines m_t: running_mean(), with_usual() (CUPED)
     betting.py           Bet, EProcess, Wealth: start / advance / log_e (stream) and log_e_path (batch)
                          harm(), non_inferiority(), two_sided() build the e-processes of the sheet
+    resumed.py           Resumed: a stream that goes on costs only what is new
     family.py            Member, family_evidence(): weighted mixture over metrics, with the cause; combine() for streams
     group_sequential.py  GroupSequentialPlan, evaluate(): Lan-DeMets looks with the score variance
     non_inferiority.py   NonInferiorityPlan, judge(): 0.01 betting + 0.04 group-sequential

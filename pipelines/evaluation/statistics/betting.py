@@ -12,6 +12,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from pipelines.evaluation.statistics.resumed import Resumed
 from pipelines.evaluation.statistics.units import FloatArray, Units, effect, effect_lower_bound, effect_upper_bound
 
 HARM_TARGETS = (0.02, 0.05, 0.10, 0.20)
@@ -108,6 +109,17 @@ def harm_targets(champion_mean: float, *, points: tuple[float, ...] = HARM_TARGE
     return points
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Path:
+    """log E after each unit, and the capital after the last."""
+
+    log_e: FloatArray
+    wealth: Wealth
+
+
+_PATHS: Resumed[_Path] = Resumed()
+
+
 def log_factors(process: EProcess, units: Units) -> FloatArray:
     """log of what each unit multiplies the capital of each target by. [N, J]"""
     return np.hstack([_leg_log_factors(leg, units) for leg in process.legs])
@@ -120,8 +132,8 @@ def start(process: EProcess) -> Wealth:
 
 def advance(process: EProcess, wealth: Wealth, units: Units) -> Wealth:
     """Bet on the next units, one or many; any split of a stream gives the same wealth as the whole batch."""
-    path = _capital_path(process, wealth, units)
-    return Wealth(log_capital=tuple(path[-1].tolist()), units=wealth.units + len(units))
+    capital = _capital_path(process, wealth, units)
+    return Wealth(log_capital=tuple(capital[-1].tolist()), units=wealth.units + len(units))
 
 
 def log_e(process: EProcess, wealth: Wealth) -> float:
@@ -130,8 +142,8 @@ def log_e(process: EProcess, wealth: Wealth) -> float:
 
 
 def log_e_path(process: EProcess, units: Units) -> FloatArray:
-    """log E after each unit. [N]"""
-    return log_mixture(process, _capital_path(process, start(process), units)[1:])
+    """log E after each unit; of a stream that goes on, only what is new is computed. [N]"""
+    return _PATHS.ask(process, units, _Path(log_e=np.empty(0), wealth=start(process)), lambda path, new: _longer(process, path, new)).log_e
 
 
 def log_mixture(process: EProcess, log_capital: FloatArray) -> FloatArray:
@@ -144,6 +156,13 @@ def log_mixture(process: EProcess, log_capital: FloatArray) -> FloatArray:
 def evidence_needed(alpha: float) -> float:
     """log(1/alpha), the log E at which a test at level alpha rejects."""
     return -math.log(alpha)
+
+
+def _longer(process: EProcess, path: _Path, units: Units) -> _Path:
+    capital = _capital_path(process, path.wealth, units)
+    log_e = np.concatenate([path.log_e, log_mixture(process, capital[1:])])
+    log_e.setflags(write=False)  # others are given it as well
+    return _Path(log_e=log_e, wealth=Wealth(log_capital=tuple(capital[-1].tolist()), units=path.wealth.units + len(units)))
 
 
 def _capital_path(process: EProcess, wealth: Wealth, units: Units) -> FloatArray:

@@ -66,8 +66,11 @@ def family_evidence(members: Sequence[Member], *, alpha: float, steps: Sequence[
     yet contributes its starting capital, one of `steps` nothing. Raises ValueError if the weights sum to more than 1 or names repeat.
     """
     _check(members, steps)
-    times = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *(m.units.closed_at for m in members), *(s.at for s in steps)]))
-    logs = np.vstack([*(_log_weighted_at(m, times) for m in members), *(_log_steps_at(s, times) for s in steps)])
+    lanes, lane_of = _distinct([m.units.closed_at for m in members])
+    times = _merged([*lanes, *(s.at for s in steps)])
+    closed = [np.searchsorted(lane, times, side="right") for lane in lanes]
+    rows = [_log_weighted_at(member, closed[lane]) for member, lane in zip(members, lane_of, strict=True)]
+    logs = np.vstack([*rows, *(_log_steps_at(s, times) for s in steps)])
     named = [*members, *steps]
     total = _log_sum(logs)
     crossed = np.flatnonzero(total >= evidence_needed(alpha))
@@ -101,10 +104,26 @@ def _check(members: Sequence[Member], steps: Sequence[Steps]) -> None:
         raise ValueError("a metric appears twice in the family; name each once")
 
 
-def _log_weighted_at(member: Member, times: IntArray) -> FloatArray:
-    """log(weight x E) before anything closed and after each time. [T + 1]"""
+def _distinct(columns: Sequence[IntArray]) -> tuple[list[IntArray], list[int]]:
+    """The different ones, and which of them each is: metrics with the same window close together."""
+    found: list[IntArray] = []
+    which: list[int] = []
+    for column in columns:
+        same = next((k for k, other in enumerate(found) if np.array_equal(column, other)), len(found))
+        found += [column] if same == len(found) else []
+        which.append(same)
+    return found, which
+
+
+def _merged(columns: Sequence[IntArray]) -> IntArray:
+    """Each time once, in order. A stable sort merges what is in order already."""
+    times = np.sort(np.concatenate(columns), kind="stable")
+    return times[np.diff(times, prepend=times[:1] - 1) > 0]
+
+
+def _log_weighted_at(member: Member, closed: IntArray) -> FloatArray:
+    """log(weight x E) before anything closed and after each time, by which so many units had `closed`. [T], ints -> [T + 1]"""
     path = np.concatenate([[0.0], log_e_path(member.process, member.units)])
-    closed = np.searchsorted(member.units.closed_at, times, side="right")
     return math.log(member.weight) + np.concatenate([[0.0], path[closed]])
 
 

@@ -7,6 +7,7 @@ ch. 19) rather than simulation: the density of surviving paths is carried from l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -115,22 +116,22 @@ def look_counts(plan: GroupSequentialPlan, units: Units) -> IntArray:
 def totals_at(units: Units, counts: IntArray | Sequence[int]) -> Totals:
     """Totals over the first n units, for each n in `counts`. [K, S]"""
     strata = np.unique(units.stratum)
-    member = units.stratum[:, None] == strata
-    treated = member & units.treated[:, None]
-    control = member & ~units.treated[:, None]
-    y = units.outcome[:, None]
-    last = np.asarray(counts, dtype=np.int64) - 1
+    stratum = np.searchsorted(strata, units.stratum)
+    counts = np.asarray(counts, dtype=np.int64)
+    part = np.searchsorted(counts, np.arange(len(units)), side="right")  # between which two looks a unit came; those after the last go
+    cell = (part * len(strata) + stratum) * 2 + units.treated
+    shape = (len(counts) + 1, len(strata), 2)
 
-    def upto(values: FloatArray) -> FloatArray:
-        return np.cumsum(values, axis=0)[last]
+    def upto(values: FloatArray | None) -> FloatArray:
+        """Sums per look, stratum and arm. [K, S, 2]"""
+        summed = np.bincount(cell, weights=values, minlength=math.prod(shape)).reshape(shape)
+        return np.cumsum(summed[:-1], axis=0, dtype=np.float64)
 
+    number, total, squares = upto(None), upto(units.outcome), upto(units.outcome**2)
     return Totals(
-        n_treated=upto(treated.astype(np.float64)),
-        n_control=upto(control.astype(np.float64)),
-        sum_treated=upto(treated * y),
-        sum_control=upto(control * y),
-        sum_squares=upto(member * y**2),
-    )
+        n_treated=number[..., 1], n_control=number[..., 0], sum_treated=total[..., 1], sum_control=total[..., 0],
+        sum_squares=squares.sum(axis=-1),
+    )  # fmt: skip
 
 
 def score_z(totals: Totals, threshold: float) -> FloatArray:

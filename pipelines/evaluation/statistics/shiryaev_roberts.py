@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipelines.evaluation.statistics.betting import EProcess, log_factors, log_mixture
+from pipelines.evaluation.statistics.resumed import Resumed
 from pipelines.evaluation.statistics.units import Units
 
 UNITS_PER_LOOK = 200
@@ -50,6 +51,14 @@ def start(detector: Detector) -> Detection:
     """Nothing seen yet."""
     targets = sum(len(leg.targets) for leg in detector.process.legs)
     return Detection(log_statistic=(-math.inf,) * targets, log_open=(0.0,) * targets, open_units=0, units=0, alarmed_at=None)
+
+
+_DETECTIONS: Resumed[Detection] = Resumed()
+
+
+def detect(detector: Detector, units: Units) -> Detection:
+    """Where the detector stands after a whole stream; of one that goes on, only what is new is computed."""
+    return _DETECTIONS.ask(detector, units, start(detector), lambda detection, new: advance(detector, detection, new))
 
 
 def advance(detector: Detector, detection: Detection, units: Units) -> Detection:

@@ -84,10 +84,61 @@ def test_phoenix_annotates_traces_and_sessions_and_is_told_what_can_be_about_not
     assert [(o.inference_id, o.episode_id, o.name, o.value) for o in observed(inbox)] == [
         (inference, None, "rating", True), (None, episode, "comment", "went well"),
     ]  # fmt: skip
-    assert observed(inbox)[0].tags == {"key": "thumb", "label": "great"}
+    assert observed(inbox)[0].tags == {"key": "thumb", "label": "great", "annotator_kind": "HUMAN"}
     client = Client(base_url=url, api_key="k")
     with pytest.raises(httpx.HTTPStatusError):
         client.spans.add_span_annotation(span_id="f" * 16, annotation_name="rating", annotator_kind="HUMAN", score=1, sync=True)
+
+
+def test_what_else_a_system_says_about_a_score_is_kept_beside_it(url: str, inbox: MemoryInbox) -> None:
+    """Metadata was read for the inference that it may name, and gone: the answer said that all of it was stored."""
+    inference, run = uuid7(), uuid7()
+    langfuse = {
+        "id": "s", "traceId": "t", "name": "quality", "value": 0.7, "environment": "staging", "queueId": "q1",
+        "metadata": {"inference_id": inference, "reviewer": "team a", "checks": {"links": 3}},
+    }  # fmt: skip
+    httpx.post(f"{url}/api/public/scores", json=langfuse).raise_for_status()
+    phoenix = {
+        "span_id": UUID(inference).hex, "name": "quality", "annotator_kind": "CODE", "identifier": "v2", "result": {"score": 0.5},
+        "metadata": {"key": "theirs", "label": 1},
+    }  # fmt: skip
+    httpx.post(f"{url}/v1/span_annotations", json={"data": [phoenix]}).raise_for_status()
+    langsmith = {
+        "id": str(UUID(run)), "key": "quality", "run_id": run, "score": 0.9, "value": {"of": 1}, "extra": {"model": "judge"},
+        "feedback_source": {"type": "api", "metadata": {"who": "a"}},
+    }  # fmt: skip
+    httpx.post(f"{url}/feedback", json=langsmith).raise_for_status()
+    assert [(o.inference_id, o.value, o.tags) for o in observed(inbox)] == [
+        (inference, 0.7, {"environment": "staging", "queue_id": "q1", "metadata.reviewer": "team a", "metadata.checks": '{"links":3}'}),
+        (inference, 0.5, {"annotator_kind": "CODE", "identifier": "v2", "metadata.key": "theirs", "metadata.label": "1"}),
+        (run, 0.9, {
+            "label": '{"of":1}', "feedback_source": '{"type":"api","metadata":{"who":"a"}}', "extra": '{"model":"judge"}',
+        }),
+    ]  # fmt: skip
+    httpx.patch(f"{url}/feedback/{langsmith['id']}", json={"score": 0.1}).raise_for_status()
+    assert (observed(inbox)[-1].value, observed(inbox)[-1].tags["extra"]) == (0.1, '{"model":"judge"}')
+    found = httpx.get(f"{url}/v1/observations", params={"inference_id": inference}).json()["data"]
+    assert [o["tags"]["metadata.reviewer"] for o in found if "metadata.reviewer" in o["tags"]] == ["team a"]
+
+
+def test_the_metadata_of_an_mlflow_assessment_comes_back(url: str, inbox: MemoryInbox) -> None:
+    inference = uuid7()
+    traces = f"{url}/api/3.0/mlflow/traces/tr-{UUID(inference).hex}/assessments"
+    said_so = {
+        "assessment_name": "quality", "source": {"source_type": "LLM_JUDGE", "source_id": "judge-1"}, "feedback": {"value": 0.4},
+        "metadata": {"prompt": "v3"},
+    }  # fmt: skip
+    made = httpx.post(traces, json={"assessment": said_so}).json()["assessment"]
+    assert observed(inbox)[0].tags == {"metadata.prompt": "v3", "source": '{"source_type":"LLM_JUDGE","source_id":"judge-1"}'}
+    found = httpx.get(f"{traces}/{made['assessment_id']}").json()["assessment"]
+    assert (found["metadata"], found["feedback"]["value"]) == ({"prompt": "v3"}, 0.4)
+
+
+def test_metadata_of_more_entries_than_an_object_may_have_is_refused_and_nothing_is_kept(url: str, inbox: MemoryInbox) -> None:
+    score = {"id": "s", "traceId": "t", "name": "quality", "value": 0.7, "metadata": {f"n{k}": "x" for k in range(5000)}}
+    answer = httpx.post(f"{url}/api/public/scores", json=score)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "too_many_keys")
+    assert inbox.events == {}
 
 
 def test_what_was_said_about_an_answer_can_be_read_back(url: str, inbox: MemoryInbox) -> None:
