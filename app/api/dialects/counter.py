@@ -120,7 +120,7 @@ class Counter:
         """The observations of each, and whether there is much in any of them that is searched for personal data."""
         said = [or_refused(partial(self._drafts, record, signal_of)) for record in records]
         parts = (draft for found in said if isinstance(found, list) for draft in found)
-        return said, any(self.door.to_redact(draft.value) > SMALL_CHARS for draft in parts)
+        return said, any(self.door.to_redact(draft) > SMALL_CHARS for draft in parts)
 
     def _drafts(self, record: R, signal_of: Callable[[R], Signal]) -> list[Draft]:
         return list(drafts(signal_of(record), self.door.desk))

@@ -47,11 +47,11 @@ class Door:
     async def prepared(self, draft: Draft, caller: Caller) -> CloudEvent:
         """The event of a draft, its texts redacted beside the event loop where there is much to read. Raises as `Desk.observation` does."""
         work = partial(self.desk.observation, draft, caller)
-        return await self.workshop.do(work, chars=self.to_redact(draft.value), share=caller.share)
+        return await self.workshop.do(work, chars=self.to_redact(draft), share=caller.share)
 
-    def to_redact(self, value: object) -> int:
+    def to_redact(self, draft: Draft) -> int:
         """Characters that will be searched for personal data; 0 where no policy asks for it."""
-        return characters(value, at_most=self.desk.limits.redacted_chars) if self.desk.redacts else 0
+        return characters(draft.said, at_most=self.desk.limits.redacted_chars) if self.desk.redacts else 0
 
     async def retract(self, draft: RetractionDraft, caller: Caller) -> Answer:
         """One retraction."""

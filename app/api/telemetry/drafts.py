@@ -49,6 +49,11 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Who, in the product's own terms; stored as a pseudonym only."""
     tags: dict[str, str] = {}
 
+    @property
+    def said(self) -> list[Any]:
+        """What may hold personal data: value and tags."""
+        return [self.value, self.tags]
+
 
 class RetractionDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A retraction before the door has filled in what the caller may leave out."""
@@ -182,17 +187,18 @@ class Desk:
         now = self.clock()
         occurred_at = draft.occurred_at or now
         _check_time(occurred_at, now)
+        value, tags = self._redacted(policy, draft.said)
         observation = Observation(
             id=draft.id or _content_id(draft, policy),
             policy=policy,
             inference_id=draft.inference_id,
             episode_id=draft.episode_id,
             name=draft.name,
-            value=self._redacted(policy, draft.value),
+            value=value,
             occurred_at=occurred_at,
             source=source_of(draft.source, caller),
             actor=hash_actor(draft.actor, salt=self.actor_salt) if draft.actor else None,
-            tags=draft.tags,
+            tags=tags,
         )
         kind = CloudEvent if draft.occurred_at is not None else TimedHere
         return kind(
@@ -234,7 +240,7 @@ class Desk:
             return self.policies[policy].signals if policy in self.policies else {}
         return self.signals
 
-    def _redacted(self, policy: str | None, value: object) -> object:
+    def _redacted(self, policy: str | None, value: list[Any]) -> list[Any]:
         """Texts of policies that ask for it; of every caller whose policy is not known when any policy asks for it."""
         named = self.policies.get(policy) if policy is not None else None
         asked = named.redact if named is not None else self.redacts

@@ -222,7 +222,10 @@ def test_a_key_for_one_policy_writes_to_that_policy_under_names_of_its_own() -> 
 
 def test_texts_are_redacted_where_the_policy_asks_for_it() -> None:
     client, inbox = service(policies={"composer": policy_config(redact=True)})
-    client.post("/v1/events", json=thumb(1, name="follow_up", value="mail me at ada@example.org please"))
-    (event,) = inbox.events.values()
-    assert b"ada@example.org" not in event.data
-    assert b"[EMAIL]" in event.data
+    said = "mail me at ada@example.org please"
+    client.post("/v1/events", json=thumb(1, name="follow_up", value=said))
+    client.post("/v1/events", json=thumb(2, name="follow_up", value="thanks", tags={"note": said}))
+    for event in inbox.events.values():
+        assert b"ada@example.org" not in event.data
+        assert b"[EMAIL]" in event.data
+    assert len(inbox.events) == 2
