@@ -20,8 +20,9 @@ State = TypeVar("State")
 
 SHORTEST = 1024
 """Streams below this are followed whole: that takes no longer than to recognise them."""
-MOST = 128
-"""Streams that are remembered: the newest. A canary with sixteen metrics asks about twenty questions, and a champion as many."""
+MOST = 16_000_000
+"""Units of all remembered streams together, of which a path of log E takes 128 MB: the stream that was asked for longest ago goes first. A
+canary asks about twenty questions of each of its units, and so does a champion."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,7 +57,7 @@ class Resumed(Generic[State]):
         with self._lock:
             self._known[key] = _Known(units=len(units), fingerprint=fingerprint.over(units, len(units)), state=state)
             self._known.move_to_end(key)
-            while len(self._known) > self._most:
+            while sum(known.units for known in self._known.values()) > self._most:
                 self._known.popitem(last=False)
         return state
 

@@ -63,10 +63,17 @@ def test_another_question_a_shorter_stream_and_another_stream_know_nothing_of_it
 
 
 def test_only_the_newest_streams_are_remembered() -> None:
-    resumed, counted = Resumed[Wealth](most=2, shortest=8), Counted()
+    resumed, counted = Resumed[Wealth](most=50, shortest=8), Counted()
     for seed in (1, 2, 3, 1, 3):
         resumed.ask("harm", stream(20, seed=seed), betting.start(PROCESS), counted)
     assert counted.given == [20, 20, 20, 20]  # the last was known
+
+
+def test_a_stream_longer_than_all_that_is_remembered_is_followed_whole_each_time() -> None:
+    resumed, counted = Resumed[Wealth](most=50, shortest=8), Counted()
+    for _ in range(2):
+        resumed.ask("harm", stream(60), betting.start(PROCESS), counted)
+    assert counted.given == [60, 60]
 
 
 def test_what_is_too_short_is_not_remembered() -> None:
