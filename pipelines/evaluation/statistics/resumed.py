@@ -40,6 +40,7 @@ class Resumed(Generic[State]):
     def __init__(self, *, most: int = MOST, shortest: int = SHORTEST) -> None:
         self._most, self._shortest = most, shortest
         self._known: OrderedDict[tuple[Hashable, bytes], _Known[State]] = OrderedDict()
+        self._units = 0
         self._lock = Lock()
 
     def ask(self, question: Hashable, units: Units, start: State, advance: Callable[[State, Units], State]) -> State:
@@ -54,12 +55,17 @@ class Resumed(Generic[State]):
             followed, state = known.units, known.state
         if followed < len(units):
             state = advance(state, units.between(followed, len(units)))
-        with self._lock:
-            self._known[key] = _Known(units=len(units), fingerprint=fingerprint.over(units, len(units)), state=state)
-            self._known.move_to_end(key)
-            while sum(known.units for known in self._known.values()) > self._most:
-                self._known.popitem(last=False)
+        self._remember(key, _Known(units=len(units), fingerprint=fingerprint.over(units, len(units)), state=state))
         return state
+
+    def _remember(self, key: tuple[Hashable, bytes], known: _Known[State]) -> None:
+        with self._lock:
+            before = self._known.pop(key, None)
+            self._known[key] = known
+            self._units += known.units - (0 if before is None else before.units)
+            while self._units > self._most:
+                _, gone = self._known.popitem(last=False)
+                self._units -= gone.units
 
 
 class _Fingerprint:
