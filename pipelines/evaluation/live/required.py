@@ -9,7 +9,7 @@ from pipelines.evaluation.config import GatesConfig, MetricClass, MetricConfig
 from pipelines.evaluation.counting.evidence import Evidence
 from pipelines.evaluation.counting.references import bounded
 from pipelines.evaluation.live.harm import LEAST_LOOKS, reference_of, units_of
-from pipelines.evaluation.statistics.betting import evidence_needed, log_e_path
+from pipelines.evaluation.statistics.betting import evidence_needed, log_e_path_so_far
 from pipelines.evaluation.statistics.confidence import betting_interval
 from pipelines.evaluation.statistics.non_inferiority import NonInferiority, NonInferiorityPlan, judge
 from pipelines.evaluation.statistics.proxy_gold import gap_process, gap_units
@@ -80,7 +80,7 @@ def gap_found(config: GatesConfig, evidence: Evidence) -> bool:
         probability=np.frombuffer(lane.probability, dtype="<f8"), baseline=before,
     )  # fmt: skip
     variance = evidence.references[proxy.name].variance + evidence.references[gold.name].variance
-    path = log_e_path(gap_process(margin=GAP_MARGIN, variance=variance), units)
+    path = log_e_path_so_far(gap_process(margin=GAP_MARGIN, variance=variance), units)
     return float(path.max(initial=0.0)) >= evidence_needed(config.alpha_data)
 
 

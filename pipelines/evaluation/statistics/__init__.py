@@ -5,7 +5,7 @@ numbers, never actions. Every formula names its source; "sheet" is the gates spe
 
     units.py             Units: outcome, arm, probability, baseline; Z and its bounds; cluster() sessions into units
                          predictable baselines m_t: running_mean(), with_usual() (CUPED)
-    betting.py           Bet, EProcess, Wealth: start / advance / log_e (stream) and log_e_path (batch)
+    betting.py           Bet, EProcess, Wealth: start / advance / log_e (stream) and log_e_path (batch, so_far)
                          harm(), non_inferiority(), two_sided() build the e-processes of the sheet
     resumed.py           Resumed: a stream that goes on costs only what is new
     family.py            Member, family_evidence(): weighted mixture over metrics, with the cause; combine() for streams

@@ -142,8 +142,14 @@ def log_e(process: EProcess, wealth: Wealth) -> float:
 
 
 def log_e_path(process: EProcess, units: Units) -> FloatArray:
-    """log E after each unit; of a stream that goes on, only what is new is computed. [N]"""
-    return _PATHS.ask(process, units, _Path(log_e=np.empty(0), wealth=start(process)), lambda path, new: _longer(process, path, new)).log_e
+    """log E after each unit. [N]"""
+    return log_mixture(process, _capital_path(process, start(process), units)[1:])
+
+
+def log_e_path_so_far(process: EProcess, units: Units) -> FloatArray:
+    """`log_e_path` of a stream that is asked about again when it is longer: only what is new is computed, and nobody may write to it. [N]"""
+    nothing = _Path(log_e=np.empty(0), wealth=start(process))
+    return _PATHS.ask(process, units, nothing, lambda path, new: _longer(process, path, new)).log_e
 
 
 def log_mixture(process: EProcess, log_capital: FloatArray) -> FloatArray:

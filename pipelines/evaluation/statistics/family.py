@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipelines.evaluation.statistics.betting import EProcess, evidence_needed, log_e_path
+from pipelines.evaluation.statistics.betting import EProcess, evidence_needed, log_e_path_so_far
 from pipelines.evaluation.statistics.units import FloatArray, IntArray, Units
 
 
@@ -123,7 +123,7 @@ def _merged(columns: Sequence[IntArray]) -> IntArray:
 
 def _log_weighted_at(member: Member, closed: IntArray) -> FloatArray:
     """log(weight x E) before anything closed and after each time, by which so many units had `closed`. [T], ints -> [T + 1]"""
-    path = np.concatenate([[0.0], log_e_path(member.process, member.units)])
+    path = np.concatenate([[0.0], log_e_path_so_far(member.process, member.units)])
     return math.log(member.weight) + np.concatenate([[0.0], path[closed]])
 
 

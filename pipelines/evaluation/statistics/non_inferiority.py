@@ -51,7 +51,7 @@ class NonInferiority:
 def judge(plan: NonInferiorityPlan, units: Units) -> NonInferiority:
     """Ask both halves at every unit and every planned look so far."""
     process = betting.non_inferiority(margin=plan.margin, variance=plan.variance)
-    path = betting.log_e_path(process, units)
+    path = betting.log_e_path_so_far(process, units)
     peak = float(path.max(initial=0.0))
     needed = betting.evidence_needed(plan.alpha_betting)
     looks = group_sequential.evaluate(plan.group_sequential, units, threshold=-plan.margin, tail=Tail.ABOVE)
