@@ -147,7 +147,7 @@ def log_e_path(process: EProcess, units: Units) -> FloatArray:
 
 
 def log_e_path_so_far(process: EProcess, units: Units) -> FloatArray:
-    """`log_e_path` of a stream that is asked about again when it is longer: only what is new is computed, and nobody may write to it. [N]"""
+    """`log_e_path` of a stream that is asked about again when it is longer: only what is new is computed. Read-only. [N]"""
     nothing = _Path(log_e=np.empty(0), wealth=start(process))
     return _PATHS.ask(process, units, nothing, lambda path, new: _longer(process, path, new)).log_e
 
