@@ -28,7 +28,7 @@ from app.api import openapi
 from app.api.chat.style import bounded
 from app.api.dialects import otlp_json
 from app.api.dialects.counter import Counter
-from app.api.dialects.naming import Signal, inference_of
+from app.api.dialects.naming import Signal, beside, inference_of
 from app.api.telemetry.intake import more_than
 from app.api.workshop import breathe
 from app.domain.errors import BadRequest, Overloaded
@@ -37,6 +37,7 @@ from app.listening.errors import HttpError
 SOURCE = "sdk:otel"
 PROTOBUF = "application/x-protobuf"
 EVENT = "gen_ai.evaluation.result"
+ABOUT, READ = "gen_ai.evaluation.", frozenset({"name", "score.value", "score.label", "explanation"})
 MOST_LOOKED_AT = 20_000
 """Resources, scopes, records and events in one body, whatever about; an exporter sends 512 at once. A microsecond each."""
 TAG, MOST_TAGS = b"\x12", 80_000
@@ -207,21 +208,27 @@ def _hex(id_: bytes | str | None) -> str:
 
 def _signal(found: Evaluation) -> Signal:
     """The score of an event. Raises `BadRequest` where the name or every id is missing."""
-    name = found.attributes.get("gen_ai.evaluation.name")
+    name = found.attributes.get(f"{ABOUT}name")
     if not isinstance(name, str):
-        raise BadRequest("gen_ai.evaluation.name is missing", param="gen_ai.evaluation.name")
-    score = found.attributes.get("gen_ai.evaluation.score.value")
+        raise BadRequest(f"{ABOUT}name is missing", param=f"{ABOUT}name")
+    score, label = found.attributes.get(f"{ABOUT}score.value"), found.attributes.get(f"{ABOUT}score.label")
     response = found.attributes.get("gen_ai.response.id")
     conversation = found.attributes.get("gen_ai.conversation.id")
     target = str(response) if response else None if conversation else inference_of(found.trace_id or None)
     identity = f"{found.trace_id}:{found.span_id}:{found.time_ns}:{name}:{response}:{conversation}"
     return Signal(
         id=hashlib.sha256(identity.encode()).hexdigest()[:32], key=name,
-        value=score if score is not None else found.attributes.get("gen_ai.evaluation.score.label"),
+        value=score if score is not None else label,
         inference_id=target, episode_id=str(conversation) if conversation and not response else None,
-        comment=_text(found.attributes.get("gen_ai.evaluation.explanation")),
+        comment=_text(found.attributes.get(f"{ABOUT}explanation")),
         occurred_at=_EPOCH + timedelta(microseconds=found.time_ns // 1000) if found.time_ns else None, source=SOURCE,
+        tags=beside(label=label if score is not None else None, **_besides(found.attributes)),
     )  # fmt: skip
+
+
+def _besides(attributes: dict[str, Any]) -> dict[str, Any]:
+    """What else is said about the evaluation itself, not about the span that it lies in."""
+    return {name: value for name, value in attributes.items() if name.startswith(ABOUT) and name.removeprefix(ABOUT) not in READ}
 
 
 def _text(value: object) -> str | None:

@@ -260,12 +260,14 @@ def test_evaluation_results_come_over_otlp(url: str, inbox: MemoryInbox) -> None
     logger = provider.get_logger("test")
     attributes = {
         "gen_ai.evaluation.name": "quality", "gen_ai.evaluation.score.value": 0.75, "gen_ai.response.id": inference,
-        "gen_ai.evaluation.explanation": "clear",
+        "gen_ai.evaluation.explanation": "clear", "gen_ai.evaluation.score.label": "good", "gen_ai.evaluation.judge": "j1",
+        "gen_ai.request.model": "composer",
     }  # fmt: skip
     logger.emit(LogRecord(timestamp=time.time_ns(), event_name="gen_ai.evaluation.result", attributes=attributes))
     logger.emit(LogRecord(timestamp=time.time_ns(), event_name="something.else", attributes={}))
     provider.shutdown()
     assert said(inbox) == [(inference, "quality", 0.75), (inference, "comment", "clear")]
+    assert observed(inbox)[0].tags == {"label": "good", "gen_ai.evaluation.judge": "j1"}
 
 
 def test_otlp_json_is_read_too_and_a_busy_inbox_is_a_503(url: str, inbox: MemoryInbox) -> None:
