@@ -5,7 +5,7 @@
              they push and nothing else. The hostile accounts together say as much as all honest people, however few they are: rating is
              cheap for a program. They were there before, as everybody: no rule about newcomers helps
     slot     the real cut (`pipelines.batching`: quarantine, caps, weights), one exact policy-gradient step, and the real paired suite
-             (`pipelines.evaluation.statistics.paired`), which a candidate has to pass to become champion
+             (`pipelines.evaluation.statistics.suites.paired`), which a candidate has to pass to become champion
 
 Per attack and share of hostile people, medians over seeds: `backdoor_rate` how often the last champion answers as pushed (beside it
 `clean_rate` where they are silent), `reward_lost` what honest people lose, `caught_before_batch` by how much the hostile share of what the
@@ -32,7 +32,7 @@ import numpy as np
 from app.domain.errors import Held
 from app.domain.learning.batches import LabelledTurn
 from pipelines.batching import BatchingConfig, cut_batch
-from pipelines.evaluation.statistics import paired
+from pipelines.evaluation.statistics.suites import paired
 from tests.fakes.batching import MemoryBatchStore
 
 BEGAN = datetime(2026, 11, 1, tzinfo=UTC)

@@ -15,7 +15,7 @@ numbers, never actions. Every formula names its source; "sheet" is the gates spe
     srm.py               sequential sample-ratio and feedback-coverage test
     shiryaev_roberts.py  change detector for the time after promotion
     power.py             N_max, time to detect, attainable margin, plan_canary() which accepts or refuses
-    paired.py            offline suites: cluster bootstrap, permutation, Holm, best-of-k, rule of three
+    suites/paired.py     offline suites: cluster bootstrap, permutation, Holm, best-of-k, rule of three
     off_policy.py        veto or ramp hint from logged turns
     monitors.py          reward-hack monitors
     proxy_gold.py        proxy-gold gap alarm

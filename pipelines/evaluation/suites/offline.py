@@ -12,7 +12,7 @@ remembered under the comparison alone, so that a killed cycle goes on with the a
 gate inconclusive; it never scores zero by accident.
 
 A suite that an equal candidate would seldom pass is refused with what would help (`min_power`): it would stop the loop and look like a
-broken product. One suite meets 144 candidates a month, so its level is invested (`statistics/alpha_investing.py`).
+broken product. One suite meets 144 candidates a month, so its level is invested (`statistics/suites/alpha_investing.py`).
 """
 
 import asyncio
@@ -29,8 +29,8 @@ import numpy as np
 from app.domain.errors import RatchetError, Unavailable
 from app.domain.ports import Clock, Engines, ProgressLog
 from app.domain.release.gates import GateName, GateResult, Verdict, content_hash
-from pipelines.evaluation.statistics.alpha_investing import ALPHA, level_now
-from pipelines.evaluation.statistics.paired import (
+from pipelines.evaluation.statistics.suites.alpha_investing import ALPHA, level_now
+from pipelines.evaluation.statistics.suites.paired import (
     PairedComparison,
     attainable_margin,
     best_of_k,

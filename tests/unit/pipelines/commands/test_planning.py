@@ -6,7 +6,7 @@ import pytest
 from app.domain.errors import BadConfig
 from pipelines.commands.demonstration.planning import CYCLE, MOST_PATIENCE, Forecast, Part, Speed, fit, spoken
 from pipelines.commands.demonstration.profiles import GIB, PROFILES, Profile, require_memory
-from pipelines.evaluation.statistics.paired import compare
+from pipelines.evaluation.statistics.suites.paired import compare
 
 REAL = PROFILES["smollm2"]
 

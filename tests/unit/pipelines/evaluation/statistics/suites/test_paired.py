@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.evaluation.statistics import paired
-from pipelines.evaluation.statistics.paired import SuiteVerdict
+from pipelines.evaluation.statistics.suites import paired
+from pipelines.evaluation.statistics.suites.paired import SuiteVerdict
 from pipelines.evaluation.statistics.units import FloatArray
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pipelines.evaluation.statistics.alpha_investing import BUDGET, level_now
+from pipelines.evaluation.statistics.suites.alpha_investing import BUDGET, level_now
 
 MONTH = 144
 
