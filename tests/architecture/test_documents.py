@@ -70,3 +70,15 @@ def test_a_linked_file_is_there(text: str, request: pytest.FixtureRequest) -> No
     document = DOCUMENTS[NAMES.index(request.node.callspec.id)]
     links = [link.split("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
     assert [link for link in links if link and not (document.parent / link).exists()] == []
+
+
+def test_a_quoted_test_is_one(text: str) -> None:
+    """`tests/.../test_x.py::test_y`, or `::test_z` of the file that was quoted last."""
+    quoted: list[tuple[str, str]] = []
+    for file, name in re.findall(r"`(tests/[\w/.]+\.py)?::(test_\w+)`", text):
+        quoted.append((file or quoted[-1][0], name))
+    assert [test for test in quoted if f"def {test[1]}(" not in (ROOT / test[0]).read_text()] == []
+
+
+def test_a_quoted_file_of_tests_is_there(text: str) -> None:
+    assert [file for file in re.findall(r"`(tests/[\w/.]+\.py)", text) if not (ROOT / file).is_file()] == []
