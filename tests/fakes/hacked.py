@@ -17,7 +17,8 @@ from pipelines.evaluation.counting.evidence import Evidence, micros
 from pipelines.evaluation.counting.references import Reference, references_of
 from pipelines.evaluation.counting.unit_book import UnitBook
 from pipelines.evaluation.live.decide import Decision, decide
-from tests.fakes.sessions import AT, session
+from tests.fakes.evidence import counted
+from tests.fakes.sessions import session
 
 CONFIG = GatesConfig(stages=(StageConfig(share=0.5, units=0, minutes=0.0, least_units=0),), window_s=10.0, settle_s=1.0, min_power=0.0)
 """The production metrics and error probabilities, at the last stage."""
@@ -144,9 +145,7 @@ def _evidence(book: UnitBook, config: GatesConfig, references: dict[str, Referen
     last = book.last_session_at
     assert last is not None
     at = micros(last + timedelta(seconds=1))
-    return Evidence(
-        release_id="r", policy="tab", digest="v2", champion="v1", at=at, state="CANARY", stage=0, stage_since=micros(AT), since=micros(AT),
-        lanes=book.lanes(), assigned=book.assigned(), duplicates=book.duplicates, swapped=book.swapped, late=book.late, lag_s=0.0,
-        last_session_at=micros(last), held_since=None, found_earlier=(), references=references,
-        n_max={metric.name: most for metric in config.required}, declared_share=0.5, slos=book.slos(), profiles=book.profiles(), hard=(),
+    return counted(
+        book, references, at=at, stage=0, last_session_at=micros(last), n_max={metric.name: most for metric in config.required},
+        profiles=book.profiles(),
     )  # fmt: skip

@@ -16,6 +16,7 @@ from pipelines.evaluation.counting.evidence import Evidence, micros
 from pipelines.evaluation.counting.habits import habits_of, with_explained
 from pipelines.evaluation.counting.unit_book import UnitBook
 from pipelines.evaluation.live.decide import Decision, decide
+from tests.fakes.evidence import counted
 
 BEGINS = datetime(2026, 11, 21, 6, tzinfo=UTC)
 ENDS = frozenset({CanaryAction.ABORT, CanaryAction.READY, CanaryAction.INCONCLUSIVE})
@@ -129,11 +130,7 @@ class Ramp:
         )  # fmt: skip
 
     def _evidence(self, book: UnitBook, references: dict[str, Any], *, now: datetime, stage_since: datetime) -> Evidence:
-        return Evidence(
-            release_id="r", policy="tab", digest="v2", champion="v1", at=micros(now), state="CANARY", stage=self.stage,
-            stage_since=micros(stage_since), since=micros(BEGINS), lanes=book.lanes(), assigned=book.assigned(),
-            duplicates=book.duplicates, swapped=book.swapped, late=book.late, lag_s=0.0, last_session_at=micros(now), held_since=None,
-            found_earlier=(), references=references, n_max=dict.fromkeys(references, 1_000_000),
-            declared_share=0.5, slos=book.slos(), turn_looks=book.turn_looks(),
-            hard=(),
+        return counted(
+            book, references, at=micros(now), stage=self.stage, stage_since=micros(stage_since), since=micros(BEGINS),
+            n_max=dict.fromkeys(references, 1_000_000), turn_looks=book.turn_looks(),
         )  # fmt: skip

@@ -30,6 +30,7 @@ from pipelines.evaluation.live.decide import Decision
 from pipelines.evaluation.live.slo import LEAST_PEOPLE
 from tests.bench.common.sections import Section, error_of, repetitions_of
 from tests.bench.gate_cells.harm import ALPHA, harm_found, plain_units
+from tests.fakes.evidence import counted
 from tests.fakes.releases import ReleaseRoom, release_room
 
 AT = datetime(2026, 11, 21, tzinfo=UTC)
@@ -148,11 +149,7 @@ def _incident(dice: random.Random, fails: Callable[[str], float]) -> tuple[int, 
 
 def _evidence(book: UnitBook, references: dict[str, Reference], *, seconds: int) -> Evidence:
     now = micros(AT + timedelta(seconds=seconds))
-    return Evidence(
-        release_id="r", policy="tab", digest="v2", champion="v1", at=now, state="CHAMPION", stage=0, stage_since=micros(AT),
-        since=micros(AT), lanes=book.lanes(), assigned=book.assigned(), duplicates=0, swapped=0, late=0, lag_s=0.0, last_session_at=now,
-        held_since=None, found_earlier=(), references=references, n_max={}, declared_share=0.5, slos=book.slos(), hard=(),
-    )  # fmt: skip
+    return counted(book, references, at=now, state="CHAMPION", stage=0, stage_since=micros(AT), since=micros(AT))
 
 
 def _turn(number: int, person: int, arm: str, *, bad: bool, every_s: float = 1.0) -> Session:

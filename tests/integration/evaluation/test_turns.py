@@ -7,11 +7,12 @@ from app.domain.release.gates import CanaryAction
 from app.domain.release.sessions import Session
 from pipelines.evaluation.config import GatesConfig, Good, MetricClass, MetricConfig
 from pipelines.evaluation.counting.drawings import canary_drawing
-from pipelines.evaluation.counting.evidence import Evidence, micros
+from pipelines.evaluation.counting.evidence import micros
 from pipelines.evaluation.counting.measures import of_unit
 from pipelines.evaluation.counting.references import references_of
 from pipelines.evaluation.counting.unit_book import UnitBook
 from pipelines.evaluation.live.decide import Decision, decide
+from tests.fakes.evidence import counted
 from tests.fakes.sessions import AT, session
 from tests.fakes.watching import small_gates
 
@@ -27,12 +28,7 @@ def judged(config: GatesConfig, history: list[Session], sessions: list[Session])
     book = UnitBook(config, canary_drawing(digest="v2", champion="v1"), references)
     now = max(s.exposed_at for s in sessions) + timedelta(seconds=60)
     book.update(sorted(sessions, key=lambda s: s.exposed_at), now=now)
-    evidence = Evidence(
-        release_id="r", policy="tab", digest="v2", champion="v1", at=micros(now), state="CANARY", stage=2, stage_since=micros(AT),
-        since=micros(AT), lanes=book.lanes(), assigned=book.assigned(), duplicates=0, swapped=0, late=0, lag_s=0.0,
-        last_session_at=micros(now), held_since=None, found_earlier=(), references=references, n_max={"task_success": 9000},
-        declared_share=0.5, slos=(), hard=(),
-    )  # fmt: skip
+    evidence = counted(book, references, at=micros(now), n_max={"task_success": 9000}, slos=())
     return decide(config, evidence)
 
 

@@ -28,6 +28,7 @@ from pipelines.evaluation.counting.unit_book import UnitBook
 from pipelines.evaluation.live.absolute_limits import SloCount
 from pipelines.evaluation.live.champion import decide_champion
 from pipelines.evaluation.live.decide import Cause, decide
+from tests.fakes.evidence import counted
 from tests.fakes.releases import ADA, POLICY, ReleaseRoom, release_room
 from tests.fakes.sessions import AT, people
 from tests.fakes.watching import small_gates
@@ -48,13 +49,8 @@ def _evidence(sessions: list[Session], *, stage: int = 2, **changes: object) -> 
     book = UnitBook(CONFIG, canary_drawing(digest="v2", champion="v1"), references)
     now = (sessions[-1].exposed_at if sessions else AT) + timedelta(seconds=60)
     book.update(sessions, now=now)
-    values: dict[str, object] = {
-        "release_id": "r", "policy": POLICY, "digest": "v2", "champion": "v1", "at": micros(now), "state": "CANARY", "stage": stage,
-        "stage_since": micros(AT), "since": micros(AT), "lanes": book.lanes(), "assigned": book.assigned(), "duplicates": 0, "swapped": 0,
-        "late": 0, "lag_s": 0.0, "last_session_at": micros(now), "held_since": None, "found_earlier": (), "references": references,
-        "n_max": {"task_success": 1500, "reward": 1500}, "declared_share": 0.5, "slos": book.slos(), "hard": (),
-    }  # fmt: skip
-    return Evidence(**{**values, **changes})  # type: ignore[arg-type] - the test's own names
+    values: dict[str, object] = {"policy": POLICY, "stage": stage, "n_max": {"task_success": 1500, "reward": 1500}, **changes}
+    return counted(book, references, **{"at": micros(now), **values})
 
 
 def _early() -> list[Session]:

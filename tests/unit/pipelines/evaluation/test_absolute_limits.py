@@ -17,6 +17,7 @@ from pipelines.evaluation.counting.unit_book import UnitBook
 from pipelines.evaluation.live.champion import decide_champion
 from pipelines.evaluation.live.decide import Decision, decide
 from pipelines.evaluation.statistics.limits import LimitProcess
+from tests.fakes.evidence import counted
 from tests.fakes.sessions import AT, session
 from tests.fakes.watching import small_gates
 
@@ -46,15 +47,9 @@ def _turns(
 
 
 def _evidence(book: UnitBook, *, seconds: int, **changes: object) -> Evidence:
-    now = AT + timedelta(seconds=seconds)
     last = book.last_session_at
-    values: dict[str, object] = {
-        "release_id": "r", "policy": "tab", "digest": "v2", "champion": "v1", "at": micros(now), "state": "CANARY", "stage": 2,
-        "stage_since": micros(AT), "since": micros(AT), "lanes": book.lanes(), "assigned": book.assigned(), "duplicates": 0, "swapped": 0,
-        "late": 0, "lag_s": 0.0, "last_session_at": None if last is None else micros(last), "held_since": None, "found_earlier": (),
-        "references": references_of(CONFIG, []), "n_max": {}, "declared_share": 0.5, "slos": book.slos(), "hard": (),
-    }  # fmt: skip
-    return Evidence(**{**values, **changes})  # type: ignore[arg-type] - the test's own names
+    values: dict[str, object] = {"last_session_at": None if last is None else micros(last), **changes}
+    return counted(book, references_of(CONFIG, []), at=micros(AT + timedelta(seconds=seconds)), **values)
 
 
 def _decided(

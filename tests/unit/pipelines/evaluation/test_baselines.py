@@ -13,7 +13,8 @@ from pipelines.evaluation.counting.evidence import Evidence, micros
 from pipelines.evaluation.counting.references import Reference, bounded, references_of
 from pipelines.evaluation.counting.unit_book import UnitBook
 from pipelines.evaluation.live.decide import decide
-from tests.fakes.sessions import AT, session
+from tests.fakes.evidence import counted
+from tests.fakes.sessions import session
 from tests.fakes.watching import small_gates
 
 CONFIG = small_gates(metrics=tuple(m for m in small_gates().metrics if m.name != "reward"))
@@ -35,12 +36,7 @@ def _evidence(candidate: float, champion: float, *, people: int, seed: int) -> E
     book.update(sessions, now=now)
     last = book.last_session_at
     assert last is not None
-    return Evidence(
-        release_id="r", policy="tab", digest="v2", champion="v1", at=micros(now), state="CANARY", stage=2, stage_since=micros(AT),
-        since=micros(AT), lanes=book.lanes(), assigned=book.assigned(), duplicates=0, swapped=0, late=0, lag_s=0.0,
-        last_session_at=micros(last), held_since=None, found_earlier=(), references=references, n_max={"task_success": people},
-        declared_share=0.5, slos=book.slos(), hard=(),
-    )  # fmt: skip
+    return counted(book, references, at=micros(now), last_session_at=micros(last), n_max={"task_success": people})
 
 
 def test_a_candidate_that_never_succeeds_is_not_ready_because_the_champion_seldom_does() -> None:

@@ -8,6 +8,7 @@ from pipelines.evaluation.config import GatesConfig, MetricClass, MetricConfig, 
 from pipelines.evaluation.counting.evidence import Assigned, Evidence, Lane
 from pipelines.evaluation.counting.references import Reference
 from pipelines.evaluation.live.decide import decide
+from tests.fakes.evidence import calm
 
 HOUR = 3_600_000_000
 CONFIG = GatesConfig(
@@ -34,11 +35,9 @@ def evidence(*, units: int, effect: float, hours: float, n_max: int = 20_000) ->
     )
     arm = int(treated.sum())
     row = Assigned(stratum=0, probability=0.5, treated=arm, control=units - arm, covered_treated=arm, covered_control=units - arm)
-    return Evidence(
-        release_id="rel_1", policy="chat", digest="d" * 64, champion="c" * 64, at=at, state="canary", stage=0, stage_since=0, since=0,
-        lanes=(lane,), assigned=(row,), duplicates=0, swapped=0, late=0, lag_s=0.0, last_session_at=at, held_since=None,
-        found_earlier=(), references={"task_success": Reference(mean=0.6, variance=0.24, units=1000)},
-        n_max={"task_success": n_max}, declared_share=0.5, slos=(), hard=(),
+    return calm(
+        at=at, state="canary", stage=0, stage_since=0, since=0, lanes=(lane,), assigned=(row,), n_max={"task_success": n_max},
+        references={"task_success": Reference(mean=0.6, variance=0.24, units=1000)},
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from pipelines.evaluation.counting.unit_book import UnitBook
 from pipelines.evaluation.live.champion import decide_champion
 from pipelines.evaluation.live.decide import decide
 from pipelines.evaluation.live.harm import harm_of
+from tests.fakes.evidence import counted
 from tests.fakes.sessions import AT, people, session
 from tests.fakes.watching import small_gates
 
@@ -35,13 +36,10 @@ def _evidence(sessions: list[Session], *, stage: int = 2, **changes: object) -> 
     book.update(sessions, now=now)
     last = book.last_session_at
     values: dict[str, object] = {
-        "release_id": "r", "policy": "tab", "digest": "v2", "champion": "v1", "at": micros(now), "state": "CANARY", "stage": stage,
-        "stage_since": micros(AT), "since": micros(AT), "lanes": book.lanes(), "assigned": book.assigned(),
-        "duplicates": book.duplicates, "swapped": book.swapped, "late": book.late, "lag_s": 0.0,
-        "last_session_at": None if last is None else micros(last), "held_since": None, "found_earlier": (), "references": references,
-        "n_max": {"task_success": PEOPLE, "reward": PEOPLE}, "declared_share": 0.5, "slos": book.slos(), "hard": (),
+        "at": micros(now), "stage": stage, "last_session_at": None if last is None else micros(last),
+        "n_max": {"task_success": PEOPLE, "reward": PEOPLE},
     }  # fmt: skip
-    return Evidence(**{**values, **changes})  # type: ignore[arg-type] - the test's own names
+    return counted(book, references, **{**values, **changes})
 
 
 @pytest.fixture(scope="module")

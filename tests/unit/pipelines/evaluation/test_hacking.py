@@ -19,6 +19,7 @@ from pipelines.evaluation.live import hacking
 from pipelines.evaluation.live.champion import decide_champion
 from pipelines.evaluation.live.decide import decide
 from pipelines.evaluation.statistics.monitors import Level
+from tests.fakes.evidence import calm
 from tests.fakes.hacked import CONFIG, HACKS, first_noticed
 from tests.fakes.sessions import AT, session
 
@@ -43,11 +44,7 @@ def test_an_honest_candidate_is_left_alone() -> None:
 
 
 def _evidence(treated: ArmProfile, control: ArmProfile = SOUND) -> Evidence:
-    return Evidence(
-        release_id="r", policy="tab", digest="v2", champion="v1", at=micros(AT), state="CANARY", stage=0, stage_since=micros(AT),
-        since=micros(AT), lanes=(), assigned=(), duplicates=0, swapped=0, late=0, lag_s=0.0, last_session_at=micros(AT), held_since=None,
-        found_earlier=(), references={}, n_max={}, declared_share=0.5, slos=(), profiles=(treated, control), hard=(),
-    )  # fmt: skip
+    return calm(at=micros(AT), stage=0, profiles=(treated, control))
 
 
 def _levels(**changes: object) -> dict[str, Level]:

@@ -9,6 +9,7 @@ from pipelines.evaluation.counting.evidence import Evidence, micros
 from pipelines.evaluation.counting.references import references_of
 from pipelines.evaluation.counting.unit_book import UnitBook
 from pipelines.evaluation.live.live_aa import LOTS, LiveAA, live_aa, live_aa_after, told
+from tests.fakes.evidence import counted
 from tests.fakes.sessions import AT, people
 from tests.fakes.watching import small_gates
 
@@ -19,12 +20,7 @@ def evidence_of(count: int, *, candidate: float = 0.6, champion: float = 0.6) ->
     sessions, references = people(count, candidate=candidate, champion=champion), references_of(CONFIG, [])
     book, now = UnitBook(CONFIG, canary_drawing(digest="v2", champion="v1"), references), AT + timedelta(hours=2)
     book.update(sessions, now=now)
-    return Evidence(
-        release_id="r", policy="tab", digest="v2", champion="v1", at=micros(now), state="CANARY", stage=2, stage_since=micros(AT),
-        since=micros(AT), lanes=book.lanes(), assigned=book.assigned(), duplicates=0, swapped=0, late=0, lag_s=0.0,
-        last_session_at=micros(now), held_since=None, found_earlier=(), references=references, n_max={"task_success": count},
-        declared_share=0.5, slos=(), hard=(),
-    )  # fmt: skip
+    return counted(book, references, at=micros(now), n_max={"task_success": count}, slos=())
 
 
 def test_the_champion_is_no_harm_to_itself_however_bad_the_candidate_is() -> None:
