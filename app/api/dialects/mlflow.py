@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from app.api import openapi
 from app.api.dialects.counter import Counter, json_response
-from app.api.dialects.naming import METADATA, Signal, beside, inference_of, named_inference, text_of
+from app.api.dialects.naming import Signal, beside, inference_of, metadata_in, named_inference, text_of
 from app.api.entry.access import Caller
 from app.api.telemetry.drafts import AwareTime, Label, decode
 from app.domain.access import Scope
@@ -139,8 +139,7 @@ async def _stored(assessment_id: str, trace_id: str, counter: Counter, caller: C
         found["feedback"] = {"value": parts[""].value}
     if ":demonstration" in parts:
         found["expectation"] = {"value": parts[":demonstration"].value}
-    tags = next(iter(parts.values())).tags
-    if metadata := {name.removeprefix(METADATA): text for name, text in tags.items() if name.startswith(METADATA)}:
+    if metadata := metadata_in(next(iter(parts.values())).tags):
         found["metadata"] = metadata
     return found | ({"rationale": parts[":comment"].value} if ":comment" in parts else {})
 

@@ -1,7 +1,7 @@
 """From other systems' scores to our observations: what a score's name, value and trace id mean."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, cast
@@ -95,7 +95,7 @@ def named_inference(metadata: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-METADATA = "metadata."
+_METADATA = "metadata."
 
 
 def beside(metadata: object = None, **said: object) -> dict[str, str]:
@@ -104,10 +104,15 @@ def beside(metadata: object = None, **said: object) -> dict[str, str]:
     entries = {name: value for name, value in said.items() if value is not None}
     if isinstance(metadata, dict):
         named = {"inference_id"} if named_inference(metadata) is not None else set[str]()
-        entries |= {METADATA + name: value for name, value in cast("dict[str, object]", metadata).items() if name not in named}
+        entries |= {_METADATA + name: value for name, value in cast("dict[str, object]", metadata).items() if name not in named}
     elif metadata is not None:
         entries["metadata"] = metadata
     return {name: value if isinstance(value, str) else msgspec.json.encode(value).decode() for name, value in entries.items()}
+
+
+def metadata_in(tags: Mapping[str, str]) -> dict[str, str]:
+    """The entries of metadata that `beside` put into tags."""
+    return {name.removeprefix(_METADATA): text for name, text in tags.items() if name.startswith(_METADATA)}
 
 
 def _scaled(signal: Signal, name: str, desk: Desk) -> object:

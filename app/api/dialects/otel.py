@@ -37,7 +37,8 @@ from app.listening.errors import HttpError
 SOURCE = "sdk:otel"
 PROTOBUF = "application/x-protobuf"
 EVENT = "gen_ai.evaluation.result"
-ABOUT, READ = "gen_ai.evaluation.", frozenset({"name", "score.value", "score.label", "explanation"})
+ABOUT = "gen_ai.evaluation."
+"""Begins what is said about the evaluation itself, not about the span that it lies in."""
 MOST_LOOKED_AT = 20_000
 """Resources, scopes, records and events in one body, whatever about; an exporter sends 512 at once. A microsecond each."""
 TAG, MOST_TAGS = b"\x12", 80_000
@@ -208,27 +209,20 @@ def _hex(id_: bytes | str | None) -> str:
 
 def _signal(found: Evaluation) -> Signal:
     """The score of an event. Raises `BadRequest` where the name or every id is missing."""
-    name = found.attributes.get(f"{ABOUT}name")
+    said = {name.removeprefix(ABOUT): value for name, value in found.attributes.items() if name.startswith(ABOUT)}
+    name, score, label, explanation = (said.pop(part, None) for part in ("name", "score.value", "score.label", "explanation"))
     if not isinstance(name, str):
-        raise BadRequest(f"{ABOUT}name is missing", param=f"{ABOUT}name")
-    score, label = found.attributes.get(f"{ABOUT}score.value"), found.attributes.get(f"{ABOUT}score.label")
+        raise BadRequest("gen_ai.evaluation.name is missing", param="gen_ai.evaluation.name")
     response = found.attributes.get("gen_ai.response.id")
     conversation = found.attributes.get("gen_ai.conversation.id")
     target = str(response) if response else None if conversation else inference_of(found.trace_id or None)
     identity = f"{found.trace_id}:{found.span_id}:{found.time_ns}:{name}:{response}:{conversation}"
     return Signal(
-        id=hashlib.sha256(identity.encode()).hexdigest()[:32], key=name,
-        value=score if score is not None else label,
-        inference_id=target, episode_id=str(conversation) if conversation and not response else None,
-        comment=_text(found.attributes.get(f"{ABOUT}explanation")),
+        id=hashlib.sha256(identity.encode()).hexdigest()[:32], key=name, value=score if score is not None else label,
+        inference_id=target, episode_id=str(conversation) if conversation and not response else None, comment=_text(explanation),
         occurred_at=_EPOCH + timedelta(microseconds=found.time_ns // 1000) if found.time_ns else None, source=SOURCE,
-        tags=beside(label=label if score is not None else None, **_besides(found.attributes)),
+        tags=beside(label=label if score is not None else None, **{ABOUT + part: value for part, value in said.items()}),
     )  # fmt: skip
-
-
-def _besides(attributes: dict[str, Any]) -> dict[str, Any]:
-    """What else is said about the evaluation itself, not about the span that it lies in."""
-    return {name: value for name, value in attributes.items() if name.startswith(ABOUT) and name.removeprefix(ABOUT) not in READ}
 
 
 def _text(value: object) -> str | None:

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.domain.release.gates import CanaryAction
-from pipelines.evaluation.config import GatesConfig, Good, MetricClass, MetricConfig
+from pipelines.evaluation.config import GatesConfig, Good, MetricClass
 from pipelines.evaluation.counting.evidence import Evidence, hash_of
 from pipelines.evaluation.live import hacking
 from pipelines.evaluation.live.decide import Cause, Decision, require_right_signs
-from pipelines.evaluation.live.harm import effect_of, family_of, process_of, steps_of, turn_effects, units_of
+from pipelines.evaluation.live.harm import effect_of, family_of, steps_of, turn_effects
 from pipelines.evaluation.live.slo import burnt, incident, keeps_limits, to_blame
 from pipelines.evaluation.statistics import betting, shiryaev_roberts
 from pipelines.evaluation.statistics.betting import evidence_needed
-from pipelines.evaluation.statistics.family import FamilyEvidence, family_evidence
+from pipelines.evaluation.statistics.family import FamilyEvidence, Member, family_evidence
 from pipelines.evaluation.statistics.shiryaev_roberts import Detection, Detector
 from pipelines.evaluation.statistics.units import Units
 
@@ -96,20 +96,15 @@ def anchor_guard(config: GatesConfig, eras: Sequence[Units], *, units_per_slot: 
 def _compared(config: GatesConfig, evidence: Evidence) -> tuple[FamilyEvidence, list[Fall], dict[str, dict[str, float]]]:
     members = family_of(config, evidence, margin=config.post_margin)  # people have seen how its behaviour differs, and said yes
     family = family_evidence(members, alpha=config.alpha_post, steps=steps_of(config, evidence))
-    watched = [metric for metric in config.metrics if metric.kind in WATCHED and metric.good is not Good.SAME]
-    falls = [_fall(config, evidence, metric, of=len(watched)) for metric in watched]
+    watched = {metric.name for metric in config.metrics if metric.kind in WATCHED and metric.good is not Good.SAME}
+    falls = [_fall(config, member, of=len(watched)) for member in members if member.name in watched]
     return family, falls, {**{member.name: effect_of(member.units) for member in members}, **turn_effects(evidence)}
 
 
-def _fall(config: GatesConfig, evidence: Evidence, metric: MetricConfig, *, of: int) -> Fall:
+def _fall(config: GatesConfig, member: Member, *, of: int) -> Fall:
     """The detector of one of `of` metrics: each gets a run length `of` times as long, so that all together keep theirs."""
-    detector = Detector(
-        process=process_of(config, evidence, metric, margin=config.post_margin),
-        run_length_units=config.run_length_units * of,
-        units_per_look=config.units_per_look,
-    )
-    units = units_of(evidence.lane_of(config.window_of(metric)), metric.name, prior=evidence.references[metric.name].mean)
-    return Fall(metric=metric.name, detection=shiryaev_roberts.detect(detector, units), log_threshold=detector.log_threshold)
+    detector = Detector(process=member.process, run_length_units=config.run_length_units * of, units_per_look=config.units_per_look)
+    return Fall(metric=member.name, detection=shiryaev_roberts.detect(detector, member.units), log_threshold=detector.log_threshold)
 
 
 def _judge(

@@ -7,7 +7,7 @@ numbers, never actions. Every formula names its source; "sheet" is the gates spe
                          predictable baselines m_t: running_mean(), with_usual() (CUPED)
     betting.py           Bet, EProcess, Wealth: start / advance / log_e (stream) and log_e_path (batch, so_far)
                          harm(), non_inferiority(), two_sided() build the e-processes of the sheet
-    resumed.py           Resumed: a stream that goes on costs only what is new
+    resumed.py           Resumed: of a stream that goes on only what is new is followed
     family.py            Member, family_evidence(): weighted mixture over metrics, with the cause; combine() for streams
     group_sequential.py  GroupSequentialPlan, evaluate(): Lan-DeMets looks with the score variance
     non_inferiority.py   NonInferiorityPlan, judge(): 0.01 betting + 0.04 group-sequential
@@ -15,7 +15,8 @@ numbers, never actions. Every formula names its source; "sheet" is the gates spe
     srm.py               sequential sample-ratio and feedback-coverage test
     shiryaev_roberts.py  change detector for the time after promotion
     power.py             N_max, time to detect, attainable margin, plan_canary() which accepts or refuses
-    suites/paired.py     offline suites: cluster bootstrap, permutation, Holm, best-of-k, rule of three
+    suites/              alpha_investing.py: many candidates against one suite; paired.py:
+                         offline suites: cluster bootstrap, permutation, Holm, best-of-k, rule of three
     off_policy.py        veto or ramp hint from logged turns
     monitors.py          reward-hack monitors
     proxy_gold.py        proxy-gold gap alarm

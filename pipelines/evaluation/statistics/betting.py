@@ -132,8 +132,7 @@ def start(process: EProcess) -> Wealth:
 
 def advance(process: EProcess, wealth: Wealth, units: Units) -> Wealth:
     """Bet on the next units, one or many; any split of a stream gives the same wealth as the whole batch."""
-    capital = _capital_path(process, wealth, units)
-    return Wealth(log_capital=tuple(capital[-1].tolist()), units=wealth.units + len(units))
+    return _after(wealth, _capital_path(process, wealth, units))
 
 
 def log_e(process: EProcess, wealth: Wealth) -> float:
@@ -168,7 +167,12 @@ def _longer(process: EProcess, path: _Path, units: Units) -> _Path:
     capital = _capital_path(process, path.wealth, units)
     log_e = np.concatenate([path.log_e, log_mixture(process, capital[1:])])
     log_e.setflags(write=False)  # others are given it as well
-    return _Path(log_e=log_e, wealth=Wealth(log_capital=tuple(capital[-1].tolist()), units=path.wealth.units + len(units)))
+    return _Path(log_e=log_e, wealth=_after(path.wealth, capital))
+
+
+def _after(wealth: Wealth, capital: FloatArray) -> Wealth:
+    """At the end of a path that began with `wealth`. [N + 1, J]"""
+    return Wealth(log_capital=tuple(capital[-1].tolist()), units=wealth.units + len(capital) - 1)
 
 
 def _capital_path(process: EProcess, wealth: Wealth, units: Units) -> FloatArray:

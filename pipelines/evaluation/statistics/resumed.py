@@ -1,4 +1,4 @@
-"""Goes on where it ended: what a stream of units came to is remembered, so that a longer stream costs only what is new.
+"""Goes on where it ended: what a stream of units came to is remembered, so that of a longer stream only what is new is followed.
 
 Closed units stay as they are, so the stream of each look begins with that of the look before. Whether it really does is asked of its bytes
 (SHA-256 of the part that is known: ten milliseconds for half a million units), never of the caller: a stream that differs is followed from
