@@ -1,7 +1,8 @@
-"""`make bench-update`: the whole update that a cycle makes, with the real model, in the demo's size; seconds of each of its parts.
+"""`make bench-update`: the whole update that a cycle makes, of all parameters of the real model; seconds of each of its parts.
 
-80 turns as in the demo: real programming prompts under one system prompt, answers of 20 to 48 real tokens; five Adam steps; the anchor is
-another version than the parent, so every turn is scored under it too. In this process, over fakes for database and people; no Ray.
+80 turns of the demo's shape: real programming prompts under one system prompt, answers of 20 to 48 real tokens; five Adam steps; the
+anchor is another version than the parent, so every turn is scored under it too. In this process, over fakes for database and people; no
+Ray.
 
     python -m tests.bench.update --quick      a fifth of the turns
 """

@@ -60,7 +60,7 @@ class Profile:
 
 
 ADAPTERS = """\
-[training.lora] # an update of all parameters takes 1.6 times as long for the same gain (make bench-lesson)
+[training.lora] # an update of all parameters takes 1.6 times as long for nearly the same gain (make bench-lesson)
 rank = 16
 alpha = 32
 learning_rate = 2e-3"""
