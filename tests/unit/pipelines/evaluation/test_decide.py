@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -35,7 +36,7 @@ def _evidence(sessions: list[Session], *, stage: int = 2, **changes: object) -> 
     now = (sessions[-1].exposed_at if sessions else AT) + timedelta(seconds=60)
     book.update(sessions, now=now)
     last = book.last_session_at
-    values: dict[str, object] = {
+    values: dict[str, Any] = {
         "at": micros(now), "stage": stage, "last_session_at": None if last is None else micros(last),
         "n_max": {"task_success": PEOPLE, "reward": PEOPLE},
     }  # fmt: skip
