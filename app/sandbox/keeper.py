@@ -192,27 +192,30 @@ def serve_gateway(path: str) -> None:
     """Pass connections to 127.0.0.1:8080 on to the socket; threads, because everything that is a process is killed between programs."""
     import socket
     from _thread import start_new_thread
+    from contextlib import suppress
 
     def pass_on(source: socket.socket, sink: socket.socket) -> None:
         try:
             while chunk := source.recv(CHUNK):
                 sink.sendall(chunk)
-            sink.shutdown(socket.SHUT_WR)
         except OSError:
-            for end in (source, sink):
-                end.close()
+            pass  # who no longer listens may still have an answer on its way, which is the other thread's
+        with suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+    def connect(inside: socket.socket) -> None:
+        outside = socket.socket(socket.AF_UNIX)
+        try:
+            outside.connect(path)
+        except OSError:
+            inside.close()
+            return
+        start_new_thread(pass_on, (inside, outside))
+        start_new_thread(pass_on, (outside, inside))
 
     def accept() -> None:
         while True:
-            inside, _ = listening.accept()
-            outside = socket.socket(socket.AF_UNIX)
-            try:
-                outside.connect(path)
-            except OSError:
-                inside.close()
-                continue
-            start_new_thread(pass_on, (inside, outside))
-            start_new_thread(pass_on, (outside, inside))
+            connect(listening.accept()[0])  # nothing here holds on to it: it is closed when both of its threads have ended
 
     listening = socket.create_server(("127.0.0.1", GATEWAY_PORT), backlog=16)
     start_new_thread(accept, ())

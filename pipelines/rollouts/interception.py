@@ -292,13 +292,15 @@ class Handler(BaseHTTPRequestHandler):
         """The one thing that passes."""
         said = self.headers.get("content-length") or "0"
         length = int(said) if len(said) < 10 and said.isdecimal() else -1
+        if not 0 <= length <= MOST_BODY_BYTES:
+            self._send(413, {"error": {"message": f"a request says how long it is, and has at most {MOST_BODY_BYTES} bytes"}})
+            return
+        body = self.rfile.read(length)  # whatever is said to it: what is left unread would be taken for the next request
         if self.path != "/v1/chat/completions":
             self._send(404, {"error": {"message": "completions are all that is answered here: POST /v1/chat/completions"}})
-        elif not 0 <= length <= MOST_BODY_BYTES:
-            self._send(413, {"error": {"message": f"a request says how long it is, and has at most {MOST_BODY_BYTES} bytes"}})
         else:
             assert isinstance(self.server, Answering)
-            self._send(*self.server.answer(self.rfile.read(length)))
+            self._send(*self.server.answer(body))
 
     def do_GET(self) -> None:
         """Nothing is to be had."""

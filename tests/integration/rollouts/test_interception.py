@@ -48,6 +48,15 @@ def test_a_completion_passes_and_nothing_of_another_size_is_read(episode: Socket
         assert status_of(episode, length, b"") == 413, "and without waiting for more, or for an end"
 
 
+def test_who_is_refused_hears_it_and_may_go_on_with_the_same_connection(episode: Socket) -> None:
+    with connected(episode) as client, client.makefile("rb") as heard:
+        for path, expected in (("/feedback", 404), ("/v1/chat/completions", 200)):
+            client.sendall(f"POST {path} HTTP/1.1\r\ncontent-length: {len(BODY)}\r\n\r\n".encode() + BODY)
+            assert int(heard.readline().split()[1]) == expected
+            headers = dict(line.decode().lower().split(": ") for line in iter(heard.readline, b"\r\n"))
+            heard.read(int(headers["content-length"]))
+
+
 @pytest.mark.parametrize("tokens", ["many", [1], {"a": 1}])
 def test_a_number_of_tokens_that_is_none_is_refused(episode: Socket, tokens: object) -> None:
     body = json.dumps({"messages": [], "max_tokens": tokens}).encode()

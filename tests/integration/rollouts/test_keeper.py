@@ -149,3 +149,38 @@ def test_one_address_leads_to_the_gateway_and_outlives_programs(tmp_path: Path) 
     Path(path).unlink()
     assert kept.run(sys.executable, "-c", UP + CALL, "three")["stdout"] in (b"b''\n", b""), "nobody is there: the call ends"
     assert kept.end() == 0
+
+
+GOES_ON = """
+import sys
+c = socket.create_connection(("127.0.0.1", 8080), 10)
+c.sendall(b"head"); first = c.recv(1); c.sendall(b"body")
+print(first + c.makefile("rb").read())
+"""
+
+
+def test_what_was_answered_before_all_was_said_arrives(tmp_path: Path) -> None:
+    """A server that refuses by the head of a request hears no more of it; who goes on saying it still has to hear why."""
+    path = str(tmp_path / "gateway")
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(path)
+    listening.listen()
+
+    def refuse() -> None:
+        with listening.accept()[0] as caller:
+            caller.recv(100)
+            caller.shutdown(socket.SHUT_RD)
+            caller.sendall(b"4")
+            threading.Event().wait(0.3)  # in which the rest comes, and finds nobody
+            caller.sendall(b"13")
+
+    refusing = threading.Thread(target=refuse)
+    refusing.start()
+    workspace = tmp_path / "work"
+    workspace.mkdir()
+    kept = Kept(str(workspace), path)
+    said = kept.run(sys.executable, "-c", UP + GOES_ON)
+    refusing.join(SOON_S)
+    listening.close()
+    assert said["stdout"] == b"b'413'\n", said
+    assert kept.end() == 0
