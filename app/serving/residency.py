@@ -4,9 +4,9 @@ every second: wanted (ledger) ─▶ make what is missing, one at a time ─▶ 
                               └▶ unwanted for `linger_s` ─▶ worker.drop (drains) ─▶ report dropped
 
 A version that descends from one that is resident is made from that (`app.policy.patching`): what changed is unpacked, changed and packed
-again, and what will be multiplied is unpacked once more for its digest; then the fixed probe is asked. Where any of that fails, and where
-nothing it descends from is here, it is loaded whole. Answers under way keep their version; while `COPIES` are resident and one of them
-only finishes its answers, nothing new is made.
+again, and what will be multiplied is unpacked once more for its digest; then the fixed probe is asked, and what it samples is scored too
+unless that was found true of the base. Where any of that fails, and where nothing it descends from is here, it is loaded whole. Answers
+under way keep their version; while `COPIES` are resident and one of them only finishes its answers, nothing new is made.
 """
 
 import logging
@@ -175,14 +175,14 @@ class Residency:
             if way is None:
                 return None
             policy = follow(self._worker.policy(way.base), way, digest=digest)
-            if way.probe is None:
-                return policy, self._check(policy), "patch"
-            if (fault := answers_strangely(policy, way.probe)) is not None:
+            if way.probe is not None and (fault := answers_strangely(policy, way.probe)) is not None:
                 raise BadInput(fault)
+            # a fixed text is scored and not sampled: whoever samples wrongly for the base does so for what is made of it
+            sound = way.probe is not None and self._states.get(way.base) == (EngineState.READY, None)
+            return policy, None if sound else self._check(policy), "patch"
         except FAULTS as error:
             log.warning("version not patched, it is loaded whole digest=%s error=%s", digest, error)
             return None
-        return policy, None, "patch"
 
     def _settle(self, digest: str, state: EngineState, detail: str | None) -> None:
         self._states[digest] = (state, detail)

@@ -4,12 +4,13 @@ Imported by the processes, so it is no test itself (`tests/integration/training/
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -63,6 +64,20 @@ class Sent(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Watched(Shards):
+    """Notes, whenever a part of the model has been read, how many weights this worker holds uncut."""
+
+    uncut: list[int] = field(default_factory=list[int])
+
+    def split(self, scorer: Any, fill: Callable[[torch.nn.Module], None], **given: Any) -> Any:
+        def filling(part: torch.nn.Module) -> None:
+            fill(part)
+            self.uncut.append(sum(p.numel() for p in scorer.parameters() if not p.is_meta and not isinstance(p, DTensor)))
+
+        return super().split(scorer, filling, **given)
+
+
 def setup(folder: Path, way: str, *, scratch: str) -> TrainerSetup:
     given = {"dtype": "float32", "threads": 1} | WAYS[way]
     return TrainerSetup(snapshot=folder / "snapshot", scratch=folder / scratch / way, **given)
@@ -91,7 +106,7 @@ def half_way_back(trainer: LocalTrainer, start: Path, given: Sequence[Datum]) ->
 def work(rank: int, folder: Path) -> None:
     """One of the two; leaves what it found in files."""
     torch.set_num_threads(1)
-    shards = Shards.join(rank=rank, count=2, address=f"file://{folder}/meet")
+    shards = Watched(**vars(Shards.join(rank=rank, count=2, address=f"file://{folder}/meet")))
     mine = share_out(turns(), 2)[rank]
     found: dict[str, Any] = {}
     for way in WAYS:
@@ -104,7 +119,9 @@ def work(rank: int, folder: Path) -> None:
         if way == "lora_bfloat16":
             found["held"] = str(trainer.model.model.layers[0].mlp.up_proj.weight.dtype)
         trainer.close()
+    shards.uncut.clear()
     trainer = LocalTrainer(setup(folder, "float32", scratch="more"), shards=shards)
+    found["uncut"] = max(shards.uncut)
     for once in (False, True):
         trainer.load_state(folder / "snapshot")
         with Sent() as sent:

@@ -1,4 +1,4 @@
-"""Which versions' weights something still needs; everything else may be removed from the store."""
+"""Which versions' weights and optimizer states something still needs; everything else may be removed from where they are kept."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +19,9 @@ from app.domain.release.versions import KEPT_CHAMPIONS, RunStatus, VersionKind
 
 HELD_WITHIN = timedelta(hours=1)
 """An engine that reported a version this lately may still have it in use."""
+
+ROLLBACKS = 3
+"""Former champions whose states are kept: programs roll back as often in a day before people are called."""
 
 
 class SqlNeededWeights:
@@ -47,6 +50,15 @@ class SqlNeededWeights:
             found |= _held(connection, since=self._clock() - HELD_WITHIN)
             for policy in connection.execute(select(versions.c.policy).distinct()).scalars().all():
                 found |= self._recent(connection, policy)
+        return {digest for digest in found if digest}
+
+    def states(self, policy: str) -> set[str]:
+        """Digests whose masters and optimizer state have to stay: what `policy` serves, compares with or may release, what people pinned,
+        and where its next rollbacks go. States are six times as large as weights, so other former champions keep their weights alone."""
+        with self._reading() as connection:
+            found = _pointed_at(connection) | _on_their_way(connection) | set(read_pins(connection, policy))
+            found |= {holdout.digest for holdout in open_holdouts(connection)}
+            found |= set(good_versions(connection, policy)[: 1 + ROLLBACKS])
         return {digest for digest in found if digest}
 
     def _recent(self, connection: Connection, policy: str) -> set[str]:

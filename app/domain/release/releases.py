@@ -117,7 +117,7 @@ class Pointer:
 
 @dataclass(frozen=True, kw_only=True)
 class Pin:
-    """A version that somebody pinned: its weights stay, however old it becomes, until it is unpinned.
+    """A version that somebody pinned: its weights and its optimizer state stay, however old it becomes, until it is unpinned.
 
     So requests may go on naming it and a rollback may go to it, where it was champion once and is not quarantined. Nothing else follows:
     it serves nobody for that, no engine holds it for that, and weights that were removed before do not come back.

@@ -60,13 +60,12 @@ def loop_world(settings: Settings, config: LoopConfig, policies: dict[str, Polic
     ledger = wiring.release_ledger(settings)
     weights = wiring.open_weights(settings)
     progress = wiring.progress_log(settings)
-    engines = wiring.engine_ledger(settings)
     trainers = RayTrainers(wiring.ray_token(settings))
     training = TrainingPorts(
         trajectories=wiring.trajectories(settings), weights=weights, runs=wiring.run_store(settings), progress=progress,
         folder=settings.data / "training", trainers=trainers,
         corrections=lambda batch: corrections_of(settings, config, policies, batch),
-        pinned=lambda policy: {digest for of, digest in engines.wanted() if of == policy} | {ledger.pointer(policy).anchor},
+        pinned=wiring.needed_weights(settings).states,
     )  # fmt: skip
     batches, rehearsal = wiring.batch_store(settings), Rehearsal()
 

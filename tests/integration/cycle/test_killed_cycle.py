@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
 from app import wiring
-from app.db.engine import open_engine, reading
-from app.db.tables import batch_items, batches, gate_results, releases, training_runs, versions
+from app.db.engine import open_engine, reading, writing
+from app.db.tables import batch_items, batches, gate_results, labels, releases, training_runs, versions
 from app.domain.errors import Unavailable
 from app.domain.ids import utc_now
 from app.domain.learning.cycles import Cycle, CycleStatus
@@ -29,6 +29,7 @@ from pipelines.config import LoopConfig, loop_config
 from pipelines.cycle import Case, CyclePorts, run_cycle
 from pipelines.projection import Projection, project_once
 from pipelines.training.ports import TrainingPorts
+from tests.fakes.console import browser
 from tests.fakes.learning import FakeRegistry, FakeTrajectories, LocalTrainers, sample_turns, small_snapshot
 from tests.fakes.releases import answer, deployed
 from tests.integration.batching.rows import add_turn
@@ -203,6 +204,22 @@ def test_a_run_that_a_guard_held_does_not_burn_its_labels(loop: Loop) -> None:
         ended = book.find("composer", slot)
         assert ended.status is expected, ended.reason
     assert loop.counted()["batch_items"] == 24, "the second slot learned from what the first had held"
+
+
+def test_a_run_and_its_candidates_page_say_which_share_of_a_days_labels_was_used(loop: Loop) -> None:
+    engine = open_engine(loop.settings.database_url)
+    with writing(engine) as connection:
+        connection.execute(update(labels).values(labelled_at=utc_now() - timedelta(hours=1)))
+    book = wiring.cycle_book(loop.settings)
+    cycle = book.elect("composer", 0, owner="a", now=utc_now(), lease=LEASE)
+    assert cycle is not None
+    three_in_four = msgspec.structs.replace(CONFIG.batching, max_turns=18)
+    loop.run(cycle, book=book, registry=FakeRegistry(), config=msgspec.structs.replace(CONFIG, batching=three_in_four))
+    with reading(engine) as connection:
+        assert connection.execute(select(training_runs.c.metrics)).scalar_one()["labels_used_share"] == 0.75
+    sheet = browser(engine).get(f"/console/releases/{book.find('composer', 0).release_id}?policy=composer&sheet=training&as=json").json()
+    engine.dispose()
+    assert {"figure": "labels_used_share", "value": 0.75} in sheet
 
 
 def test_a_slot_continues_from_the_candidate_that_is_judged_and_is_held_against_the_champion(loop: Loop) -> None:

@@ -109,6 +109,20 @@ def test_a_chain_goes_on_from_the_newest_candidate_and_stops_when_too_many_are_a
     engine.dispose()
 
 
+def test_an_update_forgets_no_state_that_a_release_or_a_rollback_may_go_on_from(sqlite_url: str, tmp_path: Path) -> None:
+    engine = open_engine(sqlite_url)
+    room = release_room(engine)
+    settings = from_environment({"RATCHET_DATA": str(tmp_path), "RATCHET_DATABASE_URL": sqlite_url})
+    room.champion("v2")
+    room.champion("v3")
+    room.canary("v4")
+    for digest in ("v1", "v7"):
+        wiring.version_book(settings).add(version(digest))
+    room.desk.pin(POLICY, "v7", actor="user:ada", reason="the one that the customers liked")
+    assert set(loop_world(settings, loop_config({}), {}).ports.training.pinned(POLICY)) == {"v1", "v2", "v3", "v4", "v7"}
+    engine.dispose()
+
+
 def test_a_slot_waits_for_labels_but_not_for_those_of_a_version_that_was_pretrained(sqlite_url: str, tmp_path: Path) -> None:
     engine = open_engine(sqlite_url)
     room = release_room(engine)

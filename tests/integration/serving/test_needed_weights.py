@@ -10,6 +10,7 @@ from app.db.engine import reading, writing
 from app.db.release.engines import SqlEngineLedger
 from app.db.release.holdouts import close_holdout, insert_holdout
 from app.db.release.needed_weights import SqlNeededWeights
+from app.db.release.pins import insert_pin
 from app.db.release.pointer import read_pointer, swap_pointer, versions_by_role
 from app.db.release.versions import SqlVersions
 from app.db.tables import batches, cycles, releases, training_runs
@@ -78,6 +79,20 @@ def test_everything_that_something_points_at_or_works_on_is_needed_and_the_rest_
     assert rows.known() >= rows.needed()
     clock.advance(2 * 3600)
     assert "v9" not in rows.needed()
+
+
+def test_states_stay_of_what_is_served_compared_released_pinned_or_gone_back_to(engine: Engine) -> None:
+    for number in range(1, 7):
+        move(engine, f"v{number}", expected=number, anchor="base")
+    for number, state in enumerate(("TRAINED", "OFFLINE", "QUEUED", "CANARY", "READY", "APPROVED", "PROMOTING"), start=10):
+        candidate(engine, state, f"v{number}", champion="v6")
+    for number, state in enumerate(("REJECTED", "ABORTED", "INCONCLUSIVE", "SUPERSEDED_BY_NEWER"), start=20):
+        candidate(engine, state, f"v{number}", champion="v6")
+    with writing(engine) as connection:
+        insert_pin(connection, "tab", "v1", actor="user:ada", reason="compared with every month", now=AT)
+        insert_pin(connection, "other", "v2", actor="user:ada", reason="another policy's", now=AT)
+    gone_back_to = {"v5", "v4", "v3"}
+    assert SqlNeededWeights(engine).states("tab") == {"v6", "base", "v1"} | gone_back_to | {f"v{number}" for number in range(10, 17)}
 
 
 def test_versions_are_wanted_for_a_role_each(engine: Engine) -> None:

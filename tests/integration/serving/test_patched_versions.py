@@ -20,8 +20,10 @@ from app.policy.storage.remote import RemoteWeights
 from app.policy.storage.snapshot import WEIGHTS, snapshot_digest, write_snapshot
 from app.policy.storage.store import LocalWeights
 from app.serving.client import HttpEngines
+from app.serving.probe import probe
 from app.serving.worker import Limits
 from tests.integration.serving.running import RunningEngine, ask, complete, engine, request, until
+from tests.integration.serving.test_probe import raw
 
 
 def moved(folder: Path, out: Path, factor: float = 1.5, *, strange: bool = False) -> Path:
@@ -119,6 +121,18 @@ def test_a_version_that_does_not_say_what_its_trainer_wrote_is_loaded_whole_and_
     with engine(store, old_digest, load=loads) as running:
         take_up(running, new_digest)
         assert loads.digests == [old_digest, new_digest]
+
+
+def test_a_version_patched_onto_one_in_doubt_is_in_doubt_itself_and_not_logged_for_training(tiny_model: Path, tmp_path: Path) -> None:
+    store, loads = LocalWeights(tmp_path / "w"), Loads()
+    old_digest, new_digest = store.publish(tiny_model), store.publish(moved(tiny_model, tmp_path / "new"))
+    with engine(store, old_digest, load=loads, check=lambda policy: probe(policy, draw=raw)) as running:
+        take_up(running, new_digest)
+        assert loads.digests == [old_digest], "the second one was not loaded, and it says of the fixed text what its trainer wrote"
+        chunks = asyncio.run(ask(request(new_digest), running.url))
+        assert sum(len(chunk.tokens) for chunk in chunks) > 0
+        assert sum(len(chunk.logprobs) for chunk in chunks) == 0
+        assert "not trained on" in str(running.ledger.states["composer", new_digest][1])
 
 
 def test_a_fourth_copy_waits_for_one_that_is_leaving(tiny_model: Path, tmp_path: Path) -> None:

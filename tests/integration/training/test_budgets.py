@@ -82,6 +82,37 @@ def test_what_lies_inside_the_budget_is_published_instead_of_nothing(ports: Trai
     assert made.candidate not in (parent.digest, free.candidate)
 
 
+def anchored(anchor: Version, child: Version, ports: TrainingPorts, *, budget: float, name: str) -> TrainingRun:
+    """An update of the child within a budget to its parent; without a penalty the steps are the same whatever the budget."""
+    config = msgspec.structs.replace(broken_guards(max_kl_anchor=budget), kl_beta=0.0)
+    return run(ports, a_batch(ports, child, slot=1), child, anchor=anchor, config=config, name=name)
+
+
+def test_what_lies_inside_the_anchors_budget_is_published_instead_of_nothing(ports: TrainingPorts) -> None:
+    anchor, child = one_update(ports)
+    free = anchored(anchor, child, ports, budget=99.0, name="free")
+    before, after = free.metrics["kl_anchor_before"], free.metrics["kl_anchor_upper"]
+    budget = before + 0.8 * (after - before)
+    made = anchored(anchor, child, ports, budget=budget, name="bounded")
+    assert made.status is RunStatus.SUCCEEDED, made.message
+    assert before < made.metrics["kl_anchor_upper"] <= budget
+    assert 0 < made.metrics["kept"] < 1
+    assert made.candidate not in (child.digest, free.candidate)
+
+
+def test_a_person_is_asked_to_renew_the_anchor_before_its_budget_is_gone(ports: TrainingPorts) -> None:
+    anchor, child = one_update(ports)
+    used = anchored(anchor, child, ports, budget=99.0, name="free").metrics["kl_anchor_upper"]
+    early = anchored(anchor, child, ports, budget=used / 0.75, name="early")
+    late = anchored(anchor, child, ports, budget=used / 0.85, name="late")
+    assert early.candidate == late.candidate
+    assert late.candidate is not None, late.message
+    assert "alarms" not in early.metrics
+    (asked,) = late.metrics["alarms"]
+    assert asked.startswith(f"85% of the KL budget to the anchor is used ({late.metrics['kl_anchor']:.3f}, up to {used:.3f}, of ")
+    assert "`ratchet release anchor composer`" in asked
+
+
 def test_steps_end_where_unseen_turns_show_that_the_budget_is_spent(ports: TrainingPorts) -> None:
     parent = put_version(ports)
     config = msgspec.structs.replace(broken_guards(max_kl_champion=0.01), learning_rate=2e-2)

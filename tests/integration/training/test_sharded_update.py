@@ -3,6 +3,7 @@
 All that the two find is found in one meeting (`tests.learning.sharing`).
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,14 @@ def alone(folder: Path, way: str, given: Sequence[Datum], name: str) -> tuple[di
 
 def gradients(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name.removeprefix("first."): tensor for name, tensor in state.items() if name.startswith("first.")}
+
+
+def test_no_worker_ever_holds_more_than_one_part_of_the_model_whole(folder: Path, found: list[dict[str, Any]]) -> None:
+    parts: Counter[str] = Counter()
+    for name, tensor in load_file(folder / "snapshot" / "model.safetensors").items():
+        parts[name.split(".")[2] if ".layers." in name else "rest"] += tensor.numel()
+    assert parts.keys() == {"0", "1", "rest"}
+    assert [one["uncut"] for one in found] == [max(parts.values())] * 2
 
 
 def test_weights_and_gradients_travel_as_bfloat16(found: list[dict[str, Any]]) -> None:

@@ -13,7 +13,9 @@ from app.domain.errors import Unavailable
 from app.domain.learning.batches import TurnPayload
 from app.domain.release.versions import HoldReason, RunStatus
 from pipelines.training import TrainingPorts
+from pipelines.training.checkpoint import newest_checkpoint, seal
 from pipelines.training.config import LoraConfig
+from pipelines.training.numerics.precision import resolve_name
 from tests.fakes.learning import (
     FakeProgress,
     FakeRuns,
@@ -93,6 +95,31 @@ def test_a_run_that_was_cut_off_and_reconfigured_ends_as_it_began(tmp_path: Path
     assert (resumed.config["turns_per_step"], resumed.config["seed"]) == (8, 0)
     assert resumed.config["checkpoint_every_s"] == 60.0  # how it is worked on follows the operator
     assert resumed.metrics["dtype"] == "float32"
+
+
+def test_what_auto_was_resolved_to_is_recorded_and_the_rest_of_the_run_keeps_to_it(ports: TrainingPorts) -> None:
+    parent = put_version(ports)
+    batch, auto = a_batch(ports, parent), msgspec.structs.replace(CONFIG, dtype="auto")
+    here = resolve_name("auto")
+    assert run(ports, batch, parent, config=auto, name="whole").metrics["dtype"] == here
+    cutting = FakeProgress()
+
+    def interrupt(count: int) -> None:
+        if count == 5:
+            raise Killed
+
+    cutting.on_report = interrupt
+    with pytest.raises(Killed):
+        run(replace(ports, progress=cutting), batch, parent, config=auto)
+    left = newest_checkpoint(ports.folder / "runs" / "run")
+    assert left.folder is not None
+    assert left.progress is not None
+    assert left.progress["dtype"] == here
+    other = {"float32": "bfloat16", "bfloat16": "float32"}[here]  # as a machine on which the other one is faster would have left it
+    (left.folder / "progress.json").write_bytes(msgspec.json.encode(left.progress | {"dtype": other}))
+    seal(left.folder)
+    resumed = run(ports, batch, parent, config=auto)
+    assert (resumed.metrics["resumed_from_step"] > 0, resumed.metrics["dtype"]) == (True, other)
 
 
 def test_a_missing_optimizer_state_is_recorded_and_not_a_default(ports: TrainingPorts) -> None:

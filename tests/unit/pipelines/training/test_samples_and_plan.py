@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +10,8 @@ import pytest
 from app.domain.learning.batches import BatchItem, BatchManifest, TurnPayload
 from pipelines.training.estimators.group_mean import GroupMean
 from pipelines.training.plan import cut_micro_batches, plan_steps
-from pipelines.training.samples import Limits, Sample, read_samples
-from tests.fakes.learning import NOON, FakeTrajectories
+from pipelines.training.samples import Limits, Sample, limits_of, read_samples
+from tests.fakes.learning import NOON, FakeTrajectories, small_snapshot
 
 LIMITS = Limits(vocabulary=10, max_tokens=8)
 
@@ -70,6 +71,11 @@ def test_a_good_turn_is_read() -> None:
 )
 def test_a_bad_turn_is_left_out_with_its_reason(changes: dict[str, Any], reason: str) -> None:
     assert read(payload("a", **changes)) == {reason: 1}
+
+
+def test_a_turn_may_be_as_long_as_the_models_context_and_no_longer(tmp_path: Path) -> None:
+    small_snapshot(tmp_path / "snapshot")  # which reads 128 tokens
+    assert [limits_of(tmp_path / "snapshot", max_tokens=most).max_tokens for most in (64, 128, 32_768)] == [64, 128, 128]
 
 
 def test_a_turn_whose_segment_is_gone_is_left_out() -> None:
