@@ -28,9 +28,3 @@ def used_share_of_batch(connection: Connection, batch_id: str) -> float | None:
     """The share up to the end of a batch's window."""
     row = connection.execute(select(batches.c.policy, batches.c.window_to).where(batches.c.id == batch_id)).first()
     return None if row is None else labels_used_share(connection, row.policy, until=row.window_to)
-
-
-def used_share_now(connection: Connection, policy: str) -> float | None:
-    """The share up to the end of the policy's newest batch; what was labelled since waits for the next one."""
-    until = connection.execute(select(func.max(batches.c.window_to)).where(batches.c.policy == policy)).scalar()
-    return None if until is None else labels_used_share(connection, policy, until=until)

@@ -9,7 +9,6 @@ from sqlalchemy import Engine, Row, func, select
 
 from app.db.engine import reading
 from app.db.ingestion.observations import of_the_turn_s_policy, was_served
-from app.db.learning.label_use import used_share_now
 from app.db.release.pointer import read_pointer
 from app.db.sight.releases import read_gates, read_releases
 from app.db.tables import (
@@ -73,11 +72,6 @@ class SqlOperations:
             .limit(limit)
         )
         return [_label_row(row) for row in self._rows(query)]
-
-    def labels_used_share(self, policy: str) -> float | None:
-        """Over the day before the newest batch."""
-        with reading(self._state) as connection:
-            return used_share_now(connection, policy)
 
     def cycles(self, policy: str, *, limit: int = 50) -> list[Cycle]:
         """Newest slot first."""

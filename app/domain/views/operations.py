@@ -91,10 +91,6 @@ class Operations(Protocol):
         """Current labels, newest first."""
         ...
 
-    def labels_used_share(self, policy: str) -> float | None:
-        """Of the labels of the day before the newest batch that could teach something, the share that is in a batch; None without any."""
-        ...
-
     def cycles(self, policy: str, *, limit: int = 50) -> list[Cycle]:
         """Newest slot first."""
         ...

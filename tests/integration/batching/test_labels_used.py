@@ -6,7 +6,6 @@ from sqlalchemy import Engine
 
 from app.db.learning.batches import SqlBatchStore
 from app.db.learning.runs import SqlRunStore
-from app.db.sight.demonstration import SqlOperations
 from pipelines.batching import BatchingConfig, cut_batch
 from tests.integration.batching.rows import NOON, add_turn, add_version
 
@@ -37,7 +36,6 @@ def a_day(engine: Engine, config: BatchingConfig) -> float:
         batch_id = cut_batch(store, policy="composer", slot=slot, champion=champion_at(at), anchor="v0", config=config, now=now).id
     share = SqlRunStore(engine).labels_used_share(batch_id)
     assert share is not None
-    assert SqlOperations(engine, engine).labels_used_share("composer") == share
     return share
 
 
@@ -51,4 +49,3 @@ def test_with_no_staleness_most_of_what_people_said_is_thrown_away(sqlite_engine
 
 def test_there_is_no_share_where_nothing_could_teach(sqlite_engine: Engine) -> None:
     assert SqlRunStore(sqlite_engine).labels_used_share("unknown") is None
-    assert SqlOperations(sqlite_engine, sqlite_engine).labels_used_share("composer") is None
