@@ -1,5 +1,6 @@
 """What the documents quote is what the code does: defaults, settings, make targets, subcommands, files, configuration."""
 
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -82,3 +83,38 @@ def test_a_quoted_test_is_one(text: str) -> None:
 
 def test_a_quoted_file_of_tests_is_there(text: str) -> None:
     assert [file for file in re.findall(r"`(tests/[\w/.]+\.py)", text) if not (ROOT / file).is_file()] == []
+
+
+SCALE = {"": 1.0, "k": 1e3, "M": 1e6, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+NUMBER = re.compile(r"(\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?)(?: (k|M|[KMGT]B)\b)?")
+
+
+def numbers(cell: str) -> list[float]:
+    """Those of a cell, with their units multiplied out."""
+    return [float(digits.replace(",", "")) * SCALE[unit or ""] for digits, unit in NUMBER.findall(cell)]
+
+
+def test_the_table_of_sizes_is_its_units_times_the_traffic() -> None:
+    """Recomputed from the units above it; a seventh is what rounding to one or two digits takes."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in (ROOT / "docs" / "SIZING.md").read_text().splitlines()]
+    cells = {row[0]: row[1:] for row in rows if len(row) > 2}
+
+    def unit(begins: str) -> float:
+        return next(numbers(row[0])[0] for name, row in cells.items() if name.startswith(begins))
+
+    events, kept_days = unit("events a turn"), 90
+    for place, turns_a_day in enumerate(numbers(" ".join(cells["turns a day"]))):
+        mean = turns_a_day / 86_400
+        peak, stored = 5 * mean, {"segments": turns_a_day * unit("segments:"), "PostgreSQL": turns_a_day * unit("PostgreSQL:")}
+        expected = {
+            "turns a second, mean and peak": [mean, peak],
+            "events a second at the peak": [events * peak],
+            "cores for the door": [math.ceil(events * peak / unit("single events at the door"))],
+            "members of ingestion": [math.ceil(events * peak / unit("ingestion, one member"))],
+            "label processes (at the mean)": [math.ceil(mean / unit("labels, one process"))],
+            "tokens a second that engines write at the peak (300 a turn)": [300 * peak],
+            **{f"{name} a day, after 90 days": [size, kept_days * size] for name, size in stored.items()},
+        }
+        for name, wanted in expected.items():
+            said = numbers(cells[name][place])[: len(wanted)]
+            assert said == pytest.approx(wanted, rel=1 / 7), (name, turns_a_day)

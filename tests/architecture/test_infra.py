@@ -97,6 +97,16 @@ def test_every_image_of_others_is_named_by_tag_and_digest() -> None:
     assert [path.name for path in templates] == ["one-gpu.yaml"], "an example, of a registry that is none"
 
 
+def test_brokers_are_of_a_version_that_operators_still_run_and_objects_are_kept_by_what_is_maintained(services: dict[str, Any]) -> None:
+    """Strimzi dropped Kafka 4.1 with its 1.1, and nobody publishes MinIO any more."""
+    version = re.fullmatch(r"apache/kafka:(\d+)\.(\d+)\.(\d+)@sha256:\w+", services["kafka"]["image"])
+    assert version is not None
+    assert tuple(map(int, version.groups())) >= (4, 3, 0)
+    chart = yaml.safe_load((INFRA / "helm" / "ratchet" / "values.yaml").read_text())["references"]["kafka"]["version"]
+    assert chart == ".".join(version.groups())
+    assert not [name for name, service in services.items() if "minio" in service.get("image", "")]
+
+
 def test_what_the_image_copies_is_not_ignored() -> None:
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", (INFRA / "Dockerfile").read_text(), re.MULTILINE)
     let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}

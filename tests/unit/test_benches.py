@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.bench import corrections, cycle, drill, learning, products
+from tests.bench import corrections, cycle, demo, drill, learning, products, upgrade
 from tests.learning.policy_iteration import is_allowed
 
 
@@ -97,3 +97,35 @@ def test_the_best_objective_needs_the_fewest_labels_and_of_equals_ends_highest()
 def test_a_product_that_does_not_learn_or_learns_less_than_plain_reinforce_is_told(ours: dict[str, Any], told: int) -> None:
     plain = {"liked_first": 0.1, "liked_last": 0.45, "interval": [0.4, 0.5]}
     assert len(products.missed({"shop": {"ours": {"liked_first": 0.1} | ours, "reinforce": plain}})) == told
+
+
+@pytest.mark.parametrize(
+    ("row", "found", "exit_code", "told"),
+    [
+        ("quiet", {}, 0, []),
+        ("busy", {"wall_s": 900.0, "first_promotion_s": 800.0}, 0, []),
+        ("quiet", {"wall_s": 240.5}, 0, ["240.5 s, 240 are allowed on a quiet machine"]),
+        ("quiet", {"first_promotion_s": 121.0}, 0, ["the first promotion after 121.0 s, 120 are allowed"]),
+        ("busy", {}, 1, ["exit code 1"]),
+        ("busy", {"failures": ["the gain is not shown"]}, 1, ["the gain is not shown"]),
+    ],
+)  # fmt: skip
+def test_a_demo_that_failed_or_took_too_long_is_told(row: str, found: dict[str, Any], exit_code: int, told: list[str]) -> None:
+    """The bench once printed its figures and ended well whatever they were."""
+    assert demo._bounds(row, {"failures": [], "wall_s": 200.0, "first_promotion_s": 100.0} | found, exit_code) == told
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ({}, []),
+        ({"errors": 1, "lost": 2, "doubled": 3, "slots_lost": 4}, ["errors", "lost", "doubled", "slots_lost"]),
+        ({"p99_ratio": 1.6}, ["p99_ratio"]),
+        ({"p99_ratio": None}, ["p99_ratio"]),
+        ({"p99_ratio": 1.6, "p99_judged": False}, []),
+        ({"unlabelled": 1}, ["1"]),
+    ],
+)  # fmt: skip
+def test_an_upgrade_that_loses_doubles_fails_or_slows_is_told(found: dict[str, Any], told: list[str]) -> None:
+    good = {"errors": 0, "lost": 0, "doubled": 0, "slots_lost": 0, "unlabelled": 0, "p99_ratio": 1.4, "p99_judged": True}
+    assert [line.split()[0] for line in upgrade.missed(good | found)] == told

@@ -15,6 +15,7 @@ from app.db.ingestion.relay import SqlRelayOffice
 from app.db.learning.cycles import SqlCycles
 from app.db.tables import inbox
 from app.db.tables import leases as lease_rows
+from app.domain.errors import BadConfig
 from app.domain.ids import utc_now
 from tests.fakes.served import at, event_of, turn
 
@@ -115,6 +116,28 @@ def test_a_process_whose_own_clock_is_far_off_says_so_once_a_minute(engine: Engi
         counter[0] = seconds
         clock()
     assert [record.message.count("clock_skewed ahead_s=3.0") for record in caplog.records] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("answers_after_s", "ahead_s", "refused"),
+    [(0, 2, False), (0, -2, False), (0, 2.1, True), (0, -2.1, True), (2, 3.9, False), (2, 4.1, True)],
+)
+def test_a_process_starts_within_two_seconds_of_the_database_and_what_its_answer_took_is_borne(
+    engine: Engine, answers_after_s: float, ahead_s: float, refused: bool
+) -> None:
+    """An answer that took two seconds is in doubt by one, and the database's time is that of its middle: 3.9 ahead is 1.9 at least."""
+    counter = [0.0]
+
+    def ask(_: object) -> object:
+        counter[0] += answers_after_s
+        return at(0)
+
+    clock = DatabaseClock(engine, asked=ask, counter=lambda: counter[0], own=lambda: at(ahead_s))  # type: ignore[arg-type]
+    if refused:
+        with pytest.raises(BadConfig, match="from the database's, and 2 s are borne: set both by NTP"):
+            clock.refuse_skew()
+    else:
+        clock.refuse_skew()
 
 
 def test_a_door_with_a_wrong_clock_receives_at_the_databases_time(postgres_url: str) -> None:

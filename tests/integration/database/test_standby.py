@@ -1,9 +1,11 @@
 """A primary is lost and its standby takes over: what was acknowledged is there where it was waited for; else what is missing is found."""
 
 import threading
+from pathlib import Path
 
 from sqlalchemy import Engine, select
 
+from app import wiring
 from app.db.engine import open_engine, reading
 from app.db.ingestion.inbox import SqlInbox
 from app.db.migrate import upgrade
@@ -11,6 +13,7 @@ from app.db.operations.server import timeline
 from app.db.recovery.checks import SqlRecovery, durability_of
 from app.db.tables import inbox
 from app.domain.errors import Unavailable
+from app.settings import from_environment
 from tests.fakes.served import event_of, observation
 from tests.standby_postgres import ReplicatedPostgres
 
@@ -90,6 +93,20 @@ def test_a_standby_that_was_not_waited_for_and_lost_commits_is_found_out_by_what
             found = connection.execute(select(inbox.c.event_id)).scalars().all()
         assert sorted(found) == sorted(acknowledged)
         engine.dispose()
+
+
+def test_the_one_that_takes_writes_is_found_behind_a_standby_that_is_named_first_and_it_is_durable_enough(tmp_path: Path) -> None:
+    with ReplicatedPostgres() as pair:
+        upgrade(pair.url)
+        hosts = "&".join(f"host=127.0.0.1:{server.port}" for server in (pair.standby, pair.primary))
+        url = f"postgresql+psycopg://postgres@/postgres?{hosts}"
+        engine = open_engine(url)
+        door = SqlInbox(engine, free_bytes=lambda: 1 << 40)
+        assert accept(door, "a")
+        door.close()
+        engine.dispose()
+        secrets = {"RATCHET_ACTOR_SALT": "s" * 40, "RATCHET_SESSION_SECRETS": "t" * 40, "RATCHET_STANDBY": "required"}
+        wiring.refuse_one_machine(from_environment({"RATCHET_DATA": str(tmp_path), "RATCHET_DATABASE_URL": url, **secrets}))
 
 
 def timeline_of(engine: Engine) -> int:

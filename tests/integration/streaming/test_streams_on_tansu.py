@@ -28,6 +28,7 @@ from app.domain.telemetry.streams import PARTITIONS, Ack, JoinRules, OutgoingEve
 from app.messaging.consumer import KafkaSource
 from app.messaging.producer import KafkaSink
 from app.messaging.topics import administering
+from app.messaging.transmitters import BatchTransmitter
 from app.trajectories.segments import ParquetSegments
 from pipelines.ingestion.config import IngestionConfig, RelayConfig
 from pipelines.ingestion.ingest import Ingest
@@ -222,6 +223,35 @@ def test_an_empty_restart_shows_by_offsets_that_go_back(line: Line) -> None:
         return
     assert None not in sink.send(rows)
     assert "ratchet.events.2" in sink.live_topics()
+
+
+class Stuck(BatchTransmitter):
+    """As kafka-python's sender after its leader's broker is gone: it looks for that one and sends nothing, though another leads now."""
+
+    closed = False
+
+    def send(self, records: Sequence[tuple[str, OutgoingEvent]]) -> list[Sent]:
+        """Nothing comes of it."""
+        return [None for _ in records]
+
+    def close(self) -> None:
+        """As the other, and it is seen."""
+        self.closed = True
+        super().close()
+
+
+def test_a_transmitter_that_could_not_send_is_closed_and_the_next_one_sends(line: Line) -> None:
+    """Kept, it was still stuck forty seconds after the partition had a new leader."""
+    stuck = Stuck(line.broker.cluster)
+    made = iter([lambda _: stuck, BatchTransmitter, BatchTransmitter])
+    sink = KafkaSink(line.broker.cluster, SqlEpochs(line.engine), transmit=lambda cluster: next(made)(cluster))
+    rows = [OutgoingEvent(seq=n, topic=Topic.EVENTS, event=event_of(turn(f"t{n}")), received_at=utc_now()) for n in range(3)]
+    assert sink.send(rows) == [None] * 3
+    assert stuck.closed
+    assert all(isinstance(ack, Ack) for ack in sink.send(rows))
+    assert all(isinstance(ack, Ack) for ack in sink.send(rows)), "one that sends is kept"
+    assert len(list(made)) == 1
+    sink.close()
 
 
 def test_rotation_opens_a_new_epoch_and_deletes_the_old_one_when_it_is_applied(line: Line) -> None:
