@@ -19,7 +19,7 @@ from app.db.ingestion.relay import SqlRelayOffice, has_backlog
 from app.db.ingestion.streams import SqlEffects
 from app.db.learning.batches import SqlBatchStore
 from app.db.learning.labels import SqlLabels, count_trainable
-from app.db.reads import SqlReads
+from app.db.operations.readings import SqlReadings
 from app.db.release.evidence import SqlEvidenceBook
 from app.db.tables import EPOCH
 from app.db.upkeep import eras
@@ -84,8 +84,7 @@ def acts(engine: Engine) -> dict[str, Callable[[], object]]:
     said = [observation("new-o", of="t-5"), observation("new-e", episode="e-3"), retraction("o-7"), exposure("new-1")]
     term = SqlRelayOffice(engine, engine, group="g").take("one", now=NOW)
     assert term is not None
-    book, reads = SqlLabels(engine), SqlReads(engine, engine, clock=lambda: NOW)
-    evidence = SqlEvidenceBook(engine)
+    book, evidence = SqlLabels(engine), SqlEvidenceBook(engine)
 
     def pool() -> int:
         with writing(engine) as connection:
@@ -107,7 +106,7 @@ def acts(engine: Engine) -> dict[str, Callable[[], object]]:
         "trim": lambda: term.trim(applied_before=NOW - timedelta(hours=6)),
         "era": lambda: eras.drop_oldest(engine, before=EPOCH),
         "backlog": lambda: (SqlBacklog(engine, engine).complete_until(now=NOW), has_backlog(engine), term.applied_before(now=NOW)),
-        "metrics": lambda: (reads.counters(), reads.turns_per_version(), reads.backlog()),
+        "metrics": SqlReadings(engine, engine, clock=lambda: NOW).readings,
         "lag": lambda: evidence.lag_s(POLICY, now=NOW),
         "erase": lambda: SqlEraser(engine, engine, erase_from_segment=segments.erase).erase(erasure("person-7"), now=NOW),
     }
