@@ -21,7 +21,7 @@ from app.db.learning.batches import SqlBatchStore
 from app.db.learning.labels import SqlLabels, count_trainable
 from app.db.operations.readings import SqlReadings
 from app.db.release.evidence import SqlEvidenceBook
-from app.db.tables import EPOCH
+from app.db.tables import EPOCH, metadata
 from app.db.upkeep import eras
 from app.domain.telemetry.streams import EffectBatch, JoinRules
 from pipelines.batching.config import BatchingConfig
@@ -32,6 +32,12 @@ from tests.fakes.streaming import MemorySegments
 
 BIG = {"inbox", "applied_events", "turns", "turn_words", "observations", "labels", "exposures", "outbox", "retractions"}
 """Not `batch_items`: of 16,000 turns 800 are in one, which PostgreSQL rightly reads at once rather than look 500 of them up by key."""
+WALK = re.compile(r"(?:Seq Scan on|^SCAN) (\w+)(?: USING (?:COVERING )?INDEX (\w+))?", re.MULTILINE)
+"""Also from one end of an index to the other (SQLite says SCAN of both)."""
+PARTIAL = {
+    index.name for table in metadata.tables.values() for index in table.indexes if index.dialect_kwargs.get("sqlite_where") is not None
+}
+"""Indexes of a few rows alone, which may be walked."""
 YEAR = Year(turns=16_000, unlabelled=200, versions=40, kept=400)
 
 
@@ -60,7 +66,7 @@ class Asked:
         own.execute(mode + statement, parameters[0] if many and parameters else parameters)
         plan = "\n".join(str(row[-1]) for row in own.fetchall())
         self.explained[statement] = plan
-        walked = re.findall(r"(?:Seq Scan on|^SCAN) (\w+)(?! USING)", plan, flags=re.MULTILINE)
+        walked = [name for name, index in WALK.findall(plan) if index not in PARTIAL]
         names = self._aliases(statement)
         if big := BIG & {re.sub(r"_\d+$", "", names.get(name) or name) for name in walked}:  # an era's partition is `inbox_3`
             self.walks.append(f"walks {sorted(big)}\n{statement}\n{plan}")
