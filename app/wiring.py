@@ -521,11 +521,12 @@ def traces(settings: Settings) -> "SqlTraces":
     """Looks for what is left of erased people, everywhere in this deployment."""
     from app.db.access.traces import SqlTraces
     from app.messaging.search import records_with
+    from app.trajectories.exporting import exported_turns
 
-    where = cluster(settings)
+    where, exports = cluster(settings), settings.data / "exports"
     return SqlTraces(
         open_state(settings), open_inbox(settings), files=trajectories(settings), topics=lambda words: records_with(where, words),
-        folders=[settings.data / "training", settings.data / "exports"],
+        exported=lambda: exported_turns(exports), folders=[settings.data / "training", exports],
     )  # fmt: skip
 
 

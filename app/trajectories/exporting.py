@@ -5,7 +5,7 @@ DuckDB, Spark, pyarrow and Hugging Face `datasets` open it as it is. It is a cop
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from app.domain.errors import BadInput
+from app.domain.errors import BadInput, Unavailable
 from app.domain.learning.batches import TurnPayload
 from app.domain.learning.decisions import ExportedTurn
 from app.durable import sync
@@ -63,6 +63,15 @@ def write_export(
         raise
     sync(folder.parent)
     return files.rows
+
+
+def exported_turns(folder: Path) -> Iterator[str]:
+    """Ids of the turns of which the exports in a folder hold a copy. Raises `Unavailable` where a file cannot be read."""
+    for path in sorted(folder.rglob("*.parquet")):
+        try:
+            yield from pq.ParquetFile(path).read(columns=["inference_id"])["inference_id"].to_pylist()
+        except (OSError, pa.ArrowInvalid, KeyError) as error:
+            raise Unavailable(f"{path} cannot be read as an export ({error}): delete it, or move it elsewhere") from error
 
 
 class _Files:

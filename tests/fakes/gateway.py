@@ -42,6 +42,8 @@ class ScriptedEngines:
     message: str | None = None
     context_tokens: int = 10_000
     before_token: Callable[[int], Any] = lambda index: None
+    last: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What else the last chunk says."""
     requests: list[GenerateRequest] = field(default_factory=list[GenerateRequest])
     closed: int = 0
 
@@ -55,7 +57,7 @@ class ScriptedEngines:
                 yield GenerationChunk(text=word, tokens=[100 + index], logprobs=[-0.5])
             yield GenerationChunk(
                 text="", tokens=[2], logprobs=[-0.1], finish_reason=self.finish_reason, message=self.message,
-                prompt_tokens=list(range(count_words(request.messages))),
+                prompt_tokens=list(range(count_words(request.messages))), **self.last,
             )  # fmt: skip
         finally:
             self.closed += 1

@@ -59,7 +59,7 @@ class SegmentFiles(Protocol):
 
 
 class SqlTraces:
-    """Looks into every place that holds what people said: inbox, tables, segments, topics, and folders of files."""
+    """Looks into every place that holds what people said: inbox, tables, segments, topics, exports, and folders of files."""
 
     def __init__(
         self,
@@ -68,12 +68,15 @@ class SqlTraces:
         *,
         files: SegmentFiles,
         topics: Callable[[bytes], Mapping[str, int]],
+        exported: Callable[[], Iterable[str]],
         folders: Iterable[Path],
     ) -> None:
         self._state = state
         self._inbox = inbox_engine
         self._files = files
         self._topics = topics
+        self._exported = exported
+        """Ids of the turns that exports hold copies of: packed, and nobody is named in them."""
         self._folders = list(folders)
 
     def find(self, actor: str) -> list[Trace]:
@@ -87,6 +90,7 @@ class SqlTraces:
                 Trace(place=f"topic {name}", found=count, cure="its records go with its retention")
                 for name, count in self._topics(actor.encode()).items()
             ),
+            Trace(place="exports", found=len(shells.intersection(self._exported())), cure="a copy of theirs: delete it, export anew"),
             *(Trace(place=f"files in {folder}", found=_files_with(folder, actor.encode())) for folder in self._folders),
         ]  # fmt: skip
 

@@ -348,8 +348,11 @@ def test_history_is_imported_as_turns_without_tokens(url: str, inbox: MemoryInbo
         "usage": {"prompt_tokens": 0, "completion_tokens": 0}, "source": "import:sharegpt", "actor": "somebody",
     }  # fmt: skip
     envelope = {"specversion": "1.0", "id": "h1", "source": "import:sharegpt", "type": EventType.TURN}
-    answer = httpx.post(f"{url}/v1/events", json=[envelope | {"data": turn}, envelope | {"data": turn | {"source": "gateway"}}])
-    assert [item["status"] for item in answer.json()["results"]] == ["accepted", "rejected"]
+    wrong = [{"source": "gateway"}, {"started_at": "0001-01-01T00:00:00+14:00"}, {"finished_at": "9999-12-31T23:59:59-14:00"}]
+    answer = httpx.post(f"{url}/v1/events", json=[envelope | {"data": turn | changes} for changes in ({}, *wrong)])
+    assert [(item["status"], item.get("param")) for item in answer.json()["results"]] == [
+        ("accepted", None), ("rejected", "data.source"), ("rejected", "data.started_at"), ("rejected", "data.finished_at"),
+    ]  # fmt: skip
     (event,) = events_of(inbox, EventType.TURN)
     assert (event.source, event.key) == ("import:sharegpt", "e1")
     assert b"somebody" not in event.data

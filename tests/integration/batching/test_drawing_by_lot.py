@@ -1,13 +1,16 @@
 """A cut reads what it needs, however much waits; and what it reads is a fair and repeatable draw."""
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, event, func, select, update
 
 from app.db.engine import reading, writing
-from app.db.learning.batches import SqlBatchStore
+from app.db.learning.batches import SqlBatchStore, SqlCutSession
 from app.db.learning.labels import count_trainable
 from app.db.tables import labels, turns
 from app.domain.learning.batches import LabelledTurn
@@ -31,12 +34,37 @@ def drawn(engine: Engine, slot: int, at_most: int = 80) -> list[LabelledTurn]:
         return session.unused_labels(versions=(VERSION,), since=LATER, until=LATER, slot=slot, at_most=at_most)
 
 
+class Counted(SqlBatchStore):
+    """Counts the labels that each draw brings."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.draws: list[int] = []
+
+    @contextmanager
+    def cutting(self, policy: str) -> Iterator[SqlCutSession]:
+        with super().cutting(policy) as session:
+            read = session.unused_labels
+
+            def counted(**asked: Any) -> list[LabelledTurn]:
+                found = read(**asked)
+                self.draws.append(len(found))
+                return found
+
+            session.unused_labels = counted  # type: ignore[method-assign] - what it reads is what is asked here
+            yield session
+
+
 def test_a_cut_reads_no_more_than_it_needs_and_accounts_for_all(engine: Engine) -> None:
+    """It once read every unused label: of 298,000 in 43 s, for a batch of 1,024. Here 80 that say something are drawn, of 1,200."""
     fetched: list[int] = []
     inside = _made_in_window(engine)
     event.listen(engine, "after_cursor_execute", lambda *_: fetched.append(1))
-    manifest = cut_batch(SqlBatchStore(engine), policy=POLICY, slot=18_000, champion=VERSION, anchor=VERSION, config=CONFIG, now=NOW)
+    store = Counted(engine)
+    manifest = cut_batch(store, policy=POLICY, slot=18_000, champion=VERSION, anchor=VERSION, config=CONFIG, now=NOW)
     assert len(manifest.items) == CONFIG.max_turns
+    assert len(store.draws) == 1
+    assert 80 <= store.draws[0] < 160  # whole episodes, also their turns that say nothing
     assert len(fetched) < 30  # no statement per label
     taken = {item.inference_id for item in manifest.items} & inside
     assert sum(manifest.left_out.values()) + len(taken) == len(inside)

@@ -19,9 +19,9 @@ from app.db.ingestion.relay import SqlRelayOffice, has_backlog
 from app.db.ingestion.streams import SqlEffects
 from app.db.learning.batches import SqlBatchStore
 from app.db.learning.labels import SqlLabels, count_trainable
-from app.db.reads import SqlReads
+from app.db.operations.readings import SqlReadings
 from app.db.release.evidence import SqlEvidenceBook
-from app.db.tables import EPOCH
+from app.db.tables import EPOCH, metadata
 from app.db.upkeep import eras
 from app.domain.telemetry.streams import EffectBatch, JoinRules
 from pipelines.batching.config import BatchingConfig
@@ -32,6 +32,12 @@ from tests.fakes.streaming import MemorySegments
 
 BIG = {"inbox", "applied_events", "turns", "turn_words", "observations", "labels", "exposures", "outbox", "retractions"}
 """Not `batch_items`: of 16,000 turns 800 are in one, which PostgreSQL rightly reads at once rather than look 500 of them up by key."""
+WALK = re.compile(r"(?:Seq Scan on|^SCAN) (\w+)(?: USING (?:COVERING )?INDEX (\w+))?", re.MULTILINE)
+"""Also from one end of an index to the other (SQLite says SCAN of both)."""
+PARTIAL = {
+    index.name for table in metadata.tables.values() for index in table.indexes if index.dialect_kwargs.get("sqlite_where") is not None
+}
+"""Indexes of a few rows alone, which may be walked."""
 YEAR = Year(turns=16_000, unlabelled=200, versions=40, kept=400)
 
 
@@ -60,7 +66,7 @@ class Asked:
         own.execute(mode + statement, parameters[0] if many and parameters else parameters)
         plan = "\n".join(str(row[-1]) for row in own.fetchall())
         self.explained[statement] = plan
-        walked = re.findall(r"(?:Seq Scan on|^SCAN) (\w+)(?! USING)", plan, flags=re.MULTILINE)
+        walked = [name for name, index in WALK.findall(plan) if index not in PARTIAL]
         names = self._aliases(statement)
         if big := BIG & {re.sub(r"_\d+$", "", names.get(name) or name) for name in walked}:  # an era's partition is `inbox_3`
             self.walks.append(f"walks {sorted(big)}\n{statement}\n{plan}")
@@ -84,8 +90,7 @@ def acts(engine: Engine) -> dict[str, Callable[[], object]]:
     said = [observation("new-o", of="t-5"), observation("new-e", episode="e-3"), retraction("o-7"), exposure("new-1")]
     term = SqlRelayOffice(engine, engine, group="g").take("one", now=NOW)
     assert term is not None
-    book, reads = SqlLabels(engine), SqlReads(engine, engine, clock=lambda: NOW)
-    evidence = SqlEvidenceBook(engine)
+    book, evidence = SqlLabels(engine), SqlEvidenceBook(engine)
 
     def pool() -> int:
         with writing(engine) as connection:
@@ -107,7 +112,7 @@ def acts(engine: Engine) -> dict[str, Callable[[], object]]:
         "trim": lambda: term.trim(applied_before=NOW - timedelta(hours=6)),
         "era": lambda: eras.drop_oldest(engine, before=EPOCH),
         "backlog": lambda: (SqlBacklog(engine, engine).complete_until(now=NOW), has_backlog(engine), term.applied_before(now=NOW)),
-        "metrics": lambda: (reads.counters(), reads.turns_per_version(), reads.backlog()),
+        "metrics": SqlReadings(engine, engine, clock=lambda: NOW).readings,
         "lag": lambda: evidence.lag_s(POLICY, now=NOW),
         "erase": lambda: SqlEraser(engine, engine, erase_from_segment=segments.erase).erase(erasure("person-7"), now=NOW),
     }

@@ -67,7 +67,7 @@ class Place:
         SqlEraser(self.engine, self.engine, erase_from_segment=self.segments.erase).erase(erasure(actor, occurred=100), now=at(100))
 
     def left(self, actor: str) -> dict[str, int]:
-        traces = SqlTraces(self.engine, self.engine, files=NoFiles(), topics=lambda _: {}, folders=[])
+        traces = SqlTraces(self.engine, self.engine, files=NoFiles(), topics=lambda _: {}, exported=list, folders=[])
         return {trace.place: trace.found for trace in traces.find(actor)}
 
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import anyio
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import Engine, func, select, update
 
 from app.db.counters import read_counts
-from app.db.engine import open_engine, reading
+from app.db.engine import open_engine, reading, writing
 from app.db.ingestion.epochs import SqlEpochs
 from app.db.ingestion.members import SqlMembership
 from app.db.ingestion.relay import has_backlog
 from app.db.ingestion.streams import SqlEffects, SqlPositions
-from app.db.tables import inbox, observations, turns
+from app.db.tables import inbox, observations, stream_offsets, turns
 from app.domain.errors import Unavailable
 from app.domain.ports import Receipt
 from app.domain.telemetry.events import CloudEvent
@@ -81,24 +81,26 @@ def test_what_the_brokers_acknowledged_is_applied_once_and_a_broker_that_is_away
     engine.dispose()
 
 
-@pytest.mark.parametrize("fresh", [5, 60], ids=["fewer records than before", "more records than before"])
-def test_events_of_a_cluster_that_came_back_empty_are_applied_and_the_reset_is_an_alarm(
-    broker: Broker, sqlite_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, fresh: int
-) -> None:
-    """500 of 500 accepted events once had no effect and left no line in the log: they lay before the offsets of a topic that was gone."""
-    engine = open_engine(sqlite_url)
-    cluster, segments = as_real(broker, tmp_path), MemorySegments()
-    store = SqlEffects(engine, rules=lambda: JoinRules(policies={}), write_segment=segments.write_sized, erase_from_segment=segments.erase)
+class Direct:
+    """A door and a member of ingestion over one cluster, each there for as long as it is needed."""
 
-    def say(*events: CloudEvent) -> None:
-        door = DirectInbox(KafkaSink(cluster, SqlEpochs(engine)))
+    def __init__(self, engine: Engine, cluster: Cluster) -> None:
+        self.engine, self.cluster, self.segments = engine, cluster, MemorySegments()
+
+    def say(self, *events: CloudEvent) -> None:
+        door = DirectInbox(KafkaSink(self.cluster, SqlEpochs(self.engine)))
         assert set(anyio.run(door.append, events)) == {Receipt.ACCEPTED}
         door.close()
 
-    def apply(wanted: int) -> None:
+    def apply(self, wanted: int) -> None:
+        """By a member that begins where the database says, until so many are new."""
         source = KafkaSource(
-            cluster, SqlEpochs(engine), SqlMembership(engine, group=GROUP), group=GROUP, positions=SqlPositions(engine, group=GROUP),
-            backlog=lambda: False,
+            self.cluster, SqlEpochs(self.engine), SqlMembership(self.engine, group=GROUP), group=GROUP,
+            positions=SqlPositions(self.engine, group=GROUP), backlog=lambda: False,
+        )  # fmt: skip
+        store = SqlEffects(
+            self.engine, rules=lambda: JoinRules(policies={}), write_segment=self.segments.write_sized,
+            erase_from_segment=self.segments.erase,
         )  # fmt: skip
         member = Ingest(source=source, store=store, config=IngestionConfig())
         applied, deadline = 0, time.monotonic() + 120
@@ -107,14 +109,53 @@ def test_events_of_a_cluster_that_came_back_empty_are_applied_and_the_reset_is_a
         source.close()
         assert applied == wanted
 
-    say(event_of(turn("a")), *(event_of(observation(f"before-{n}", of="a")) for n in range(30)))
-    apply(31)
+    def observations(self) -> int:
+        with reading(self.engine) as connection:
+            return connection.execute(select(func.count()).select_from(observations)).scalar_one()
+
+    def resets(self) -> int:
+        with reading(self.engine) as connection:
+            return read_counts(connection).get(("", "offsets_reset"), 0)
+
+
+@pytest.fixture
+def direct(broker: Broker, sqlite_url: str, tmp_path: Path) -> Iterator[Direct]:
+    engine = open_engine(sqlite_url)
+    yield Direct(engine, as_real(broker, tmp_path))
+    engine.dispose()
+
+
+def opinions(name: str, count: int) -> list[CloudEvent]:
+    return [event_of(observation(f"{name}-{n}", of="a")) for n in range(count)]
+
+
+@pytest.mark.parametrize("fresh", [5, 60], ids=["fewer records than before", "more records than before"])
+def test_events_of_a_cluster_that_came_back_empty_are_applied_and_the_reset_is_an_alarm(
+    broker: Broker, direct: Direct, caplog: pytest.LogCaptureFixture, fresh: int
+) -> None:
+    """500 of 500 accepted events once had no effect and left no line in the log: they lay before the offsets of a topic that was gone."""
+    direct.say(event_of(turn("a")), *opinions("before", 30))
+    direct.apply(31)
     broker.kill()
     broker.start()
-    say(*(event_of(observation(f"after-{n}", of="a")) for n in range(fresh)))
-    apply(fresh)
+    direct.say(*opinions("after", fresh))
+    direct.apply(fresh)
     assert "alarm=the topic is not the one that was read" in caplog.text
-    with reading(engine) as connection:
-        assert read_counts(connection)["", "offsets_reset"] >= 1
-        assert connection.execute(select(func.count()).select_from(observations)).scalar_one() == 30 + fresh
-    engine.dispose()
+    assert direct.resets() >= 1
+    assert direct.observations() == 30 + fresh
+
+
+def test_events_before_a_position_beyond_the_end_of_the_same_topic_are_applied_and_the_reset_is_an_alarm(
+    direct: Direct, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after an election of a broker whose log is shorter: cluster and topic are those that were read, the last records are gone."""
+    direct.say(event_of(turn("a")), *opinions("before", 30))
+    direct.apply(31)
+    with writing(direct.engine) as connection:
+        connection.execute(update(stream_offsets).values(next_offset=stream_offsets.c.next_offset + 100))
+    direct.say(*opinions("after", 5))
+    direct.apply(5)
+    assert "event=offsets_reset" in caplog.text
+    assert "the topic is not the one" not in caplog.text
+    assert direct.resets() >= 1
+    assert direct.observations() == 35

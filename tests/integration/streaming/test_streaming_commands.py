@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -206,6 +207,21 @@ def test_what_is_left_of_a_person_is_told_place_by_place_and_after_erasing_nothi
         after = deployment.run(erase, GLASS, "--verify", "--actor", "alice@example.com")
     assert "nothing is left in" in after.output
     assert after.exit_code == 0
+
+
+def test_an_export_that_still_holds_a_person_is_told_until_it_is_deleted(deployment: Deployment) -> None:
+    """Nobody is named in an export, and it is packed: looking for the pseudonym in its bytes found nothing, and that passed for a proof."""
+    person(deployment)
+    out = deployment.settings.data / "exports" / "may"
+    deployment.run(export, "parquet", "--out", str(out))
+    with running_broker(deployment.settings.data):
+        deployment.run(erase, GLASS, "--actor", "alice@example.com")
+        left = deployment.run(erase, GLASS, "--verify", "--actor", "alice@example.com")
+        assert re.search(r"^ +1  exports \(a copy of theirs: delete it", left.output, re.MULTILINE)
+        assert left.exit_code == 1
+        shutil.rmtree(out)
+        after = deployment.run(erase, GLASS, "--verify", "--actor", "alice@example.com")
+    assert "nothing is left in" in after.output
 
 
 def test_segments_that_no_row_knows_are_told_and_swept_when_they_are_old(deployment: Deployment) -> None:

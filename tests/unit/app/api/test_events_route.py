@@ -101,6 +101,8 @@ def test_an_idempotency_key_names_the_events_of_a_batch() -> None:
         ({"inference_id": None}, "inference_id"),
         ({"occurred_at": "2026-11-21T12:00:00"}, "occurred_at"),
         ({"occurred_at": "2999-01-01T00:00:00Z"}, "occurred_at"),
+        ({"occurred_at": "0001-01-01T00:00:00+14:00"}, "occurred_at"),
+        ({"occurred_at": "9999-12-31T23:59:59-14:00"}, "occurred_at"),
         ({"source": "gateway"}, "source"),
         ({"policy": "nobody"}, "policy"),
         ({"name": "edit_persistence", "value": {"horizon_s": 1, "four_gram": 2}}, "value.four_gram"),

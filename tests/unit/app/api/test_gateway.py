@@ -273,6 +273,16 @@ def test_a_large_turn_leaves_its_payload_in_the_trajectory_store_and_its_event_s
     assert (kept.messages, len(kept.prompt_tokens)) == (({"role": "user", "content": text},), 80_001)
 
 
+def test_a_short_prompt_with_much_beside_its_tokens_is_a_large_turn() -> None:
+    experts, mass = [[list(range(8))] * 8] * 3_200, [-0.25] * 3_200  # [T, L, K] and [T]: half a megabyte of JSON
+    engines = ScriptedEngines(words=["a"] * 3_199, last={"routed_experts": experts, "kept_log_mass": mass})
+    client, inbox = service(claims=(claims := MemoryClaims()), engines=engines, policies=ROOMY)
+    assert ask(client).status_code == 200
+    assert len(events_of(inbox, EventType.TURN)[0].data) < 6_000  # the answer's words stay: labels are made of them
+    (kept,) = claims.payloads.values()
+    assert (len(kept.routed_experts or ()), len(kept.kept_log_mass or ()), len(kept.logprobs or ())) == (3_200, 3_200, 3_200)
+
+
 def test_a_large_turn_goes_whole_into_the_inbox_where_the_trajectory_store_is_full() -> None:
     claims = MemoryClaims()
     claims.full = True

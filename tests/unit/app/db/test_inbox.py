@@ -5,6 +5,7 @@ import threading
 from datetime import UTC, datetime
 
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import Engine, text
 
 from app.db.ingestion.inbox import SqlInbox
@@ -99,6 +100,15 @@ def test_a_name_the_database_would_refuse_fails_its_own_request_only(sqlite_engi
     inbox = SqlInbox(sqlite_engine)
     with pytest.raises(BadRequest):
         inbox.append_blocking([event(id_)])
+    assert inbox.append_blocking([event("fine")]) == [Receipt.ACCEPTED]
+    inbox.close()
+
+
+@pytest.mark.parametrize("moment", [datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)])
+def test_an_envelope_of_an_impossible_time_fails_its_own_request_only(sqlite_engine: Engine, moment: datetime) -> None:
+    inbox = SqlInbox(sqlite_engine)
+    with pytest.raises(BadRequest, match=r"time is .*check the sender's clock"):
+        inbox.append_blocking([replace(event("odd"), time=moment)])
     assert inbox.append_blocking([event("fine")]) == [Receipt.ACCEPTED]
     inbox.close()
 

@@ -25,8 +25,8 @@ class Files:
 
 
 def found(engine: Engine, *folders: Path, actor: str = "zoe") -> dict[str, int]:
-    looked = SqlTraces(engine, engine, files=Files(), topics=lambda words: {"events": len(words)}, folders=folders).find(actor)
-    return {trace.place: trace.found for trace in looked if trace.found}
+    looked = SqlTraces(engine, engine, files=Files(), topics=lambda words: {"events": len(words)}, exported=list, folders=folders)
+    return {trace.place: trace.found for trace in looked.find(actor) if trace.found}
 
 
 def test_files_with_the_persons_name_are_counted_also_where_it_lies_across_two_reads(sqlite_engine: Engine, tmp_path: Path) -> None:

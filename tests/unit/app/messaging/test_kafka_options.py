@@ -99,6 +99,14 @@ def test_a_cluster_that_refuses_the_replication_says_so_instead_of_making_everyb
     TopicAdmin(OneBroker(), options=KafkaConfig(replication=1, min_insync_replicas=1)).create("ratchet.events")
 
 
+def test_a_topic_of_a_real_cluster_is_made_with_the_sizes_of_the_table() -> None:
+    broker = OneBroker()
+    options = KafkaConfig(replication=1, min_insync_replicas=1, partitions=12, max_message_bytes=5_000_000, retention_ms=86_400_000)
+    TopicAdmin(broker, options=options).create("ratchet.events")
+    configs = {"min.insync.replicas": "1", "max.message.bytes": "5000000", "retention.ms": "86400000"}
+    assert broker.asked == {"ratchet.events": {"num_partitions": 12, "replication_factor": 1, "configs": configs}}
+
+
 def test_the_embedded_broker_gets_topics_of_one_replica_and_its_own_settings() -> None:
     broker = OneBroker()
     TopicAdmin(broker, options=None).create("ratchet.events.1")

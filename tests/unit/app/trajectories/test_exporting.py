@@ -7,11 +7,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from app.domain.errors import BadInput
+from app.domain.errors import BadInput, Unavailable
 from app.domain.learning.batches import TurnPayload, payload_of
 from app.domain.learning.decisions import ExportedTurn
 from app.trajectories.corpus import read_texts
-from app.trajectories.exporting import write_export
+from app.trajectories.exporting import exported_turns, write_export
 from tests.fakes.served import at, turn
 
 DAY_S = 86_400
@@ -57,6 +57,16 @@ def test_a_reader_finds_folders_by_policy_and_day_and_rewards_beside_tokens(tmp_
         payload.completion_tokens,
         [{"name": "rating", "value": 1.0}],
     )
+
+
+def test_whose_turns_lie_in_exports_is_known_and_what_cannot_be_read_is_no_proof(tmp_path: Path) -> None:
+    assert list(exported_turns(tmp_path / "nowhere")) == []
+    export(tmp_path / "may", [exported("a"), exported("b", policy="tab")])
+    export(tmp_path / "june", [exported("c")])
+    assert sorted(exported_turns(tmp_path)) == ["a", "b", "c"]
+    (tmp_path / "july.parquet").write_bytes(b"PAR1 cut off")
+    with pytest.raises(Unavailable, match=r"july\.parquet cannot be read as an export .*delete it"):
+        list(exported_turns(tmp_path))
 
 
 def test_turns_whose_tokens_are_gone_are_left_out_and_not_counted(tmp_path: Path) -> None:

@@ -5,17 +5,20 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import cast
 
+import msgspec
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select
 
 from app.db.ingestion.inbox import SqlInbox
 from app.db.ingestion.relay import SqlRelayOffice
 from app.db.ingestion.streams import SqlEffects
+from app.db.tables import dead_letters
 from app.domain.errors import Unavailable
+from app.domain.telemetry.events import CloudEvent, EventType
 from app.domain.telemetry.streams import JoinRules, RelayTerm
 from pipelines.ingestion.config import RelayConfig
 from pipelines.ingestion.relay import Heartbeat, Relay, Term
-from tests.fakes.served import at
+from tests.fakes.served import at, observation, turn
 from tests.fakes.streaming import MemorySegments
 from tests.unit.pipelines.ingestion.test_relay import Stage
 
@@ -56,6 +59,33 @@ def test_a_relay_in_office_waits_for_its_broker_keeps_house_and_sweeps_when_it_i
     assert sent == [1, 0, 0]
     assert len(swept) == 3
     assert len(stage.broker.rotations) == 1, "the house is kept at the first chance, and not again for half a minute"
+
+
+YEAR_1, YEAR_9999 = "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"
+"""In UTC they are no times that a datetime can say."""
+
+
+@pytest.mark.parametrize("largest", [1 << 40, 1], ids=["through the broker", "from the inbox"])
+def test_what_an_older_door_took_with_an_impossible_time_is_buried_and_the_others_are_applied(stage: Stage, largest: int) -> None:
+    """An `occurred_at` of year 1 once made the relay apply, fail and begin again, with everything behind it waiting."""
+    said = [msgspec.to_builtins(observation(f"o{n}", of="a")) | {"occurred_at": moment} for n, moment in enumerate((YEAR_1, YEAR_9999))]
+    said.append(msgspec.to_builtins(turn("old")) | {"finished_at": YEAR_9999})
+    kinds = (EventType.OBSERVATION, EventType.OBSERVATION, EventType.TURN)
+    stage.door.append_blocking(
+        [CloudEvent(id=f"e{n}", source="api", type=kinds[n], time=at(0), key="a", data=msgspec.json.encode(x)) for n, x in enumerate(said)]
+    )
+    stage.accept("a", "b")
+    stage.broker.largest = largest
+    term = stage.take_office()
+    term.send_inbox()
+    stage.ingest()
+    stage.seconds = 20
+    assert [term.reconcile(), term.send_inbox(), stage.unconfirmed()] == [0, 0, 0]
+    assert stage.applied() == {"a", "b"}
+    with stage.engine.connect() as connection:
+        buried = connection.execute(select(dead_letters.c.reason, dead_letters.c.attempts).order_by(dead_letters.c.offset)).all()
+    assert [reason.partition(" ")[0] for reason, _ in buried] == ["occurred_at", "occurred_at", "finished_at"]
+    assert [attempts for _, attempts in buried] == [1, 1, 1]
 
 
 def test_a_renewal_that_fails_is_tried_again_and_costs_no_office(caplog: pytest.LogCaptureFixture) -> None:
