@@ -152,7 +152,7 @@ class RayBox:
         done = self.exec(packing, deadline_s=60, most_output_bytes=4 * MOST_PATCH_BYTES)
         if done.ended is not Ended.EXITED or done.code != 0:
             raise BadInput(f"the workspace cannot be read back ({done.ended.value}): it is larger than what may travel, or the box is gone")
-        return changes_of(self.before, _unpacked(base64.b64decode(done.stdout)))
+        return changes_of(self.before, _unpacked(base64.b64decode(done.stdout)).items())
 
     def alive(self) -> bool:
         try:

@@ -13,14 +13,14 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
 from app.domain.errors import BadInput, Overloaded
-from app.domain.learning.boxes import MOST_PATCH_BYTES, Patch, checked_patch
+from app.domain.learning.boxes import MOST_PATCH_BYTES, MOST_PATCH_FILES, Patch, checked_patch, travels
 from app.sandbox.control_groups import born, owner_lives
 
 NAME = "work"
@@ -61,13 +61,10 @@ class Workspace:
         """The changes. Raises `BadInput`."""
         if self.copies:
             return changes_between(self.base, self.upper)
-        changed = dict(_files(self.upper))
-        replaced = {p for folder in _opaque(self.upper) for p in _below(self.base, folder) if p not in changed}
-        removed: dict[str, bytes | None] = {
-            p: None for path, content in changed.items() if content is None for p in _below(self.base, path)
-        }
-        kept = {path: content for path, content in changed.items() if content is not None and _read(self.base / path) != content}
-        return checked_patch(removed | dict.fromkeys(replaced) | kept)
+        there, kept = _differing(_files(self.upper), lambda path: _read(self.base / path))
+        replaced = {p for folder in _opaque(self.upper) for p in _below(self.base, folder) if p not in there}
+        removed = {p for path, is_there in there.items() if not is_there for p in _below(self.base, path)}
+        return checked_patch(dict.fromkeys(removed | replaced) | kept)
 
     def remove(self) -> None:
         """Forget the changes."""
@@ -162,13 +159,31 @@ class Workspaces:
 
 def changes_between(before: Path, after: Path) -> Patch:
     """What became of a folder, by comparing all of it. Raises `BadInput`."""
-    return changes_of(read_folder(before), read_folder(after))
+    return changes_of(read_folder(before), _files(after))
 
 
-def changes_of(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> Patch:
+def changes_of(before: Mapping[str, bytes], after: Iterable[tuple[str, bytes | None]]) -> Patch:
     """The same, of files by path. Raises `BadInput`."""
-    gone: dict[str, bytes | None] = dict.fromkeys(before.keys() - after.keys())
-    return checked_patch({path: content for path, content in after.items() if before.get(path) != content} | gone)
+    there, kept = _differing(after, before.get)
+    gone = before.keys() - {path for path, is_there in there.items() if is_there}
+    return checked_patch(dict.fromkeys(gone) | kept)
+
+
+def _differing(
+    files: Iterable[tuple[str, bytes | None]], before: Callable[[str], bytes | None]
+) -> tuple[dict[str, bool], dict[str, bytes | None]]:
+    """By path, whether a file is there or was removed; and the contents that are others than before, of which never more than may travel
+    are held: empty files that say that they are long weigh nothing until they are read. Raises `BadInput`."""
+    there, kept, weight = dict[str, bool](), dict[str, bytes | None](), 0
+    for path, content in files:
+        there[path] = content is not None
+        if content is None or not travels(path) or before(path) == content:
+            continue
+        kept[path] = content
+        weight += len(content)
+        if weight > MOST_PATCH_BYTES or len(kept) > MOST_PATCH_FILES:
+            checked_patch(kept)
+    return there, kept
 
 
 def read_folder(folder: Path) -> dict[str, bytes]:

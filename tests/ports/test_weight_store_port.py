@@ -4,7 +4,9 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -157,6 +159,48 @@ def test_the_same_weights_from_another_parent_are_published_whole(tiny_model: Pa
     digest = writer.publish(two)
     assert verify_snapshot(RemoteWeights(url, cache=tmp_path / "two").path(digest)) == digest
     assert "model.delta" not in writer._files.names(digest)
+
+
+class CutOff:
+    """A storage that nobody reaches any more from its n-th operation on."""
+
+    def __init__(self, files: Any, after: int) -> None:
+        self._files, self._left = files, after
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._files, name)
+        if name not in ("put_file", "pipe_file", "rm_file", "cat_file"):
+            return found
+
+        def act(*given: Any, **more: Any) -> Any:
+            self._left -= 1
+            if self._left < 0:
+                raise OSError("the storage is away")
+            return found(*given, **more)
+
+        return act
+
+
+def test_a_version_is_seen_whole_or_not_at_all_wherever_its_publisher_was_cut_off(tiny_model: Path, tmp_path: Path) -> None:
+    """Before each operation of publishing a delta with its keyframe; what is seen is read, and publishing again mends the rest."""
+    seen: list[bool] = []
+    _, parent, child = lineage(tiny_model, tmp_path, 2)
+    while not seen or not seen[-1]:
+        after, url = len(seen), f"memory://bucket-{uuid4().hex}/weights"
+        whole = RemoteWeights(url, cache=tmp_path / f"whole-{after}")
+        whole.publish(tiny_model)
+        whole.publish(parent)
+        cut = RemoteWeights(url, cache=tmp_path / f"cut-{after}", keyframe_every=2, wrap=lambda files, after=after: CutOff(files, after))
+        with suppress(OSError):
+            cut.publish(child)
+            cut.settle()
+        reader, digest = RemoteWeights(url, cache=tmp_path / f"reader-{after}"), snapshot_digest(child)
+        if reader.exists(digest):
+            assert verify_snapshot(reader.path(digest)) == digest
+        seen.append("KEYFRAME" in cut._files.names(digest))
+        assert whole.publish(child) == digest
+        assert verify_snapshot(RemoteWeights(url, cache=tmp_path / f"again-{after}").path(digest)) == digest
+    assert len(seen) > 8, "it was cut off in many places"
 
 
 def test_a_name_is_written_once(tmp_path: Path) -> None:

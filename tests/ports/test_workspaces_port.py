@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -128,6 +129,20 @@ def test_too_much_does_not_travel() -> None:
         checked_patch({str(n): b"x" * (MOST_PATCH_BYTES // 4) for n in range(5)})
     with pytest.raises(BadInput, match="2001 files"):
         checked_patch({str(n): b"" for n in range(2001)})
+
+
+@pytest.mark.parametrize("boxes", ["overlays", "copies", "processes"], indirect=True)  # Ray's is packed in the box, within its limits
+def test_a_patch_of_a_gibibyte_is_refused_without_being_held(box: Box) -> None:
+    """Empty files that say that they are long: on no disk, and in no memory until they are read. Where the box was ended over them in time,
+    what it leaves is still far too much."""
+    fill = box.exec(["/bin/sh", "-c", "truncate -s 1M $(seq -f big%g 1024)"], deadline_s=20, most_output_bytes=100)
+    assert fill.ended in (Ended.EXITED, Ended.OUTPUT_LIMIT), fill
+    tracemalloc.start()
+    with pytest.raises(BadInput, match="MiB together"):
+        box.patch()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * MOST_PATCH_BYTES
 
 
 def test_programs_end_at_their_limits(box: Box) -> None:

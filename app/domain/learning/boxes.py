@@ -101,9 +101,14 @@ def checked_path(path: str) -> str:
     return path
 
 
+def travels(path: str) -> bool:
+    """Whether a file may be part of a patch at all."""
+    return not NEVER_TRAVELS.intersection(PurePosixPath(path).parts)
+
+
 def checked_patch(files: Mapping[str, bytes | None]) -> Patch:
     """What may travel to another box: a bounded number of text files. Raises `BadInput`."""
-    kept = {path: content for path, content in files.items() if not NEVER_TRAVELS.intersection(PurePosixPath(path).parts)}
+    kept = {path: content for path, content in files.items() if travels(path)}
     if len(kept) > MOST_PATCH_FILES or sum(len(content or b"") for content in kept.values()) > MOST_PATCH_BYTES:
         raise BadInput(f"the patch has {len(kept)} files and may have {MOST_PATCH_FILES}, of {MOST_PATCH_BYTES >> 20} MiB together")
     for path, content in kept.items():

@@ -2,13 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
 import httpx
 
-from app.domain.errors import RatchetError, Refused
+from app.domain.errors import NotFound, RatchetError, Refused
 from app.domain.telemetry.turns import SamplingParams
 from app.serving.servers.held import Held, Place
 from app.serving.servers.wire import gone, refusal
@@ -82,6 +83,8 @@ class HttpControl(ABC):
     name: str
     needs: str
     """Of its make, for whoever meets an older one."""
+    swaps_by: tuple[str, ...]
+    """Endpoints that replacing weights takes."""
 
     def __init__(self, url: str, *, api_key: str | None = None, client: httpx.Client | None = None) -> None:
         self.url = url.rstrip("/")
@@ -98,20 +101,42 @@ class HttpControl(ABC):
     def replace_weights(self, digest: str, folder: Path, *, back_to: tuple[str, Path] | None, pause: Pause = Pause.KEEP) -> None:
         """Replace the base's weights by a snapshot. Raises `Refused` when that failed and the server has `back_to` again; where not even
         that could be loaded it stays paused, because what it holds is no version at all."""
-        self._pause(pause)
+        self._require_endpoints()
+        try:
+            self._pause(pause)
+        except RatchetError:
+            with suppress(RatchetError):  # it may have been done, and only its answer lost
+                self._end_pause()
+            raise
         try:
             self._update(digest, folder)
         except RatchetError as error:
             self._restore(back_to, error)
             raise Refused(f"{self.url} did not take the weights {digest[:12]} and serves what it had ({error})") from error
-        self._go_on()
+        self._end_pause()
+
+    def _require_endpoints(self) -> None:
+        """Raises `NotFound` for a server of another version, before anything is touched. Where there is one, it says that it takes no such
+        question (405), or answers it."""
+        for path in self.swaps_by:
+            found = self._send("OPTIONS", path)
+            error = refusal(self.name, self.url, found.status_code, found.content, found.headers, needs=self.needs)
+            if isinstance(error, NotFound):
+                raise error
+
+    def _end_pause(self) -> None:
+        """Go on; asked once more where that got lost, because nobody else would."""
+        try:
+            self._go_on()
+        except RatchetError:
+            self._go_on()
 
     def _restore(self, back_to: tuple[str, Path] | None, error: RatchetError) -> None:
         if back_to is not None:
             try:
                 self._leave_update()
                 self._update(*back_to)
-                self._go_on()
+                self._end_pause()
             except RatchetError as worse:
                 error = worse
             else:

@@ -26,6 +26,7 @@ class SglangControl(HttpControl):
 
     name, scheme, needs = NAME, SCHEME, NEEDS
     cure = "start SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB"
+    swaps_by = ("/pause_generation", "/update_weights_from_disk", "/continue_generation")
 
     def held(self) -> Held:
         """What the server holds. Raises `Unavailable`."""

@@ -23,6 +23,7 @@ class VllmControl(HttpControl):
 
     name, scheme, needs = NAME, SCHEME, NEEDS
     cure = "start vLLM with --logprobs-mode processed_logprobs"
+    swaps_by = ("/pause", "/start_weight_update", "/update_weights", "/finish_weight_update", "/resume")
 
     def held(self) -> Held:
         """What the server holds. Raises `Unavailable`."""

@@ -27,6 +27,10 @@ class FakeServer:
         self.failing: dict[str, int] = {}
         """Status by path."""
         self.failing_once: dict[str, int] = {}
+        self.lacking: set[str] = set()
+        """Paths that a server of another version does not know."""
+        self.losing_once: set[str] = set()
+        """Paths whose next answer gets lost: what was asked for is done."""
         self.cut_after: int | None = None
         """End the stream after so many tokens."""
         self.aborts = 0
@@ -39,10 +43,17 @@ class FakeServer:
 
     async def _fail(self, request: Request, call_next: Any) -> Response:
         path = request.url.path
-        status = self.failing.get(path) or self.failing_once.pop(path, None)
+        is_asked_for = request.method != "OPTIONS"  # which only asks whether there is such an endpoint
+        status = (self.failing.get(path) or self.failing_once.pop(path, None)) if is_asked_for else None
         if status is not None:
             return JSONResponse({"error": {"message": f"failing at {path}"}}, status, headers={"retry-after": "3"})
-        return await call_next(request)
+        if path in self.lacking:
+            return JSONResponse({"detail": "Not Found"}, 404)
+        answer = await call_next(request)
+        if is_asked_for and path in self.losing_once:
+            self.losing_once.remove(path)
+            return JSONResponse({"error": {"message": "the proxy timed out"}}, 504)
+        return answer
 
     async def _health(self) -> Response:
         return Response()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -22,10 +23,11 @@ from app.domain.ids import utc_now
 from app.domain.ports import EngineState
 from app.domain.release.gates import GateName
 from app.domain.release.releases import ReleaseState
-from app.domain.release.versions import VersionKind
+from app.domain.release.versions import Version, VersionKind
 from app.policy.tiny import write_tiny
 from app.settings import Settings, from_environment, owner_of, read_toml
 from pipelines.commands.running.engine_ports import keep_server
+from pipelines.commands.running.processes import pruning
 from pipelines.config import loop_config
 from pipelines.evaluation.config import terms_of
 from tests.architecture.sources import ROOT
@@ -193,3 +195,22 @@ def test_a_server_whose_weights_are_replaced_follows_one_policy_and_two_are_refu
         settings = from_environment(environment)
         control = wiring.server_control(settings, vllm="http://127.0.0.1:9", sglang=None)
         keep_server(settings, control, only=("a", "b"), role="champion", pause="keep", stop=threading.Event())
+
+
+def test_the_loop_removes_what_is_older_than_a_day_and_needed_by_nobody(environment: dict[str, str], tmp_path: Path) -> None:
+    """As it does every hour. Of twelve versions the ten newest are kept for whoever goes back to them, and of the others a young one."""
+    settings = from_environment(environment)
+    weights, book = wiring.open_weights(settings), wiring.version_book(settings)
+    base = wiring.release_ledger(settings).pointer(POLICY).digest
+    made = [weights.publish(tmp_path / f"v{n}") for n in range(12) if write_tiny(tmp_path / f"v{n}", seed=n + 1)]
+    for number, digest in enumerate(made):
+        book.add(
+            Version(
+                digest=digest, policy=POLICY, name=f"n{number}", kind=VersionKind.RL, parent=base, step=number, run_id=None,
+                created_at=utc_now() + timedelta(hours=1 + number), base_model="tiny", licence="Apache-2.0", optimizer_uri=None,
+            )
+        )  # fmt: skip
+    for digest in {base, *made} - {made[1]}:
+        os.utime(settings.data / "weights" / digest / "READY", (0, 0))
+    pruning(settings)()
+    assert [weights.exists(digest) for digest in (base, *made)] == [True, False, *[True] * 11]

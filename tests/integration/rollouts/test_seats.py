@@ -15,6 +15,7 @@ from app.domain.errors import Refused
 from app.domain.learning.boxes import Box, Boxes, BoxSpec
 from app.sandbox.bubblewrap import USERS_FROM
 from pipelines.rollouts.episode import AGENT
+from pipelines.rollouts.grading import Grader, Verdict
 from pipelines.rollouts.scratch import PREFIX, scratch
 from pipelines.rollouts.seats import MOST_FOLDERS, Folders, Seats
 from pipelines.rollouts.tasks import TaskData
@@ -121,6 +122,11 @@ def test_a_box_that_waited_too_long_is_given_to_nobody(seats: Seats) -> None:
 def test_a_box_lives_longer_than_its_task_whenever_it_was_opened(seats: Seats, counting: Counting) -> None:
     seats.take(LIBRARY).leave()
     assert counting.opened[0].lifetime_s == LIBRARY.deadline_s + 60.0 + 60.0, "its deadline, its end, and how long it may wait"
+
+
+def test_the_box_of_a_grade_lives_longer_than_the_grade(counting: Counting) -> None:
+    assert Grader(boxes=counting).grade(LIBRARY, LIBRARY.gold, seed=1).verdict is Verdict.PASSED
+    assert counting.opened[0].lifetime_s == LIBRARY.grading_s + 30.0
 
 
 def test_another_task_s_box_is_not_taken_and_makes_room(seats: Seats) -> None:

@@ -156,6 +156,14 @@ def test_an_engine_says_how_it_is_in_the_format_that_prometheus_reads(running: R
     assert sum(sample.value for sample in found["ratchet_engine_versions"].samples if sample.labels == {"state": "ready"}) >= 1
 
 
+def test_an_engine_says_whether_its_answers_depend_on_who_else_is_asked(running: RunningEngine) -> None:
+    told = httpx.get(f"{running.url}/health").raise_for_status().json()
+    found = running.residency.invariance
+    assert found is not None, "it tried before it took anything"
+    assert found.compared > 0
+    assert told["batch_invariant"] is found.holds
+
+
 def test_a_dead_engine_costs_nothing_while_another_lives(running: RunningEngine, first: str) -> None:
     async def scenario() -> None:
         async with HttpEngines(["http://127.0.0.1:9", running.url]) as engines:

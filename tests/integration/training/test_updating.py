@@ -253,6 +253,21 @@ def test_equal_rewards_hold(ports: TrainingPorts) -> None:
     assert_held(run(ports, a_batch(ports, parent, reward=lambda turn: 0.5), parent), ports, HoldReason.EQUAL_REWARDS)
 
 
+@pytest.mark.parametrize("estimator", ["batch_mean", "group_mean"])
+def test_every_turn_of_a_try_is_measured_against_its_group(ports: TrainingPorts, estimator: str) -> None:
+    """Two groups of two tries of two turns, all prompts different. Paid 1 and 0: half above and half below the group's mean, four turns of
+    eight; paid 2 and 2: nothing. sqrt(4 · 0.25 / 8) = 0.353553. By its prompt each turn would be alone and teach nothing."""
+    parent, paid = put_version(ports), (1.0, 0.0, 2.0, 2.0)
+    batch = a_batch(ports, parent, count=8)
+    items = tuple(
+        replace(item, episode_id=f"e{n // 2}", group=f"g{n // 4}", reward=paid[n // 2], segment="task=add")
+        for n, item in enumerate(batch.items)
+    )
+    made = run(ports, replace(batch, items=items), parent, config=msgspec.structs.replace(CONFIG, estimator=estimator))
+    assert made.candidate is not None, made.message
+    assert (made.metrics["advantage_mean"], made.metrics["advantage_std"]) == pytest.approx((0.0, 0.353553), abs=1e-6)
+
+
 def test_too_few_readable_turns_hold(ports: TrainingPorts) -> None:
     parent = put_version(ports)
     made = run(ports, a_batch(ports, parent, count=10, change=lambda t: broken(t, logprobs=None)), parent)

@@ -191,6 +191,28 @@ def test_the_packed_body_gives_the_same_bits_alone_in_company_at_once_and_drafte
         assert found.holds, found
 
 
+class Sociable(nn.Module):
+    """A head whose numbers depend on how many rows it is given, as a product's blocks may."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        rows = hidden.numel() // hidden.shape[-1]
+        tilt = torch.arange(self.head(hidden).shape[-1]) * 1e-4 * rows
+        return self.head(hidden) + tilt
+
+
+def test_a_machine_whose_bits_depend_on_company_is_told(tiny_model: Path) -> None:
+    sociable = load_policy(tiny_model, dtype=torch.float32)
+    head: Any = sociable.model.get_output_embeddings()
+    sociable.model.set_output_embeddings(Sociable(head))
+    found = invariance(sociable, tokens=8)
+    assert found.differing_bits > 20
+    assert not found.holds
+
+
 def test_the_packed_body_gives_the_same_bits_on_one_thread_and_on_two(tied_model: Path) -> None:
     policy, before = load_policy(tied_model, dtype=torch.bfloat16), torch.get_num_threads()
     prompts = [[5 + row, 9, *range(20, 20 + 7 * row)] for row in range(12)]

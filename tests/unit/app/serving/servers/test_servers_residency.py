@@ -165,6 +165,49 @@ def test_an_update_that_fails_leaves_the_server_with_what_it_had_and_says_why(ro
     assert room.state(new) == (EngineState.READY, None)
 
 
+@pytest.mark.parametrize("unknown", [0, 1, -1])
+def test_a_server_too_old_to_take_weights_in_place_is_told_the_cure_and_serves_what_it_had(room: Room, unknown: int) -> None:
+    """One of another version lacks the endpoint that pauses it, or one that updates it, or the last."""
+    new = room.version("new", linears)
+    fake, server = room.serve()
+    residency = room.in_place(server)
+    room.wants(champion=[room.base])
+    residency.turn()
+    room.wants(champion=[new], previous=[room.base])
+    fake.lacking.add(room.make.swap[unknown].partition("?")[0].partition(" ")[0])
+    residency.turn()
+    assert room.state(new)[0] is EngineState.FAILED
+    assert "has no such endpoint: use" in str(room.state(new)[1])
+    assert (fake.version, fake.paused) == (room.base, False)
+    assert not any(call.startswith("/pause") for call in fake.calls), "nothing was touched"
+    assert room.state(room.base) == (EngineState.READY, None)
+
+
+def test_going_on_is_asked_for_once_more_where_it_got_lost(room: Room) -> None:
+    new = room.version("new", linears)
+    fake, server = room.serve()
+    fake.failing_once[room.make.swap[-1]] = 504
+    residency = room.in_place(server)
+    room.wants(champion=[new])
+    residency.turn()
+    assert (fake.version, fake.paused) == (new, False)
+    assert room.state(new) == (EngineState.READY, None)
+
+
+def test_a_pause_whose_answer_got_lost_does_not_leave_the_server_paused(room: Room) -> None:
+    new = room.version("new", linears)
+    fake, server = room.serve()
+    residency = room.in_place(server)
+    room.wants(champion=[room.base])
+    residency.turn()
+    room.wants(champion=[new], previous=[room.base])
+    fake.losing_once.add(room.make.swap[0].partition("?")[0].partition(" ")[0])
+    residency.turn()
+    assert (fake.version, fake.paused) == (room.base, False)
+    assert room.state(new)[0] is EngineState.FAILED
+    assert room.state(room.base) == (EngineState.READY, None)
+
+
 def test_a_server_that_cannot_even_have_the_old_weights_again_stays_paused(room: Room) -> None:
     new = room.version("new", linears)
     fake, server = room.serve()
