@@ -151,8 +151,14 @@ def page() -> str:
 
 
 def _table(rows: tuple[Described, ...]) -> str:
-    lines = [f"| `{row.name}` | {row.kind} | {', '.join(row.labels) or '–'} | {', '.join(row.of)} | {row.says} |" for row in rows]
+    lines = [f"| `{row.name}` | {row.kind} | {', '.join(row.labels) or '–'} | {', '.join(row.of)} | {_says(row)} |" for row in rows]
     return "\n".join(["| metric | type | labels | process | what it says |", "|---|---|---|---|---|", *lines, ""])
+
+
+def _says(row: Described) -> str:
+    """With the bounds of its buckets, as a rule on `le` must spell them."""
+    bounds = ", ".join(str(float(bound)) for bound in row.buckets)
+    return f"{row.says} Buckets: {bounds}." if bounds else row.says
 
 
 _HEAD = """# Metrics

@@ -123,6 +123,12 @@ def _follow_ups(connection: Connection, episode: str, ids: Sequence[str]) -> lis
     return [(row.id, row.inference_id or ids[-1], str(row.value)) for row in rows]
 
 
+def _gold_id(inference_id: str, observation_id: str) -> str:
+    """Together they may have more characters than an id; cut off, two of one turn whose ids begin alike would be one."""
+    whole = f"{inference_id}:{observation_id}"
+    return whole if len(whole) <= 200 else hashlib.sha256(whole.encode()).hexdigest()
+
+
 def _reading(row: Any) -> Reading | None:  # noqa: ANN401 - a row
     if row.mood is None:
         return None
@@ -164,7 +170,7 @@ class SqlReadings:
             connection.execute(update(follow_up_readings).where(mine).values(said))
             connection.execute(
                 insert(observations).values(
-                    source=SOURCE, id=f"{inference_id}:{observation_id}"[:200], policy=policy, inference_id=inference_id, name=NAME,
+                    source=SOURCE, id=_gold_id(inference_id, observation_id), policy=policy, inference_id=inference_id, name=NAME,
                     value={"mood": mood.value, "of": observation_id, "proven": proven}, occurred_at=now, received_at=now, actor=by[:64],
                     tags={"gold": "true"}, status=JOINED,
                 )

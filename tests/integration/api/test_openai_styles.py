@@ -230,11 +230,12 @@ def test_one_broken_answer_ends_all_of_its_request_and_each_is_recorded(
 def test_what_bends_the_draw_reaches_the_engine_and_is_recorded(client: OpenAI, inbox: MemoryInbox, engines: ScriptedEngines) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     client.chat.completions.create(
-        model="composer", messages=[{"role": "user", "content": "x"}], presence_penalty=0.5, frequency_penalty=-1, logit_bias={"7": 3},
+        model="composer", messages=[{"role": "user", "content": "x"}], presence_penalty=0.5, frequency_penalty=-1,
+        logit_bias={str(token): 3 for token in range(1024)},  # as many as may be
         response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}},
         logprobs=True, top_logprobs=2,
     )  # fmt: skip
-    shape = Shape(presence_penalty=0.5, frequency_penalty=-1.0, logit_bias={7: 3.0}, form=Form(answer=schema))
+    shape = Shape(presence_penalty=0.5, frequency_penalty=-1.0, logit_bias=dict.fromkeys(range(1024), 3.0), form=Form(answer=schema))
     assert (engines.requests[0].shape, engines.requests[0].likely) == (shape, 2)
     assert turn(inbox).shape == shape
 

@@ -89,6 +89,11 @@ def test_a_page_says_the_same_whichever_answer_is_whose(sqlite_engine: Engine) -
     assert "v1" not in re.sub(r"tiny-v1", "", pages[0].split("<main")[1])
 
 
+def test_of_a_long_conversation_the_last_eight_messages_are_shown(sqlite_engine: Engine) -> None:
+    kept(sqlite_engine, pair(messages=[{"role": "user", "content": f"message {n}."} for n in range(1, 11)]))
+    assert re.findall(r"message (\d+)\.", look(browser(sqlite_engine))) == ["3", "4", "5", "6", "7", "8", "9", "10"]
+
+
 def test_a_vote_is_stored_before_it_is_revealed_and_only_to_who_voted(engine: Engine) -> None:
     kept(engine, pair())
     client, other = browser(engine), browser(engine, visitor=BOBBY)

@@ -267,6 +267,8 @@ def test_an_empty_deployment_says_what_to_do_and_what_is_not_there_is_said(sqlit
         assert answer.status_code in (400, 404), path
         assert "text/html" in answer.headers["content-type"]
     assert client.get("/console/find?q=release-1").headers["location"].startswith("/console/releases/release-1")
+    long = client.get(f"/console/find?q={'x' * 200}y").text
+    assert ("x" * 200 in long, "xy" in long) == (True, False), "of a long word, its beginning"
 
 
 def test_the_exported_chain_is_verified_without_a_deployment_and_a_changed_word_is_found(sqlite_engine: Engine, tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
 """What a version was trained on, and which versions saw a person: in SQL on both databases, and as `ratchet lineage` says it."""
 
 import json
+import runpy
+import shutil
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,3 +138,14 @@ def test_the_code_that_ran_is_named_by_its_content() -> None:
     assert wiring.code_version() == wiring.code_version()
     assert wiring.code_version().startswith("ratchet 0.")
     assert len(wiring.code_version().rpartition(":")[2]) == 16
+
+
+def test_whoever_changes_one_source_file_runs_other_code(tmp_path: Path) -> None:
+    for room in ("app", "pipelines"):
+        (tmp_path / room).mkdir()
+    elsewhere = shutil.copy(wiring.__file__, tmp_path / "app")
+    named: list[str] = []
+    for content in ("STEPS = 1", "STEPS = 1", "STEPS = 2"):
+        (tmp_path / "pipelines" / "cycle.py").write_text(content)
+        named.append(runpy.run_path(elsewhere)["code_version"]())
+    assert named[0] == named[1] != named[2]

@@ -132,6 +132,18 @@ def test_a_reading_is_stored_once_as_gold_and_nothing_is_paid_by_it(bench: Bench
     assert tuple(current) == (0.0, "no_signal")
 
 
+def test_two_messages_of_a_turn_are_read_although_their_ids_begin_alike(bench: Bench) -> None:
+    """An id from a client may have 190 characters, and one of ours has at most 200."""
+    turned, ids = "t" * 36, [f"{'https://product.example/':x<189}{n}" for n in range(2)]
+    bench.apply(turn(turned), *(said(id_, turned, "hm") for id_ in ids))
+    label(bench, 60)
+    for id_ in ids:
+        SqlReadings(bench.engine).say("composer", turned, id_, Mood.NEUTRAL, by="user:ada", proven=True)
+    with reading(bench.engine) as connection:
+        gold = connection.execute(select(observations.c.value).where(observations.c.source == "review")).scalars()
+        assert {value["of"] for value in gold} == {*ids}
+
+
 def test_it_goes_with_the_person_it_is_about(bench: Bench) -> None:
     bench.apply(turn("a", actor="alice"), said("o", "a", "hm"), turn("b", actor="bob"), said("p", "b", "hm"))
     label(bench, 60)

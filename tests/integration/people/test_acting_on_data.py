@@ -171,6 +171,7 @@ def test_dead_letters_are_replayed_by_an_operator_page_by_page_and_a_hopeless_on
     assert f"1 replayed, {PAGE + 1} still make no sense" in replayed.stdout, (replayed.output, replayed.exception)
     with reading(wiring.open_state(terminal.settings)) as connection:
         assert connection.execute(select(observations.c.id)).scalars().all() == ["o"]
+    assert terminal("dlq", "purge", "--days", "1", token=olga).stdout == "0 deleted\n", "it was replayed a moment ago"
     assert terminal("dlq", "purge", "--days", "0", token=olga).stdout == "1 deleted\n"
     assert {actor for actor, action in terminal.audited() if action.startswith("dead_letters.")} == {"user:olga"}
     bound = terminal.token("bound", Role.OPERATOR, policy="composer")

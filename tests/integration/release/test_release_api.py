@@ -43,6 +43,13 @@ def test_a_person_approves_what_they_looked_at(client: TestClient, room: Release
     assert client.get(f"/v1/releases/{release.id}").json()["approvals"][0]["approver"] == "user:ada"
 
 
+def test_no_approval_stands_of_a_release_that_gave_way_to_a_newer_one(client: TestClient, room: ReleaseRoom) -> None:
+    older = room.approved("v2")
+    room.ready("v3")
+    shown = client.get(f"/v1/releases/{older.id}").json()
+    assert (shown["history"][-1]["to_state"], shown["approvals"]) == ("EXPIRED", [])
+
+
 def test_nobody_in_particular_may_stop_but_not_approve(client: TestClient, room: ReleaseRoom) -> None:
     release = room.ready("v2")
     answer = client.post(f"/v1/releases/{release.id}/approve", json={"evidence_digest": release.evidence_digest})

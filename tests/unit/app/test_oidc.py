@@ -147,6 +147,18 @@ def test_a_provider_s_new_key_is_found() -> None:
     assert browser.back()[0].startswith("session of ada")
 
 
+def test_what_a_provider_says_of_itself_is_asked_once_an_hour() -> None:
+    browser = Browser()
+    browser.back()
+    browser.now = NOW + 3599
+    browser.oidc.begin("/console")
+    asked = [request.url.path for request in browser.provider.asked]
+    assert (asked.count("/.well-known/openid-configuration"), asked.count("/keys")) == (1, 1)
+    browser.now = NOW + 3600
+    browser.provider.meta["authorization_endpoint"] = f"{ISSUER}/moved"
+    assert browser.oidc.begin("/console")[0].startswith(f"{ISSUER}/moved?")
+
+
 @pytest.mark.parametrize(
     "changes", [{"state": "x"}, {"state": "-"}, {"state": "é"}, {"iss": "https://evil.example"}, {"code": "-"}, {"error": "access_denied"}]
 )

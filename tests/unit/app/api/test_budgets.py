@@ -274,6 +274,14 @@ def test_a_dialect_s_body_of_lists_is_refused_before_they_are_made(path: str) ->
     assert inbox.events == {}
 
 
+@pytest.mark.parametrize(("path", "said"), [("/v1/completions", "prompt"), ("/v1/responses", "input")])
+def test_another_style_s_body_may_have_eighty_thousand_brackets_and_not_one_more(path: str, said: str) -> None:
+    client, _, _ = service()
+    bodies = [{"model": "nobody", said: "[" * count} for count in (79_999, 80_000)]  # and one that is around it
+    codes = [client.post(path, json=body).json()["error"]["code"] for body in bodies]
+    assert codes == ["model_not_found", "too_many_values"]
+
+
 @pytest.mark.parametrize("record", [b"\x12\x00", b"\x12\x02\x10\x09"], ids=["of nothing", "of a severity"])
 def test_a_megabyte_of_telemetry_records_is_refused_at_the_first_that_is_too_many(record: bytes) -> None:
     """Half a million records of nothing kept everybody waiting for half a second."""

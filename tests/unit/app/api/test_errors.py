@@ -7,6 +7,8 @@ import pytest
 from app.api.errors import HttpError, problem
 from app.domain import errors
 from app.domain.people import NotSignedIn, SignInRefused
+from app.main import create_app
+from tests.fakes.gateway import collaborators
 
 
 @pytest.mark.parametrize(
@@ -43,3 +45,17 @@ def test_who_is_too_many_is_told_whole_seconds_and_at_least_one(wait_s: float, s
     assert problem(errors.Overloaded("full", retry_after_s=wait_s)).headers == {"Retry-After": said}
     assert problem(errors.Unavailable("away")).headers == {"Retry-After": "2"}
     assert problem(errors.NotFound("nothing")).headers == {}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/events", "/feedback", "/api/public/scores"])
+def test_the_interface_s_document_names_every_status_that_a_product_s_request_may_come_back_with(path: str) -> None:
+    told = create_app(collaborators()).openapi()["paths"][path]["post"]["responses"]
+    refused = {status: response["description"] for status, response in told.items() if status > "299"}
+    assert " ".join(sorted(refused)) == "400 401 403 404 408 413 415 422 429 431 502 503 504"
+    assert (refused["400"], refused["401"]) == ("The request is wrong; `param` names the field.", "No key, or a wrong one.")
+
+
+def test_the_interface_s_document_says_that_what_is_read_of_the_database_may_be_away() -> None:
+    told = create_app(collaborators()).openapi()["paths"]
+    for path in ("/v1/models", "/v1/runs", "/v1/versions", "/v1/labels/report", "/v1/engines"):
+        assert set(told[path]["get"]["responses"]) >= {"200", "401", "403", "503"}, path

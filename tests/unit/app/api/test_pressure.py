@@ -1,6 +1,6 @@
 """Waits for the first token: how many wait, and the 95th percentile of the last ten seconds."""
 
-from app.api.pressure import KEPT, Waits
+from app.api.pressure import Waits
 
 
 class Clock:
@@ -53,9 +53,14 @@ def test_a_wait_is_remembered_for_ten_seconds() -> None:
     assert waits.read(None)["first_token_p95_s"] is None
 
 
-def test_no_more_than_the_newest_are_kept() -> None:
-    waits = Waits(now=Clock())
-    for n in range(KEPT + 5):
-        waits.begin(f"i{n}", "composer")
-        waits.end(f"i{n}")
-    assert len(waits._over) == KEPT
+def test_of_many_waits_the_newest_two_thousand_count() -> None:
+    """Place 1900 of 2,000 is the first that is two seconds long; with the oldest among them it would be the last of one second."""
+    clock = Clock()
+    waits = Waits(now=clock)
+    for wait, count in ((0.0, 1), (1.0, 1900), (2.0, 100)):
+        for n in range(count):
+            waits.begin(f"{wait} {n}", "composer")
+        clock.now += wait
+        for n in range(count):
+            waits.end(f"{wait} {n}")
+    assert waits.read("composer") == {"waiting": 0, "first_token_p95_s": 2.0}
