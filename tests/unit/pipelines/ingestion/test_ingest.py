@@ -19,7 +19,7 @@ def deliveries(*ids: str) -> list[Delivery]:
 
 
 def ingest(source: ScriptedSource, store: PickyStore, **more: Any) -> Ingest:
-    return Ingest(source=source, store=store, config=IngestionConfig(), clock=lambda: at(0), pause=lambda _: None, **more)
+    return Ingest(source=source, store=store, config=IngestionConfig(), clock=lambda: at(0), **({"pause": lambda _: None} | more))
 
 
 def test_offsets_are_committed_to_kafka_only_after_the_database_has_them() -> None:
@@ -35,6 +35,13 @@ def test_a_database_that_stays_away_is_waited_for_and_said_so_and_nothing_is_com
     assert [member.step(), member.step()] == [1, 1]
     assert said == [*["the database is busy: it is tried again"] * 40, None, None]
     assert (store.applied, len(source.committed)) == (["a", "b"], 2)
+
+
+def test_a_database_that_stays_away_is_asked_less_and_less_often_but_not_less_than_every_fifteen_seconds() -> None:
+    pauses = list[float]()
+    ingest(ScriptedSource(deliveries("a")), PickyStore(failures=40), pause=pauses.append).step()
+    for pause, middle in zip(pauses, [0.6, 1.8, 5.4, *[10.0] * 37], strict=True):
+        assert middle / 2 <= pause <= middle * 3 / 2
 
 
 def test_a_database_that_stays_away_does_not_hold_up_the_end_of_the_process() -> None:
