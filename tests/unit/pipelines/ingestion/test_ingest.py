@@ -70,6 +70,16 @@ def test_when_every_record_of_a_type_fails_alike_the_fault_is_ours_and_nothing_i
     assert len(said) == 1
 
 
+def test_five_records_of_a_type_in_a_row_may_be_broken_and_the_sixth_makes_it_our_fault() -> None:
+    source, store = ScriptedSource(*(deliveries(name) for name in "abcdef")), PickyStore(breaks_on="abcdef")
+    member = ingest(source, store)
+    assert [member.step() for _ in range(5)] == [0] * 5
+    assert [len(batch.dead) for batch in store.batches] == [1] * 5
+    with pytest.raises(OwnFault, match="6 records of type Observation in a row"):
+        member.step()
+    assert len(source.committed) == 5
+
+
 def test_a_schema_that_is_not_ours_stops_the_process_and_buries_nothing() -> None:
     source, store = ScriptedSource(deliveries("a", "b")), PickyStore()
     store.own_fault = True
