@@ -1,5 +1,6 @@
 """One poll, one transaction; what the database refuses is isolated, what it cannot do now is tried again."""
 
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -18,8 +19,8 @@ def deliveries(*ids: str) -> list[Delivery]:
     return [delivery_of(event_of(observation(id_, of="t")), offset=offset) for offset, id_ in enumerate(ids)]
 
 
-def ingest(source: ScriptedSource, store: PickyStore, **more: Any) -> Ingest:
-    return Ingest(source=source, store=store, config=IngestionConfig(), clock=lambda: at(0), **({"pause": lambda _: None} | more))
+def ingest(source: ScriptedSource, store: PickyStore, *, pause: Callable[[float], None] = lambda _: None, **more: Any) -> Ingest:
+    return Ingest(source=source, store=store, config=IngestionConfig(), clock=lambda: at(0), pause=pause, **more)
 
 
 def test_offsets_are_committed_to_kafka_only_after_the_database_has_them() -> None:
