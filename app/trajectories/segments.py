@@ -108,9 +108,8 @@ class ParquetSegments:
 
         The sources stay. A source that is absent has nothing to give. One pass, some row groups in memory.
         """
-        merging = Merging(lambda name: self._replacing(self._path(name)), target, at_most_bytes)
         left = sum(sources.values())
-        with merging:
+        with Merging(lambda name: self._replacing(self._path(name)), target, at_most_bytes) as merging:
             for source, size in sources.items():
                 left -= size
                 for group in self._groups(source):

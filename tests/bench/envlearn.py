@@ -74,7 +74,8 @@ def batch_of(
     payloads = [
         TurnPayload(
             inference_id=f"{seed}-{n:04d}", episode_id=f"{seed}-{n:04d}", policy="composer", version=digest,
-            prompt_tokens=tuple(one.prompt), completion_tokens=tuple(one.tokens), logprobs=tuple(one.logprobs), finished_at=NOON,
+            prompt_tokens=tuple(one.prompt), completion_tokens=tuple(one.tokens), logprobs=tuple(one.logprobs),
+            temperature=1.0, top_p=1.0, finished_at=NOON,
         )
         for n, one in enumerate(made)
     ]  # fmt: skip

@@ -110,7 +110,7 @@ def learnt(said: Sequence[Answered], changes: dict[str, Any]) -> dict[str, Any]:
     turns = [
         TurnPayload(
             inference_id=f"turn-{number:03d}", episode_id=f"episode-{number:03d}", policy="composer", version=CHAMPION,
-            prompt_tokens=one.prompt, completion_tokens=one.tokens, logprobs=one.logprobs, finished_at=NOON,
+            prompt_tokens=one.prompt, completion_tokens=one.tokens, logprobs=one.logprobs, temperature=1.0, top_p=1.0, finished_at=NOON,
         )
         for number, one in enumerate(said)
     ]  # fmt: skip

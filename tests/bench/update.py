@@ -49,7 +49,7 @@ def logged_turns(count: int) -> list[TurnPayload]:
             TurnPayload(
                 inference_id=f"turn-{number:03d}", episode_id=f"episode-{number:03d}", policy="composer", version=PARENT,
                 prompt_tokens=tuple(chat.prompt(Editor().ask(somebody, numbers).messages)), completion_tokens=completion,
-                logprobs=(-2.0,) * len(completion), finished_at=NOON,
+                logprobs=(-2.0,) * len(completion), temperature=1.0, top_p=1.0, finished_at=NOON,
             )
         )  # fmt: skip
     return turns

@@ -191,7 +191,8 @@ def sample_turns(
         turns.append(
             TurnPayload(
                 inference_id=f"turn-{seed}-{number:04d}", episode_id=f"episode-{seed}-{number:04d}", policy="composer", version=version,
-                prompt_tokens=prompt, completion_tokens=tuple(tokens[len(prompt) :]), logprobs=tuple(logprobs), finished_at=NOON,
+                prompt_tokens=prompt, completion_tokens=tuple(tokens[len(prompt) :]), logprobs=tuple(logprobs),
+                temperature=1.0, top_p=1.0, finished_at=NOON,
             )
         )  # fmt: skip
     return turns

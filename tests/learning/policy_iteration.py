@@ -91,7 +91,8 @@ def answers(folder: Path, prompts: Sequence[tuple[int, ...]], *, version: str, s
     return [
         TurnPayload(
             inference_id=f"turn-{seed}-{number:04d}", episode_id=f"episode-{seed}-{number:04d}", policy="composer", version=version,
-            prompt_tokens=prompt, completion_tokens=tuple(row[len(prompt) :]), logprobs=tuple(logged), finished_at=NOON,
+            prompt_tokens=prompt, completion_tokens=tuple(row[len(prompt) :]), logprobs=tuple(logged),
+            temperature=1.0, top_p=1.0, finished_at=NOON,
         )
         for number, (prompt, row, logged) in enumerate(zip(prompts, tokens.tolist(), logprobs.tolist(), strict=True))
     ]  # fmt: skip

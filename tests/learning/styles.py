@@ -137,7 +137,7 @@ def answered(folder: Path, asked: Sequence[Problem], *, version: str, seed: int,
             payload=TurnPayload(
                 inference_id=f"{name}-{seed}-{number:04d}", episode_id=f"episode-{name}-{seed}-{number:04d}", policy="composer",
                 version=version, prompt_tokens=tuple(prompt), completion_tokens=tuple(row[-LENGTH:]), logprobs=tuple(logged),
-                finished_at=NOON,
+                temperature=1.0, top_p=1.0, finished_at=NOON,
             ),
         )
         for number, (problem, prompt, row, logged) in enumerate(zip(asked, prompts, tokens.tolist(), logprobs.tolist(), strict=True))

@@ -1,5 +1,6 @@
 """One suite over segments in memory and in Parquet files; the files' own promises below."""
 
+import os
 from array import array
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from app.domain.errors import BadInput, Unavailable
 from app.domain.learning.batches import TurnPayload, payload_of
 from app.domain.ports import TrajectoryStore
 from app.trajectories.segments import ParquetSegments
+from tests.disk import asked_of_the_disk
 from tests.fakes.served import turn
 from tests.fakes.streaming import MemorySegments
 
@@ -69,6 +71,14 @@ def test_a_file_holds_nothing_of_an_erased_turn_and_no_partial_files_are_left(tm
     store.erase("s-0-1", frozenset({"a"}))
     assert [path.name for path in tmp_path.iterdir()] == ["s-0-1.parquet"]
     assert b"canary-word-of-a" not in (tmp_path / "s-0-1.parquet").read_bytes()
+
+
+def test_a_segment_is_on_the_disk_before_it_has_its_name_and_its_name_before_anything_refers_to_it(tmp_path: Path) -> None:
+    store = ParquetSegments(str(tmp_path))
+    partial = f"s-0-1.parquet.{os.getpid()}.partial"
+    with asked_of_the_disk(tmp_path) as seen:
+        store.write("s-0-1", [BARE])
+    assert seen == [("flush", [partial]), ("rename", [partial]), ("flush", ["s-0-1.parquet"])]
 
 
 def test_the_same_payloads_give_the_same_bytes_in_any_order(tmp_path: Path) -> None:

@@ -159,7 +159,8 @@ def test_a_damaged_segment_is_an_error_or_read(tmp_path_factory: pytest.TempPath
     store = ParquetSegments(str(folder))
     turn = TurnPayload(
         inference_id="a", episode_id="e", policy="p", version="v", prompt_tokens=(1, 2), completion_tokens=(3,), logprobs=(-0.5,),
-        finished_at=datetime(2026, 11, 22, tzinfo=UTC), messages=({"role": "user", "content": "x"},), completion="y",
+        temperature=1.0, top_p=1.0, finished_at=datetime(2026, 11, 22, tzinfo=UTC),
+        messages=({"role": "user", "content": "x"},), completion="y",
     )  # fmt: skip
     (file,) = [folder / f"{store.write('one', [turn])}.parquet"]
     file.write_bytes(damage(file.read_bytes()))

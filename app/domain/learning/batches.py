@@ -145,8 +145,8 @@ class TurnPayload:
     """[T, L, K]"""
     kept_log_mass: tuple[float, ...] | None = None
     """[T] log of the probability mass that top-p kept; None for top_p = 1 or where it is not known."""
-    temperature: float = 1.0
-    top_p: float = 1.0
+    temperature: float
+    top_p: float
     shape: Shape | None = None
     finished_at: datetime
     messages: tuple[dict[str, object], ...] = ()

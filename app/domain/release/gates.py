@@ -64,7 +64,7 @@ class GateResult:
 def canonical_json(value: object) -> bytes:
     """Canonical JSON (RFC 8785 in what we use of it): sorted keys, no spaces, shortest floats, NaN refused."""
     plain = msgspec.to_builtins(value, order="sorted")
-    return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    return json.dumps(plain, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def content_hash(value: object) -> str:

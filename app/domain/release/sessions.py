@@ -29,7 +29,8 @@ class Session:
     """Whether the turn arrived; an exposure without one is a fault of its arm once the wait is over."""
     finish_reason: str | None = None
     completion: str = ""
-    completion_tokens: int = 0
+    completion_tokens: int
+    """0 where the turn did not arrive."""
     tool_verdicts: tuple[str, ...] = ()
     time_to_first_token_s: float | None = None
     total_s: float | None = None

@@ -31,10 +31,11 @@ class Sums:
 
     @property
     def variance(self) -> float:
-        """Of the sample; 0 below two values."""
+        """Of the sample; 0 below two values, and where rounding each value and its square to millionths could have made all of it."""
         if self.n < 2:
             return 0.0
-        return max(0.0, (self.squares / MILLION - self.n * self.mean**2) / (self.n - 1))
+        spread = (self.squares / MILLION - self.n * self.mean**2) / (self.n - 1)
+        return spread if spread > (1 + 2 * abs(self.mean)) / MILLION else 0.0
 
     @property
     def below_zero(self) -> "Sums":

@@ -27,7 +27,7 @@ def measure(values: Sequence[float], *, low: float = -math.inf, high: float = ma
         return None
     mean = sum(values) / n
     deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1))
-    half = 1.96 * deviation / math.sqrt(n) if deviation > 0 else 3 / n
+    half = 1.96 * deviation / math.sqrt(n) if min(values) < max(values) else 3 / n  # ten times 0.1 has a deviation, of 1e-17
     return Measure(n=n, mean=mean, low=max(low, mean - half), high=min(high, mean + half))
 
 

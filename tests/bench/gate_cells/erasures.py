@@ -86,5 +86,5 @@ def _session(number: int, *, treated: bool) -> Session:
     return Session(
         inference_id=f"i-{number}", actor=f"person-{number}", episode_id=f"e-{number}", release_id="r", stage="canary-2",
         arm="candidate" if treated else "champion", probability=0.5, share=0.5, holdback=0.0, digest="v2" if treated else "v1",
-        exposed_at=AT + timedelta(seconds=number), served=True, finish_reason="stop",
+        exposed_at=AT + timedelta(seconds=number), served=True, finish_reason="stop", completion_tokens=0,
     )  # fmt: skip

@@ -156,7 +156,7 @@ def _turn(number: int, person: int, arm: str, *, bad: bool, every_s: float = 1.0
     return Session(
         inference_id=f"i-{number}", actor=f"person-{person}", episode_id=f"e-{number}", release_id="r", stage="holdback.20000", arm=arm,
         probability=0.9, share=0.0, holdback=0.1, digest="v2" if arm == "champion" else "v1",
-        exposed_at=AT + timedelta(seconds=number * every_s), served=True, finish_reason="error" if bad else "stop",
+        exposed_at=AT + timedelta(seconds=number * every_s), served=True, finish_reason="error" if bad else "stop", completion_tokens=0,
     )  # fmt: skip
 
 

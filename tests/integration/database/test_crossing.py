@@ -6,7 +6,7 @@ from sqlalchemy import Engine, select
 from app.db.engine import reading, writing
 from app.db.ingestion.observations import apply_retractions, insert_observations, join_waiting
 from app.db.ingestion.streams import SqlEffects
-from app.db.ingestion.turns import insert_turns
+from app.db.ingestion.turns import insert_turns, lock_turns
 from app.db.tables import observations, retractions, turns
 from app.domain.telemetry.streams import EffectBatch, JoinRules
 from tests.fakes.served import applied, at, observation, retraction, turn
@@ -47,3 +47,16 @@ def test_an_observation_inserted_while_it_was_being_taken_back_is_taken_back(pos
         assert connection.execute(select(observations.c.retracted_at)).scalar_one() == at(2)
         assert connection.execute(select(retractions.c.matched)).scalar_one() is True
         assert connection.execute(select(turns.c.evidence)).scalar_one() == 1
+
+
+@pytest.mark.parametrize(
+    ("turns_", "episodes", "free"), [(["a"], [], {"b", "c"}), ([], ["e"], {"c"}), (["a"], ["e"], {"c"}), ([], [], {"a", "b", "c"})]
+)
+def test_what_a_transaction_will_touch_is_its_own_from_the_beginning(
+    postgres_engine: Engine, store: SqlEffects, turns_: list[str], episodes: list[str], free: set[str]
+) -> None:
+    served = (turn("a", episode="e"), turn("b", episode="e"), turn("c"))
+    store.apply(EffectBatch(events=tuple(applied(one, offset=n) for n, one in enumerate(served))), now=at(0))
+    with writing(postgres_engine) as one, writing(postgres_engine) as other:
+        lock_turns(one, turns_, episodes)
+        assert set(other.execute(select(turns.c.inference_id).with_for_update(skip_locked=True)).scalars()) == free

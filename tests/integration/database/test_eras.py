@@ -11,7 +11,7 @@ from sqlalchemy import Engine, func, insert, select, text, update
 from app.db.engine import open_engine, reading, writing
 from app.db.ingestion.inbox import SqlInbox, _row
 from app.db.ingestion.inbox_rows import insert_rows
-from app.db.ingestion.relay import LEFT_BEHIND, SqlRelayOffice
+from app.db.ingestion.relay import SqlRelayOffice
 from app.db.tables import inbox, inbox_eras
 from app.db.upkeep import eras
 from app.db.upkeep.keeper import SqlUpkeep
@@ -217,8 +217,8 @@ def test_who_does_not_own_the_table_is_told_and_rows_are_emptied_one_by_one(door
         assert "alarm=permission denied for schema public: ALTER TABLE inbox OWNER TO this role" in caplog.text
         term = SqlRelayOffice(guest, guest, group="g").take("one", now=at(0))
         assert term is not None
-        assert term.trim(applied_before=at(0) + LEFT_BEHIND) == 0
-        assert term.trim(applied_before=at(1) + LEFT_BEHIND) == 1
+        assert term.trim(applied_before=at(0) + 2 * DAY) == 0
+        assert term.trim(applied_before=at(1) + 2 * DAY) == 1
     finally:
         guest.dispose()
         with writing(door.engine) as connection:

@@ -208,8 +208,9 @@ def test_an_erasure_that_was_killed_is_finished_by_the_next_attempt(place: Place
     assert place.words() == set()
 
 
-def test_an_older_request_does_not_take_a_newer_erasure_back(place: Place) -> None:
-    for occurred in (100, 50):
+@pytest.mark.parametrize("order", [(100, 50), (50, 100)], ids=["the older one later", "in order"])
+def test_of_several_requests_to_forget_somebody_the_newest_counts(place: Place, order: tuple[float, float]) -> None:
+    for occurred in order:
         announce(place.engine, erasure("alice", occurred=occurred))
     place.apply(turn("a"), received=70)
     assert place.rows(turns.c.actor) == [(None,)]

@@ -148,18 +148,21 @@ def anywhere(engine: Engine) -> Place:
 
 def test_every_class_goes_when_its_days_are_over_and_not_before(anywhere: Place) -> None:
     anywhere.serve(turn("old"), turn("old-too"), day=10)
-    anywhere.serve(turn("tokens-only"), day=65)  # beyond 30 days for tokens, 35 for labels; not beyond 40 for turns
+    anywhere.serve(turn("unlabelled-again"), day=62)  # 38 days: beyond 30 for tokens and 35 for labels, not beyond 40 for turns
+    anywhere.serve(turn("tokens-only"), day=65)  # an hour within 35 days for labels
     anywhere.serve(turn("young"), day=98)
     told = anywhere.retire()
-    assert anywhere.rows(turns.c.inference_id, turns.c.payload_segment.is_not(None)) == {("tokens-only", False), ("young", True)}
+    assert anywhere.rows(turns.c.inference_id, turns.c.payload_segment.is_not(None)) == {
+        ("unlabelled-again", False), ("tokens-only", False), ("young", True)
+    }  # fmt: skip
     assert anywhere.words() == {"young"}
-    assert anywhere.rows(labels.c.inference_id) == {"tokens-only", "young"}  # on the fifth day before its end
-    assert anywhere.rows(observations.c.id) == {"o-tokens-only", "r-tokens-only", "o-young", "r-young"}
-    assert anywhere.rows(retractions.c.observation_id) == {"r-tokens-only", "r-young"}
+    assert anywhere.rows(labels.c.inference_id) == {"tokens-only", "young"}
+    said = {"unlabelled-again", "tokens-only", "young"}
+    assert anywhere.rows(observations.c.id) == {f"{kind}-{id_}" for kind in "or" for id_ in said}
+    assert anywhere.rows(retractions.c.observation_id) == {f"r-{id_}" for id_ in said}
     assert anywhere.rows(exposures.c.inference_id) == {"young"}
     assert anywhere.rows(segments.c.state) == {"whole"}
-    assert told["turns"] == 2
-    assert told["segments"] == 3
+    assert (told["turns"], told["labels"], told["segments"]) == (2, 1, 4)
     assert anywhere.rows(counters.c.name, counters.c.value) >= {(f"retired_{name}", count) for name, count in told.items()}
     assert anywhere.retire() == {}  # and a second time nothing
 
@@ -192,7 +195,7 @@ def test_what_a_batch_at_work_holds_is_kept_until_it_is_over(place: Place, why: 
         connection.execute(update(training_runs).values(status="done"))
         connection.execute(update(releases).values(state="SUPERSEDED"))
     place.retire()
-    assert (place.rows(turns.c.inference_id), place.words()) == (set(), set())
+    assert (place.rows(turns.c.inference_id), place.rows(labels.c.inference_id), place.words()) == (set(), set(), set())
     assert place.rows(batch_items.c.inference_id, batch_items.c.reward) == {("held", 0.5)}  # what was trained on is known for ever
 
 

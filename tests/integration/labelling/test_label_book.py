@@ -17,6 +17,7 @@ from app import wiring
 from app.db.engine import open_engine, reading, writing
 from app.db.ingestion.streams import SqlEffects
 from app.db.learning.labels import LABEL_EVENT, SqlLabels
+from app.db.sight import SqlPages
 from app.db.tables import audit, batch_items, labels, observations, outbox, turns
 from app.domain.learning.rewards import Label
 from app.domain.policies import PolicyConfig
@@ -94,6 +95,21 @@ def test_an_observation_beyond_lateness_is_ledgered_and_never_paid_not_even_by_a
         connection.execute(update(turns).values(needs_relabel=True))
     assert bench.label(at(802)) == 1
     assert bench.rows("revision", "reward")[-1] == (2, 0.5)
+
+
+def test_a_turn_is_shown_with_all_that_was_said_of_it_and_of_its_episode_and_nothing_of_another_policy_s(bench: Bench) -> None:
+    bench.apply(turn("a", episode="e"), turn("b", episode="e", policy="tab"))
+    bench.apply(
+        observation("of the turn", of="a", name="first", occurred=10),
+        observation("of the episode", episode="e", policy="composer", name="second", occurred=20),
+        observation("of the other policy", episode="e", policy="tab", name="third", occurred=30),
+        offset=10, received=40,
+    )  # fmt: skip
+    bench.label(at(60))
+    seen = SqlPages(bench.engine).inspect("a")
+    assert seen is not None
+    assert [said["name"] for said in seen.observed] == ["first", "second"]
+    assert [revision.revision for revision in seen.revisions] == [1]
 
 
 def test_a_turn_that_was_trained_on_keeps_the_label_it_was_trained_with(bench: Bench) -> None:

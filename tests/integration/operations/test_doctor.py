@@ -233,6 +233,21 @@ def test_a_database_url_that_takes_the_timeouts_away_is_told(postgres_url: str) 
     forgetful.dispose()
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [("", {"no standby is synchronous": False}), ("&options=-c%20synchronous_commit%3Doff", {"synchronous_commit is off": True})],
+)
+def test_what_may_lose_an_event_with_this_machine_alone_is_told_from_what_a_failover_may_lose(
+    postgres_url: str, options: str, told: dict[str, bool]
+) -> None:
+    engine = open_engine(postgres_url + options)
+    server = SqlDeploymentState(engine).server()
+    engine.dispose()
+    assert server is not None
+    of_this_server = {"fsync is off": True, "full_page_writes is off": True}
+    assert {weak.what: weak.here for weak in server.weaknesses()} == of_this_server | told
+
+
 def test_a_check_that_breaks_hides_no_other() -> None:
     def refuses() -> list[object]:
         raise RatchetError("the sentence, with its cure")

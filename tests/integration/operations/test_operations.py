@@ -22,6 +22,7 @@ from app.db.tables import (
     versions,
 )
 from app.domain.release.releases import ReleaseState
+from app.domain.views.measures import Measure
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -128,10 +129,12 @@ def test_labels_carry_what_pages_show(operations: SqlOperations) -> None:
 def test_versions_are_measured_by_their_labels(operations: SqlOperations) -> None:
     base, candidate = operations.versions("composer")
     assert (base.name, base.turns, candidate.turns) == ("tiny-base-s0", 10, 0)
-    assert base.persistence is not None
-    assert base.persistence.mean == 0.5
-    assert base.dissatisfied is not None
-    assert base.dissatisfied.mean == 1.0
+    assert base.persistence == Measure(n=10, mean=0.5, low=0.2, high=0.8)  # all alike: ± 3/n
+    assert base.dissatisfied == Measure(n=3, mean=1.0, low=0.0, high=1.0)
+    assert base.success is not None
+    assert (base.success.n, base.success.mean) == (10, 0.5)
+    assert base.reward is not None
+    assert (base.reward.mean, base.reward.low, base.reward.high) == pytest.approx((0.1, -0.2, 0.4))
     assert candidate.persistence is None
 
 

@@ -110,7 +110,8 @@ def test_engines_are_listed_with_their_lag_behind_the_pointer(engine: Engine, cl
     assert (first["engine"], first["lag"], first["reports"]) == ("one", {"champions": 0, "seconds": 2.0}, True)
     assert (second["engine"], second["lag"]) == ("two", {"champions": 2, "seconds": 3.0})
     assert {version["digest"]: version["role"] for version in second["versions"]} == {"d1": None, "d3": "champion"}
-    assert one.everywhere() == ["http://one", "http://two"]
-    clock.advance(10)
-    with reading(engine) as connection:
-        assert [entry["reports"] for entry in read_engines(connection, None, now=clock())] == [False, False]
+    for more, reports in ((9, True), (1, False)):  # ten seconds after their last word, and eleven
+        clock.advance(more)
+        assert one.everywhere() == (["http://one", "http://two"] if reports else [])
+        with reading(engine) as connection:
+            assert [entry["reports"] for entry in read_engines(connection, None, now=clock())] == [reports] * 2

@@ -1,11 +1,24 @@
-"""Turns that no update may learn from, on both databases."""
+"""Turns that no update may learn from, and those that updates learned from, on both databases."""
 
-from sqlalchemy import Engine
+from collections.abc import Sequence
 
-from app.db.engine import reading
+from sqlalchemy import Engine, insert
+
+from app.db.engine import reading, writing
+from app.db.learning.learned_turns import learned_turns
 from app.db.learning.rewarded_turns import rewarded_turns
+from app.db.tables import batch_items, batches
 from app.domain.learning.batches import RewardedTurn
-from tests.integration.batching.rows import add_turn
+from tests.integration.batching.rows import NOON, add_turn
+
+
+def add_batch(engine: Engine, name: str, turns: Sequence[str], *, slot: int, policy: str = "composer") -> None:
+    window = {"window_from": NOON, "window_to": NOON, "left_out": {}, "created_at": NOON}
+    item = {"batch_id": name, "episode_id": "e", "reward": 1.0, "label_revision": 1, "segment": ""}
+    with writing(engine) as connection:
+        batch = {"id": name, "policy": policy, "slot": slot, "champion": "champion", "anchor": "champion", "rule_set": "rules-1"}
+        connection.execute(insert(batches), batch | window)
+        connection.execute(insert(batch_items), [item | {"inference_id": turn} for turn in turns])
 
 
 def test_only_what_cannot_be_in_a_batch_is_taken_and_the_newest_come_oldest_first(engine: Engine) -> None:
@@ -24,3 +37,20 @@ def test_only_what_cannot_be_in_a_batch_is_taken_and_the_newest_come_oldest_firs
         assert [(t.inference_id, t.reward) for t in found] == [("held-1", 0.5), ("held-2", -0.5), ("refused-training", 1.0)]
         newest = rewarded_turns(connection, "composer", "champion", newest=1)
         assert newest == [RewardedTurn(inference_id="refused-training", segment="segment-1", reward=1.0)]
+
+
+def test_what_was_learned_is_that_of_one_batch_or_of_the_newest_ones_without_what_was_erased(engine: Engine) -> None:
+    for turn in ("a", "b", "c"):
+        add_turn(engine, turn, payload_segment=f"segment-of-{turn}")
+    add_turn(engine, "without-tokens", payload_segment=None)
+    add_turn(engine, "erased", erased_at=NOON)
+    add_turn(engine, "of-tab", policy="tab")
+    add_batch(engine, "first", ["b", "a", "erased"], slot=1)
+    add_batch(engine, "second", ["c", "without-tokens"], slot=2)
+    add_batch(engine, "other", ["of-tab"], slot=3, policy="tab")
+    a, b, c = (("segment-of-" + turn, turn) for turn in "abc")
+    with reading(engine) as connection:
+        assert learned_turns(connection, "composer", batch="first", newest=10) == [a, b]
+        assert learned_turns(connection, "composer", batch="second", newest=10) == [c]
+        assert learned_turns(connection, "composer", batch=None, newest=10) == [c, a, b]
+        assert learned_turns(connection, "composer", batch=None, newest=2) == [c, a]

@@ -17,10 +17,11 @@ def test_the_interval_is_two_standard_errors_wide() -> None:
     assert found.high == pytest.approx(0.5 + 0.566, abs=1e-3)
 
 
-def test_equal_values_do_not_pretend_to_certainty() -> None:
-    found = measure([1.0] * 30)
+@pytest.mark.parametrize("value", [1.0, 0.1, 1 / 3])
+def test_equal_values_do_not_pretend_to_certainty(value: float) -> None:
+    found = measure([value] * 30)
     assert found is not None
-    assert found.low == pytest.approx(0.9)  # rule of three: 3 / 30
+    assert found.low == pytest.approx(value - 0.1)  # rule of three: 3 / 30
 
 
 def test_an_interval_stays_within_the_range_of_the_values() -> None:

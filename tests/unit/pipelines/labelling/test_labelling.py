@@ -82,6 +82,24 @@ def test_a_policy_that_dodges_hard_tasks_earns_less_than_an_honest_one_and_more_
     assert earned(DEFAULT, hacker) < earned(DEFAULT, honest)
 
 
+def test_only_a_turn_that_nobody_reacted_to_gets_the_default_reward_and_pays_for_its_length_all_the_same() -> None:
+    silent = """
+name = "silent"
+default_reward = -0.25
+[[terms]]
+name = "edit_persistence"
+weight = 1.0
+[[terms]]
+name = "length"
+weight = 0.05
+params = { k = 1.0, q = 0.5, scale_tokens = 256 }
+"""
+    cost = 0.0118  # see `facts`
+    assert reward(silent, due()) == pytest.approx(-0.25 - cost, abs=1e-4)
+    assert reward(silent, due(observed("edit_persistence", KEPT))) == pytest.approx(1.0 - cost, abs=1e-4)
+    assert reward(silent, due(observed("edit_persistence", REVERTED))) == pytest.approx(-cost, abs=1e-4)
+
+
 @pytest.mark.parametrize(
     "exit_", [{"finish_reason": FinishReason.TIMEOUT}, {"finish_reason": FinishReason.ABORTED}, {"finish_reason": FinishReason.LENGTH}]
 )

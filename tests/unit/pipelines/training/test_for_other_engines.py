@@ -26,8 +26,9 @@ from tests.fakes.learning import NOON, fake_ports, make_batch, version_of
 from tests.fakes.updating import CONFIG, low_tokens, run
 
 TEMPLATE = TurnPayload(
-    inference_id="", episode_id="", policy="composer", version="", prompt_tokens=(), completion_tokens=(), logprobs=(), finished_at=NOON
-)
+    inference_id="", episode_id="", policy="composer", version="", prompt_tokens=(), completion_tokens=(), logprobs=(),
+    temperature=1.0, top_p=1.0, finished_at=NOON,
+)  # fmt: skip
 LORA = msgspec.structs.replace(CONFIG, lora=LoraConfig(rank=4, alpha=8, learning_rate=1e-2))
 
 

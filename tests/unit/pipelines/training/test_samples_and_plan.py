@@ -19,7 +19,7 @@ LIMITS = Limits(vocabulary=10, max_tokens=8)
 def payload(name: str, **changes: Any) -> TurnPayload:
     turn = TurnPayload(
         inference_id=name, episode_id=name, policy="composer", version="v1", prompt_tokens=(1, 2, 3), completion_tokens=(4, 5),
-        logprobs=(-1.0, -2.0), finished_at=NOON,
+        logprobs=(-1.0, -2.0), temperature=1.0, top_p=1.0, finished_at=NOON,
     )  # fmt: skip
     return replace(turn, **changes)
 
