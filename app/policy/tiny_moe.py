@@ -34,7 +34,6 @@ def write_tiny_moe(folder: Path, architecture: Architecture, *, seed: int = 0) -
     with torch.no_grad():
         for _, router in routers(model):
             torch.nn.init.normal_(router.get_parameter("weight"), std=0.5)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     with replacing(folder) as incoming:
         config.save_pretrained(incoming)
         write_tiny_tokenizer(incoming)

@@ -263,6 +263,12 @@ def test_a_killed_dispatcher_s_workspaces_are_swept(folder: Path) -> None:
     assert str(dispatcher.pid) not in "".join(Path("/proc/mounts").read_text().split())
 
 
+def test_a_machine_that_mounts_overlays_uses_them_unless_told_otherwise(folder: Path) -> None:
+    keeper = BubblewrapBoxes()
+    keeper.open(BoxSpec(limits=LIMITS, workspace=folder)).stop()
+    assert keeper.describe()["workspaces"] == "overlays"
+
+
 def test_two_keepers_of_one_process_get_in_each_other_s_way_nowhere(folder: Path) -> None:
     keepers = [BubblewrapBoxes(copies=False), BubblewrapBoxes(copies=False)]
     opened = [keeper.open(BoxSpec(limits=LIMITS, workspace=folder)) for keeper in keepers for _ in range(2)]

@@ -28,7 +28,7 @@ class TextStream:
         """Newly showable text after one more token."""
         self._tokens.append(token)
         self._decoded += self._stream.step(self._tokenizer, token) or ""
-        found = [at for at in (self._decoded.find(text, max(0, self._shown - len(text) + 1)) for text in self._stop) if at >= 0]
+        found = [at for at in (self._decoded.find(text, self._shown) for text in self._stop) if at >= 0]  # its beginning was held back
         if found:
             self.stopped = True
             self._decoded = self._decoded[: min(found)]

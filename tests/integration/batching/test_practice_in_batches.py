@@ -12,9 +12,11 @@ from app.db.tables import batches
 from app.domain.errors import BadConfig, Held
 from app.domain.learning.batches import BatchManifest
 from pipelines.batching import BatchingConfig, cut_batch
+from pipelines.training.config import TrackerConfig
 from pipelines.training.estimators import RewardedTurn
 from pipelines.training.estimators.batch_mean import BatchMean
 from pipelines.training.estimators.grouped import Grouped
+from pipelines.training.estimators.segment_tracker import SegmentTracker
 from tests.integration.batching.rows import NOON, add_turn, add_version
 
 
@@ -131,4 +133,6 @@ def test_a_group_is_one_from_the_first_turn_to_the_last_and_production_is_measur
     ]  # fmt: skip
     # the group's mean is (1 + 0) / 2, each episode once; the others' means are of the others: 0.6 and 0.2
     assert Grouped(BatchMean()).baselines(turns) == pytest.approx([0.5, 0.5, 0.5, 0.6, 0.2])
-    assert Grouped(BatchMean()).remember(turns, drift=0.0) == {}
+    # what is remembered is what the others brought: 0.2 and 0.6
+    remembered = Grouped(SegmentTracker(TrackerConfig(), None)).remember(turns, drift=0.0)
+    assert remembered == {"segments": {"": [2, pytest.approx(0.4)]}}

@@ -50,8 +50,10 @@ def test_a_completion_passes_and_nothing_of_another_size_is_read(episode: Socket
 
 def test_who_is_refused_hears_it_and_may_go_on_with_the_same_connection(episode: Socket) -> None:
     with connected(episode) as client, client.makefile("rb") as heard:
-        for path, expected in (("/feedback", 404), ("/v1/chat/completions", 200)):
-            client.sendall(f"POST {path} HTTP/1.1\r\ncontent-length: {len(BODY)}\r\n\r\n".encode() + BODY)
+        for asked, body, expected in (
+            ("POST /feedback", BODY, 404), ("GET /v1/chat/completions", b"", 404), ("POST /v1/chat/completions", BODY, 200),
+        ):  # fmt: skip
+            client.sendall(f"{asked} HTTP/1.1\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
             assert int(heard.readline().split()[1]) == expected
             headers = dict(line.decode().lower().split(": ") for line in iter(heard.readline, b"\r\n"))
             heard.read(int(headers["content-length"]))

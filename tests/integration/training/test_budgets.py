@@ -62,6 +62,16 @@ def test_the_divergence_from_the_anchor_is_measured_to_the_anchor(ports: Trainin
     assert made.metrics["kl_anchor"] == pytest.approx(far, rel=1e-3)
 
 
+def test_how_far_an_update_went_from_the_anchor_is_measured_on_the_same_turns_without_a_penalty(ports: TrainingPorts) -> None:
+    anchor, child = one_update(ports)
+    batch = a_batch(ports, child, slot=1)
+    configs = [msgspec.structs.replace(CONFIG, kl_beta=beta) for beta in (0.0, 1e-9)]
+    made = [run(ports, batch, child, anchor=anchor, config=config, name=f"run-{config.kl_beta}").metrics for config in configs]
+    # with a penalty, however small, every turn has its log π_ref
+    without, least = (metrics["kl_anchor"] - metrics["kl_anchor_before"] for metrics in made)
+    assert without == pytest.approx(least, rel=0.01)
+
+
 def scored(ports: TrainingPorts, digest: str, turn: TurnPayload) -> list[float]:
     """Log-probabilities of the answer under a published version."""
     model = load_model(ports.weights.path(digest), dtype=torch.float32)

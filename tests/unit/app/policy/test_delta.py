@@ -244,6 +244,9 @@ def test_classes_are_parted_where_likely_and_unlikely_movers_meet() -> None:
     assert chosen(sizes, moved) == (101,)
     moved[100, 0] = 1
     assert chosen(sizes, moved) == ()
+    sizes[[0, 1]], moved[[0, 1], 0] = sizes[[100, 120]], (500, 1000)
+    sizes[[100, 120]], moved[[100, 120], 0] = 0, 0
+    assert chosen(sizes, moved) == (1,), "zeros are a class as well"
 
 
 def test_members_of_a_class_are_those_of_its_bins_in_their_order() -> None:

@@ -18,6 +18,9 @@ def test_temperature_raises_probabilities_to_its_inverse() -> None:
     # T = 0.5 squares: 0.25, 0.09, 0.04 of 0.38
     found = nucleus_logprobs(LOGITS, temperature=0.5, top_p=1.0).exp()[0].tolist()
     assert found == pytest.approx([25 / 38, 9 / 38, 4 / 38])
+    # T = 2, the highest that may be asked for, takes roots: of 16, 4 and 1 of 21 they are 4, 2 and 1 of 7
+    logits = torch.tensor([[math.log(16 / 21), math.log(4 / 21), math.log(1 / 21)]])
+    assert nucleus_logprobs(logits, temperature=2.0, top_p=1.0).exp()[0].tolist() == pytest.approx([4 / 7, 2 / 7, 1 / 7])
 
 
 @pytest.mark.parametrize(
