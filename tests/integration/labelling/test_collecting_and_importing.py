@@ -150,7 +150,7 @@ def test_an_editor_registers_an_edit_over_http_and_says_when_nobody_looks_any_mo
     (tmp_path / "a.py").write_text(BEFORE.replace("    pass\n", INSERTED))
     with open_door(spool, 0) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=JSON) as editor:
         taken = editor.post("/edits", content=edit())
-        assert taken.status_code == 202
+        assert (taken.status_code, taken.headers["content-type"]) == (202, "application/json")
         registered = next((tmp_path / "spool").glob("*.json"))
         os.utime(registered, (1000, 1000))
         watch_until_idle(spool, url, 1000)
