@@ -107,8 +107,7 @@ class AnchorWatch:
 
     def _interval(self, book: UnitBook, metric: MetricConfig) -> Interval:
         reference = self._references[metric.name]
-        variance = min(max(reference.variance, 1e-3), 0.25)
-        return betting_interval(self._units(book, metric, reference), variance=variance, alpha=0.05)
+        return betting_interval(self._units(book, metric, reference), variance=reference.variance, alpha=0.05)
 
 
 def _begins_after(kind: AlarmKind, alarms: Sequence[Alarm]) -> int:

@@ -213,7 +213,7 @@ def wanted(prefix: str, tests: str) -> list[str]:
         tables = list(_tables(symtable.symtable(tests, "tests", "exec")))
     except (SyntaxError, ValueError) as error:
         raise ValueError(f"the tests of an execute task are no Python: {error}") from error
-    used = {s.get_name() for t in tables for s in t.get_symbols() if s.is_referenced() and (s.is_global() or t.get_type() == "module")}
+    used = {s.get_name() for t in tables for s in t.get_symbols() if s.is_referenced() and s.is_global()}
     theirs = {s.get_name() for s in tables[0].get_symbols() if s.is_assigned() or s.is_imported()}
     program = _parsed(leading_part(prefix))
     body = program.body if program is not None else []

@@ -17,7 +17,7 @@ from app.db.release.audit import entries
 from app.domain.release.releases import ReleaseState
 from pipelines.commands.demo import perform
 from pipelines.commands.demonstration.outcome import Outcome
-from pipelines.commands.demonstration.planning import TARGET_S
+from pipelines.commands.demonstration.planning import TARGET_S, Part
 from pipelines.commands.demonstration.story import PANEL_BEFORE, POLICY
 from pipelines.simulation.diary import Diary
 from tests.integration.demonstration.stage import PANEL_TURNS, USED, Theatre, theatre
@@ -65,6 +65,7 @@ def test_the_whole_demo_keeps_its_promises_and_says_what_it_found(tmp_path: Path
     harm = outcome.harm
     assert (harm.state, harm.requests, harm.people, harm.people_meanwhile, harm.units) == ("ABORTED", 3, 2, 4, 4)
     assert releases[harm.version].state is ReleaseState.ABORTED
+    assert [part for part, _ in outcome.parts][-2:] == [Part.COMPARE, Part.HARM], "each in its own time"
     assert [(entry.actor, entry.subject) for entry in approvals] == [("user:demo-operator", releases["tiny-rl-s1"].id)], (
         "the planted version is nobody's to approve"
     )

@@ -23,6 +23,7 @@ from app.main import create_app
 from pipelines.commands.collect import watch
 from pipelines.commands.collecting.door import open_door
 from pipelines.commands.collecting.spool import Spool
+from pipelines.commands.collecting.tree import Tree
 from pipelines.commands.importer import BATCH_BYTES, BATCH_EVENTS, EVENT_BYTES, batches, importer, send
 from pipelines.labelling.terms import EditPersistence
 from tests.architecture.sources import ROOT
@@ -149,7 +150,7 @@ def test_an_editor_registers_an_edit_over_http_and_says_when_nobody_looks_any_mo
     (tmp_path / "a.py").write_text(BEFORE.replace("    pass\n", INSERTED))
     with open_door(spool, 0) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=JSON) as editor:
         taken = editor.post("/edits", content=edit())
-        assert taken.status_code == 202
+        assert (taken.status_code, taken.headers["content-type"]) == (202, "application/json")
         registered = next((tmp_path / "spool").glob("*.json"))
         os.utime(registered, (1000, 1000))
         watch_until_idle(spool, url, 1000)
@@ -198,6 +199,16 @@ def test_an_edit_is_followed_to_where_git_moved_its_file_and_no_further_than_its
     watch_until_idle(spool, url, 1600)
     assert [(o.value["horizon_s"], o.value["after"]) for o in collected(inbox)] == [(10, INSERTED), (60, INSERTED)]
     assert not spooled.exists()
+
+
+def test_where_a_file_went_is_looked_for_in_five_thousand_files_and_no_more(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)  # git lists by name
+    for number in range(4_999):
+        (tmp_path / f"f{number:04}.py").touch()
+    (tmp_path / "moved.py").write_text(BEFORE)
+    assert Tree(tmp_path).text("a.py", like=BEFORE) == BEFORE
+    (tmp_path / "another.py").touch()
+    assert Tree(tmp_path).text("a.py", like=BEFORE) == ""
 
 
 def wheel(folder: Path) -> Path:

@@ -11,7 +11,7 @@ from standardwebhooks.webhooks import Webhook as Verifier
 
 from app.db.engine import open_engine
 from app.db.release.webhooks import SqlWebhookBook
-from app.domain.errors import BadRequest, NotFound, Refused
+from app.domain.errors import BadRequest, NotFound, Refused, UnknownPolicy
 from pipelines.commands.webhooks import webhooks
 from tests.fakes.sealed import SEAL
 
@@ -85,7 +85,9 @@ def test_a_receiver_that_does_not_take_it_is_told(runner: CliRunner, door: Threa
     assert "(500)" in str(refused.exception)
 
 
-def test_addresses_and_ids_that_lead_nowhere_are_refused(runner: CliRunner) -> None:
+def test_addresses_policies_and_ids_that_lead_nowhere_are_refused(runner: CliRunner, door: ThreadingHTTPServer) -> None:
+    misspelt = ["add", f"http://127.0.0.1:{door.server_port}/hook", "--policy", "nobody", GLASS]
+    assert isinstance(runner.invoke(webhooks, misspelt).exception, UnknownPolicy)
     assert isinstance(runner.invoke(webhooks, ["add", "ftp://x", GLASS]).exception, BadRequest)
     assert isinstance(runner.invoke(webhooks, ["add", "https://10.0.0.1/hook", GLASS]).exception, BadRequest)
     assert isinstance(runner.invoke(webhooks, ["test", "nobody", GLASS]).exception, NotFound)

@@ -9,7 +9,10 @@ from pathlib import Path
 import psycopg
 from sqlalchemy import create_engine, inspect, text
 
+from app import wiring
 from app.policy.tiny import write_tiny
+from app.settings import from_environment
+from pipelines.commands.running import deployment
 
 CONFIG = """
 [policies.composer]
@@ -56,6 +59,18 @@ def pointer(database_url: str) -> tuple[str, str, int]:
         policy, digest, generation = connection.execute(text("SELECT policy, digest, generation FROM deployment_pointer")).one()
     engine.dispose()
     return policy, str(digest), generation
+
+
+def test_another_base_model_in_the_configuration_is_no_version_until_somebody_releases_it(sqlite_url: str, tmp_path: Path) -> None:
+    write_tiny(tmp_path / "model", seed=0)
+    write_tiny(tmp_path / "other", seed=1)
+    settings = from_environment({
+        "RATCHET_DATA": str(tmp_path / "data"), "RATCHET_CONFIG": str(tmp_path / "ratchet.toml"), "RATCHET_DATABASE_URL": sqlite_url,
+    })  # fmt: skip
+    for config in (CONFIG, CONFIG.replace('"model"', '"other"')):
+        (tmp_path / "ratchet.toml").write_text(config)
+        deployment.prepare(settings)
+    assert [version.digest for version in wiring.version_book(settings).of_policy("composer")] == [pointer(sqlite_url)[1]]
 
 
 def test_a_deployment_that_runs_can_be_prepared_for_its_next_version(sqlite_url: str, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from app.db.upkeep.needs import needs
 from app.domain.release.assignment import Arm, member_of
 from app.domain.release.holdouts import ArmMean, Counted, Holdout, Member, Piece, Reading
 from pipelines.commands.release import release
-from pipelines.evaluation.config import HoldoutConfig
+from pipelines.evaluation.config import Good, HoldoutConfig, MetricClass, MetricConfig
 from pipelines.evaluation.live.holdout import HoldoutKeeper
 from tests.fakes.console import browser
 from tests.fakes.releases import ADA, POLICY, release_room
@@ -134,6 +134,18 @@ def test_a_slow_process_writes_no_older_readings_over_newer_ones(world: WatchedR
     book.keep(begun, [newer], until=now + timedelta(hours=2))
     book.keep(begun, [], until=now + timedelta(hours=1))
     assert (_open(engine).read_until, len(_open(engine).readings)) == (now + timedelta(hours=2), 1)
+
+
+def test_what_refers_to_the_champion_is_read_where_the_champion_was_known_at_its_beginning(sqlite_engine: Engine) -> None:
+    tokens = MetricConfig(name="tokens", source="length", kind=MetricClass.COST, good=Good.DOWN, relative=True, abort_margin=0.06)
+    unmeasured = msgspec.structs.replace(tokens, name="first_token", source="time_to_first_token")
+    gates = msgspec.structs.replace(GATES, metrics=(*GATES.metrics, tokens, unmeasured))
+    world = watched_room(sqlite_engine, config=gates)
+    world.watch.tick()
+    _days(world, 2)
+    read = {reading.metric: reading for reading in _open(sqlite_engine).readings if reading.week is None}
+    assert set(read) == {"fault", "task_success", "reward", "undone", "tokens"}, "without what has no direction"
+    assert read["tokens"].beside.mean == pytest.approx(0.5, abs=0.02), "as long as its median: neither arm was told to be terser"
 
 
 def test_exposures_of_one_moment_are_never_parted(world: WatchedRoom, engine: Engine) -> None:

@@ -1,10 +1,12 @@
 """The demo's plan: sizes for the machine that was measured, and a forecast that learns."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from app.domain.errors import BadConfig
-from pipelines.commands.demonstration.planning import CYCLE, MOST_PATIENCE, Forecast, Part, Speed, fit, spoken
+from pipelines.commands.demonstration.planning import CYCLE, MOST_PATIENCE, Forecast, Part, Speed, cycle_parts, fit, last_parts, spoken
 from pipelines.commands.demonstration.profiles import GIB, PROFILES, Profile, require_memory
 from pipelines.evaluation.statistics.suites.paired import compare
 
@@ -55,6 +57,21 @@ def test_the_plan_is_said_in_one_sentence_with_its_sizes() -> None:
 def test_the_parts_of_a_plan_are_in_order() -> None:
     plan = fit(REAL, speed(5.0))
     assert [part for part, _ in plan.parts] == [Part.START, *CYCLE, Part.COMPARE, Part.HARM]
+
+
+def test_what_each_part_takes_by_hand() -> None:
+    # 20 answers a second, half of them beside the other processes: 10, of which the suite and the panel get 4; labels come after 4 + 1 s
+    how = replace(
+        REAL, min_turns=50, label_wait_s=4.0, window_s=1.0, turn_share=0.25, suite_tasks=30, suite_samples=2, panel_turns=100, patience=2.0
+    )  # fmt: skip
+    assert dict([*cycle_parts(how, speed(20.0, turn_s=0.8)), *last_parts(how, speed(20.0))]) == pytest.approx({
+        Part.COLLECT: 50 / 10 * 1.2 + 5,
+        Part.UPDATE: 50 * 0.8 * 0.25 / 0.5 + 2 * 4,  # on half of the cores, and the weights are loaded
+        Part.SUITE: 60 / 4 + 2 * 4,
+        Part.CANARY: 130 / 10 + 3 * 5 + 3,
+        Part.COMPARE: 100 / 4 + 5,
+        Part.HARM: 30 / 10,
+    })  # fmt: skip
 
 
 def ticking(forecast: Forecast, lasts: float) -> None:

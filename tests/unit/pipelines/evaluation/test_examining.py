@@ -8,7 +8,7 @@ import pytest
 
 from app.domain.errors import Unavailable
 from app.domain.learning.boxes import Box, BoxSpec, Ended, Executed, Limits, Patch, Talk, TalkEnded
-from pipelines.evaluation.suites.execution import Examination, Execution, Outcome
+from pipelines.evaluation.suites.execution import Examination, Execution, Outcome, wanted
 
 Said = dict[str, Any] | bytes | Ended
 READY: Said = {"ready": True}
@@ -137,3 +137,20 @@ def test_tests_that_cannot_be_run_say_so_as_a_fault_of_the_task() -> None:
 
 def test_tests_that_chew_on_what_an_answer_gave_them_past_the_deadline_are_the_answers_fault() -> None:
     assert run([DEFINED], [Ended.TIMEOUT]).outcome is Outcome.TIMEOUT
+
+
+@pytest.mark.parametrize(
+    ("prefix", "tests", "names"),
+    [
+        ("", "assert add(1, 2) == 3", ["add"]),
+        ("", "def check(a):\n    kept = add(a, 2)\n    return kept\nfor n in (1, 3):\n    assert check(n)", ["add"]),
+        ("", "import math\nassert [area(r) for r in range(3)][1] == math.pi", ["area"]),
+        ("def add(a, b):\n", "assert add(1, 2) == 3", ["add"]),
+        ("def half(n):\n    return n / 2\ndef add(a, b):\n", "assert half(add(1, 2)) == 1.5", ["add"]),
+        ("", "def check():\n    kept = 1\n    assert kept\ncheck()", []),
+    ],
+)
+def test_wanted_of_an_answer_is_what_the_tests_take_from_outside_and_nothing_of_their_own(
+    prefix: str, tests: str, names: list[str]
+) -> None:  # fmt: skip
+    assert wanted(prefix, tests) == names

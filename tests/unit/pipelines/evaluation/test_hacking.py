@@ -80,6 +80,14 @@ def test_what_the_version_beside_it_shows_as_well_is_no_sign_of_the_candidate() 
     assert (levels["component_dominance"], levels["saturation"]) == (Level.WARN, Level.WARN)
 
 
+@pytest.mark.parametrize("reward_squared", [0.0, 60.0], ids=["still", "varying"])
+def test_a_champion_whose_rewards_never_vary_is_nothing_to_collapse_from(reward_squared: float) -> None:
+    control = msgspec.structs.replace(SOUND, reward=0.0, reward_squared=0.0)
+    treated = msgspec.structs.replace(SOUND, arm="treated", reward=0.0, reward_squared=reward_squared)
+    found = {f.monitor: f for f in hacking.monitored(HealthConfig(), _evidence(treated, control))}["variance_collapse"]
+    assert (found.level, found.detail) == (Level.OK, "nothing to measure")
+
+
 def test_only_sizes_of_effects_stop_anything() -> None:
     rates = hacking.monitored(
         HealthConfig(), _evidence(msgspec.structs.replace(SOUND, arm="treated", covered=200, excluded=40))

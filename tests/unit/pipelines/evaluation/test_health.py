@@ -11,6 +11,7 @@ from app.domain.release.gates import GateResult, Verdict, canonical_json
 from app.domain.release.versions import PastRun, RunStatus, TrainingRun
 from pipelines.evaluation.config import GatesConfig, HealthConfig
 from pipelines.evaluation.health import anchor_budget, judge_health
+from pipelines.evaluation.pretraining_health import judge_pretraining
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 SOUND: dict[str, Any] = {
@@ -188,3 +189,30 @@ def test_the_anchor_budget_comes_from_the_line_of_versions_since_the_anchor() ->
     assert fitted.verdict is Verdict.FAIL
     renewed = judge_health(replace(run, metrics={**run.metrics, "anchor": "v5"}), config=GatesConfig(), now=NOW, history=line)
     assert ("response_kl_anchor" in renewed.evidence["limits"], renewed.verdict) == (False, Verdict.PASS)
+
+
+def _judge_pretrained(before: dict[str, float], after: dict[str, float]) -> tuple[Verdict, str]:
+    run = replace(_run(), metrics={"perplexity_before": before, "perplexity_after": after})
+    result = judge_pretraining(run, config=GatesConfig(), now=NOW)
+    canonical_json(result.evidence)  # whatever was measured, the record can be hashed
+    return result.verdict, result.reason
+
+
+@pytest.mark.parametrize("after", [6.0, 8.0, 8.4])
+def test_pretraining_may_forget_a_twentieth_of_a_domain(after: float) -> None:
+    # a twentieth above 8 is 8.4
+    assert _judge_pretrained({"code": 8.0}, {"code": after}) == (Verdict.PASS, f"held-out perplexity: code 8 → {after:.3g}")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "shown"),
+    [(8.0, 8.5, "8 → 8.5"), (8.0, math.nan, "8 → nan"), (math.inf, 8.0, "inf → 8"), (math.inf, math.inf, "inf → inf")],
+)
+def test_pretraining_that_forgot_more_of_any_domain_or_measured_no_number_fails(before: float, after: float, shown: str) -> None:
+    verdict, reason = _judge_pretrained({"prose": 20.0, "code": before}, {"prose": 10.0, "code": after})
+    assert (verdict, reason) == (Verdict.FAIL, f"held-out perplexity rose by more than 5%: code {shown}")
+
+
+@pytest.mark.parametrize(("before", "after"), [({}, {}), ({"code": 8.0, "prose": 20.0}, {"code": 8.0}), ({"code": 8.0}, {"prose": 8.0})])
+def test_pretraining_that_was_not_measured_on_every_domain_never_passes(before: dict[str, float], after: dict[str, float]) -> None:
+    assert _judge_pretrained(before, after)[0] is Verdict.INCONCLUSIVE

@@ -128,6 +128,16 @@ def test_turns_whose_support_was_cut_are_counted_and_never_weighed() -> None:
     assert (alone.evidence["status"], "cut the support" in alone.reason) == ("unsupported", True)
 
 
+def test_turns_of_which_nobody_knows_how_likely_they_were_are_counted_and_never_weighed() -> None:
+    unknown = payload_of(turn("unknown", completion_tokens=[GOOD], logprobs=None))
+    partly = payload_of(turn("partly", completion_tokens=[GOOD, BAD], logprobs=[math.log(0.6)]))
+    silent = payload_of(turn("silent", completion_tokens=[], logprobs=[]))
+    engines = KnowingEngines(good={"v1": 0.6, "v2": 0.6})
+    result = _decide(_gate([unknown, partly, *_turns(10), silent], engines))
+    assert (result.evidence["turns"], result.evidence["left_out"]) == (10, {"no_logprobs": 2, "gone": 1})
+    assert {length for _, length in engines.asked} == {1}
+
+
 def test_without_any_turn_nothing_is_asked_and_the_cure_is_named() -> None:
     engines = KnowingEngines(good={})
     result = _decide(_gate([], engines))

@@ -108,6 +108,12 @@ def test_a_candidate_as_good_as_the_champion_passes_with_every_number_in_the_evi
     assert result.evidence["known"]["difference"] == 0.0
 
 
+def test_how_far_it_is_counts_every_answer_of_both_versions() -> None:
+    engines, progress = AnsweringEngines({"champion": solved(*range(30)), "candidate": solved(*range(30))}), ReportedProgress()
+    replace(gate(engines, suite()), progress=progress).decide(policy="p", candidate="candidate", champion="champion")
+    assert progress.reports == [("evaluation", done, 40 * 2 * 2) for done in range(161)]  # tasks, samples, versions
+
+
 class SecondTry(AnsweringEngines):
     """The candidate solves every task in one of two answers, where the champion solves half of the tasks in both."""
 
