@@ -1,13 +1,15 @@
 """CloudEvents in binary mode: what goes out comes back, and a broken envelope is described."""
 
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from app.domain.telemetry.events import CloudEvent
 from app.messaging.codec import decode, encode_headers
 from tests.fakes.served import START, at, event_of, observation
+
+MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass
@@ -68,6 +70,24 @@ def test_a_broken_envelope_is_described_never_raised(changed: dict[str, bytes], 
     assert delivery.event is None
     assert delivery.problem is not None
     assert problem in delivery.problem
+
+
+@pytest.mark.parametrize(
+    ("moment", "inside"),
+    [
+        (datetime(2000, 1, 1, tzinfo=UTC) - MICROSECOND, False),
+        (datetime(2000, 1, 1, tzinfo=UTC), True),
+        (datetime(2200, 1, 1, tzinfo=UTC) - MICROSECOND, True),
+        (datetime(2200, 1, 1, tzinfo=UTC), False),
+    ],
+)
+def test_a_record_was_received_from_2000_to_2200(moment: datetime, inside: bool) -> None:
+    micros = (moment - datetime(1970, 1, 1, tzinfo=UTC)) // MICROSECOND
+    delivery = decode(record(event_of(observation("o", of="t")), ce_ratchetreceived=str(micros).encode()))
+    if inside:
+        assert (delivery.received_at, delivery.problem) == (moment, None)
+    else:
+        assert "outside 2000 to 2200" in (delivery.problem or "")
 
 
 def test_a_record_without_any_headers_is_described() -> None:
