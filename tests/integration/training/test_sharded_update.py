@@ -67,7 +67,11 @@ def test_weights_and_gradients_travel_as_bfloat16(found: list[dict[str, Any]]) -
     sent: dict[tuple[str, str], int] = found[0]["bfloat16"]["sent"]
     assert {dtype for operation, dtype in sent if operation != "allreduce_"} == {"torch.bfloat16"}
     assert sent["allreduce_", "torch.float32"] == 1, "the norm, one number"
-    assert {dtype for _, dtype in found[0]["float32"]["sent"]} == {"torch.float32"}
+    whole: dict[tuple[str, str], int] = found[0]["float32"]["sent"]
+    assert {dtype for _, dtype in whole} == {"torch.float32"}
+    assert sent["_allgather_base_", "torch.bfloat16"] == whole["_allgather_base_", "torch.float32"], "all of the weights"
+    # of G elements each worker gives G, and is given its half of both workers' (2 G in all), or of their sum (3/2 G)
+    assert 3 * sent["alltoall_base_", "torch.bfloat16"] == 4 * whole["_reduce_scatter_base_", "torch.float32"], "all of the gradients"
 
 
 def test_the_update_is_that_of_one_worker_within_the_rounding_of_each_workers_gradient(folder: Path, found: list[dict[str, Any]]) -> None:

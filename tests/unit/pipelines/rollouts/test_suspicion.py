@@ -17,10 +17,10 @@ def held(history: list[Rollout], **since: str) -> dict[str, str]:
 
 
 def test_more_than_the_share_holds_a_task_and_the_share_itself_does_not() -> None:
-    flagged = tries(FEWEST // 2, flags=("ends its process", "reward"))
+    flagged = [*tries(FEWEST // 2 - 1, flags=("ends its process", "reward")), *tries(1, flags=("skips", "ends its process", "reward"))]
     assert held([*flagged, *tries(FEWEST // 2)]) == {}
     assert held([*flagged, *tries(1, flags=("reward",)), *tries(FEWEST // 2 - 1)]) == {
-        "a": "5 of its last 8 transcripts are flagged (reward, ends its process): look at them"
+        "a": "5 of its last 8 transcripts are flagged (reward, ends its process): look at them"  # the two most frequent reasons
     }
     faulty = tries(3, outcome=Outcome.GRADER_FAILED)
     assert held([*tries(5), *faulty]) == {"a": "3 of its last 8 tries were failed by a part of ours (grader_failed): see the log"}
