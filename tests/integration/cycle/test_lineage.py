@@ -147,5 +147,5 @@ def test_whoever_changes_one_source_file_runs_other_code(tmp_path: Path) -> None
     named: list[str] = []
     for content in ("STEPS = 1", "STEPS = 1", "STEPS = 2"):
         (tmp_path / "pipelines" / "cycle.py").write_text(content)
-        named.append(runpy.run_path(elsewhere)["code_version"]())
+        named.append(runpy.run_path(str(elsewhere))["code_version"]())
     assert named[0] == named[1] != named[2]
