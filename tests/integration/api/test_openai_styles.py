@@ -107,6 +107,8 @@ def test_a_response_that_was_cut_off_says_so(client: OpenAI, engines: ScriptedEn
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"), ({"text": {"format": {"type": "xml"}}}, "response_format"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "text": "a cat"}]}]}, "input[0].content"),
+        ({"input": [{"role": "user", "content": ["x"]}]}, "input[0].content"),
     ],
 )  # fmt: skip
 def test_what_a_response_cannot_do_is_a_400_with_the_cure(client: OpenAI, inbox: MemoryInbox, asked: Any, named: str) -> None:
