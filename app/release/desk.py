@@ -376,6 +376,7 @@ class ReleaseDesk(PeopleDesk):
             raise Refused(f"the time to approve release {release.id} is over: wait for the next one")
         if tx.champion_moved_since(release.champion_generation):
             raise Refused(f"the champion changed since release {release.id} was compared with it: its evidence no longer holds")
+        require_calm(tx, season_s=terms_of(release).reentry_season_s)
 
     def _word(self, tx: ReleaseTransaction, release: Release, approver: str, *, approved: bool, reason: str | None) -> Approval:
         assert release.evidence_digest is not None

@@ -8,7 +8,7 @@ import pytest
 from tests.doors import doors, reachable_from_outside
 from tests.e2e.running import deployment, eventually
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e]
 
 
 def test_no_socket_of_a_deployment_is_reached_from_another_machine_and_no_file_read_by_another_user(tmp_path: Path) -> None:

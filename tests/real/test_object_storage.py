@@ -18,7 +18,7 @@ from app.policy.tiny import write_tiny
 from tests.broker import free_port, wait_for_port
 from tests.real.parts import ROOT, from_wheels
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.real]
 S3 = ("--no-deps", "--require-hashes", "-r", str(ROOT / "infra" / "s3.lock"))
 CONFIG = '[policies.composer]\nmodel = "model"\nbase_name = "tiny"\nbase_model = "ratchet/tiny"\n'
 

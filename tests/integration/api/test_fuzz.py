@@ -116,7 +116,6 @@ def test_the_document_names_every_endpoint_and_every_body(app: Application) -> N
                 assert "requestBody" in operation, f"{method} {path}"
 
 
-@pytest.mark.timeout(600)
 def test_nothing_breaks_and_nothing_refused_is_stored(document: Any, keys_of: dict[str, str]) -> None:
     tried = 0
     for operation in document.get_all_operations():

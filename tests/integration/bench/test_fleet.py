@@ -20,7 +20,7 @@ def the_release_before(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)  # minutes of starting processes, on a machine with other work
 def test_nothing_fails_and_nothing_is_lost_or_doubled_while_everything_is_replaced(tmp_path: Path) -> None:
     before, port = the_release_before(tmp_path / "before"), free_port()
     with KillablePostgres(port=port):

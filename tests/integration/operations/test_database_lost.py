@@ -3,8 +3,6 @@
 import time
 from pathlib import Path
 
-import pytest
-
 from app.db.engine import open_engine
 from tests.bench.fleet.accounts import lost, unlabelled
 from tests.bench.fleet.deployment import Fleet
@@ -16,7 +14,6 @@ ROLES = ("api", "relay", "ingest", "label", "watch")
 SETTLE_S = 120.0
 
 
-@pytest.mark.timeout(600)
 def test_no_process_ends_and_everything_said_arrives(tmp_path: Path) -> None:
     with KillablePostgres(port=free_port()) as postgres:
         fleet = Fleet(folder=tmp_path / "data", database=postgres.url, roles=ROLES, count=1)

@@ -283,10 +283,15 @@ FORWARD: dict[str, Forward] = {
     "mark_ready": lambda room: partial(room.desk.mark_ready, room.canary("v2").id, answer(GateName.CANARY, "v2")),
     "rebind": lambda room: partial(room.desk.rebind, room.ready("v2").id, answer(GateName.CANARY, "v2", note="again")),
     "count_votes": lambda room: partial(room.desk.count_votes, _voted(room, "v2").id),
+    "approve": lambda room: partial(_approve, room, room.ready("v2")),
     "begin_promotion": lambda room: partial(room.desk.begin_promotion, room.approved("v2").id),
     "promote": lambda room: partial(room.desk.promote, room.desk.begin_promotion(room.approved("v2").id).id),
 }
 """Every act that moves a release forward, one step before it."""
+
+
+def _approve(room: ReleaseRoom, release: Release) -> Release:
+    return room.desk.approve(release.id, approver=ADA, evidence=str(release.evidence_digest))
 
 
 def _queued_with_pairs(room: ReleaseRoom, digest: str) -> Release:

@@ -34,7 +34,6 @@ from tests.fakes.served import event_of, turn
 from tests.secured_broker import Certificates, Guard, guarded_broker
 
 pytestmark = [
-    pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # kafka-python leaves sockets of failed connections to the collector
 ]
 ROWS = 20

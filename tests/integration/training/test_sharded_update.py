@@ -19,7 +19,7 @@ from pipelines.training.trainer import LocalTrainer
 from tests.fakes.learning import saved_by_several, small_snapshot
 from tests.learning.sharing import RATE, VOCABULARY, half_way_back, setup, turns, update, work
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::FutureWarning")]
+pytestmark = [pytest.mark.filterwarnings("ignore::FutureWarning")]
 
 ROUNDING = 2.0**-8
 """Of a value to the nearest bfloat16, as a share of it: 8 significant bits."""
