@@ -53,7 +53,7 @@ def waits_for(release: Release, scene: Scene) -> str | None:
             until = release.changed_at + timedelta(seconds=terms.people.longest_s)
             return f"{terms.people.votes} blind votes that count, until {until:%Y-%m-%d %H:%M} UTC (/console/pairs)"
         case S.READY:
-            return _approvals(release, scene)
+            return _calm(scene, terms, release) or _approvals(release, scene)
         case _:
             return _frozen(scene) or _calm(scene, terms, release) or (BY_ITSELF if scene.held or release.state is S.APPROVED else AN_ENGINE)
 

@@ -58,7 +58,7 @@ def test_without_an_engine_that_holds_it_it_waits_for_one(state: ReleaseState) -
     assert waits(state) == BY_ITSELF
 
 
-@pytest.mark.parametrize("state", [S.QUEUED, S.CANARY, S.APPROVED, S.PROMOTING])
+@pytest.mark.parametrize("state", [S.QUEUED, S.CANARY, S.READY, S.APPROVED, S.PROMOTING])
 def test_in_an_incident_it_waits_for_its_end(state: ReleaseState) -> None:
     open_ = replace(QUIET, alarms=[incident()])
     assert waits(state, open_).startswith("calm: an incident of tab is open (40 % fail on all versions): it ends when the champion keeps")
