@@ -297,13 +297,16 @@ class Handler(BaseHTTPRequestHandler):
             return
         body = self.rfile.read(length)  # whatever is said to it: what is left unread would be taken for the next request
         if self.path != "/v1/chat/completions":
-            self._send(404, {"error": {"message": "completions are all that is answered here: POST /v1/chat/completions"}})
+            self._send_nothing_here()
         else:
             assert isinstance(self.server, Answering)
             self._send(*self.server.answer(body))
 
     def do_GET(self) -> None:
         """Nothing is to be had."""
+        self._send_nothing_here()
+
+    def _send_nothing_here(self) -> None:
         self._send(404, {"error": {"message": "completions are all that is answered here: POST /v1/chat/completions"}})
 
     def _send(self, status: int, said: Mapping[str, Any]) -> None:

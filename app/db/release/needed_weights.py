@@ -45,8 +45,7 @@ class SqlNeededWeights:
     def needed(self) -> set[str]:
         """Digests of a pointer, a holdback, a holdout, an anchor, an engine, a candidate, running work or a pin, or for a rollback."""
         with self._reading() as connection:
-            found = _pointed_at(connection) | _on_their_way(connection) | _in_work(connection)
-            found |= set(read_pins(connection)) | {holdout.digest for holdout in open_holdouts(connection)}
+            found = _in_play(connection) | _in_work(connection) | set(read_pins(connection))
             found |= _held(connection, since=self._clock() - HELD_WITHIN)
             for policy in connection.execute(select(versions.c.policy).distinct()).scalars().all():
                 found |= self._recent(connection, policy)
@@ -56,8 +55,7 @@ class SqlNeededWeights:
         """Digests whose masters and optimizer state have to stay: what `policy` serves, compares with or may release, what people pinned,
         and where its next rollbacks go. States are six times as large as weights, so other former champions keep their weights alone."""
         with self._reading() as connection:
-            found = _pointed_at(connection) | _on_their_way(connection) | set(read_pins(connection, policy))
-            found |= {holdout.digest for holdout in open_holdouts(connection)}
+            found = _in_play(connection) | set(read_pins(connection, policy))
             found |= set(good_versions(connection, policy)[: 1 + ROLLBACKS])
         return {digest for digest in found if digest}
 
@@ -68,6 +66,11 @@ class SqlNeededWeights:
         bases = of_policy.where(table.c.kind == VersionKind.BASE.value)
         served = good_versions(connection, policy, besides=quarantined(connection, policy))[: self._newest]
         return {*connection.execute(newest).scalars(), *connection.execute(bases).scalars(), *served}
+
+
+def _in_play(connection: Connection) -> set[str | None]:
+    """What serves, is compared with, or may be released."""
+    return _pointed_at(connection) | _on_their_way(connection) | {holdout.digest for holdout in open_holdouts(connection)}
 
 
 def _pointed_at(connection: Connection) -> set[str | None]:

@@ -124,11 +124,17 @@ print(c.makefile("rb").read())
 """
 
 
-def test_one_address_leads_to_the_gateway_and_outlives_programs(tmp_path: Path) -> None:
-    path = str(tmp_path / "gateway")
+def gateway(folder: Path) -> tuple[socket.socket, str]:
+    """A socket outside that boxes may be given, and its path."""
+    path = str(folder / "gateway")
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(path)
     listening.listen()
+    return listening, path
+
+
+def test_one_address_leads_to_the_gateway_and_outlives_programs(tmp_path: Path) -> None:
+    listening, path = gateway(tmp_path)
 
     def shout() -> None:
         for _ in range(2):
@@ -161,10 +167,7 @@ print(first + c.makefile("rb").read())
 
 def test_what_was_answered_before_all_was_said_arrives(tmp_path: Path) -> None:
     """A server that refuses by the head of a request hears no more of it; who goes on saying it still has to hear why."""
-    path = str(tmp_path / "gateway")
-    listening = socket.socket(socket.AF_UNIX)
-    listening.bind(path)
-    listening.listen()
+    listening, path = gateway(tmp_path)
 
     def refuse() -> None:
         with listening.accept()[0] as caller:

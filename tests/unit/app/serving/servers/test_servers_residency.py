@@ -89,6 +89,15 @@ class Room:
     def in_place(self, server: KeptServer, role: str = "champion") -> InPlace:
         return InPlace(server, self.ledger, policy="composer", role=role, linger_s=0.0, clock=lambda: self.now)
 
+    def about_to_swap(self, new: str) -> tuple[FakeVllm | FakeSglang, InPlace]:
+        """A server that holds the base, and whose next look replaces it by `new`."""
+        fake, server = self.serve()
+        residency = self.in_place(server)
+        self.wants(champion=[self.base])
+        residency.turn()
+        self.wants(champion=[new], previous=[self.base])
+        return fake, residency
+
     def wants(self, **roles: list[str]) -> None:
         self.ledger.by_role = roles
         self.ledger.wants = {("composer", digest) for digests in roles.values() for digest in digests}
@@ -133,11 +142,7 @@ def test_the_champions_server_takes_whole_weights_in_place_and_a_rollback_is_a_l
 
 def test_a_version_leaves_the_ledger_before_its_weights_are_touched(room: Room) -> None:
     new = room.version("new", linears)
-    _, server = room.serve()
-    residency = room.in_place(server)
-    room.wants(champion=[room.base])
-    residency.turn()
-    room.wants(champion=[new], previous=[room.base])
+    _, residency = room.about_to_swap(new)
     residency.turn()
     assert room.ledger.history == [
         (room.base, EngineState.READY), (room.base, EngineState.DROPPED), (new, EngineState.LOADING), (new, EngineState.READY),
@@ -148,11 +153,7 @@ def test_a_version_leaves_the_ledger_before_its_weights_are_touched(room: Room) 
 def test_an_update_that_fails_leaves_the_server_with_what_it_had_and_says_why(room: Room, step: int) -> None:
     path = room.make.updates[min(step, len(room.make.updates) - 1)]
     new = room.version("new", linears)
-    fake, server = room.serve()
-    residency = room.in_place(server)
-    room.wants(champion=[room.base])
-    residency.turn()
-    room.wants(champion=[new], previous=[room.base])
+    fake, residency = room.about_to_swap(new)
     fake.failing_once[path] = 500
     residency.turn()
     assert (fake.version, fake.paused) == (room.base, False)
@@ -169,11 +170,7 @@ def test_an_update_that_fails_leaves_the_server_with_what_it_had_and_says_why(ro
 def test_a_server_too_old_to_take_weights_in_place_is_told_the_cure_and_serves_what_it_had(room: Room, unknown: int) -> None:
     """One of another version lacks the endpoint that pauses it, or one that updates it, or the last."""
     new = room.version("new", linears)
-    fake, server = room.serve()
-    residency = room.in_place(server)
-    room.wants(champion=[room.base])
-    residency.turn()
-    room.wants(champion=[new], previous=[room.base])
+    fake, residency = room.about_to_swap(new)
     fake.lacking.add(room.make.swap[unknown].partition("?")[0].partition(" ")[0])
     residency.turn()
     assert room.state(new)[0] is EngineState.FAILED
@@ -196,11 +193,7 @@ def test_going_on_is_asked_for_once_more_where_it_got_lost(room: Room) -> None:
 
 def test_a_pause_whose_answer_got_lost_does_not_leave_the_server_paused(room: Room) -> None:
     new = room.version("new", linears)
-    fake, server = room.serve()
-    residency = room.in_place(server)
-    room.wants(champion=[room.base])
-    residency.turn()
-    room.wants(champion=[new], previous=[room.base])
+    fake, residency = room.about_to_swap(new)
     fake.losing_once.add(room.make.swap[0].partition("?")[0].partition(" ")[0])
     residency.turn()
     assert (fake.version, fake.paused) == (room.base, False)
