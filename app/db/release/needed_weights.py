@@ -20,9 +20,6 @@ from app.domain.release.versions import KEPT_CHAMPIONS, RunStatus, VersionKind
 HELD_WITHIN = timedelta(hours=1)
 """An engine that reported a version this lately may still have it in use."""
 
-ROLLBACKS = 3
-"""Former champions whose states are kept: programs roll back as often in a day before people are called."""
-
 
 class SqlNeededWeights:
     """Reads them from the state database; `newest` versions of each policy, and as many former champions, are kept whatever happens."""
@@ -51,12 +48,13 @@ class SqlNeededWeights:
                 found |= self._recent(connection, policy)
         return {digest for digest in found if digest}
 
-    def states(self, policy: str) -> set[str]:
+    def states(self, policy: str, *, rollbacks: int) -> set[str]:
         """Digests whose masters and optimizer state have to stay: what `policy` serves, compares with or may release, what people pinned,
-        and where its next rollbacks go. States are six times as large as weights, so other former champions keep their weights alone."""
+        and where its next `rollbacks` go, as many as programs make before people are called. States are six times as large as weights, so
+        other former champions keep their weights alone."""
         with self._reading() as connection:
             found = _in_play(connection) | set(read_pins(connection, policy))
-            found |= set(good_versions(connection, policy)[: 1 + ROLLBACKS])
+            found |= set(good_versions(connection, policy)[: 1 + rollbacks])
         return {digest for digest in found if digest}
 
     def _recent(self, connection: Connection, policy: str) -> set[str]:

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 from app import wiring
 from app.domain.ids import utc_now
@@ -65,7 +66,7 @@ def loop_world(settings: Settings, config: LoopConfig, policies: dict[str, Polic
         trajectories=wiring.trajectories(settings), weights=weights, runs=wiring.run_store(settings), progress=progress,
         folder=settings.data / "training", trainers=trainers,
         corrections=lambda batch: corrections_of(settings, config, policies, batch),
-        pinned=wiring.needed_weights(settings).states,
+        pinned=partial(wiring.needed_weights(settings).states, rollbacks=config.gates.rollbacks_max),
     )  # fmt: skip
     batches, rehearsal = wiring.batch_store(settings), Rehearsal()
 

@@ -113,13 +113,15 @@ def test_an_update_forgets_no_state_that_a_release_or_a_rollback_may_go_on_from(
     engine = open_engine(sqlite_url)
     room = release_room(engine)
     settings = from_environment({"RATCHET_DATA": str(tmp_path), "RATCHET_DATABASE_URL": sqlite_url})
-    room.champion("v2")
-    room.champion("v3")
+    for digest in ("v2", "v3", "v5", "v6"):
+        room.champion(digest)
     room.canary("v4")
     for digest in ("v1", "v7"):
         wiring.version_book(settings).add(version(digest))
     room.desk.pin(POLICY, "v7", actor="user:ada", reason="the one that the customers liked")
-    assert set(loop_world(settings, loop_config({}), {}).ports.training.pinned(POLICY)) == {"v1", "v2", "v3", "v4", "v7"}
+    for rollbacks, back_to in ((1, {"v5"}), (3, {"v5", "v3", "v2"})):
+        world = loop_world(settings, loop_config({"gates": {"rollbacks_max": rollbacks}}), {})
+        assert set(world.ports.training.pinned(POLICY)) == {"v1", "v4", "v6", "v7"} | back_to
     engine.dispose()
 
 
