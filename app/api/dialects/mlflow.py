@@ -18,7 +18,7 @@ from app.api import openapi
 from app.api.dialects.counter import Counter, json_response
 from app.api.dialects.naming import Signal, beside, inference_of, metadata_in, named_inference, text_of
 from app.api.entry.access import Caller
-from app.api.telemetry.drafts import AwareTime, Label, decode
+from app.api.telemetry.drafts import AwareTime, EventId, Label, decode
 from app.domain.access import Scope
 from app.domain.errors import BadRequest, NotFound
 
@@ -58,6 +58,9 @@ class Assessment(msgspec.Struct, frozen=True, kw_only=True):
     expectation: Value | None = None
     rationale: str | None = None
     metadata: dict[str, str] | None = None
+    span_id: str | None = None
+    overrides: EventId | None = None
+    """The assessment whose place it takes: that one is retracted."""
     create_time: AwareTime | None = None
     last_update_time: AwareTime | None = None
 
@@ -90,6 +93,8 @@ def router(counter: Counter) -> APIRouter:
                 raise BadRequest("an assessment has a name without `.`", param="assessment.assessment_name")
             assessment_id = _id_of(openapi.path_id(trace_id), assessment)
             await counter.put(_signal(assessment_id, assessment.assessment_name, trace_id, assessment), caller)
+            if assessment.overrides is not None and assessment.overrides != assessment_id:
+                await counter.take_back(SOURCE, assessment.overrides, caller)
             return _answer(raw, assessment_id)
 
     @made.patch(PATH + "/{assessment_id}", openapi_extra=openapi.body(AssessmentBody))
@@ -139,8 +144,10 @@ async def _stored(assessment_id: str, trace_id: str, counter: Counter, caller: C
         found["feedback"] = {"value": parts[""].value}
     if ":demonstration" in parts:
         found["expectation"] = {"value": parts[":demonstration"].value}
-    if metadata := metadata_in(next(iter(parts.values())).tags):
+    tags = next(iter(parts.values())).tags
+    if metadata := metadata_in(tags):
         found["metadata"] = metadata
+    found |= {name: tags[name] for name in ("span_id", "overrides") if name in tags}
     return found | ({"rationale": parts[":comment"].value} if ":comment" in parts else {})
 
 
@@ -165,7 +172,10 @@ def _signal(assessment_id: str, name: str, trace_id: str, assessment: Assessment
         demonstration=_expected(assessment.expectation),
         occurred_at=assessment.last_update_time or assessment.create_time, source=SOURCE,
         actor=assessment.source.source_id if human and assessment.source else None,
-        tags=beside(assessment.metadata, source=None if human else assessment.source),
+        tags=beside(
+            assessment.metadata, source=None if human else assessment.source, span_id=assessment.span_id or None,
+            overrides=assessment.overrides, error=assessment.feedback.error if assessment.feedback else None,
+        ),
     )  # fmt: skip
 
 

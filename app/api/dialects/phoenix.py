@@ -1,4 +1,5 @@
-"""Phoenix annotations (client 3.5): `POST /v1/span_annotations`, `/v1/trace_annotations` and `/v1/session_annotations`.
+"""Phoenix annotations (client 3.5): `POST /v1/span_annotations`, `/v1/trace_annotations` and `/v1/session_annotations`, before which the
+client asks `GET /arize_phoenix_version`.
 
 `metadata.inference_id` names the inference, else the span or trace id does (32 hex digits are a UUID); a session is an episode.
 `identifier` is the upsert key.
@@ -20,6 +21,8 @@ from app.api.telemetry.drafts import Label, TargetId, decode
 from app.domain.errors import BadRequest
 
 SOURCE = "sdk:phoenix"
+VERSION = "12.0.0"
+"""Of the first of its servers that takes annotations of sessions: a client that needs a later one says so, and asks us for nothing."""
 
 
 class AnnotationResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,6 +70,11 @@ def router(counter: Counter) -> APIRouter:
             for signal in signals:
                 await counter.put(signal, caller)
             return json_response({"data": [{"id": signal.id} for signal in signals]})
+
+    @made.get("/arize_phoenix_version")
+    async def version() -> Response:
+        """The server that we speak like; without an answer the client annotates no session."""
+        return Response(VERSION, media_type="text/plain")
 
     for about in ("span", "trace", "session"):
         made.post(f"/v1/{about}_annotations", name=f"annotate_{about}", openapi_extra=openapi.body(Annotations))(annotate)

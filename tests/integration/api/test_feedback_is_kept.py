@@ -76,16 +76,18 @@ def test_phoenix_annotates_traces_and_sessions_and_is_told_what_can_be_about_not
     from phoenix.client import Client
 
     inference, episode = uuid7(), uuid7()
-    trace = {"trace_id": UUID(inference).hex, "name": "thumb", "annotator_kind": "HUMAN", "result": {"score": 1.0, "label": "great"}}
-    answer = httpx.post(f"{url}/v1/trace_annotations", json={"data": [trace]})
-    assert answer.status_code == 200, answer.text
-    session = {"session_id": episode, "name": "comment", "annotator_kind": "HUMAN", "result": {"explanation": "went well"}}
-    assert httpx.post(f"{url}/v1/session_annotations", json={"data": [session]}).status_code == 200
+    client = Client(base_url=url, api_key="k")
+    made = client.traces.add_trace_annotation(
+        trace_id=UUID(inference).hex, annotation_name="thumb", annotator_kind="HUMAN", score=1.0, label="great", sync=True
+    )
+    about = {"session_id": episode, "annotation_name": "comment", "annotator_kind": "HUMAN"}
+    client.sessions.add_session_annotation(**about, explanation="went well")  # type: ignore[call-overload] - of several keywords each
+    assert made is not None
     assert [(o.inference_id, o.episode_id, o.name, o.value) for o in observed(inbox)] == [
         (inference, None, "rating", True), (None, episode, "comment", "went well"),
     ]  # fmt: skip
+    assert made["id"] == observed(inbox)[0].id
     assert observed(inbox)[0].tags == {"key": "thumb", "label": "great", "annotator_kind": "HUMAN"}
-    client = Client(base_url=url, api_key="k")
     with pytest.raises(httpx.HTTPStatusError):
         client.spans.add_span_annotation(span_id="f" * 16, annotation_name="rating", annotator_kind="HUMAN", score=1, sync=True)
 
@@ -132,6 +134,24 @@ def test_the_metadata_of_an_mlflow_assessment_comes_back(url: str, inbox: Memory
     assert observed(inbox)[0].tags == {"metadata.prompt": "v3", "source": '{"source_type":"LLM_JUDGE","source_id":"judge-1"}'}
     found = httpx.get(f"{traces}/{made['assessment_id']}").json()["assessment"]
     assert (found["metadata"], found["feedback"]["value"]) == ({"prompt": "v3"}, 0.4)
+
+
+def test_an_mlflow_feedback_that_overrides_another_takes_its_place_and_says_which_span_it_is_about(url: str, inbox: MemoryInbox) -> None:
+    """Both stood beside each other, and a reader heard the judge and the person who had corrected it."""
+    import mlflow
+    from mlflow.entities import AssessmentSource, Feedback
+
+    trace, judge = f"tr-{UUID(uuid7()).hex}", AssessmentSource(source_type="LLM_JUDGE", source_id="j")
+    mlflow.set_tracking_uri(url)
+    first = mlflow.log_feedback(trace_id=trace, name="quality", value=0.6, source=judge, span_id="span-7")
+    assert first.assessment_id is not None
+    person = AssessmentSource(source_type="HUMAN", source_id="ada")
+    second = mlflow.override_feedback(trace_id=trace, assessment_id=first.assessment_id, value=0.9, source=person)
+    assert [(o.value, o.tags.get("span_id"), o.tags.get("overrides")) for o in observed(inbox)] == [(0.9, "span-7", first.assessment_id)]
+    assert second.assessment_id is not None
+    found = mlflow.get_assessment(trace, second.assessment_id)
+    assert isinstance(found, Feedback)
+    assert (found.value, found.span_id, found.overrides) == (0.9, "span-7", first.assessment_id)
 
 
 def test_metadata_of_more_entries_than_an_object_may_have_is_refused_and_nothing_is_kept(url: str, inbox: MemoryInbox) -> None:

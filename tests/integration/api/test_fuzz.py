@@ -35,7 +35,7 @@ PEOPLE = [f"person {role}" for role in Role]
 BOUND = ["program of composer", "program of another", "person of composer"]
 CALLERS = ["program admin"] * 5 + ["person admin"] * 5 + PROGRAMS + PEOPLE + BOUND + list(NOBODY)
 """Who asks: whoever may do everything most often, because the others seldom get as far as a body's meaning."""
-PUBLIC = frozenset({"/health", "/status", "/info", "/openapi.json"})
+PUBLIC = frozenset({"/health", "/status", "/info", "/arize_phoenix_version", "/openapi.json"})
 EXPECTED = {
     "/v1/chat/completions", "/v1/events", "/feedback", "/feedback/{feedback_id}", "/v1/models", "/health", "/status", "/metrics",
     "/v1/runs", "/v1/versions", "/v1/labels/report", "/api/public/scores", "/v1/span_annotations", "/v1/logs", "/v1/traces",
