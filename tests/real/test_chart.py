@@ -1,5 +1,6 @@
 """The Helm chart as Helm itself renders it: linted, valid against Kubernetes' schemas, and holding what it promises in every profile."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -10,12 +11,13 @@ import pytest
 import yaml
 
 from app.settings import policies, read_toml
+from app.telemetry.catalogue import CATALOGUE
 from pipelines.__main__ import COMMANDS
 from tests.architecture.sources import known_settings
 from tests.real.parts import ROOT, from_wheels, kube_program
 
 CHART, PROFILES = ROOT / "infra" / "helm" / "ratchet", ROOT / "infra" / "helm" / "profiles"
-OPERATORS = ("monitoring.coreos.com/v1", "postgresql.cnpg.io/v1", "kafka.strimzi.io/v1", "ray.io/v1")
+OPERATORS = ("monitoring.coreos.com/v1", "postgresql.cnpg.io/v1", "kafka.strimzi.io/v1", "ray.io/v1", "keda.sh/v1alpha1")
 PROFILE = ("laptop", "one-gpu", "large")
 pytestmark = pytest.mark.real
 
@@ -31,8 +33,12 @@ def helm() -> Helm:
 
 
 def template(helm: Helm, profile: str, *more: str) -> "subprocess.CompletedProcess[str]":
-    versions = [word for version in OPERATORS for word in ("--api-versions", version)]
-    return helm("template", "r", str(CHART), "-f", str(PROFILES / f"{profile}.yaml"), *(more or versions))
+    return helm("template", "r", str(CHART), "-f", str(PROFILES / f"{profile}.yaml"), *(more or versions()))
+
+
+def versions() -> list[str]:
+    """That every operator of the profiles is installed."""
+    return [word for version in OPERATORS for word in ("--api-versions", version)]
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +192,32 @@ def test_replicas_survive_a_drained_node_and_nothing_is_in_without_being_asked(r
     assert source["podSelector"]["matchExpressions"][0]["values"] == ["api", "loop"]
 
 
+def test_what_grows_by_itself_is_counted_by_nobody_else_and_asks_for_metrics_that_exist(helm: Helm, rendered: dict[str, Rendered]) -> None:
+    """Doors by CPU, engines by load, ingestion by its lag; a Deployment that names replicas would take them back at each upgrade."""
+    scalers = {one["metadata"]["name"]: one for one in rendered["large"] if one["kind"] in ("HorizontalPodAutoscaler", "ScaledObject")}
+    assert {name: one["kind"] for name, one in scalers.items()} == {
+        "r-api": "HorizontalPodAutoscaler", "r-engine": "ScaledObject", "r-ingest": "ScaledObject",
+    }  # fmt: skip
+    deployments = {one["metadata"]["name"]: one["spec"] for one in rendered["large"] if one["kind"] == "Deployment"}
+    assert {name for name, spec in deployments.items() if "replicas" not in spec} == set(scalers)
+    for one in scalers.values():
+        assert one["spec"]["scaleTargetRef"]["name"] in deployments
+    for name, least, most, needs in (("r-engine", 4, 16, "0.7"), ("r-ingest", 6, 12, "5000")):
+        spec = scalers[name]["spec"]
+        assert (spec["minReplicaCount"], spec["maxReplicaCount"], spec["fallback"]["replicas"]) == (least, most, most)
+        (trigger,) = spec["triggers"]
+        asked = set(re.findall(r"ratchet_\w+", trigger["metadata"]["query"]))
+        assert asked
+        assert asked <= CATALOGUE.keys()
+        assert (trigger["metadata"]["threshold"], trigger["metadata"]["ignoreNullValues"]) == (needs, "false"), "no answer is not no load"
+    without = [word for name in ("keda", "ingest") for word in ("--set", f"autoscaling.{name}.enabled=false")]
+    by_adapter = template(helm, "large", *versions(), *without)
+    assert by_adapter.returncode == 0, by_adapter.stderr
+    objects = [one for one in yaml.safe_load_all(by_adapter.stdout) if one]
+    assert {one["metadata"]["name"] for one in objects if one["kind"] == "HorizontalPodAutoscaler"} == {"r-api", "r-engine"}
+    assert not [one for one in objects if one["kind"] == "ScaledObject"]
+
+
 def test_the_schema_is_migrated_before_the_new_processes_come(rendered: dict[str, Rendered]) -> None:
     (job,) = (one for one in rendered["large"] if one["kind"] == "Job")
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
@@ -221,6 +253,9 @@ def test_the_references_are_what_durability_needs(rendered: dict[str, Rendered])
         ("laptop", ("--set", "engine.enabled=false"), "nobody samples: enable engine or vllm"),
         ("one-gpu", ("--set", "settings.weights=s3://b/w"), "settings.weights is not vllm.weightsPath"),
         ("one-gpu", ("--set", "vllm.policy="), "vllm.policy is empty"),
+        ("laptop", ("--set", "autoscaling.ingest.enabled=true"), "autoscaling.ingest follows the lag, which KEDA reads"),
+        ("laptop", ("--set", "autoscaling.keda.enabled=true"), "autoscaling.keda.prometheus is empty: name the server"),
+        ("large", (*versions()[:-2],), "autoscaling.keda needs KEDA (keda.sh/v1alpha1): install it, or switch it off"),
         ("large", ("--api-versions", "monitoring.coreos.com/v1"), "install it, or"),
     ],
 )

@@ -28,6 +28,10 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- $_ := required "settings.weights is empty: replicas share it, so it is s3://bucket/prefix, or with vLLM the folder vllm.weightsPath" $s.weights -}}
 {{- if eq $s.segments $s.weights }}{{ fail "settings.segments and settings.weights are the same place: give each a prefix of its own" }}{{ end -}}
 {{- if not (or .Values.engine.enabled $s.engines .Values.vllm.enabled) }}{{ fail "nobody samples: enable engine or vllm, or name servers in settings.engines" }}{{ end -}}
+{{- if and .Values.autoscaling.ingest.enabled (not .Values.autoscaling.keda.enabled) }}{{ fail "autoscaling.ingest follows the lag, which KEDA reads: enable autoscaling.keda, or switch autoscaling.ingest off" }}{{ end -}}
+{{- if .Values.autoscaling.keda.enabled -}}
+{{- $_ := required "autoscaling.keda.prometheus is empty: name the server that KEDA asks, such as http://prometheus.monitoring:9090" .Values.autoscaling.keda.prometheus -}}
+{{- end -}}
 {{- if .Values.vllm.enabled -}}
 {{- $_ := required "vllm.image is empty: name an image of vLLM with the plugin of infra/vllm" .Values.vllm.image -}}
 {{- $_ := required "vllm.policy is empty: weights are replaced in place for one policy" .Values.vllm.policy -}}
