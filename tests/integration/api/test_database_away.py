@@ -88,7 +88,7 @@ def until(holds: Callable[[], bool]) -> None:
 def test_people_are_answered_while_it_is_silent_and_nothing_of_it_is_lost(away: Away) -> None:
     away.ask(user="before")
     away.postgres.pause()
-    time.sleep(2.5)  # keys and route are old by now
+    time.sleep(2.5)  # keys and route are old by now, and may be older
     assert away.ask(**{"tensorzero::episode_id": "begun elsewhere"}) < NOTICES_S
     assert away.client.get("/status").status_code == 200, "a readiness that asked the database would take every api out of service at once"
     took = [away.ask(user=f"person-{number}") for number in range(20)]

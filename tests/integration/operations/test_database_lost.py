@@ -11,7 +11,16 @@ from tests.broker import free_port
 from tests.killable_postgres import KillablePostgres
 
 ROLES = ("api", "relay", "ingest", "label", "watch")
+SAID = 20
 SETTLE_S = 120.0
+
+
+def hear(people: People, count: int) -> None:
+    """Wait until so many more observations are accepted."""
+    wanted, until = len(people.book.said) + count, time.monotonic() + SETTLE_S
+    while len(people.book.said) < wanted:
+        assert time.monotonic() < until, f"nobody takes what people say: {people.book.failed[-3:]}"
+        time.sleep(0.05)
 
 
 def test_no_process_ends_and_everything_said_arrives(tmp_path: Path) -> None:
@@ -25,9 +34,9 @@ def test_no_process_ends_and_everything_said_arrives(tmp_path: Path) -> None:
             before = {name: replica.process for name, replica in fleet.replicas.items() if replica.alive}
             people.start()
             for _ in range(2):
-                time.sleep(3)
+                hear(people, SAID)
                 postgres.kill()
-            time.sleep(6)
+            hear(people, SAID)
             people.stop()
             until = time.monotonic() + SETTLE_S
             while (lost(database, people.book) or unlabelled(database)) and time.monotonic() < until:
