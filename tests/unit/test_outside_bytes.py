@@ -1,9 +1,9 @@
 """Every parser of bytes from outside, given what strangers send (`tests/data/outside`), whole and damaged: a sentence, never a crash."""
 
+import re
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,13 +12,12 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 from starlette.testclient import TestClient
 
 from app.domain.errors import BadInput, RatchetError
-from app.domain.learning.batches import TurnPayload
 from app.main import create_app
-from app.policy.storage.delta import apply_delta, encode_delta, read_head
+from app.policy.storage.delta import apply_delta, read_head
 from app.policy.storage.weights import digest_of_file
 from app.trajectories.segments import ParquetSegments
 from pipelines.labelling.rule_set import parse_rule_set
@@ -64,23 +63,45 @@ def damages(draw: st.DrawFn) -> Damage:
     return damage
 
 
+def asked_in(file: Path) -> tuple[str, str, dict[str, str], bytes]:
+    """Method, path, headers and body: a line `METHOD PATH TYPE`, a line for each header more, an empty one, the body."""
+    head, _, body = file.read_bytes().partition(b"\n\n")
+    first, *more = head.decode().split("\n")
+    method, path, kind = first.split(" ")
+    return method, path, {"content-type": kind} | dict(line.split(": ", 1) for line in more), body
+
+
+def test_every_body_that_products_and_other_systems_send_is_in_the_corpus_in_every_form() -> None:
+    sent = [(method, path.partition("?")[0], headers["content-type"]) for method, path, headers, _ in map(asked_in, BODIES)]
+    asked = {
+        (method.upper(), path, kind) for path, operations in create_app(collaborators()).openapi()["paths"].items()
+        for method, operation in operations.items() for kind in operation.get("requestBody", {}).get("content", {})
+    }  # fmt: skip
+    assert len(asked) > 20
+    also_sent = {("POST", "/api/public/otel/v1/traces", "application/json")}  # read by what reads /v1/traces
+    lacking = [
+        (method, path, kind) for method, path, kind in sorted(asked - also_sent)
+        if not any(method == by and kind == form and re.fullmatch(re.sub(r"{\w+}", "[^/]+", path), to) for by, to, form in sent)
+    ]  # fmt: skip
+    assert lacking == []
+
+
 @pytest.mark.parametrize("file", BODIES, ids=lambda file: file.stem)
 def test_an_endpoint_takes_what_strangers_send_and_stores_nothing_of_what_it_refuses(file: Path) -> None:
     inbox = MemoryInbox()
     client = TestClient(create_app(collaborators(inbox=inbox)), raise_server_exceptions=False)
-    head, _, body = file.read_bytes().partition(b"\n\n")
-    method, path, kind = head.decode().split(" ")
+    method, path, headers, body = asked_in(file)
 
     def send(content: bytes) -> int:
         before = len(inbox.events)
-        answer = client.request(method, path, content=content, headers={"content-type": kind})
+        answer = client.request(method, path, content=content, headers=headers)
         assert answer.status_code < 500 or answer.json()["error"]["code"] == "engine_error", f"{answer.text} for {content!r}"
         if answer.status_code >= 400:
             assert len(inbox.events) == before, content
         return answer.status_code
 
     first = send(body)
-    assert first < 300 or file.stem in ("areal", "key", "langsmith_update"), "the body as it is means something"
+    assert first < 300 or file.stem in ("areal", "langsmith_update"), "the body as it is means something"
 
     @EXAMPLES
     @given(damage=damages())
@@ -101,21 +122,31 @@ def test_a_damaged_rule_file_is_a_sentence(damage: Damage) -> None:
         assert str(error)
 
 
-TENSORS = {"a": torch.arange(24, dtype=torch.float32).reshape(4, 6).bfloat16(), "b": torch.ones(3, dtype=torch.bfloat16)}
+BASE = load((OUTSIDE / "base.safetensors").read_bytes())
+DELTAS = sorted(OUTSIDE.glob("*.delta"))
 
 
-@EXAMPLES
-@given(damage=damages())
-def test_a_damaged_delta_is_a_sentence_or_the_same_weights(damage: Damage) -> None:
-    newer = {name: tensor + 1 for name, tensor in TENSORS.items()}
-    whole = encode_delta(TENSORS, newer)
-    try:
-        read_head(damage(whole))
-        made = apply_delta(TENSORS, damage(whole))
-    except RatchetError as error:
-        assert str(error)
-    else:
-        assert all(torch.equal(made[name], newer[name]) for name in newer)
+@pytest.mark.parametrize("file", DELTAS, ids=lambda file: file.stem)
+def test_a_damaged_delta_is_a_sentence_or_the_same_weights(file: Path) -> None:
+    """Of every format that engines read: the newest one relative and overwriting, and both before it."""
+    whole = file.read_bytes()
+    assert {delta.read_bytes()[:9] for delta in DELTAS} == {b"RATCHETD1", b"RATCHETD2", b"RATCHETD3"}
+    base = {name: BASE[name] for name in ("a", "b", "old")} if file.stem == "first" else BASE
+    newer = apply_delta(base, whole)
+
+    @settings(EXAMPLES, max_examples=60)
+    @given(damage=damages())
+    def damaged(damage: Damage) -> None:
+        try:
+            read_head(damage(whole))
+            made = apply_delta(base, damage(whole))
+        except RatchetError as error:
+            assert str(error)
+        else:
+            assert made.keys() == newer.keys()
+            assert all(torch.equal(made[name], newer[name]) for name in newer)
+
+    damaged()
 
 
 @EXAMPLES
@@ -123,7 +154,7 @@ def test_a_damaged_delta_is_a_sentence_or_the_same_weights(damage: Damage) -> No
 def test_a_damaged_safetensors_file_is_a_sentence_or_another_digest(
     tmp_path_factory: pytest.TempPathFactory, damage: Damage, length: int | None
 ) -> None:
-    whole = save(TENSORS)
+    whole = (OUTSIDE / "base.safetensors").read_bytes()
     file = tmp_path_factory.getbasetemp() / "damaged.safetensors"
     file.write_bytes(whole)
     true = digest_of_file(file)
@@ -136,7 +167,7 @@ def test_a_damaged_safetensors_file_is_a_sentence_or_another_digest(
     else:
         if found == true:
             with suppress(SafetensorError):
-                assert all(torch.equal(tensor, TENSORS[name]) for name, tensor in load(broken).items())
+                assert all(torch.equal(tensor, BASE[name]) for name, tensor in load(broken).items())
 
 
 @pytest.mark.parametrize(
@@ -157,12 +188,10 @@ def test_a_header_of_another_form_is_a_sentence(tmp_path: Path, header: bytes) -
 def test_a_damaged_segment_is_an_error_or_read(tmp_path_factory: pytest.TempPathFactory, damage: Damage) -> None:
     folder = tmp_path_factory.getbasetemp() / "segments"
     store = ParquetSegments(str(folder))
-    turn = TurnPayload(
-        inference_id="a", episode_id="e", policy="p", version="v", prompt_tokens=(1, 2), completion_tokens=(3,), logprobs=(-0.5,),
-        temperature=1.0, top_p=1.0, finished_at=datetime(2026, 11, 22, tzinfo=UTC),
-        messages=({"role": "user", "content": "x"},), completion="y",
-    )  # fmt: skip
-    (file,) = [folder / f"{store.write('one', [turn])}.parquet"]
-    file.write_bytes(damage(file.read_bytes()))
+    whole = (OUTSIDE / "segment.parquet").read_bytes()
+    folder.mkdir(exist_ok=True)
+    (folder / "one.parquet").write_bytes(whole)
+    assert store.read([("one", "a")])["a"].completion_tokens == (3,)
+    (folder / "one.parquet").write_bytes(damage(whole))
     with suppress(pa.ArrowException, OSError, ValueError, RatchetError):
         store.read([("one", "a")])
