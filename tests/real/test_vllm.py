@@ -229,12 +229,13 @@ def test_a_changed_tied_embedding_comes_through_or_is_found(loop: Loop) -> None:
     loop.in_place.turn()
     assert loop.ready(loop.base)
 
-    # vLLM's own reload leaves the packed head old, without an error: the probe finds it
+    # Where vLLM packs the head, its own reload leaves the old one, without an error: the probe finds it
     folder = str(loop.store.path(embedded))
     body = {"method": "reload_weights", "kwargs": {"weights_path": folder, "is_checkpoint_format": True}}
     assert httpx.post(f"{loop.server.url}/collective_rpc", json=body, timeout=120.0, trust_env=False).status_code == 200
-    wanted = expected(loop.store.path(embedded))
-    assert strange(loop.control.score(base_of(loop), wanted.tokens), wanted) is not None
+    whole, before = (expected(loop.store.path(digest)) for digest in (embedded, loop.base))
+    assert strange(loop.control.score(base_of(loop), before.tokens), before) is not None
+    assert strange(loop.control.score(base_of(loop), whole.tokens), whole) is not None or not packs_heads()
 
 
 def test_a_snapshot_the_server_cannot_read_leaves_it_serving_what_it_had(loop: Loop) -> None:
@@ -248,6 +249,11 @@ def test_a_snapshot_the_server_cannot_read_leaves_it_serving_what_it_had(loop: L
     assert not httpx.get(f"{loop.server.url}/is_paused", trust_env=False).json()["is_paused"]
     wanted = expected(loop.store.path(loop.base))
     assert strange(loop.control.score(base_of(loop), wanted.tokens), wanted) is None
+
+
+def packs_heads() -> bool:
+    """Whether vLLM's engine for processors is known to pack the weights of the head on this machine; elsewhere they come through."""
+    return "avx512_bf16" in Path("/proc/cpuinfo").read_text()
 
 
 def base_of(loop: Loop) -> Place:
