@@ -158,7 +158,8 @@ def set_up_tasksets() -> None:
 
 def set_up_vllm() -> None:
     """Makes an environment of its own for vLLM on processors, with our plugin in it: `make test-real` serves with it."""
-    wanted = hashlib.sha256(b"".join(file.read_bytes() for file in (VLLM_LOCK, *sorted(VLLM_LOCK.parent.glob("*.*")))))
+    sources = sorted(file for file in VLLM_LOCK.parent.glob("*.*") if file.is_file())  # pip leaves a folder `….egg-info` beside them
+    wanted = hashlib.sha256(b"".join(file.read_bytes() for file in (VLLM_LOCK, *sources)))
     stamp = VLLM / ".ratchet-setup"
     if stamp.is_file() and stamp.read_text() == wanted.hexdigest():
         return
