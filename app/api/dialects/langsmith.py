@@ -12,7 +12,7 @@ import msgspec
 from starlette.responses import Response
 
 from app.api.dialects.counter import Counter
-from app.api.dialects.naming import Signal, beside, inference_of, text_of
+from app.api.dialects.naming import Signal, beside, inference_of, structure_in, text_of
 from app.api.entry.access import Caller
 from app.api.telemetry.drafts import AwareTime, EventId, Label, TargetId, decode
 from app.domain.errors import BadRequest, NotFound
@@ -127,15 +127,21 @@ async def patch(feedback_id: str, raw: bytes, counter: Counter, caller: Caller) 
     return Response(raw, 200, media_type="application/json")
 
 
-async def listed(inference_ids: Sequence[str], keys: Collection[str], counter: Counter, caller: Caller) -> list[dict[str, Any]]:
-    """The standing feedback about these runs, as the client's `list_feedback` reads it."""
+async def listed(
+    inference_ids: Sequence[str], keys: Collection[str], sources: Collection[str], counter: Counter, caller: Caller
+) -> list[dict[str, Any]]:
+    """The standing feedback about these runs under these keys from these kinds of source (all where none is named), as the client's
+    `list_feedback` reads it."""
     runs = {inference: run for run in inference_ids if (inference := inference_of(run)) is not None}
     ledger = counter.door.ledger
     heard = await asyncio.to_thread(lambda: ledger.about(inference_ids=list(runs), policy=caller.policy))
     found: dict[str, dict[str, Any]] = {}
     for observation in (h.observation for h in heard if not h.retracted and h.observation.source.partition("@")[0] == SOURCE):
         _add(found, observation, runs[observation.inference_id or ""])
-    return [item for item in found.values() if not keys or item["key"] in keys]
+    return [
+        item for item in found.values()
+        if (not keys or item["key"] in keys) and (not sources or (item["feedback_source"] or {}).get("type") in sources)
+    ]  # fmt: skip
 
 
 def _add(found: dict[str, dict[str, Any]], observation: Observation, run_id: str) -> None:
@@ -143,7 +149,8 @@ def _add(found: dict[str, dict[str, Any]], observation: Observation, run_id: str
     feedback_id, _, part = observation.id.partition("#")[0].partition(":")
     known = found.setdefault(feedback_id, {
         "id": feedback_id, "run_id": run_id, "trace_id": run_id, "key": "unnamed", "score": None, "value": None, "comment": None,
-        "correction": None, "created_at": observation.occurred_at, "modified_at": observation.occurred_at, "feedback_source": None,
+        "correction": None, "created_at": observation.occurred_at, "modified_at": observation.occurred_at,
+        "feedback_source": structure_in(observation.tags, "feedback_source"),
     })  # fmt: skip
     known["modified_at"] = max(known["modified_at"], observation.occurred_at)
     if part == "comment":

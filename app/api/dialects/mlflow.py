@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from app.api import openapi
 from app.api.dialects.counter import Counter, json_response
-from app.api.dialects.naming import Signal, beside, inference_of, metadata_in, named_inference, text_of
+from app.api.dialects.naming import Signal, beside, inference_of, metadata_in, named_inference, structure_in, text_of
 from app.api.entry.access import Caller
 from app.api.telemetry.drafts import AwareTime, EventId, Label, decode
 from app.domain.access import Scope
@@ -136,15 +136,16 @@ async def _stored(assessment_id: str, trace_id: str, counter: Counter, caller: C
     if not parts:
         raise NotFound(f"no assessment {assessment_id!r} of the trace {trace_id} stands (inference {target})")
     newest = max(observation.occurred_at for observation in parts.values())
+    tags = next(iter(parts.values())).tags
     found: dict[str, Any] = {
         "assessment_id": assessment_id, "assessment_name": assessment_id.partition(".")[0], "trace_id": trace_id,
-        "source": {"source_type": "HUMAN", "source_id": "unknown"}, "create_time": newest, "last_update_time": newest, "valid": True,
+        "source": structure_in(tags, "source") or {"source_type": "HUMAN", "source_id": "unknown"}, "create_time": newest,
+        "last_update_time": newest, "valid": True,
     }  # fmt: skip
     if "" in parts:
         found["feedback"] = {"value": parts[""].value}
     if ":demonstration" in parts:
         found["expectation"] = {"value": parts[":demonstration"].value}
-    tags = next(iter(parts.values())).tags
     if metadata := metadata_in(tags):
         found["metadata"] = metadata
     found |= {name: tags[name] for name in ("span_id", "overrides") if name in tags}

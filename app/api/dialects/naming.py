@@ -115,6 +115,14 @@ def metadata_in(tags: Mapping[str, str]) -> dict[str, str]:
     return {name.removeprefix(_METADATA): text for name, text in tags.items() if name.startswith(_METADATA)}
 
 
+def structure_in(tags: Mapping[str, str], name: str) -> dict[str, Any] | None:
+    """What `beside` put into a tag as JSON; None where it is not there, or another thing. A tag that was redacted is no JSON."""
+    try:
+        return msgspec.json.decode(tags.get(name, ""), type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError):  # a text that somebody gave a tag is of any depth
+        return None
+
+
 def _scaled(signal: Signal, name: str, desk: Desk) -> object:
     """The value, where it says what it means. Raises `BadRequest` for a number under a thumb's name whose scale nobody declared:
     0.2 of 1 and 2 of 5 stars are complaints, and would be read as praise."""

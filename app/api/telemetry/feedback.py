@@ -76,10 +76,10 @@ def router(counter: Counter) -> APIRouter:
             return await _tensorzero(raw, request, counter.door, caller)
 
     @made.get("/feedback")
-    async def read(request: Request, run: Runs, key: Keys = (), offset: Annotated[int, Query(ge=0)] = 0) -> Response:
+    async def read(request: Request, run: Runs, key: Keys = (), source: Keys = (), offset: Annotated[int, Query(ge=0)] = 0) -> Response:
         """The feedback about runs that came through LangSmith's client, as it reads it; needs the scope `read`."""
         caller = await counter.access.caller(dict(request.scope["headers"]), Scope.READ)
-        found = await langsmith.listed([openapi.path_id(each) for each in run], key, counter, caller)
+        found = await langsmith.listed([openapi.path_id(each) for each in run], key, source, counter, caller)
         return json_response(found[offset : offset + PAGE])
 
     @made.patch("/feedback/{feedback_id}", openapi_extra=openapi.body(langsmith.LangSmithUpdate))

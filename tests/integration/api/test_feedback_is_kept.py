@@ -154,6 +154,36 @@ def test_an_mlflow_feedback_that_overrides_another_takes_its_place_and_says_whic
     assert (found.value, found.span_id, found.overrides) == (0.9, "span-7", first.assessment_id)
 
 
+def test_who_said_it_is_read_back_and_asked_for(url: str, inbox: MemoryInbox) -> None:
+    """A judge was read back as a person, and a reader who asked for a person's feedback got a model's."""
+    import mlflow
+    from langsmith import Client
+    from mlflow.entities import AssessmentSource
+
+    run = uuid7()
+    client = Client(api_url=url, api_key="k")
+    for value, kind in ((0.2, "model"), (0.8, "api")):
+        client.create_feedback(run, "quality", trace_id=run, session_id=uuid7(), score=value, feedback_source_type=kind)
+    assert [(f.score, f.feedback_source and f.feedback_source.type) for f in client.list_feedback(run_ids=[run])] == [
+        (0.2, "model"), (0.8, "api"),
+    ]  # fmt: skip
+    for kind, score in (("model", 0.2), ("api", 0.8)):
+        assert [f.score for f in client.list_feedback(run_ids=[run], feedback_source_type=[kind])] == [score]  # type: ignore[list-item]
+    client.close()
+
+    trace = f"tr-{UUID(uuid7()).hex}"
+    mlflow.set_tracking_uri(url)
+    for source in (AssessmentSource(source_type="LLM_JUDGE", source_id="j"), AssessmentSource(source_type="HUMAN", source_id="ada")):
+        made = mlflow.log_feedback(trace_id=trace, name="quality", value=0.5, source=source)
+        assert made.assessment_id is not None
+        found = mlflow.get_assessment(trace, made.assessment_id).source
+        assert (found.source_type, found.source_id) == (source.source_type, "j" if source.source_id == "j" else "unknown")
+    forged = {"id": str(UUID(uuid7())), "inference_id": run, "name": "quality", "value": 1, "source": "sdk:langsmith"}
+    deep = forged | {"tags": {"feedback_source": '{"type":' + "[" * 20_000}}
+    httpx.post(f"{url}/v1/events", json=deep).raise_for_status()
+    assert [item["feedback_source"] for item in httpx.get(f"{url}/feedback", params={"run": run}).json()][-1] is None
+
+
 def test_metadata_of_more_entries_than_an_object_may_have_is_refused_and_nothing_is_kept(url: str, inbox: MemoryInbox) -> None:
     score = {"id": "s", "traceId": "t", "name": "quality", "value": 0.7, "metadata": {f"n{k}": "x" for k in range(5000)}}
     answer = httpx.post(f"{url}/api/public/scores", json=score)

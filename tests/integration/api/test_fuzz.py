@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from app import wiring
 from app.api import keys, people, webhooks
 from app.api.application import Application
 from app.api.data import dead_letters, erasures, rules
+from app.api.entry.feedback_tokens import FeedbackTokens
+from app.api.entry.sessions import Sessions
 from app.api.releases import ReleaseRoom, router
 from app.domain.access import Scope
-from app.domain.ids import utc_now
+from app.domain.ids import utc_now, uuid7
 from app.domain.people import Role
 from app.main import create_app
 from app.settings import Settings, from_environment
@@ -33,7 +36,8 @@ NOBODY = ("", "rk_wrong_0123456789", "ft_wrong", "rs_wrong.0", "sk-wrong")
 PROGRAMS = [f"program {scope}" for scope in Scope]
 PEOPLE = [f"person {role}" for role in Role]
 BOUND = ["program of composer", "program of another", "person of composer"]
-CALLERS = ["program admin"] * 5 + ["person admin"] * 5 + PROGRAMS + PEOPLE + BOUND + list(NOBODY)
+NARROW = ["session of an agent", "browser with an answer's token"]
+CALLERS = ["program admin"] * 5 + ["person admin"] * 5 + PROGRAMS + PEOPLE + BOUND + NARROW + list(NOBODY)
 """Who asks: whoever may do everything most often, because the others seldom get as far as a body's meaning."""
 PUBLIC = frozenset({"/health", "/status", "/info", "/arize_phoenix_version", "/openapi.json"})
 EXPECTED = {
@@ -64,6 +68,17 @@ def keys_of(where: Settings) -> dict[str, str]:
     made |= {f"person {role}": town.token(town.person(role.value.replace("_", "."), role)) for role in Role}
     made["person of composer"] = town.token(town.person("bound", *Role, policy="composer"))
     return made | {nobody: nobody for nobody in NOBODY}
+
+
+@pytest.fixture(scope="module")
+def key_of(where: Settings, keys_of: dict[str, str]) -> Callable[[str], str]:
+    """What a caller sends; keys of sessions and tokens of answers are signed anew each time, because admins rotate what signs them."""
+    secrets, parent = wiring.session_secrets(where), keys_of["program ingest"][:11]
+    fresh: dict[str, Callable[[], str]] = {
+        NARROW[0]: lambda: Sessions(secrets).issue(uuid7(), parent=parent, now=utc_now())[0],
+        NARROW[1]: lambda: FeedbackTokens(secrets).issue(uuid7(), policy="composer", now=utc_now(), parent=parent),
+    }
+    return lambda caller: fresh[caller]() if caller in fresh else keys_of[caller]
 
 
 @pytest.fixture(scope="module")
@@ -116,15 +131,15 @@ def test_the_document_names_every_endpoint_and_every_body(app: Application) -> N
                 assert "requestBody" in operation, f"{method} {path}"
 
 
-def test_nothing_breaks_and_nothing_refused_is_stored(document: Any, keys_of: dict[str, str]) -> None:
+def test_nothing_breaks_and_nothing_refused_is_stored(document: Any, key_of: Callable[[str], str]) -> None:
     tried = 0
     for operation in document.get_all_operations():
-        _fuzz(operation.ok(), keys_of)
+        _fuzz(operation.ok(), key_of)
         tried += 1
     assert tried >= len(EXPECTED)
 
 
-def _fuzz(operation: Any, keys_of: dict[str, str]) -> None:
+def _fuzz(operation: Any, key_of: Callable[[str], str]) -> None:
     """Ask one endpoint what its document allows, and what it does not."""
 
     @settings(
@@ -137,7 +152,7 @@ def _fuzz(operation: Any, keys_of: dict[str, str]) -> None:
         caller=strategies.sampled_from(CALLERS),
     )
     def ask(case: Any, caller: str) -> None:
-        key = keys_of[caller]
+        key = key_of(caller)
         before = len(INBOX.events)
         case.headers = {name: value for name, value in (case.headers or {}).items() if name.lower() not in ("authorization", "x-api-key")}
         response = case.call(headers={"x-api-key": key} if key else {})
@@ -152,10 +167,14 @@ def _fuzz(operation: Any, keys_of: dict[str, str]) -> None:
     ask()
 
 
-def test_every_role_and_every_scope_is_let_in_as_who_it_is(app: Application, keys_of: dict[str, str]) -> None:
+def test_every_role_and_every_scope_is_let_in_as_who_it_is(app: Application, keys_of: dict[str, str], key_of: Callable[[str], str]) -> None:
     """The fuzzing above would say as little of a caller whose key was wrong."""
     client = TestClient(app, raise_server_exceptions=False)
     found = {who: client.get("/v1/me", headers={"x-api-key": key}) for who, key in keys_of.items() if who not in NOBODY}
     assert {answer.status_code for answer in found.values()} == {200}
     assert {who: found[who].json()["roles"] for who in PEOPLE} == {f"person {role}": [role] for role in Role}
     assert set(PROGRAMS + PEOPLE + BOUND) == set(found)
+    asked = {"/v1/chat/completions": {"model": "composer", "messages": [{"role": "user", "content": "x"}]}}
+    asked["/feedback"] = {"metric_name": "rating", "value": True}
+    told = [client.post(path, json=asked[path], headers={"x-api-key": key_of(who)}).status_code for path in asked for who in NARROW]
+    assert told == [200, 401, 403, 200], "a session samples, a token rates, and neither does the other"
