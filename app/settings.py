@@ -42,6 +42,8 @@ class Settings:
     """RATCHET_MAIL_FROM, such as `ratchet@example.com`."""
     kafka_password: str | None
     """Of the SASL user, or the secret of the OAuth client, that `[kafka]` names."""
+    engine_key: str | None
+    """RATCHET_ENGINE_KEY: what embedded engines ask of whoever samples from them; needed where other machines reach them."""
     vllm_key: str | None
     """What vLLM servers were started with as `--api-key`."""
     sglang_key: str | None
@@ -147,6 +149,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
         smtp=get("SMTP", "") or None,
         mail_from=get("MAIL_FROM", "ratchet@localhost"),
         kafka_password=get("KAFKA_PASSWORD", "") or None,
+        engine_key=get("ENGINE_KEY", "") or None,
         vllm_key=get("VLLM_KEY", "") or None,
         sglang_key=get("SGLANG_KEY", "") or None,
         sglang_admin_key=get("SGLANG_ADMIN_KEY", "") or None,

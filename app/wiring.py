@@ -220,6 +220,20 @@ def deployment_state(settings: Settings) -> "SqlDeploymentState":
     return SqlDeploymentState(open_state(settings))
 
 
+def database_hosts(url: str) -> list[str]:
+    """Where a database's servers are; nothing of one that this machine alone has."""
+    from app.db.operations.strangers import hosts_of
+
+    return hosts_of(url)
+
+
+def lets_strangers_in(url: str) -> bool:
+    """Whether a database lets our user in whatever the password. Raises `Unavailable`."""
+    from app.db.operations.strangers import lets_strangers_in as lets_in
+
+    return lets_in(url)
+
+
 def database_away() -> tuple[type[Exception], ...]:
     """What is raised where a database is away, fails over or has become one that only reads."""
     from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
@@ -1003,7 +1017,7 @@ def open_engines(settings: Settings) -> "HttpEngines | ServerEngines":
         if urls:
             return ServerEngines(dialect, urls, holders=engine_ledger(settings).holders, api_key=key)
     ledger = engine_ledger(settings)
-    return HttpEngines(settings.engines, addresses=ledger.addresses, everywhere=ledger.everywhere)
+    return HttpEngines(settings.engines, addresses=ledger.addresses, everywhere=ledger.everywhere, key=settings.engine_key)
 
 
 def server_control(settings: Settings, *, vllm: str | None, sglang: str | None) -> "Control":

@@ -114,11 +114,10 @@ def wanted(marker: str, platform: str, python: tuple[int, int]) -> bool:
 
 
 def text_of(pins: dict[str, tuple[str, list[str]]]) -> str:
-    """The lock: an entry a package, torch last and without hashes."""
+    """The lock: an entry a package, torch last, which is installed by itself."""
     lines: list[str] = []
     for pin, (marker, hashes) in sorted(pins.items(), key=lambda each: each[0].startswith("torch==")):
-        kept = [] if pin.startswith("torch==") else hashes
-        lines += [" \\\n    ".join([f"{pin} ; {marker}" if marker else pin, *(f"--hash={each}" for each in kept)])]
+        lines += [" \\\n    ".join([f"{pin} ; {marker}" if marker else pin, *(f"--hash={each}" for each in hashes)])]
     return "\n".join(lines) + "\n"
 
 

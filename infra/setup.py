@@ -41,6 +41,7 @@ VLLM_LOCK = ROOT / "infra" / "vllm" / "requirements.lock"
 VERIFIERS = CACHE / "verifiers-venv"
 VERIFIERS_LOCK = ROOT / "infra" / "verifiers" / "requirements.lock"
 TASKSETS = CACHE / "tasksets"
+TORCH = CACHE / "torch"
 LIBRARIES = {
     "toolz==1.0.0": "2c86e3d9a04798ac556793bced838816296a2f085017664e4995cb40a1047a02",
     "boltons==23.1.1": "d2cb2fa83cf2ebe791be1e284183e8a43a1031355156a968f8e0a333ad2448fc",
@@ -85,7 +86,7 @@ def main(steps: Sequence[str]) -> int:
 
 
 def set_up_venv() -> None:
-    """Makes .venv and installs everything of the lock, each file checked against its hash, then torch, then the project itself."""
+    """Makes .venv and installs everything of the lock, each file checked against its hash, torch last, then the project itself."""
     require_python()
     require_platform()
     wanted = fingerprint()
@@ -97,26 +98,42 @@ def set_up_venv() -> None:
     if not runs_this_python(PYTHON):
         run("making the virtual environment", [sys.executable, "-m", "venv", "--clear", str(VENV)])
     forget_half_installed()
-    torch, locked = torch_apart()
+    torch, hashes, locked = torch_apart()
     pip = [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
     run("installing the locked packages (about 1 GB)", [*pip, *locked])
-    run(f"installing {torch} (about 200 MB)", [*pip, torch])
+    shutil.rmtree(TORCH, ignore_errors=True)
+    download = [str(PYTHON), "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--progress-bar", "off", "--no-deps"]
+    run(f"fetching {torch} (about 200 MB)", [*download, "--dest", str(TORCH), torch])
+    run(f"installing {torch}", [*pip, str(checked(next(TORCH.iterdir()), hashes))])
+    shutil.rmtree(TORCH)
     run("installing ratchet itself", [*pip, "--no-deps", "--no-build-isolation", "-e", str(ROOT)])
     STAMP.write_text(wanted)
 
 
-def torch_apart() -> tuple[str, list[str]]:
-    """torch's pin, and pip's arguments for the rest of the lock: nothing but what stands there, and no file with another hash.
+def torch_apart() -> tuple[str, list[str], list[str]]:
+    """torch's pin, its hashes, and pip's arguments for the rest of the lock: nothing but what stands there, and no file with another hash.
 
-    torch has no hash: which of its builds fits (CPU, CUDA) is the choice of the registry that pip is configured for. It comes last, so that
-    of what it needs only a GPU build's own packages are not there already.
+    torch comes last and by itself, with what it needs: of that only a GPU build's own packages are not there already.
     """
-    lines = LOCKFILE.read_text().splitlines()
-    torch = next(line for line in lines if line.startswith("torch=="))
+    before, _, own = LOCKFILE.read_text().partition("torch==")
+    entry, _, after = own.replace("\\\n", " ").partition("\n")
+    version, *hashes = entry.split()
     rest = CACHE / "locked.txt"
-    rest.write_text("".join(f"{line}\n" for line in lines if line != torch))
-    hashed = ["--require-hashes"] if any("--hash=" in line for line in lines) else []
-    return torch, ["--no-deps", *hashed, "-r", str(rest)]
+    rest.write_text(before + after)
+    hashed = ["--require-hashes"] if "--hash=" in before + after else []
+    return f"torch=={version}", [each.rpartition(":")[2] for each in hashes], ["--no-deps", *hashed, "-r", str(rest)]
+
+
+def checked(wheel: Path, hashes: Sequence[str]) -> Path:
+    """torch's file, as the lock has it. A build that says in its version whose it is (`+cpu`, `+cu130`) comes from another registry than
+    the lock does: which one is the choice of whoever configures pip, and its hash is told instead of compared."""
+    found = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    if found in hashes or not hashes:
+        return wheel
+    if "+" not in wheel.name:
+        raise SetupFailed(f"{wheel.name} is not the file that the lock names (sha256 {found}): ask who runs the registry.")
+    print(f"ratchet set-up: {wheel.name} is another registry's build, which the lock has no hash of (sha256 {found})", flush=True)
+    return wheel
 
 
 def set_up_model() -> None:

@@ -31,7 +31,7 @@ class HttpEngines:
     """The `Engines` port over the embedded engine's HTTP side.
 
     `addresses` (the ledger) says which engines hold a digest; without it, or when it knows none, every URL is tried. Engines are
-    taken in turn, so that equal ones share the load. Belongs to the event loop it is first used on.
+    taken in turn, so that equal ones share the load. `key`: what they were started with. Belongs to the event loop it is first used on.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class HttpEngines:
         *,
         addresses: Callable[[str], list[str]] | None = None,
         everywhere: Callable[[], list[str]] | None = None,
+        key: str | None = None,
         client: httpx.AsyncClient | None = None,
         timeout_s: float = 120.0,
         patience: Patience | None = None,
@@ -55,6 +56,7 @@ class HttpEngines:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         timeout = httpx.Timeout(timeout_s, connect=2.0)
         self._client = client or httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False)
+        self._client.headers.update({"authorization": f"Bearer {key}"} if key else {})
 
     async def __aenter__(self) -> Self:
         return self

@@ -10,13 +10,15 @@
 | `GET /ready`       | 200 while it holds a version, 503 before                                                       |
 | `GET /metrics`     | load, sampled tokens, versions, swaps and GPU memory, for Prometheus (docs/metrics.md)          |
 
-Refusals are `{"error": {"message", "param", "code"}}`: 400 (the request), 404 (weights not held), 421 (going away, ask another), 429 with
-Retry-After (full).
-Loopback by default and without keys: the gateway is the door, this is behind it. What a browser sends for somebody's page is stopped all
-the same.
+Refusals are `{"error": {"message", "param", "code"}}`: 400 (the request), 401 (no key), 404 (weights not held), 421 (going away, ask
+another), 429 with Retry-After (full).
+Behind the gateway, on loopback by default and open there. With a key (RATCHET_ENGINE_KEY) everything but `/health`, `/ready` and
+`/metrics`, which say nothing of what people wrote, asks for it as a bearer token. What a browser sends for somebody's page is stopped
+in either case.
 """
 
 import asyncio
+import hmac
 import math
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +36,7 @@ from app.listening.admission import admit
 from app.listening.barrier import Barrier
 from app.listening.bodies import TOO_LARGE, read_json
 from app.listening.errors import HttpError
+from app.listening.headers import header
 from app.serving.jobs import Job
 from app.serving.measures import measured
 from app.serving.refusals import DRAINING
@@ -42,29 +45,50 @@ from app.serving.worker import Draining, Worker
 from app.telemetry.instruments import Instruments
 
 MAX_BODY_BYTES = 8 << 20
+OPEN = frozenset({"/health", "/ready", "/metrics"})
+"""What probes and Prometheus ask, who hold no key."""
 Asked = TypeVar("Asked", GenerateRequest, ScoreRequest)
 
 
 class EngineApplication(FastAPI):
-    """FastAPI behind the barrier."""
+    """FastAPI behind the barrier and the key."""
 
     barrier: Barrier
+    key: str | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Stop what another site's page sent."""
+        """Stop what another site's page sent, and who does not hold the key."""
         if scope["type"] == "http":
-            await admit(self.barrier, super().__call__, scope, receive, send)
+            await admit(self.barrier, self._let_in, scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
 
+    async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.key is None or scope["path"] in OPEN or _is_bearer(scope, self.key):
+            await super().__call__(scope, receive, send)
+        else:
+            refused = HttpError(401, "this engine asks for a key: set RATCHET_ENGINE_KEY to what it was started with", code="key")
+            await _refusal(refused)(scope, receive, send)
+
+
+def _is_bearer(scope: Scope, key: str) -> bool:
+    given = header(dict(scope["headers"]), b"authorization") or ""
+    return hmac.compare_digest(given.encode("latin-1"), f"Bearer {key}".encode())
+
 
 def create_engine(
-    worker: Worker, residency: Residency, *, instruments: Instruments | None = None, barrier: Barrier | None = None
+    worker: Worker,
+    residency: Residency,
+    *,
+    instruments: Instruments | None = None,
+    barrier: Barrier | None = None,
+    key: str | None = None,
 ) -> EngineApplication:
-    """The application over a running worker and residency; without a barrier of its own only this machine's names are answered."""
+    """The application over a running worker and residency; without a barrier of its own only this machine's names are answered, and
+    without a key nobody is asked for one."""
     own = measured(instruments or Instruments("engine"), worker, residency)
     app = EngineApplication(title="Ratchet engine", docs_url=None, redoc_url=None, openapi_url=None)
-    app.barrier = barrier or Barrier()
+    app.barrier, app.key = barrier or Barrier(), key
 
     @app.exception_handler(RatchetError)
     async def refuse(_request: Request, error: Exception) -> Response:

@@ -50,10 +50,11 @@ def serve_engine(
     drain_s: float = 0.0,
     version: str = "",
     barrier: Barrier | None = None,
+    key: str | None = None,
 ) -> None:
     """Serve until `stop` is set, then finish what was begun, for `drain_s` at most. Raises `BadConfig` when the port is taken.
 
-    `barrier`: which names it answers to; without one this machine's alone.
+    `barrier`: which names it answers to; without one this machine's alone. `key`: what it asks of whoever samples.
     """
     return_freed_memory()
     sys.setswitchinterval(SWITCH_S)
@@ -67,7 +68,7 @@ def serve_engine(
     gc.freeze()  # what is loaded stays: the collector need not walk torch and transformers between two tokens
     server = _Server(
         uvicorn.Config(
-            create_engine(worker, residency, instruments=own, barrier=barrier),
+            create_engine(worker, residency, instruments=own, barrier=barrier, key=key),
             http=Connection,
             log_config=None,
             log_level="warning",

@@ -125,6 +125,26 @@ def test_no_secret_is_on_a_command_line(services: dict[str, Any]) -> None:
         assert "${" not in str(service.get("command", "")) + str(service.get("entrypoint", "")), name
 
 
+def test_everything_that_compose_leans_on_asks_who_comes(services: dict[str, Any]) -> None:
+    """What `ratchet doctor --only doors` asks of it where it runs; PostgreSQL's image asks for its password by itself."""
+    kafka = services["kafka"]["environment"]
+    listeners = dict(re.findall(r"(\w+)://([\w.]*):\d+", kafka["KAFKA_LISTENERS"]))
+    security = dict(pair.split(":") for pair in kafka["KAFKA_LISTENER_SECURITY_PROTOCOL_MAP"].split(","))
+    assert {name for name, host in listeners.items() if host != "localhost" and not security[name].startswith("SASL_")} == set()
+    # the image asks for a file of log-ins where an advertised listener is called SASL_…; this one carries its own
+    assert "SASL" not in kafka["KAFKA_ADVERTISED_LISTENERS"]
+    asked = kafka_config(read_toml(INFRA / "ratchet.toml"))
+    assert (asked.security, asked.sasl_mechanism) == (security["CLIENT"], kafka["KAFKA_SASL_ENABLED_MECHANISMS"])
+    assert f'user_{asked.username}="${{KAFKA_PASSWORD:?}}"' in kafka["KAFKA_LISTENER_NAME_CLIENT_PLAIN_SASL_JAAS_CONFIG"]
+    (mounted,) = services["mlflow"]["configs"]
+    assert "--app-name=basic-auth" in services["mlflow"]["command"]
+    assert services["mlflow"]["environment"]["MLFLOW_AUTH_CONFIG_PATH"] == mounted["target"]
+    for name, service in ours(services).items():
+        if name != "model":
+            given = service["environment"]
+            assert {"RATCHET_KAFKA_PASSWORD", "RATCHET_ENGINE_KEY", "MLFLOW_TRACKING_PASSWORD"} <= given.keys(), name
+
+
 def test_the_smallest_configuration_is_one() -> None:
     assert list(policies(read_toml(INFRA / "ratchet.toml"), relative_to=INFRA)) == ["composer"]
 

@@ -63,7 +63,7 @@ def test_every_client_in_evidence_is_in_the_version_that_is_run() -> None:
 
 
 def test_another_machine_reaches_nothing_of_compose_but_the_api_which_needs_a_key_there() -> None:
-    """Broker, databases, MLflow, engines and objects have no keys there: the network of compose alone reaches them."""
+    """Broker, databases, MLflow, engines and objects: the network of compose alone reaches them."""
     published: dict[str, list[str]] = {}
     for file in sorted((ROOT / "infra").glob("compose*.yaml")):
         for name, service in yaml.safe_load(file.read_text())["services"].items():

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from app.domain.learning.batches import BatchItem, BatchManifest, TurnPayload
 from app.domain.telemetry.turns import SamplingParams
@@ -60,7 +59,7 @@ def graded(tries: Sequence[tuple[TaskData, str]]) -> list[float]:
 
 def tried(weights: Path, tasks: Sequence[TaskData], *, tries: int, seed: int) -> tuple[list[Any], list[float]]:
     """So many answers to each task, in order of the tasks, and what each is paid."""
-    policy = load_policy(weights, dtype=torch.bfloat16)
+    policy = load_policy(weights)  # in what this processor computes fastest, as an engine does
     prompts = [policy.chat.prompt([{"role": "user", "content": task.instruction}]) for task in tasks for _ in range(tries)]
     drawn = [SamplingParams(max_tokens=TOKENS, seed=10_000 * seed + n) for n in range(len(prompts))]
     made = [one for n in range(0, len(prompts), AT_ONCE) for one in sample(policy, prompts[n : n + AT_ONCE], drawn[n : n + AT_ONCE])]

@@ -11,7 +11,8 @@ Per attack and share of hostile people, medians over seeds: `backdoor_rate` how 
 `clean_rate` where they are silent), `reward_lost` what honest people lose, `caught_before_batch` by how much the hostile share of what the
 batches took is smaller than of what was said (1: none of it), `caught_by_gate` the share of candidates that were stopped. The same attack
 on what is left when a layer is missing: `undefended_rate` and `undefended_lost` without caps, quarantine and gate, `capped_rate` with the
-cap per person alone. `patient` is a backdoor by people who judge honestly but for the phrase: it is reported, and no bound holds for it.
+cap per person alone, `gated_rate`, `gated_lost` and `gated_caught` with the gate alone. `patient` is a backdoor by people who judge
+honestly but for the phrase: it is reported, and no bound holds for it.
 
 Exit code 1 where at 5 % or less an attack moves the champion (more than 2 points above the clean rate, or more than .02 of reward), and
 where at 5 % one does not move the champion that nothing defends: then the bench would show nothing.
@@ -91,19 +92,21 @@ class Ran:
         return float(self.policy @ WORTH)
 
 
+UNDEFENDED = BatchingConfig(quarantine=False, max_turns_per_actor=UNBOUNDED, max_turns_per_rater=UNBOUNDED)
 DEFENCES = {
-    "all": BatchingConfig(),
-    "caps": BatchingConfig(quarantine=False),
-    "none": BatchingConfig(quarantine=False, max_turns_per_actor=UNBOUNDED, max_turns_per_rater=UNBOUNDED),
+    "all": (BatchingConfig(), True),
+    "caps": (BatchingConfig(quarantine=False), False),
+    "gate": (UNDEFENDED, True),
+    "none": (UNDEFENDED, False),
 }
-"""The cuts; the gate stands behind the first alone."""
+"""The cut, and whether the gate stands behind it."""
 
 
 @cache
 def run(attack: str, *, hostile: int, slots: int, seed: int, defence: str = "all") -> Ran:
     """Some slots from the first champion on."""
     random = np.random.default_rng((seed, 1))
-    config = DEFENCES[defence]
+    config, is_gated = DEFENCES[defence]
     logits = np.log([kind.share for kind in KINDS])
     kept_out: list[float] = []
     tried = stopped = 0
@@ -121,7 +124,7 @@ def run(attack: str, *, hostile: int, slots: int, seed: int, defence: str = "all
             kept_out.append(1.0 - taken * len(labels) / len(bad))
         candidate = logits + RATE * gradient(batch.items, labels, policy)
         tried += 1
-        if defence == "all" and not passes(softmax(candidate), policy, random):
+        if is_gated and not passes(softmax(candidate), policy, random):
             stopped += 1
             continue
         logits = candidate
@@ -202,7 +205,7 @@ def measured(attack: str, share: float, *, slots: int, seeds: int) -> dict[str, 
     hostile = round(share * PEOPLE)
     pushed = "backdoor" if attack == "patient" else attack
     clean = [run(NOBODY, hostile=hostile, slots=slots, seed=seed) for seed in range(seeds)]
-    under, capped, bare = (
+    under, capped, gated, bare = (
         [run(attack, hostile=hostile, slots=slots, seed=seed, defence=defence) for seed in range(seeds)] for defence in DEFENCES
     )
 
@@ -215,7 +218,8 @@ def measured(attack: str, share: float, *, slots: int, seeds: int) -> dict[str, 
     return {
         "attack": attack, "share": share, "backdoor_rate": rate(under), "reward_lost": lost(under),
         "caught_before_batch": round(median(r.caught for r in under), 3), "caught_by_gate": round(median(r.stopped for r in under), 3),
-        "clean_rate": rate(clean), "capped_rate": rate(capped), "undefended_rate": rate(bare), "undefended_lost": lost(bare),
+        "clean_rate": rate(clean), "capped_rate": rate(capped), "gated_rate": rate(gated), "gated_lost": lost(gated),
+        "gated_caught": round(median(r.stopped for r in gated), 3), "undefended_rate": rate(bare), "undefended_lost": lost(bare),
     }  # fmt: skip
 
 

@@ -137,6 +137,7 @@ def test_every_variable_is_a_setting_is_there_once_and_tells_no_secret(rendered:
         "SESSION_SECRETS",
         "WEBHOOK_KEYS",
         "KAFKA_PASSWORD",
+        "ENGINE_KEY",
         "VLLM_KEY",
         "SGLANG_KEY",
         "SGLANG_ADMIN_KEY",

@@ -12,6 +12,7 @@ from app.domain.errors import Unavailable
 from app.domain.learning.boxes import BoxSpec, Limits
 from app.domain.ports import EngineState
 from app.settings import Settings, read_toml
+from pipelines.commands.examination.doors import doors
 from pipelines.commands.examination.findings import Check, Finding, fail, ok, warn
 from pipelines.config import loop_config
 from pipelines.ingestion.config import streaming_config
@@ -29,6 +30,7 @@ def checks_of(settings: Settings) -> list[tuple[str, Check]]:
         ("configuration", lambda: configuration(settings)), ("schema", lambda: schema(settings)), ("database", lambda: database(settings)),
         ("clock", lambda: clock(settings)), ("broker", lambda: broker(settings)), ("storage", lambda: storage(settings)),
         ("tracking", lambda: tracking(settings)), ("secrets", lambda: secrets(settings)), ("engines", lambda: engines(settings)),
+        ("doors", lambda: doors(settings)),
         ("boxes", lambda: boxes(settings)), ("audit", lambda: audit(settings)), ("backup", lambda: backup(settings)),
     ]  # fmt: skip
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from app import wiring
 from app.domain.errors import BadConfig
-from app.settings import LOOPBACK, Settings
+from app.settings import LOOPBACK, Settings, is_loopback
 
 if TYPE_CHECKING:
     from app.listening.barrier import Barrier
@@ -22,6 +22,14 @@ def engine_barrier(settings: Settings, host: str) -> "Barrier":
 
     named = frozenset(name for url in settings.engines if (name := urlsplit(url).hostname))
     return Barrier(hosts=settings.hosts | reached_as(host) | named, loopback=host in LOOPBACK)
+
+
+def engine_key(settings: Settings, host: str) -> str | None:
+    """What an engine asks of whoever samples from it. Where other machines reach it and it would ask nobody, that is said: gateways of the
+    version before send no key, so it can be set only when all of them are replaced."""
+    if settings.engine_key is None and not is_loopback(host):
+        log.warning("engine open to whoever reaches it host=%s cure=set RATCHET_ENGINE_KEY for every process", host)
+    return settings.engine_key
 
 
 def keep_server(

@@ -18,7 +18,7 @@ from app import wiring
 from app.domain.retention import days, retention
 from app.logging import configure
 from app.settings import Settings, from_environment, owner_of, read_toml
-from pipelines.commands.running.engine_ports import engine_barrier, keep_server
+from pipelines.commands.running.engine_ports import engine_barrier, engine_key, keep_server
 from pipelines.commands.running.repeating import outlast, repeat
 
 if TYPE_CHECKING:
@@ -285,7 +285,9 @@ def api() -> None:
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; the engine has no keys, keep it inside.")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Address to listen on; where other machines reach it, set RATCHET_ENGINE_KEY."
+)
 @click.option("--port", type=click.IntRange(1, 65535), default=8401, show_default=True)
 @click.option("--policy", "only", multiple=True, help="Serve only this policy (repeatable); all by default.")
 @click.option("--rows", type=click.IntRange(1, 1024), default=16, show_default=True, help="Sequences decoded together, per version.")
@@ -315,6 +317,7 @@ def engine(
         return
     from app.serving.process import serve_engine
 
+    key = engine_key(settings, host)
     address = f"http://{host}:{port}"
     ledger = wiring.engine_ledger(settings, engine_id=f"{socket.gethostname()}:{port}", address=address)
     weights = wiring.open_weights(settings)
@@ -330,6 +333,7 @@ def engine(
         drain_s=drain_s,
         version=wiring.release_of_code(),
         barrier=engine_barrier(settings, host),
+        key=key,
     )
 
 

@@ -34,7 +34,7 @@ MEEK = 19
 """`nice` of a replacement that is not ready yet."""
 PRE_STOP_S = 1.0
 """After the balancer took an api out, until it is told to end: the chart's `preStop` sleeps for five seconds."""
-SECRETS = ("RATCHET_ACTOR_SALT", "RATCHET_SESSION_SECRETS", "RATCHET_WEBHOOK_KEYS")
+SECRETS = ("RATCHET_ACTOR_SALT", "RATCHET_SESSION_SECRETS", "RATCHET_WEBHOOK_KEYS", "RATCHET_ENGINE_KEY")
 
 
 @dataclass(kw_only=True)

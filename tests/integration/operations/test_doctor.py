@@ -69,7 +69,8 @@ def test_a_deployment_without_processes_is_told_what_lacks_and_everything_else(t
     told = terminal.told()
     states = {name: {row["state"] for row in rows} for name, rows in told.items()}
     assert states.keys() == {
-        "configuration", "schema", "database", "clock", "broker", "storage", "tracking", "secrets", "engines", "boxes", "audit", "backup",
+        "configuration", "schema", "database", "clock", "broker", "storage", "tracking", "secrets", "engines", "doors", "boxes",
+        "audit", "backup",
     }  # fmt: skip
     assert {"broker", "engines"} == {name for name, found in states.items() if "fail" in found}, told
     assert "run `ratchet broker`" in told["broker"][0]["says"]

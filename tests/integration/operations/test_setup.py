@@ -80,8 +80,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
         publish(checkout / "registry", name, version)
     first = set_up(checkout, "venv")
     assert first.returncode == 0, first.stderr
-    steps = [line.partition("ratchet set-up: ")[2] for line in first.stdout.splitlines() if not line.endswith("...")]
-    assert [step.split()[1] for step in steps] == ["the", "the", "torch==2.13.0", "ratchet"]
+    steps = [line.partition("ratchet set-up: ")[2] for line in first.stdout.splitlines() if " ..." not in line]
+    assert [step.split()[1].rstrip(":") for step in steps] == ["the", "the", "torch==2.13.0", "torch==2.13.0", "ratchet"]
     return checkout
 
 
@@ -136,6 +136,28 @@ def test_a_file_with_another_hash_than_the_lock_s_is_not_installed(checkout: Pat
     assert (installed(checkout, "small"), installed(checkout, "torch")) == ("2.0", "2.13.0")
     lock.write_text(before)
     assert set_up(checkout, "venv").returncode == 0
+
+
+def test_torch_is_the_file_that_the_lock_names_or_says_itself_that_another_registry_built_it(checkout: Path) -> None:
+    lock, registry = checkout / "requirements.lock", checkout / "registry"
+    before, kept = lock.read_text(), (registry / "torch-2.13.0-py3-none-any.whl").read_bytes()
+    true = hashlib.sha256(kept).hexdigest()
+    lock.write_text(f"small==1.0\ntorch==2.13.0 \\\n    --hash=sha256:{'0' * 64}\n")
+    refused = set_up(checkout, "venv")
+    assert refused.returncode == 2
+    assert f"torch-2.13.0-py3-none-any.whl is not the file that the lock names (sha256 {true})" in refused.stderr
+    lock.write_text(f"small==1.0\ntorch==2.13.0 \\\n    --hash=sha256:{'0' * 64} \\\n    --hash=sha256:{true}\n")
+    good = set_up(checkout, "venv")
+    assert (good.returncode, "another registry's build" in good.stdout, installed(checkout, "torch")) == (0, False, "2.13.0")
+    publish(registry, "torch", "2.13.0+cpu")
+    lock.write_text(f"small==1.0\ntorch==2.13.0 \\\n    --hash=sha256:{'1' * 64}\n")
+    other = set_up(checkout, "venv")
+    assert (other.returncode, "torch-2.13.0+cpu-py3-none-any.whl is another registry's build" in other.stdout) == (0, True)
+    assert installed(checkout, "torch") == "2.13.0+cpu"
+    (registry / "torch-2.13.0+cpu-py3-none-any.whl").unlink()
+    lock.write_text(before)
+    assert set_up(checkout, "venv").returncode == 0
+    assert not (checkout / ".cache" / "torch").exists()
 
 
 def test_a_step_that_fails_names_its_log_and_is_not_taken_for_done(checkout: Path) -> None:

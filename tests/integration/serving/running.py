@@ -14,6 +14,7 @@ import uvicorn
 from app.domain.ports import EngineState, EngineWeights
 from app.domain.telemetry.serving import GenerateRequest, GenerationChunk
 from app.domain.telemetry.turns import SamplingParams
+from app.listening.barrier import Barrier
 from app.listening.connections import Connection, Server
 from app.serving.client import HttpEngines
 from app.serving.engine import create_engine
@@ -33,7 +34,14 @@ class RunningEngine:
 
 
 @contextmanager
-def engine(weights: EngineWeights, *digests: str, limits: Limits = Limits(rows=8), **options: Any) -> Iterator[RunningEngine]:  # noqa: B008 - immutable
+def engine(
+    weights: EngineWeights,
+    *digests: str,
+    limits: Limits = Limits(rows=8),  # noqa: B008 - immutable
+    barrier: Barrier | None = None,
+    key: str | None = None,
+    **options: Any,
+) -> Iterator[RunningEngine]:
     """Serve until the block ends; the digests are resident when it begins."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
@@ -42,7 +50,9 @@ def engine(weights: EngineWeights, *digests: str, limits: Limits = Limits(rows=8
     ledger.wants = {("composer", digest) for digest in digests}
     worker = Worker(limits)
     residency = Residency(worker, ledger, weights, poll_s=0.02, **options)
-    server = Server(uvicorn.Config(create_engine(worker, residency), http=Connection, log_config=None, access_log=False))
+    server = Server(
+        uvicorn.Config(create_engine(worker, residency, barrier=barrier, key=key), http=Connection, log_config=None, access_log=False)
+    )
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined] - a thread may not set them
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])), daemon=True)
     worker.start()

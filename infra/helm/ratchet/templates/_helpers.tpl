@@ -102,6 +102,7 @@ capabilities: {drop: [ALL]}
 - {name: RATCHET_SESSION_SECRETS, valueFrom: {secretKeyRef: {name: {{ $secret }}, key: session-secrets}}}
 - {name: RATCHET_WEBHOOK_KEYS, valueFrom: {secretKeyRef: {name: {{ $secret }}, key: webhook-keys}}}
 - {name: RATCHET_KAFKA_PASSWORD, valueFrom: {secretKeyRef: {name: {{ $secret }}, key: kafka-password, optional: true}}}
+- {name: RATCHET_ENGINE_KEY, valueFrom: {secretKeyRef: {name: {{ $secret }}, key: engine-key, optional: true}}}
 - {name: RATCHET_VLLM_KEY, valueFrom: {secretKeyRef: {name: {{ $secret }}, key: vllm-key, optional: true}}}
 - {name: RATCHET_SGLANG_KEY, valueFrom: {secretKeyRef: {name: {{ $secret }}, key: sglang-key, optional: true}}}
 - {name: RATCHET_SGLANG_ADMIN_KEY, valueFrom: {secretKeyRef: {name: {{ $secret }}, key: sglang-admin-key, optional: true}}}
