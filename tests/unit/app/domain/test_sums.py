@@ -19,7 +19,7 @@ def of(values: list[float]) -> Sums:
 def test_sums_say_mean_and_variance_and_add_up() -> None:
     values = [0.1, -0.5, 0.7, 0.2]
     both = of(values[:2]) + of(values[2:])
-    assert both == of(values)
+    assert both == of(values) == Sums() + of(values) == of(values) + Sums()
     assert both.mean == pytest.approx(statistics.fmean(values), abs=1e-6)
     assert both.variance == pytest.approx(statistics.variance(values), abs=1e-5)
     assert (both.below_zero.n, both.below_zero.mean) == (4, 0.25)
