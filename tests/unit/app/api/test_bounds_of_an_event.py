@@ -68,6 +68,17 @@ def test_an_event_is_as_large_as_it_may_be_to_the_byte() -> None:
     assert error.value.code == "size"
 
 
+def test_without_a_word_of_ours_an_event_is_bounded_as_the_documents_promise() -> None:
+    """docs/api.md, "Limits": an event has 256 KB, and 64,000 characters (64 times 1,024) where texts are redacted."""
+    assert desk().decode(raw(2**18)).name == "undo"
+    with pytest.raises(BadRequest, match="larger than 262144 bytes"):
+        desk().decode(raw(2**18 + 1))
+    said = {"name": "follow_up", "policy": "composer"}
+    event(draft(**said, value="x " * 2**15), at=desk(redact=True))
+    with pytest.raises(BadRequest, match="more than 65536 characters"):
+        event(draft(**said, value="x " * 2**15 + "x"), at=desk(redact=True))
+
+
 def test_brackets_are_counted_before_an_event_is_decoded_where_it_has_more_bytes_than_values() -> None:
     """Ten values may have twenty brackets: one is the event's own."""
     limits = Limits(nodes=10)

@@ -167,10 +167,32 @@ def test_tags_are_as_many_as_keys_and_hold_what_a_database_can() -> None:
         assert (refused.value.code, refused.value.param) == (code, "tags")
 
 
-def test_what_one_request_may_cost_is_what_the_documents_promise() -> None:
-    """docs/api.md, "What one request may cost"."""
-    limits = Limits()
-    assert (limits.event_bytes, limits.batch_bytes, limits.batch_events) == (256 * 1024, 1024 * 1024, 500)
-    assert (limits.chat_bytes, limits.unzipped_bytes, limits.gzip_ratio) == (4 * 1024 * 1024, 2 * 1024 * 1024, 100)
-    assert (limits.depth, limits.keys_per_object, limits.body_s, limits.header_bytes) == (32, 256, 15.0, 16 * 1024)
-    assert (limits.nodes, limits.tool_chars, limits.summarised_chars, limits.in_flight_bytes) == (20_000, 2**18, 2**20, 2**25)
+@pytest.mark.parametrize(
+    ("value", "beyond", "code"),
+    [
+        (nested(31), nested(32), "too_deep"), ({str(n): 1 for n in range(256)}, {str(n): 1 for n in range(257)}, "too_many_keys"),
+        ([1] * 19_999, [1] * 20_000, "too_many_values"),
+    ],
+)  # fmt: skip
+def test_without_a_word_of_ours_a_value_is_bounded_as_the_documents_promise(value: object, beyond: object, code: str) -> None:
+    """docs/api.md, "Limits": 32 levels, 256 keys an object, 20,000 values."""
+    check_tree(value, Limits())
+    with pytest.raises(BadRequest) as refused:
+        check_tree(beyond, Limits())
+    assert refused.value.code == code
+
+
+def test_without_a_word_of_ours_a_body_is_bounded_as_the_documents_promise() -> None:
+    """1 MB, 2 MB and 100 times its size after gunzip, 16 KB of headers; 32 MB at once."""
+    assert len(read(bytes(2**20))) == 2**20
+    assert refusal(bytes(2**20 + 1)) == (413, "body_too_large")
+    assert read(b"x", headers={"a": "h" * (2**14 - 1)}) == b"x"
+    assert refusal(b"x", headers={"a": "h" * 2**14}) == (431, "headers_too_large")
+    dull = b"".join(bytes([one]) * 8 for one in NOISE)
+    assert len(read(gzip.compress(dull[: 2**21]), headers=GZIP)) == 2**21
+    assert refusal(gzip.compress(dull[: 2**21 + 1]), headers=GZIP) == (413, "gzip")
+    intake = Intake(Limits())
+    intake.in_flight = 2**25 - 1
+    assert read(b"x", intake=intake) == b"x"
+    with pytest.raises(Overloaded):
+        read(b"x", intake=intake)

@@ -29,6 +29,13 @@ def test_a_body_has_sixteen_bytes_a_token_of_the_longest_context_room_for_tools_
     assert largest_body((policy_config(**config) for config in policies), LIMITS) == most
 
 
+def test_without_a_word_of_ours_a_body_is_bounded_as_the_documents_promise() -> None:
+    """docs/api.md, "Limits": 320 KB and 16 bytes a token, 1 MB where conversations are summarised, at most 4 MB."""
+    assert largest_body([], Limits()) == 320 * 1024
+    assert largest_body([policy_config(max_context_tokens=1, **SUMMARISING)], Limits()) == (1024 + 320) * 1024
+    assert largest_body([policy_config(max_context_tokens=10**9)], Limits()) == 4 * 1024 * 1024
+
+
 @pytest.mark.parametrize(
     ("config", "most"), [({}, 640), ({"redact": True}, 400), (SUMMARISING, 50_000), ({"redact": True} | SUMMARISING, 400)]
 )
