@@ -1,6 +1,7 @@
 """What a chat request may say, at each bound and one beyond it; and what is meant by what it leaves out."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from app.api.chat.shapes import SCHEMA_CHARS
 from app.api.entry.access import ANONYMOUS, Caller
 from app.api.telemetry.intake import Limits
 from app.domain.errors import BadRequest
+from app.domain.ids import hash_actor
 from app.domain.telemetry.turns import Form
+from app.listening.errors import HttpError
 from tests.fakes.gateway import policy_config
 
 HELLO = {"role": "user", "content": "x"}
@@ -107,6 +110,18 @@ def test_what_is_said_is_what_is_sampled() -> None:
     assert asked(chat(stop="a")).sampling.stop == ("a",)
     assert asked(chat(logprobs=True, top_logprobs=20)).likely == 20
     assert asked(chat(stream=True, stream_options={})).include_usage is False
+
+
+def test_whoever_asks_is_kept_under_a_hash_and_at_practice_nobody_is() -> None:
+    both = chat(user="u", safety_identifier="s")
+    assert [asked(body).actor for body in (both, chat(user="u"))] == [hash_actor("s", salt="salt"), hash_actor("u", salt="salt")]
+    practice = replace(ANONYMOUS, source="rollout:tasks", episode_id="e")
+    found = asked(both, caller=practice)
+    assert (found.actor, found.source, found.rateable, found.episode_id) == (None, "rollout:tasks", False, "e")
+    assert asked(chat(session_id="e"), caller=practice).episode_id == "e"
+    with pytest.raises(HttpError, match="for another episode") as refused:
+        asked(chat(session_id="f"), caller=practice)
+    assert (refused.value.status, refused.value.code) == (403, "wrong_episode")
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def observation(made: Draft, **more: Any) -> Observation:
     return msgspec.json.decode(event(made, **more).data, type=Observation)
 
 
-def raw(size: int = 0, **changes: Any) -> bytes:
+def raw(size: int = 0, /, **changes: Any) -> bytes:
     return json.dumps(UNDO | changes).encode().ljust(size)
 
 
@@ -54,9 +54,9 @@ def raw(size: int = 0, **changes: Any) -> bytes:
     ],
 )  # fmt: skip
 def test_a_field_is_read_at_its_bound_and_refused_by_its_name_one_beyond(field: str, most: str, beyond: str) -> None:
-    desk().decode(raw(**{field: most}))
+    desk().decode(raw(0, **{field: most}))
     with pytest.raises(BadRequest) as error:
-        desk().decode(raw(**{field: beyond}))
+        desk().decode(raw(0, **{field: beyond}))
     assert error.value.param == field
 
 
