@@ -2,7 +2,9 @@
 
 import asyncio
 import gzip
+import io
 import random
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -122,10 +124,55 @@ def test_sixty_four_kilobytes_are_free_and_of_the_rest_a_hundred_times_what_came
 
 
 @pytest.mark.parametrize(
-    "broken", [b"", b"plain", gzip.compress(b"x")[:-1], gzip.compress(b"x") + b"y", gzip.compress(NOISE) + b"y", gzip.compress(NOISE)[:-1]]
+    "broken",
+    [
+        b"",
+        b"plain",
+        gzip.compress(b"x")[:-1],
+        gzip.compress(b"x") + b"y",
+        gzip.compress(NOISE) + b"y",
+        gzip.compress(NOISE)[:-1],
+        zlib.compress(b"x"),
+    ],
 )
 def test_what_is_cut_off_or_has_something_behind_it_is_no_gzip(broken: bytes) -> None:
     assert refusal(broken, headers=GZIP) == (400, "encoding")
+
+
+def test_a_head_longer_than_what_is_unpacked_at_once_is_read_to_its_end() -> None:
+    packed = io.BytesIO()
+    with gzip.GzipFile(filename="f" * 5000, mode="wb", fileobj=packed) as file:
+        file.write(b"body")
+    assert read(packed.getvalue(), headers=GZIP) == b"body"
+
+
+def test_a_body_that_does_not_come_to_its_end_is_given_up_and_the_next_is_read() -> None:
+    intake = Intake(Limits(body_s=0.02))
+    scope = {"type": "http", "headers": []}
+
+    async def never() -> Any:
+        await asyncio.Event().wait()
+
+    async def at_once() -> Any:
+        return {"type": "http.request", "body": b"x"}
+
+    async def story() -> bytes:
+        for _ in range(2):
+            async with asyncio.timeout(10):
+                with pytest.raises(HttpError, match=r"not complete after 0\.02 s") as refused:
+                    await intake.read(scope, never)
+            assert (refused.value.status, refused.value.code) == (408, "slow_body")
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0, "it was the body that was given up, not whoever reads it"
+        leaving = asyncio.ensure_future(Intake(Limits()).read(scope, never))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        return await intake.read(scope, at_once)
+
+    assert asyncio.run(story()) == b"x"
 
 
 def nested(levels: int) -> object:
