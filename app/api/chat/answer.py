@@ -151,9 +151,11 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def finish_reason_of(recording: Recording) -> str:
-    if visible_calls(recording) and recording.finish_reason in (FinishReason.STOP, FinishReason.TOOL_CALLS):
-        return FinishReason.TOOL_CALLS.value
-    return (recording.finish_reason or FinishReason.STOP).value
+    """`tool_calls` where the client is shown some, and nowhere else: it would look for them."""
+    reason = recording.finish_reason or FinishReason.STOP
+    if reason in (FinishReason.STOP, FinishReason.TOOL_CALLS):
+        reason = FinishReason.TOOL_CALLS if visible_calls(recording) else FinishReason.STOP
+    return reason.value
 
 
 def frame(recording: Recording, kind: str) -> dict[str, Any]:

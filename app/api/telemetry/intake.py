@@ -253,10 +253,10 @@ def check_tags(tags: dict[str, str], limits: Limits) -> None:
     if len(tags) > limits.keys_per_object:
         raise BadRequest(f"there are more than {limits.keys_per_object} tags", param="tags", code="too_many_keys")
     for name, value in tags.items():
-        _refuse_nul(name)
-        _refuse_nul(value)
+        _refuse_nul(name, param="tags")
+        _refuse_nul(value, param="tags")
 
 
-def _refuse_nul(text: str) -> None:
+def _refuse_nul(text: str, *, param: str = "value") -> None:
     if "\x00" in text:
-        raise BadRequest("a text contains the character U+0000, which no database can hold: remove it", param="value", code="nul")
+        raise BadRequest("a text contains the character U+0000, which no database can hold: remove it", param=param, code="nul")

@@ -48,3 +48,19 @@ def test_half_the_error_makes_the_interval_wider_by_the_ratio_of_the_quantiles()
     assert again is not None
     assert (again.high - again.low) / (once.high - once.low) == pytest.approx(2.241403 / 1.959964, rel=1e-4)
     assert (once.level, again.level) == (0.95, 0.975)
+
+
+def test_two_values_are_enough_and_an_interval_reads_like_this() -> None:
+    found = measure([0.2, 0.6], low=-1, high=0.7)
+    assert found is not None
+    # standard deviation sqrt(0.08) = 0.283, half width 1.96 · 0.2 = 0.392
+    assert (found.n, found.low, found.high) == (2, pytest.approx(0.008), 0.7)
+    assert str(found) == "0.40 [0.01, 0.70]"
+
+
+def test_a_fall_is_below_zero_and_its_interval_around_it() -> None:
+    found = difference([1.0, 2.0] * 20, [0.0, 1.0] * 20)
+    assert found is not None
+    assert found.difference == -1.0
+    assert found.low + found.high == pytest.approx(-2.0)
+    assert found.low < -1.0 < found.high

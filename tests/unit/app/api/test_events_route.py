@@ -109,8 +109,8 @@ def test_an_idempotency_key_names_the_events_of_a_batch() -> None:
         ({"name": "edit_persistence", "value": {"horizon_s": 1, "before": "a", "inserted": "b", "aftre": "c"}}, "value.aftre"),
         ({"name": "follow_up", "value": "nul \x00"}, "value"),
         ({"tags": {"a": 1}}, "tags[...]"),
-        ({"tags": {"a": "x\x00"}}, "value"),
-        ({"tags": {"x\x00": "a"}}, "value"),
+        ({"tags": {"a": "x\x00"}}, "tags"),
+        ({"tags": {"x\x00": "a"}}, "tags"),
         ({"inference_id": "i" * 65}, "inference_id"),
     ],
 )
@@ -162,6 +162,13 @@ def test_each_limit_holds_to_the_byte() -> None:
     assert results(client.post("/v1/events", json=thumb(20, tags={str(n): "x" for n in range(4)}))) == [("accepted", None)]
     assert results(client.post("/v1/events", json=thumb(21, tags={str(n): "x" for n in range(5)}))) == [("rejected", "tags")]
     assert len(inbox.events) == 6
+
+
+def test_a_batch_has_five_hundred_events_and_not_one_more() -> None:
+    client, inbox = service()
+    assert client.post("/v1/events", json=[thumb(n) for n in range(501)]).json()["error"]["code"] == "too_many_events"
+    assert client.post("/v1/events", json=[thumb(n) for n in range(500)]).status_code == 202
+    assert len(inbox.events) == 500
 
 
 def test_gzip_is_read_and_bombs_are_not() -> None:

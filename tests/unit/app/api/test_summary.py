@@ -1,5 +1,6 @@
 """Self-summarisation: an episode longer than the context window keeps being served, and says how."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -7,7 +8,7 @@ import msgspec
 import pytest
 from starlette.testclient import TestClient
 
-from app.api.chat.summary import context_of, trigger_of
+from app.api.chat.summary import Context, context_of, shortened, trigger_of
 from app.domain.errors import BadConfig, Unavailable
 from app.domain.policies import SummaryConfig
 from app.domain.ports import EpisodeState, EpisodeSummary
@@ -186,3 +187,121 @@ def test_the_answer_to_a_tool_call_stays_with_the_call() -> None:
     response = client.post("/v1/chat/completions", json={"model": "composer", "messages": history})
     assert response.status_code == 200
     assert [message["role"] for message in served(inbox)[-1].messages] == ["system", "assistant", "tool"]
+
+
+BODY = [{"role": "user" if n % 2 == 0 else "assistant", "content": f"m{n}"} for n in range(41)]
+
+
+class Talks:
+    """Counts ten tokens a message, writes summaries as they are told, and knows what others wrote."""
+
+    def __init__(self, *words: str, recalled: Context | None = None) -> None:
+        self.words = iter(words)
+        self.recalled = recalled
+        self.counted, self.recalls = 0, 0
+        self.written: list[tuple[list[dict[str, Any]], dict[str, str]]] = []
+
+    async def count(self, messages: list[dict[str, Any]]) -> int:
+        self.counted += 1
+        return 10 * len(messages)
+
+    async def write(self, messages: list[dict[str, Any]], tags: dict[str, str]) -> str:
+        self.written.append((messages, tags))
+        return next(self.words, "so far")
+
+    def shorten(self, context: Context, *, trigger: int, room: int = 10_000) -> Context:
+        async def recall() -> Context:
+            self.recalls += 1
+            return self.recalled or context
+
+        config = policy_config(
+            max_context_tokens=room + 10, summary=SummaryConfig(trigger_tokens=trigger, max_tokens=10, instruction="Sum up.")
+        )
+        return asyncio.run(shortened(context, config, trigger=lambda _covered: trigger, count=self.count, write=self.write, recall=recall))
+
+
+def of(messages: int, **more: Any) -> Context:
+    return Context(system=[], body=BODY[:messages], **more)
+
+
+def test_a_prompt_that_is_surely_below_the_trigger_is_not_even_counted() -> None:
+    """A token is a byte at least, and a template adds sixteen to a message."""
+    bytes_ = sum(len(str(message)) + 16 for message in BODY[:2])
+    for trigger, counts in ((bytes_ + 1, 0), (bytes_, 1)):
+        talks = Talks()
+        assert talks.shorten(of(2), trigger=trigger) == of(2)
+        assert (talks.counted, talks.written, talks.recalls) == (counts, [], 0)
+
+
+@pytest.mark.parametrize(("trigger", "written"), [(0, 0), (31, 0), (30, 1), (1, 1)])
+def test_a_prompt_is_summarised_from_its_trigger_on(trigger: int, written: int) -> None:
+    talks = Talks("  in short \n", "")
+    found = talks.shorten(of(3), trigger=trigger)
+    assert talks.recalls == min(written, 1)
+    if written:
+        assert talks.written[0] == (
+            [*BODY[:2], {"role": "user", "content": "Sum up."}],
+            {"summary_messages": "2", "summary_of": content_hash(BODY[:2])},
+        )
+        assert (found.summary, found.covered, found.body) == ("in short", 2, BODY[:3])
+        assert found.fed() == [{"role": "system", "content": "Summary of the conversation so far:\nin short"}, BODY[2]]
+    else:
+        assert found == of(3)
+
+
+def test_what_another_gateway_wrote_is_taken_where_it_stands_for_more_and_asked_for_once() -> None:
+    theirs = of(5, summary="theirs", covered=4)
+    talks = Talks(recalled=theirs)
+    assert talks.shorten(of(5), trigger=30) == theirs
+    assert (talks.written, talks.recalls) == ([], 1)
+    older = Talks(recalled=of(5, summary="theirs", covered=2))
+    assert older.shorten(of(5, summary="mine", covered=2), trigger=30).summary == "so far"
+    assert (len(older.written), older.recalls) == (1, 1)
+    assert older.written[0][0][0]["content"].endswith("mine")
+
+
+def test_no_more_than_sixteen_summaries_are_written_for_one_answer() -> None:
+    """There is room for three messages, one of them the request: two of the conversation at first, then one beside the summary."""
+    talks = Talks()
+    found = talks.shorten(of(41), trigger=1, room=30)
+    assert (len(talks.written), found.covered, talks.recalls) == (16, 17, 1)
+    assert [int(tags["summary_messages"]) for _, tags in talks.written] == list(range(2, 18))
+
+
+@pytest.mark.parametrize(("room", "covered"), [(50, 4), (49, 3), (40, 3), (20, 1)])
+def test_as_much_is_summarised_as_the_window_takes_at_once(room: int, covered: int) -> None:
+    talks = Talks("so far", " ")
+    assert talks.shorten(of(5), trigger=1, room=room).covered == covered
+    assert talks.written[0][1]["summary_messages"] == str(covered)
+
+
+def test_where_nothing_fits_or_nothing_is_said_the_conversation_stays_as_it_is() -> None:
+    assert Talks().shorten(of(5), trigger=1, room=10) == of(5)
+    assert Talks(" \n").shorten(of(5), trigger=1) == of(5)
+    assert Talks().shorten(of(1), trigger=1) == of(1)
+    assert Talks().shorten(of(0), trigger=1) == of(0)
+
+
+def test_answers_of_tools_go_with_what_called_them() -> None:
+    tools = [*BODY[:2], *({"role": "tool", "content": str(n)} for n in range(3))]
+    talks = Talks()
+    assert talks.shorten(Context(system=[], body=tools), trigger=1).covered == 1
+
+
+def test_a_summary_of_everything_and_one_of_something_else_are_not_used() -> None:
+    def summary(covered: int, *, of: int | None = None) -> EpisodeSummary:
+        return EpisodeSummary(text="s", tags={"summary_messages": str(covered), "summary_of": content_hash(BODY[: of or covered])})
+
+    assert context_of(BODY[:4], [summary(4)]).covered == 0
+    assert context_of(BODY[:4], [summary(3)]).covered == 3
+    assert context_of(BODY[:4], [summary(3, of=2)]).covered == 0
+    assert context_of(BODY[:4], [EpisodeSummary(text="s", tags={})]).covered == 0
+    system = [{"role": "system", "content": "a"}, {"role": "system", "content": "b"}]
+    found = context_of([*system, *BODY[:4]], [summary(3)])
+    assert found.fed() == [{"role": "system", "content": "a\n\nb\n\nSummary of the conversation so far:\ns"}, BODY[3]]
+    assert context_of(system, []) == Context(system=system, body=[])
+
+
+def test_a_drawn_trigger_is_a_token_at_least() -> None:
+    config = SummaryConfig(trigger_tokens=1, spread=0.99)
+    assert {trigger_of(config, f"e{n}", practised=True)(0) for n in range(50)} == {1}

@@ -7,7 +7,7 @@ import pytest
 
 from app.domain.release.by_people import PeopleTerms, Rule, judge
 from app.domain.release.gates import CanaryAction, Verdict
-from app.domain.release.pairs import Favoured
+from app.domain.release.pairs import Favoured, preference_interval
 
 F = Favoured
 TERMS = PeopleTerms(enabled=True, votes=40, judges=2)
@@ -74,3 +74,37 @@ def test_terms_that_protect_nobody_are_refused(wrong: dict[str, float]) -> None:
     assert PeopleTerms(votes=20, judges=1, margin=0.01, holdback=0.05, holdback_s=86_400.0, longest_s=1.0).problem() is None
     assert PeopleTerms(votes=1000, judges=20, margin=0.99, holdback=0.5).problem() is None
     assert PeopleTerms(**wrong).problem() is not None  # type: ignore[arg-type] - a test's own names
+
+
+@pytest.mark.parametrize(
+    ("votes", "people", "pairs", "waited_s", "action"),
+    [
+        (said(40, 0), 2, 100, 0.0, CanaryAction.READY), (said(39, 0), 2, 100, 0.0, CanaryAction.CONTINUE),
+        (said(40, 0), 1, 100, 0.0, CanaryAction.CONTINUE), (said(20, 20), 2, 41, 0.0, CanaryAction.CONTINUE),
+        (said(20, 20), 2, 40, 0.0, CanaryAction.INCONCLUSIVE), (said(20, 20), 2, 100, 14 * DAY, CanaryAction.INCONCLUSIVE),
+        (said(20, 20), 2, 100, 14 * DAY - 1.0, CanaryAction.CONTINUE), (said(40, 0), 2, 40, 14 * DAY, CanaryAction.READY),
+        (said(0, 9), 0, 1, 0.0, CanaryAction.ABORT), (said(0, 8), 0, 100, 0.0, CanaryAction.CONTINUE),
+    ],
+)  # fmt: skip
+def test_each_bound_of_a_judgement_is_met_from_both_sides(
+    votes: list[Favoured], people: int, pairs: int, waited_s: float, action: CanaryAction
+) -> None:
+    assert judge(TERMS, votes, pairs=pairs, people=people, waited_s=waited_s).action is action
+
+
+def test_a_judgement_carries_the_numbers_it_was_made_from() -> None:
+    found = judge(TERMS, [F.CANDIDATE, F.CHAMPION, F.SAME, F.CANDIDATE], pairs=70, people=2, waited_s=60.0)
+    assert found.numbers["said"] == ["candidate", "champion", "same", "candidate"]
+    assert found.numbers["needed"] == {"votes": 40, "people": 2, "above": 0.0, "rule": "superior"}
+    assert (found.numbers["pairs"], found.numbers["people"], found.numbers["waited_s"], found.numbers["net"]) == (70, 2, 60.0, 0.25)
+    assert (found.numbers["low"], found.numbers["high"]) == preference_interval([1.0, -1.0, 0.0, 1.0])
+    weak = judge(msgspec.structs.replace(TERMS, rule=Rule.NON_INFERIOR), [], pairs=70, people=0, waited_s=0.0)
+    assert (weak.numbers["needed"]["above"], weak.numbers["net"]) == (-0.1, None)
+
+
+def test_the_terms_are_told_in_a_sentence() -> None:
+    assert PeopleTerms().told() == (
+        "the offline gate, 60 blind votes of 2 people whose interval lies above 0 within 14 days, then 20% of the people on the champion "
+        "before for 30 days"
+    )
+    assert "lies above -0.25 within" in PeopleTerms(rule=Rule.NON_INFERIOR, margin=0.25).told()

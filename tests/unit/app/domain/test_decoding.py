@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from app.domain.telemetry.decoding import DECODERS, Decoder, decode_effect, sort_out
-from app.domain.telemetry.events import CloudEvent, EventType, Observation
+from app.domain.telemetry.events import CloudEvent, EventType, Exposure, Observation
 from app.domain.telemetry.turns import TurnServed
 from tests.fakes.served import at, delivery_of, erasure, event_of, exposure, observation, retraction, turn
 
@@ -87,3 +87,56 @@ def test_an_old_record_still_reads_when_the_next_version_exists() -> None:
     assert decode_effect(new_event, decoders) == observation("o2", of="t")
     with pytest.raises(ValueError, match="unknown type"):
         decode_effect(new_event)
+
+
+def test_a_record_that_says_no_more_than_it_must_is_read_as_it_was_agreed() -> None:
+    """The first version of each type: what is left out has the meaning that its first consumers gave it."""
+    moment = {"occurred_at": at(0).isoformat()}
+    served = {
+        "inference_id": "i", "episode_id": "e", "policy": "p", "version": "v", "started_at": at(0).isoformat(),
+        "finished_at": at(1).isoformat(), "messages": [], "completion": "x", "prompt_tokens": [1], "completion_tokens": [2],
+        "logprobs": [-0.5], "sampling": {}, "finish_reason": "stop", "usage": {"prompt_tokens": 1, "completion_tokens": 1},
+    }  # fmt: skip
+    turn_ = decode_effect(raw(EventType.TURN, msgspec.json.encode(served)))
+    assert isinstance(turn_, TurnServed)
+    sampling, drawn = turn_.sampling, turn_.assignment
+    assert (sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.seed, sampling.stop) == (1.0, 1.0, 256, None, ())
+    assert (drawn.release_id, drawn.stage, drawn.arm, drawn.probability) == (None, "champion", "champion", 1.0)
+    assert (turn_.consent.train, turn_.kind, turn_.source, turn_.tags, turn_.segment, turn_.tool_calls) == (
+        True,
+        "answer",
+        "gateway",
+        {},
+        {},
+        [],
+    )
+    assert (turn_.actor, turn_.routed_experts, turn_.kept_log_mass, turn_.shape, turn_.payload) == (
+        None, None, None, msgspec.UNSET, msgspec.UNSET,
+    )  # fmt: skip
+    said = decode_effect(
+        raw(
+            EventType.OBSERVATION,
+            msgspec.json.encode({"id": "o", "inference_id": "i", "name": "undo", "value": True, "source": "api"} | moment),
+        )
+    )
+    assert said == Observation(id="o", inference_id="i", name="undo", value=True, source="api", occurred_at=at(0))
+    shown = {
+        "id": "x",
+        "policy": "p",
+        "inference_id": "i",
+        "episode_id": "e",
+        "actor": "a",
+        "release_id": None,
+        "stage": "s",
+        "arm": "champion",
+        "digest": "d",
+    }
+    for probability, good in ((1, True), (0.001, True), (0, False), (1.001, False), (-0.1, False)):
+        data = msgspec.json.encode(shown | moment | {"probability": probability})
+        if good:
+            effect = decode_effect(raw(EventType.EXPOSURE, data))
+            assert isinstance(effect, Exposure)
+            assert (effect.share, effect.holdback) == (0.0, 0.0)
+        else:
+            with pytest.raises(ValueError, match=r"not in \(0, 1\]"):
+                decode_effect(raw(EventType.EXPOSURE, data))

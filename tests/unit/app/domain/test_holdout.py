@@ -5,10 +5,11 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import msgspec
+import pytest
 
 from app.api.chat.conversations import may_continue
 from app.domain.release.assignment import assign, member_of
-from app.domain.release.holdouts import BESIDE, Holdout, Member
+from app.domain.release.holdouts import BESIDE, ArmMean, Holdout, Member, Reading, told_difference
 from app.domain.release.releases import Pointer, Route
 
 AT = datetime(2026, 11, 23, tzinfo=UTC)
@@ -81,3 +82,35 @@ def test_a_conversation_goes_on_where_it_is_held_only_while_it_is() -> None:
     assert not may_continue(arm, replace(ROUTE, quarantined=frozenset({"old"})))
     before = msgspec.structs.replace(arm, arm="champion", stage="champion")
     assert not may_continue(before, ROUTE), "who was not held does not stay on the version that others are held on"
+
+
+def test_a_week_of_it_has_seven_days_and_the_last_moment_is_before_its_end() -> None:
+    days = [0.0, 6.999, 7.0, 13.999, 14.0]
+    assert [HOLDOUT.week_of(AT + timedelta(days=n)) for n in days] == [0, 0, 1, 1, 2]
+    assert HOLDOUT.last_moment == HOLDOUT.ends_at - timedelta(microseconds=1)
+    person = next(iter(held(ROUTE)))
+    assert assign(ROUTE, person, at=HOLDOUT.last_moment).arm == "held"
+
+
+def test_a_table_shows_the_newest_week_and_all_of_them() -> None:
+    def reading(week: int | None) -> Reading:
+        return Reading(metric="reward", week=week, held=ArmMean(), beside=ArmMean())
+
+    weeks = (reading(None), reading(0), reading(1))
+    assert [one.week for one in replace(HOLDOUT, readings=weeks).told] == [None, 1]
+    assert [one.week for one in replace(HOLDOUT, readings=weeks[:2]).told] == [None, 0]
+    assert HOLDOUT.told == []
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ((0.0123, -0.004, 0.03), ("+1.23 pp", "[-0.40, +3.00]")), ((None, -0.1, 0.1), ("-", "too few people yet")),
+        ((0.1, None, 0.1), ("-", "too few people yet")), ((0.1, 0.1, None), ("-", "too few people yet")),
+    ],
+)  # fmt: skip
+def test_a_difference_is_told_in_points(numbers: tuple[float | None, float | None, float | None], words: tuple[str, str]) -> None:
+    difference, low, high = numbers
+    assert told_difference(
+        Reading(metric="m", week=None, held=ArmMean(), beside=ArmMean(), difference=difference, low=low, high=high)
+    ) == words  # fmt: skip

@@ -13,6 +13,7 @@ from app.domain.release.pairs import (
     BlindVote,
     Choice,
     Favoured,
+    grader_agrees,
     next_for,
     part_of,
     preference_interval,
@@ -113,3 +114,58 @@ def test_nobody_is_given_more_than_their_part_while_others_have_not_judged() -> 
     assert bob == ["003"], "first those that nobody judged"
     said += [vote(n, Favoured.SAME, by="user:bob") for n in (3, 4, 5)]
     assert next_for("user:ada", pairs, said, part=part) == "003", "then others' ones, which show agreement"
+
+
+def test_nine_votes_of_one_mind_are_enough_and_eight_are_not() -> None:
+    """Against "at most 0" the stakes s make (1 + s)^n, on average: 26.6 with eight votes, 45.6 with nine; 2 / 0.05 = 40 are needed."""
+    assert preference_interval([1.0] * 8)[0] < 0.0 < preference_interval([1.0] * 9)[0]
+    assert preference_interval([-1.0] * 9)[1] < 0.0 < preference_interval([-1.0] * 8)[1]
+    assert preference_interval([1.0] * 9)[1] == 1.0
+    assert preference_interval([1.0] * 8, alpha=0.1)[0] > 0.0, "half of it at each end: 20 are enough"
+
+
+@pytest.mark.parametrize("n", range(2, 22))
+def test_the_end_of_an_interval_is_rejected_and_a_ten_thousandth_further_is_not(n: int) -> None:
+    values = [1.0] * n + [0.0] * (n // 3)
+    low, _ = preference_interval(values)
+    assert rejects(values, low, alpha=0.025)
+    assert not rejects(values, low + 1e-4, alpha=0.025)
+
+
+def test_a_gambler_who_had_enough_once_has_won_whatever_came_later() -> None:
+    assert rejects([1.0] * 9 + [-1.0] * 50, 0.0, alpha=0.025)
+    assert not rejects([-1.0] * 50 + [1.0] * 9, 0.0, alpha=0.025)
+
+
+@pytest.mark.parametrize(("pairs", "judges", "part"), [(1, 2, 1), (5, 2, 3), (6, 2, 3), (7, 3, 3), (60, 1, 60)])
+def test_a_part_is_rounded_up_so_that_no_pair_is_nobodys(pairs: int, judges: int, part: int) -> None:
+    assert part_of(pairs, judges=judges) == part
+
+
+@pytest.mark.parametrize(
+    ("scores", "favoured", "agrees"),
+    [
+        ((0.2, 0.3), Favoured.CANDIDATE, True), ((0.2, 0.3), Favoured.CHAMPION, False), ((0.3, 0.2), Favoured.CHAMPION, True),
+        ((0.3, 0.2), Favoured.CANDIDATE, False), ((0.3, 0.3), Favoured.CANDIDATE, None), ((0.2, 0.3), Favoured.SAME, None),
+        ((0.2, 0.3), Favoured.NEITHER, None),
+    ],
+)  # fmt: skip
+def test_a_grader_agrees_where_both_favour_the_same_answer(scores: tuple[float, float], favoured: Favoured, agrees: bool | None) -> None:
+    assert grader_agrees(*scores, favoured) is agrees
+
+
+def test_a_pair_whose_words_are_gone_still_counts_and_the_grader_is_not_asked_about_it() -> None:
+    found = preference_of([], [vote(0, Favoured.CANDIDATE), vote(1, Favoured.CANDIDATE), vote(2, Favoured.CHAMPION)])
+    assert (found.pairs, found.counted, found.graders_asked, found.people_asked) == (3, 3, 0, 0)
+    assert found.net == pytest.approx(1 / 3)
+
+
+def test_what_people_say_of_a_release_is_one_sentence() -> None:
+    assert preference_of([], []).sentence().startswith("no blind pairs were kept")
+    assert preference_of([pair(0)], []).sentence() == "1 blind pairs, none judged yet"
+    said = [vote(0, Favoured.CANDIDATE), vote(1, Favoured.CHAMPION), vote(2, Favoured.CANDIDATE), vote(3, Favoured.SAME)]
+    alone = preference_of([pair(n) for n in range(6)], said).sentence()
+    assert "by +0.25 [" in alone
+    assert alone.endswith("(2 candidate, 1 champion, 1 the same, 0 both bad; 4 of 6 pairs, 1 person)")
+    both = preference_of([pair(n) for n in range(6)], [*said, vote(4, Favoured.NEITHER, by="user:bob")]).sentence()
+    assert both.endswith("(2 candidate, 1 champion, 1 the same, 1 both bad; 5 of 6 pairs, 2 people)")

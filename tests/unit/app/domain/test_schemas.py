@@ -78,3 +78,35 @@ def test_a_property_may_be_called_as_a_keyword_is() -> None:
     assert satisfies({"pattern": 1}, schema)
     assert not satisfies({"pattern": "x"}, schema)
     assert not satisfies({"other": 1, "pattern": 1}, schema)
+
+
+@pytest.mark.parametrize(
+    ("value", "schema", "steps"),
+    [
+        ({}, {"type": "object"}, 1), ({}, {"type": "object", "title": "t"}, 1),
+        ([1, 2, 3], {"type": "array"}, 4), ([], {"type": "array"}, 1),
+        ({"a": 1}, {"properties": {"a": {"type": "integer"}}, "required": ["a"]}, 3),
+        ({"a": [1, 2]}, {"properties": {"a": {"items": {"type": "integer"}}}}, 6),
+    ],
+)  # fmt: skip
+def test_a_keyword_costs_a_step_and_each_item_of_a_list_another(value: Any, schema: Any, steps: int) -> None:
+    assert satisfies(value, schema, steps=steps)
+    assert not satisfies(value, schema, steps=steps - 1)
+
+
+def test_twelve_hundred_steps_are_taken_and_not_one_more() -> None:
+    """docs/api.md tells clients so."""
+    assert satisfies([0] * 1199, {"type": "array"})
+    assert not satisfies([0] * 1200, {"type": "array"})
+
+
+@pytest.mark.parametrize(("keyword", "wrap"), [("not", False), ("items", False), ("allOf", True)])
+def test_a_schema_is_sixty_four_deep_at_most(keyword: str, wrap: bool) -> None:
+    def nested(levels: int) -> dict[str, Any]:
+        schema: dict[str, Any] = {"type": "object"}
+        for _ in range(levels):
+            schema = {keyword: [schema] if wrap else schema}
+        return schema
+
+    assert is_schema(nested(64))
+    assert not is_schema(nested(65))
