@@ -209,3 +209,10 @@ def test_a_divergence_says_from_whom_and_what_to_do() -> None:
         with pytest.raises(Held, match=said) as error:
             guards.check_kl(reason, Estimate(mean=1.0, error=0.0), 0.5)
         assert ("renew" in str(error.value)) is (reason is HoldReason.KL_ANCHOR)
+
+
+def test_a_divergence_of_which_nothing_is_known_is_held_as_no_number() -> None:
+    with held(HoldReason.NOT_FINITE):
+        guards.check_kl(HoldReason.KL_CHAMPION, guards.estimate([[0.001, 0.002]]), 0.2)
+    with held(HoldReason.NOT_FINITE):
+        guards.check_kl(HoldReason.KL_ANCHOR, Estimate(mean=math.nan, error=0.0), 0.2)

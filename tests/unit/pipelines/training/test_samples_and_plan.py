@@ -9,6 +9,7 @@ import pytest
 
 from app.domain.learning.batches import BatchItem, BatchManifest, TurnPayload
 from pipelines.training.estimators.group_mean import GroupMean
+from pipelines.training.measurement import turn_metrics
 from pipelines.training.plan import cut_micro_batches, plan_steps
 from pipelines.training.samples import Limits, Sample, limits_of, read_samples
 from tests.fakes.learning import NOON, FakeTrajectories, small_snapshot
@@ -203,3 +204,24 @@ def test_a_micro_batch_is_filled_up_to_its_limit(limit: int, parts: tuple[tuple[
     # 5 tokens; one more beside them; 4 others
     samples = [sample("a", (1, 1, 1, 1, 1)), sample("b", (1, 1, 1, 1, 2)), sample("c", (2, 1, 1, 1))]
     assert cut_micro_batches(samples, (2, 1, 0), limit) == parts
+
+
+def test_what_a_batch_says_of_its_turns_by_hand() -> None:
+    rows = ((1.0, 2, 1, "b"), (0.0, 4, 3, "a"), (1.0 - 1e-10, 3, 2, "b"), (0.5, 3, 2, "a"))
+    samples = [
+        replace(made, item=replace(made.item, reward=reward, segment=segment))
+        for n, (reward, length, prompt, segment) in enumerate(rows)
+        for made in (sample(f"t{n}", tuple(range(prompt + length)), prompt=prompt),)
+    ]
+    found = turn_metrics(samples, [0.5, 0.5, 0.0, 0.0])
+    assert (found["turns"], found["tokens"], found["length_max"]) == (4, 12, 4)
+    assert (found["length_mean"], found["prompt_length_mean"], found["baseline_mean"]) == (3.0, 2.0, 0.25)
+    assert found["ceiling_rate"] == 0.5
+    # rewards 1, 0, 1, .5 about .625; above their baselines .5, -.5, 1, .5 about .375
+    assert (found["reward_mean"], found["advantage_mean"]) == (pytest.approx(0.625), pytest.approx(0.375))
+    assert found["reward_std"] == pytest.approx((0.6875 / 4) ** 0.5)
+    assert found["advantage_std"] == pytest.approx((1.1875 / 4) ** 0.5)
+    assert found["length_std"] == pytest.approx(0.5**0.5)
+    assert list(found["segments"]) == ["a", "b"]
+    assert found["segments"]["a"] == {"turns": 2, "reward_mean": 0.25, "baseline_mean": 0.25, "length_mean": 3.5}
+    assert found["segments"]["b"]["length_mean"] == 2.5
