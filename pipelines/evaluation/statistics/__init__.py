@@ -8,7 +8,7 @@ numbers, never actions. Every formula names its source; "sheet" is the gates spe
     betting.py           Bet, EProcess, Wealth: start / advance / log_e (stream) and log_e_path (batch, so_far)
                          harm(), non_inferiority(), two_sided() build the e-processes of the sheet
     resumed.py           Resumed: of a stream that goes on only what is new is followed
-    family.py            Member, family_evidence(): weighted mixture over metrics, with the cause; combine() for streams
+    family.py            Member, family_evidence(): weighted mixture over metrics, with the cause
     group_sequential.py  GroupSequentialPlan, evaluate(): Lan-DeMets looks with the score variance
     non_inferiority.py   NonInferiorityPlan, judge(): 0.01 betting + 0.04 group-sequential
     confidence.py        intervals for display only
@@ -20,7 +20,6 @@ numbers, never actions. Every formula names its source; "sheet" is the gates spe
     off_policy.py        veto or ramp hint from logged turns
     monitors.py          reward-hack monitors
     proxy_gold.py        proxy-gold gap alarm
-    drift_budget.py      how far from the anchor a version may be
     normal.py            the normal distribution
 
 Signs: canary minus champion, good is up. Orient a metric (1 - y for errors) before it becomes Units.

@@ -1,18 +1,14 @@
 """Intervals for the effect, for display. Decisions are made by the e-processes and looks, never by these.
 
-`betting_interval` inverts the two-sided betting test and assumes a constant effect; `asymptotic_path` is the
-confidence sequence for the running average effect (Waudby-Smith et al. 2021, AsympCS), which drifts with it.
+`betting_interval` inverts the two-sided betting test and assumes a constant effect.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from pipelines.evaluation.statistics.betting import HARM_TARGETS, Bet, EProcess, Tail, evidence_needed, log_e_path
-from pipelines.evaluation.statistics.units import FloatArray, Units, effect
+from pipelines.evaluation.statistics.units import Units
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,21 +25,6 @@ def betting_interval(units: Units, *, variance: float, alpha: float, targets: tu
     """Effects that neither tail of the betting test has ever rejected at alpha/2. Valid at every n, wide at small n."""
     tails = {tail: _rejected_edge(units, tail, variance=variance, alpha=alpha / 2.0, targets=targets) for tail in Tail}
     return Interval(low=tails[Tail.ABOVE], high=tails[Tail.BELOW], alpha=alpha, units=len(units))
-
-
-def asymptotic_path(units: Units, *, alpha: float, tuned_for: int = 5000) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Running mean of Z with its time-uniform band after each unit: mean, low, high. [N], [N], [N]
-
-    sqrt(s^2) sqrt(2 (n r^2 + 1)/(n r)^2 log(sqrt(n r^2 + 1)/alpha)), r tuned to be tightest at `tuned_for` units.
-    Asymptotic: anti-conservative for small shares and rare events (sheet S3b), hence display only.
-    """
-    z = effect(units)
-    n = np.arange(1, len(z) + 1)
-    mean = np.cumsum(z) / n
-    variance = np.maximum(np.cumsum(z**2) / n - mean**2, 0.0)
-    r2 = (-2.0 * math.log(alpha) + math.log(-2.0 * math.log(alpha) + 1.0)) / tuned_for
-    half = np.sqrt(variance * 2.0 * (n * r2 + 1.0) / (n**2 * r2) * np.log(np.sqrt(n * r2 + 1.0) / alpha))
-    return mean, np.maximum(mean - half, -1.0), np.minimum(mean + half, 1.0)
 
 
 def _rejected_edge(units: Units, tail: Tail, *, variance: float, alpha: float, targets: tuple[float, ...]) -> float:

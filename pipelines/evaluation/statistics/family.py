@@ -84,16 +84,6 @@ def family_evidence(members: Sequence[Member], *, alpha: float, steps: Sequence[
     )
 
 
-def combine(weights: Mapping[str, float], log_e: Mapping[str, float]) -> tuple[float, str]:
-    """log E of the family and its cause from each metric's log E now, for a stream that keeps one Wealth per metric.
-
-    The caller stops at the first log E >= log(1/alpha); a metric without a Wealth yet counts with log E = 0.
-    """
-    logs = {name: math.log(weight) + log_e.get(name, 0.0) for name, weight in weights.items()}
-    top = max(logs.values())
-    return top + math.log(math.fsum(math.exp(v - top) for v in logs.values())), max(logs, key=lambda name: logs[name])
-
-
 def _check(members: Sequence[Member], steps: Sequence[Steps]) -> None:
     named = [*members, *steps]
     if not members:

@@ -146,7 +146,7 @@ def effect_bounds(weights: FloatArray, reward: FloatArray, *, alpha: float, cap:
     """
     low = mean_lower_bound((np.minimum(weights, cap) - 1.0) * reward, floor=-1.0, alpha=alpha)
     high = -mean_lower_bound((weights - 1.0) * (1.0 - reward), floor=-1.0, alpha=alpha)
-    return max(low, -1.0), min(high, 1.0)
+    return low, high
 
 
 def mean_lower_bound(values: FloatArray, *, floor: float, alpha: float) -> float:

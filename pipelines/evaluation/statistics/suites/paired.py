@@ -204,10 +204,8 @@ def _cluster_sums(difference: FloatArray, clusters: Sequence[str]) -> tuple[Floa
 
 
 def _binomial_below(successes: int, n: int, p: float) -> float:
-    if p >= 1.0:
-        return 1.0 if successes >= n else 0.0
-    terms = (_log_choose(n, i) + i * math.log(p) + (n - i) * math.log1p(-p) for i in range(successes + 1))
-    return math.fsum(math.exp(t) for t in terms) if p > 0.0 else 1.0
+    """P(X <= successes) for a rate inside (0, 1)."""
+    return math.fsum(math.exp(_log_choose(n, i) + i * math.log(p) + (n - i) * math.log1p(-p)) for i in range(successes + 1))
 
 
 def _log_choose(n: int, k: int) -> float:

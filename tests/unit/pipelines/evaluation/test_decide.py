@@ -15,13 +15,16 @@ from app.domain.release.gates import CanaryAction, Verdict
 from app.domain.release.sessions import Session
 from pipelines.evaluation.config import MetricConfig
 from pipelines.evaluation.counting.drawings import canary_drawing
-from pipelines.evaluation.counting.evidence import Evidence, Lane, hash_of, micros, packed, unpacked
-from pipelines.evaluation.counting.references import references_of
+from pipelines.evaluation.counting.evidence import Assigned, Evidence, Lane, TurnLook, hash_of, micros, packed, unpacked
+from pipelines.evaluation.counting.references import Reference, references_of
 from pipelines.evaluation.counting.unit_book import UnitBook
 from pipelines.evaluation.live.champion import decide_champion
 from pipelines.evaluation.live.decide import decide
-from pipelines.evaluation.live.harm import harm_of
-from tests.fakes.evidence import counted
+from pipelines.evaluation.live.doubts import doubts
+from pipelines.evaluation.live.harm import Harm, LookSummary, effect_of, harm_of, process_for
+from pipelines.evaluation.statistics.family import FamilyEvidence
+from pipelines.evaluation.statistics.units import Units
+from tests.fakes.evidence import calm, counted
 from tests.fakes.sessions import AT, people, session
 from tests.fakes.watching import small_gates
 
@@ -222,3 +225,137 @@ def test_the_declared_number_of_units_without_an_answer_is_inconclusive() -> Non
 
 def _tight(metric: MetricConfig) -> MetricConfig:
     return metric if metric.margin is None else msgspec.structs.replace(metric, margin=0.001)
+
+
+# --- reasons to doubt, each from both sides ---------------------------------------------------------------------------------------
+
+NOON = micros(AT)
+SECOND = 1_000_000
+
+
+def _doubts(**changes: object) -> list[str]:
+    return doubts(CONFIG, calm(**{"at": NOON, **changes}))  # type: ignore[arg-type] - a test's own names
+
+
+def _assigned(treated: int, control: int, *, covered: tuple[int, int] = (0, 0)) -> tuple[Assigned, ...]:
+    return (Assigned(stratum=2, probability=0.5, treated=treated, control=control, covered_treated=covered[0], covered_control=covered[1]),)
+
+
+@pytest.mark.parametrize(
+    ("changes", "doubt"),
+    [
+        ({"lag_s": 300.0}, None),
+        ({"lag_s": 300.1}, "labels are 300 s overdue: are `ratchet ingest` and `ratchet label` running?"),
+        ({"swapped": 1}, "1 sessions name an arm that their version contradicts"),
+        ({"last_session_at": NOON - 600 * SECOND, "since": NOON - 9999 * SECOND, "stage_since": NOON - 9999 * SECOND}, None),
+        (
+            {"last_session_at": NOON - 601 * SECOND, "since": NOON - 9999 * SECOND, "stage_since": NOON - 9999 * SECOND},
+            "no request for 10 min: is there traffic?",
+        ),
+        ({"last_session_at": NOON - 601 * SECOND, "since": NOON - 9999 * SECOND, "stage_since": NOON - 600 * SECOND}, None),
+        (
+            {"last_session_at": None, "since": NOON - 601 * SECOND, "stage_since": NOON - 601 * SECOND},
+            "no request for 10 min: is there traffic?",
+        ),
+        ({"last_session_at": None, "since": NOON - 601 * SECOND, "stage_since": NOON - 601 * SECOND, "state": "READY"}, None),
+        ({"last_session_at": NOON - 1200 * SECOND, "stage_since": NOON - 9999 * SECOND, "lasts_s": 2 * 7200.0}, None),
+        (
+            {"last_session_at": NOON - 1201 * SECOND, "stage_since": NOON - 9999 * SECOND, "lasts_s": 2 * 7200.0},
+            "no request for 20 min: is there traffic?",
+        ),
+        (
+            {"last_session_at": NOON - 601 * SECOND, "stage_since": NOON - 9999 * SECOND, "lasts_s": 60.0},
+            "no request for 10 min: is there traffic?",
+        ),
+        ({"assigned": _assigned(500, 500, covered=(250, 250))}, None),
+        ({"assigned": _assigned(900, 100)}, "sample-ratio mismatch: 0.900 of the units got the candidate, which chance does not explain"),
+        (
+            {"found_earlier": ("sample-ratio mismatch",)},
+            "sample-ratio mismatch: 0.000 of the units got the candidate, which chance does not explain",
+        ),
+        (
+            {"assigned": _assigned(500, 500, covered=(450, 50))},
+            "feedback coverage: the arms differ in how often anybody reacts (0.900 of covered units got the candidate)",
+        ),
+        (
+            {"found_earlier": ("feedback coverage",)},
+            "feedback coverage: the arms differ in how often anybody reacts (0.000 of covered units got the candidate)",
+        ),
+    ],
+)
+def test_evidence_is_doubted_for_each_of_its_faults_and_not_sooner(changes: dict[str, object], doubt: str | None) -> None:
+    assert _doubts(**changes) == ([] if doubt is None else [doubt])
+
+
+def test_one_in_a_hundred_seen_in_two_arms_is_no_doubt_and_more_is(good: Evidence) -> None:
+    """`units` are those of the last lane: all that were counted."""
+    n = good.units
+    most = n // 99  # d of n + d are at most one in a hundred up to n/99
+    assert not [d for d in doubts(CONFIG, msgspec.structs.replace(good, duplicates=most)) if "two arms" in d]
+    found = [d for d in doubts(CONFIG, msgspec.structs.replace(good, duplicates=most + 1)) if "two arms" in d]
+    assert found == [f"{most + 1} of {n + most + 1} units were seen in two arms"]
+
+
+def _coverage_look(log_e: float, *, test: str = "feedback coverage per turn, all turns") -> TurnLook:
+    return TurnLook(test=test, at=NOON, units=10, n_treated=5, turns=20, log_e=log_e, treated=0.25, control=0.5)
+
+
+def test_what_all_turns_say_of_feedback_is_doubted_from_one_in_a_hundred_on() -> None:
+    # one look of 64 has a 64th of the evidence: log E has to reach ln 100 + ln 64
+    needed = math.log(100.0) + math.log(64.0)
+    said = "feedback coverage per turn: somebody reacts to 50.0% of the champion's turns and to 75.0% of the candidate's"
+    assert _doubts(turn_looks=(_coverage_look(needed + 1e-9),)) == [said]
+    assert _doubts(turn_looks=(_coverage_look(needed - 1e-6),)) == []
+    assert _doubts(turn_looks=(_coverage_look(50.0, test="fault, all turns"),)) == []
+    both = math.log(math.exp(needed) / 2.0)
+    assert _doubts(turn_looks=(_coverage_look(both + 1e-9), _coverage_look(both + 1e-9))) == [said]
+
+
+# --- harm, and how it is said -----------------------------------------------------------------------------------------------------
+
+
+def _family(peak: float, *, rejected: bool = False, cause: str = "task_success") -> FamilyEvidence:
+    return FamilyEvidence(log_e=0.0, peak_log_e=peak, rejected_at=5 if rejected else None, cause=cause, log_weighted={})
+
+
+EFFECTS = {name: {"treated": 0.5, "control": 0.625, "n_treated": 1.0, "n_control": 1.0} for name in ("task_success", "asks")}
+
+
+@pytest.mark.parametrize(("peak", "changed", "found"), [(3.0, True, True), (2.9999, True, False), (3.0, False, False)])
+def test_half_the_evidence_is_enough_beside_changed_behaviour(peak: float, changed: bool, found: bool) -> None:
+    needed = 3.0 + math.log(2.0)
+    behaviour = _family(9.0, rejected=changed, cause="asks")
+    harm = Harm(family=_family(peak), needed=needed, looks=(), behaviour=behaviour, effects=EFFECTS)
+    assert harm.found is found
+    if found:
+        assert harm.reason == (
+            "harm on task_success: log E 3.00 reached 3.00; 0.500 against 0.625 (good is up), "
+            "and asks changed: 0.500 against 0.625 (good is up)"
+        )
+
+
+def test_harm_is_said_by_the_half_that_found_it() -> None:
+    alone = Harm(family=_family(4.0, rejected=True), needed=3.5, looks=())
+    assert (alone.found, alone.changed, alone.reason) == (True, None, "harm on task_success: log E 4.00 reached 3.50; no units")
+    quiet = LookSummary(metric="reward", rejected_at=None, looks=1, z=0.0, boundary=3.0)
+    crossed = LookSummary(metric="task_success", rejected_at=400, looks=2, z=3.5, boundary=3.0)
+    by_look = Harm(family=_family(0.0), needed=3.5, looks=(quiet, crossed), effects=EFFECTS)
+    assert by_look.reason == "harm on task_success: group-sequential look crossed at 400 units; 0.500 against 0.625 (good is up)"
+    assert not Harm(family=_family(0.0), needed=3.5, looks=(quiet,)).found
+    assert by_look.numbers()["found"] is True
+
+
+def test_turns_that_are_no_numbers_and_arms_without_anybody() -> None:
+    with pytest.raises(ValueError, match="looks that are no numbers"):
+        harm_of(CONFIG, _evidence(people(20), turn_looks=(_coverage_look(math.nan, test="fault, all turns"),)))
+    alone = effect_of(Units.observed(outcome=[1.0, 0.5], treated=True, probability=0.5, baseline=0.5))
+    assert alone == {"treated": 0.75, "control": 0.0, "n_treated": 2.0, "n_control": 0.0}
+
+
+def test_a_margin_after_a_promotion_replaces_a_narrower_one_only() -> None:
+    reference = Reference(mean=0.6, variance=0.24, units=0)
+    metric = next(m for m in CONFIG.metrics if m.name == "task_success")  # its own abort margin is .02
+    thresholds = [process_for(CONFIG, metric, reference, margin=m).legs[0].threshold for m in (None, 0.01, 0.05)]
+    assert thresholds == [-0.02, -0.02, -0.05]
+    changed = next(m for m in CONFIG.metrics if m.name == "asks")
+    assert [leg.threshold for leg in process_for(CONFIG, changed, reference).legs] == [-0.03, 0.03]

@@ -10,7 +10,7 @@ import pytest
 from app.domain.release.sessions import Session
 from pipelines.evaluation.config import GatesConfig
 from pipelines.evaluation.counting.drawings import canary_drawing
-from pipelines.evaluation.counting.habits import habits_of, with_explained
+from pipelines.evaluation.counting.habits import Habits, Usual, habits_of, with_explained
 from pipelines.evaluation.counting.subjects import Plan
 from pipelines.evaluation.counting.unit_book import UnitBook
 from pipelines.evaluation.live.harm import units_of
@@ -83,3 +83,61 @@ def test_a_unit_carries_what_was_usual_for_its_person_before() -> None:
     usual = units_of(book.lanes()[0], "task_success", prior=0.6).usual
     assert usual is not None
     assert usual.tolist() == [habits.usual["task_success"].of("p7"), habits.usual["task_success"].mean]
+
+
+# --- by hand ----------------------------------------------------------------------------------------------------------------------
+
+
+def told(*people: list[float]) -> list[Session]:
+    """Each person's turns by how they went."""
+    turns = [(actor, value) for actor, values in enumerate(people) for value in values]
+    return [session(n, actor=f"p{actor}", signals={"task_success": value}, reward=0.2) for n, (actor, value) in enumerate(turns)]
+
+
+def test_what_is_usual_for_a_person_is_drawn_towards_everybodys_mean() -> None:
+    usual = Usual(mean=0.6, worth=2.0, within=0.2, own={"ada": (3.0, 4)})
+    assert usual.of("ada") == pytest.approx((2 * 0.6 + 3) / 6)
+    assert usual.of("somebody new") == pytest.approx(0.6)
+    assert usual.residual(4) == pytest.approx(0.2 * (1 / 4 + 1 / 6))
+    assert Usual(mean=0.6, worth=2.0, within=0.001, own={}).residual(4) == 0.0025
+
+
+def test_variances_within_and_between_people_by_hand() -> None:
+    """Thirty people of two turns: ten succeed twice, ten never, ten once. Within: 10 * .5/30 = 1/6; between: (20 * 2 * .25/29 - 1/6)/2."""
+    found = habits_of(GATES, told(*[[1.0, 1.0]] * 10, *[[0.0, 0.0]] * 10, *[[1.0, 0.0]] * 10), {}).usual["task_success"]
+    between = (10 / 29 - 1 / 6) / 2
+    assert (found.mean, found.within, found.worth) == (0.5, pytest.approx(1 / 6), pytest.approx(1 / 6 / between))
+    assert found.own["p0"] == (2.0, 2)
+    # of unequal turns: 15 people of one, all good, and 15 of three, one good; n = 60, grand mean 16/60, typical (60 - 150/60)/29
+    uneven = habits_of(GATES, told(*[[1.0]] * 15, *[[0.0] * 3] * 14, [1.0, 0.0, 0.0]), {}).usual["task_success"]
+    assert (uneven.mean, uneven.within) == (pytest.approx((15 + 1 / 3) / 30), pytest.approx(2 / 3 / 30))
+    assert uneven.worth == pytest.approx(0.122600, abs=1e-5)
+    steady = habits_of(GATES, told(*[[1.0, 1.0]] * 15, *[[0.0, 0.0]] * 15), {}).usual["task_success"]
+    assert (steady.worth, steady.within) == (0.1, 0.0), "a tenth of a turn at least"
+
+
+def test_nothing_is_usual_where_people_are_few_or_came_once_or_are_all_alike() -> None:
+    assert habits_of(GATES, told(*[[1.0, 0.0]] * 29), {}) == Habits()
+    for people in ([[1.0], [0.0]] * 20, [[1.0, 0.0]] * 30):
+        assert habits_of(GATES, told(*people), {}).usual == {}
+    silent = [session(n, actor=f"p{n % 30}", labelled=False) for n in range(60)]
+    assert habits_of(GATES, silent, {}).usual == {}
+
+
+def test_the_heaviest_twentieth_had_more_turns_than_most() -> None:
+    # 40 people: the 95 % quantile of their turns is that of the second from the top
+    few = habits_of(GATES, told(*[[1.0]] * 38, [1.0] * 5, [1.0] * 9), {})
+    assert (few.heaviest, few.heavy) == ({"p38", "p39"}, 5)
+    assert (habits_of(GATES, told(*[[1.0]] * 40), {}).heaviest, habits_of(GATES, told(*[[1.0]] * 40), {}).heavy) == (set(), 2)
+    many = habits_of(GATES, told(*[[1.0] * 3] * 36, *[[1.0] * 4] * 4), {})
+    assert (len(many.heaviest), many.heavy) == (4, 4)
+
+
+def test_a_hundred_people_of_the_later_half_are_enough_to_explain_something_and_nine_tenths_is_the_most() -> None:
+    def explained(people: int) -> float:
+        always = [session(n, actor=f"p{n % people}", signals={"task_success": float(n % people % 2)}) for n in range(people * 12)]
+        return with_explained(GATES, always)["task_success"].explained
+
+    assert (explained(100), explained(99)) == (0.9, 0.0)
+    same = [session(n, actor=f"p{n % 100}", signals={"task_success": 1.0}) for n in range(1200)]
+    assert with_explained(GATES, same)["task_success"].explained == 0.0

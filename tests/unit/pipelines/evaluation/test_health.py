@@ -216,3 +216,89 @@ def test_pretraining_that_forgot_more_of_any_domain_or_measured_no_number_fails(
 @pytest.mark.parametrize(("before", "after"), [({}, {}), ({"code": 8.0, "prose": 20.0}, {"code": 8.0}), ({"code": 8.0}, {"prose": 8.0})])
 def test_pretraining_that_was_not_measured_on_every_domain_never_passes(before: dict[str, float], after: dict[str, float]) -> None:
     assert _judge_pretrained(before, after)[0] is Verdict.INCONCLUSIVE
+
+
+# --- each limit from both sides ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("figure", "passes", "fails"),
+    [
+        ("kl_champion", 0.2, 0.2001),
+        ("kl_anchor", 1.0, 1.0001),
+        ("entropy_after", 0.5, 0.4999),
+        ("reward_std", 0.05, 0.0499),
+        ("term_shares", {"rating": 0.9, "undo": 0.1}, {"rating": 0.901, "undo": 0.099}),
+        ("ceiling_rate", 0.8, 0.8001),
+        ("effective_share", 0.3, 0.2999),
+    ],
+)
+def test_a_figure_at_its_limit_passes_and_one_beyond_it_fails(figure: str, passes: object, fails: object) -> None:
+    assert _judge({figure: passes})[0] is Verdict.PASS
+    assert _judge({figure: fails})[0] is Verdict.FAIL
+
+
+@pytest.mark.parametrize(
+    ("figure", "quiet", "warned"),
+    [
+        ("kl_champion", 0.1, 0.1001), ("kl_anchor", 0.5, 0.5001), ("entropy_after", 1.0, 0.9999), ("reward_std", 0.1, 0.0999),
+        ("ceiling_rate", 0.4, 0.4001), ("effective_share", 0.6, 0.5999),
+    ],
+)  # fmt: skip
+def test_half_way_to_a_limit_is_quiet_and_beyond_it_is_a_warning(figure: str, quiet: float, warned: float) -> None:
+    assert _judge({figure: quiet}) == (Verdict.PASS, "sound")
+    verdict, reason = _judge({figure: warned})
+    assert (verdict, reason.startswith("sound, with warnings: ")) == (Verdict.PASS, True)
+
+
+def test_the_record_holds_the_figures_the_limits_and_the_share_of_the_budget() -> None:
+    result = judge_health(_run({"kl_anchor": 0.6, "left_out": {"short": 3}}), config=GatesConfig(), now=NOW)
+    assert result.evidence["figures"]["token_kl_anchor"] == 0.6
+    assert result.evidence["limits"]["token_kl_anchor"] == 1.0
+    assert result.evidence["limits"]["token_kl_champion"] == 0.2
+    assert result.evidence["anchor_budget_used"] == pytest.approx(0.6)
+    assert result.evidence["left_out"] == {"short": 3}
+    assert result.evidence["warnings"] == ["token_kl_anchor is 0.6, the limit is 1"]
+    assert (result.digest, result.decided_at) == ("v2", NOW)
+    unknown = judge_health(_run({"kl_anchor": None}), config=GatesConfig(), now=NOW)
+    assert unknown.evidence["anchor_budget_used"] == 1.0, "what is not known is all of it"
+    infinite = judge_health(_run({"kl_champion": math.inf}), config=GatesConfig(), now=NOW)
+    assert infinite.evidence["figures"]["token_kl_champion"] == "inf"
+    assert "token_kl_champion: not a finite number" in infinite.reason
+
+
+@pytest.mark.parametrize("value", [True, "0.4", None])
+def test_what_is_no_number_was_not_measured(value: object) -> None:
+    verdict, reason = _judge({"reward_std": value})
+    assert (verdict, reason) == (Verdict.INCONCLUSIVE, "reward_std: not measured by the run")
+
+
+def test_an_entropy_that_was_none_has_no_ratio() -> None:
+    assert _judge({"entropy_before": 0.0})[0] is Verdict.INCONCLUSIVE
+    assert _judge({"entropy_before": None})[0] is Verdict.INCONCLUSIVE
+
+
+def test_six_versions_give_a_budget_and_none_of_them_is_the_anchor_itself() -> None:
+    points = [(d * d, d * (0.6 - 0.3 * math.log(d))) for d in (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)]
+    assert anchor_budget([(0.0, 9.0), *points]) == anchor_budget(points)
+    assert anchor_budget([(0.0, 9.0), *points[:5]]) is None
+    # a peak far beyond what was seen is cut off at exp(50)
+    flat = [(d * d, d * (0.6 - 0.001 * math.log(d))) for d in (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)]
+    assert anchor_budget(flat) == pytest.approx((0.8 * math.exp(50.0)) ** 2)
+
+
+def test_who_is_as_far_from_the_anchor_as_its_parent_came_no_nearer() -> None:
+    assert _judge({"kl_anchor": 1.2, "kl_anchor_before": 1.2})[0] is Verdict.FAIL
+    near = judge_health(_run({"kl_anchor": 1.2, "kl_anchor_before": 1.21, "kl_champion": 0.21}), config=GatesConfig(), now=NOW)
+    assert near.verdict is Verdict.FAIL, "the champion's budget binds all the same"
+
+
+def test_a_few_answers_left_out_and_a_share_on_policy_from_both_sides() -> None:
+    before = {"batch_left_out": {"empty_completion": 1, "no_signal": 20}, "turns": 980, "length_std": 40.0}
+    for share, level in ((0.5, "ok"), (0.4999, "warn")):
+        found = _compared({"on_policy_share": share}, before=before)
+        assert [m["level"] for m in found.evidence["monitors"] if m["monitor"] == "on_policy_share"] == [level]
+    # without turns of either side there is nothing to compare
+    assert not [m for m in _compared({}, before=before).evidence["monitors"] if m["monitor"] in ("exclusion_rate", "coverage")]
+    steady = _compared({"length_mean": 202.0}, before={"length_mean": 200.0, "length_std": 0.0})
+    assert [m["value"] for m in steady.evidence["monitors"] if m["monitor"] == "length_drift"] == [2.0], "a token at least"

@@ -4,6 +4,7 @@ from datetime import timedelta
 
 import msgspec
 import numpy as np
+import pytest
 
 from pipelines.evaluation.counting.drawings import canary_drawing
 from pipelines.evaluation.counting.evidence import Evidence, micros
@@ -11,7 +12,7 @@ from pipelines.evaluation.counting.references import references_of
 from pipelines.evaluation.counting.unit_book import UnitBook
 from pipelines.evaluation.live.live_aa import LOTS, LiveAA, live_aa, live_aa_after, told
 from tests.fakes.evidence import counted
-from tests.fakes.sessions import AT, people
+from tests.fakes.sessions import AT, people, session
 from tests.fakes.watching import small_gates
 
 CONFIG = small_gates()
@@ -71,3 +72,27 @@ def test_a_verdict_is_told_with_those_of_earlier_ones() -> None:
     found = LiveAA(comparisons=20, alarms=1, allowed=0.05)
     assert told(found, before=(2, 80)) == "the champion against itself: 3 false alarms in 100 (3.0% ± 1.7%, allowed: 5%)"
     assert "too few people" in told(LiveAA(comparisons=0, alarms=0, allowed=0.05), before=(0, 0))
+
+
+@pytest.mark.parametrize(
+    ("alarms", "comparisons", "before", "said"),
+    [
+        (0, 20, (0, 0), "0 false alarms in 20 (0.0% ± 5.0%, allowed: 5%)"),  # as if it were one: sqrt(1 * 20/20**3)
+        (0, 20, (0, 80), "0 false alarms in 100 (0.0% ± 1.0%, allowed: 5%)"),
+        (20, 20, (0, 0), "20 false alarms in 20 (100.0% ± 5.0%, allowed: 5%)"),  # sqrt(20 * 1/20**3)
+        (1, 10, (4, 90), "5 false alarms in 100 (5.0% ± 2.2%, allowed: 5%)"),
+    ],
+)
+def test_a_rate_of_false_alarms_is_told_with_its_error(alarms: int, comparisons: int, before: tuple[int, int], said: str) -> None:
+    found = told(LiveAA(comparisons=comparisons, alarms=alarms, allowed=0.05), before=before)
+    assert found == f"the champion against itself: {said}"
+
+
+def test_two_hundred_people_of_the_champion_are_compared_and_fewer_are_not() -> None:
+    sessions = [session(n, arm="candidate" if n % 2 else "champion", reward=0.1) for n in range(399)]
+    for count, comparisons in ((399, 1), (398, 0)):
+        references = references_of(CONFIG, [])
+        book, now = UnitBook(CONFIG, canary_drawing(digest="v2", champion="v1"), references), AT + timedelta(hours=2)
+        book.update(sessions[:count], now=now)
+        evidence = counted(book, references, at=micros(now), n_max={"task_success": count}, slos=())
+        assert live_aa(CONFIG, evidence, lots=1).comparisons == comparisons

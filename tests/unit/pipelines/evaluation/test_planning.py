@@ -10,10 +10,12 @@ import pytest
 
 from app.domain.release.alarms import Alarm
 from app.domain.release.gates import GateName
+from app.domain.release.holdouts import BESIDE
 from app.domain.release.sessions import Era, Session
-from pipelines.evaluation.config import GatesConfig, MetricConfig
+from pipelines.evaluation.config import GatesConfig, HoldoutConfig, MetricConfig, StageConfig
+from pipelines.evaluation.counting.references import Reference, references_of
 from pipelines.evaluation.counting.subjects import Plan
-from pipelines.evaluation.live.planning import plan_canary, traffic_of, windows_of
+from pipelines.evaluation.live.planning import Traffic, plan_canary, traffic_of, uninformed, windows_of
 from pipelines.evaluation.live.turn_tests import Whose, alpha_of_a_look
 from pipelines.evaluation.statistics.power import Refused
 from tests.fakes.sessions import AT, session
@@ -157,3 +159,78 @@ def test_a_metric_in_which_the_champion_never_succeeds_refuses_the_plan() -> Non
 def test_the_lengths_that_are_tried_reach_from_the_shortest_to_the_longest() -> None:
     assert windows_of(GatesConfig()) == [7200.0, 21_600.0, 64_800.0, 194_400.0, 583_200.0, 604_800.0]
     assert windows_of(GatesConfig(canary_longest_s=0.0)) == [7200.0]
+
+
+# --- by hand ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shortest", "longest", "windows"),
+    [
+        (100.0, 100.0, [100.0]), (100.0, 99.0, [100.0]), (100.0, 101.0, [100.0, 101.0]), (100.0, 300.0, [100.0, 300.0]),
+        (100.0, 301.0, [100.0, 300.0, 301.0]), (100.0, 1000.0, [100.0, 300.0, 900.0, 1000.0]),
+    ],
+)  # fmt: skip
+def test_each_window_is_three_times_the_one_before_up_to_the_longest(shortest: float, longest: float, windows: list[float]) -> None:
+    assert windows_of(GatesConfig(canary_max_s=shortest, canary_longest_s=longest)) == windows
+
+
+class Counted(Returning):
+    """One person a second, never again."""
+
+    def __init__(self, *, wait_s: float = 0.0) -> None:
+        super().__init__(0, every=timedelta(days=1), wait_s=wait_s)
+
+    def units_in(self, policy: str, *, window: timedelta, since: datetime, now: datetime) -> float:
+        return window.total_seconds()
+
+
+def traffic(**changes: Any) -> Traffic:
+    values: dict[str, Any] = {
+        "stages": (StageConfig(share=0.1, units=50, minutes=1.0), StageConfig(share=0.2, minutes=2.0), StageConfig(share=0.5)),
+        "window_s": 10.0, "settle_s": 5.0, "lasting_share": 0.0, **changes,
+    }  # fmt: skip
+    return traffic_of(GatesConfig(**values), Counted(wait_s=100.0), policy="p", champion="v1", now=AT)
+
+
+@pytest.mark.parametrize(
+    ("lasts_s", "units"),
+    [
+        # one minute, of which fifty are enough; two minutes; what is left without 10 + 100 + 5 s
+        (1000.0, [50.0, 120.0, 705.0]), (300.0, [50.0, 120.0, 5.0]), (295.0, [50.0, 120.0, 0.0]), (100.0, [50.0, 40.0, 0.0]),
+        (40.0, [40.0, 1.0, 0.0]),
+    ],
+)  # fmt: skip
+def test_a_window_is_dealt_to_its_stages_and_whoever_comes_last_is_not_counted(lasts_s: float, units: list[float]) -> None:
+    stages = traffic().stages(lasts_s)
+    assert [stage.share for stage in stages] == [0.1, 0.2, 0.5]
+    assert [stage.units for stage in stages] == pytest.approx(units)
+
+
+def test_who_is_held_or_lasting_is_in_no_stage() -> None:
+    stages = traffic(lasting_share=0.2, holdout=HoldoutConfig(share=0.1)).stages(1000.0)
+    assert [stage.units for stage in stages] == pytest.approx([0.72 * 60.0, 0.72 * 120.0, 0.72 * 705.0])
+
+
+def test_a_week_of_the_holdout_finds_what_its_people_show() -> None:
+    assert traffic().held_finds() == {}
+    found = traffic(holdout=HoldoutConfig(share=0.01)).held_finds()
+    held = 7 * 86_400 * 0.01
+    # (1.95996 + .841621) sqrt(variance (1 + 1/BESIDE)/held)
+    variance = references_of(GatesConfig(), [])["task_success"].residual
+    assert found["task_success"] == pytest.approx(2.801585 * math.sqrt(variance * (1 + 1 / BESIDE) / held), rel=1e-5)
+
+
+def test_what_traffic_says_nothing_about_is_refused_with_what_would_help() -> None:
+    config = GatesConfig()
+    known = {name: Reference(mean=0.5, variance=0.25, units=30) for name in (m.name for m in config.metrics)}
+    assert uninformed(config, known) is None
+    silent = uninformed(config, {**known, "task_success": Reference(mean=0.5, variance=0.25, units=30, known=0.0)})
+    assert silent is not None
+    assert (silent.metric, silent.power, silent.attainable_margin) == ("task_success", 0.0, math.inf)
+    assert "none of the champion's 30 people has any signal of it" in silent.message
+    never = uninformed(config, {**known, "task_success": Reference(mean=0.0, variance=0.25, units=30)})
+    assert never is not None
+    assert "is 0 in 30 people" in never.message
+    # a prior says nothing of the traffic
+    assert uninformed(config, {**known, "task_success": Reference(mean=0.0, variance=0.25, units=0, known=0.0)}) is None

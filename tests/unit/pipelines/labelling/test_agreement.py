@@ -111,7 +111,7 @@ def test_a_classifier_is_distilled_and_reads_as_the_judge_does(tmp_path: Path) -
         found = reader(text, answer)
         return found if "some" not in text else Judgement(probabilities={m: float(m is Mood.REFINEMENT) for m in Mood}, by="judge")
 
-    own = [message(number, f"{words[number % 4]} {number}") for number in range(320)]
+    own = [message(number, f"{words[number % 4]} {number}") for number in range(300)]
     file = tmp_path / "model.json"
     file.write_bytes(msgspec.json.encode(distil(own, judge)))
     read = open_model(file)
@@ -126,3 +126,42 @@ def test_too_few_messages_and_files_of_something_else_are_refused_with_the_cure(
     file.write_text("{}")
     with pytest.raises(BadConfig, match=r"follow_up_model: .*make one with `ratchet labels distil`"):
         open_model(file)
+
+
+def test_a_classifier_needs_three_hundred_messages_and_ten_of_each_kind() -> None:
+    def judge(text: str, answer: str) -> Judgement:
+        found = reader(text, answer)
+        return found if "some" not in text else Judgement(probabilities={m: float(m is Mood.REFINEMENT) for m in Mood}, by="judge")
+
+    even = [message(number, f"{('bad', 'good', 'some', 'other')[number % 4]} {number}") for number in range(299)]
+    with pytest.raises(BadConfig, match=r"the judge read 299 follow-ups: a classifier needs 300, 10 of each kind"):
+        distil([*even, message(299, "?")], judge)
+    rare = [message(number, "some" if number < 9 else ("bad", "good", "other")[number % 3]) for number in range(320)]
+    with pytest.raises(BadConfig, match=r"too few \(9 refinement\)"):
+        distil(rare, judge)
+
+
+def test_nothing_punished_and_nobody_dissatisfied_have_no_share() -> None:
+    quiet = agreement([message(0, "so", "neutral"), message(1, "good", "satisfied")], reader)
+    assert (quiet.precision_punished, quiet.recall_punished, quiet.kappa, quiet.unread) == (None, None, 1.0, 0)
+    with pytest.raises(BadRequest, match="none of the messages could be read"):
+        agreement([message(0, "?", "neutral")], reader)
+
+
+@pytest.mark.parametrize(("sure", "punished"), [(0.6, 1.0), (0.599, None)])
+def test_sixty_in_a_hundred_are_sure_enough_to_punish(sure: float, punished: float | None) -> None:
+    def read(text: str, answer: str) -> Judgement:
+        rest = (1.0 - sure) / 3
+        return Judgement(probabilities={m: sure if m is ANGRY else rest for m in Mood}, by="test")
+
+    assert agreement([message(0, "bad", "dissatisfied")], read).precision_punished == punished
+
+
+def test_the_interval_of_an_agreement_leaves_out_a_fortieth_at_each_end() -> None:
+    """Of two conversations, one read alike and one not, a quarter of the draws has the one twice, and a quarter the other."""
+    found = agreement([message(0, "bad", "dissatisfied"), message(1, "good", "dissatisfied")], reader)
+    assert found.interval == (0.0, 1.0)
+    # one of forty that is read wrongly: it is in 63 % of the draws, so an end is with it and the other one without
+    many = [message(n, "good" if n % 2 else "bad", "satisfied" if n % 2 else "dissatisfied") for n in range(39)]
+    low, high = agreement([*many, message(39, "bad", "satisfied")], reader).interval
+    assert (low < 0.95, high) == (True, 1.0)

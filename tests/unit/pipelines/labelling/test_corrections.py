@@ -90,3 +90,70 @@ def test_the_author_is_who_said_it_else_who_asked() -> None:
     assert own is not None
     assert other is not None
     assert (own.author, own.newcomer, other.author, other.newcomer) == ("alice", False, "bob", True)
+
+
+# --- each bound from both sides ---------------------------------------------------------------------------------------------------
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def edited(inserted: str, after: str, *, before: str = "", **more: Any) -> Observation:
+    return observed("edit_persistence", {"horizon_s": 30.0, "before": before, "inserted": inserted, "after": after, **more})
+
+
+@pytest.mark.parametrize(("characters", "is_lesson"), [(23, False), (22, True)])
+def test_an_edit_of_which_nineteen_in_twenty_parts_stand_is_as_good_as_kept(characters: int, is_lesson: bool) -> None:
+    # another last letter changes one of 20 four-grams (sim4 .95), or of 19
+    written = LETTERS[:characters]
+    assert (read(edited(written, written[:-1] + "!")) is not None) is is_lesson
+
+
+@pytest.mark.parametrize(("characters", "is_lesson"), [(13, False), (12, True)])
+def test_an_edit_after_which_nine_in_ten_parts_stand_of_what_was_there_was_taken_back(characters: int, is_lesson: bool) -> None:
+    there = LETTERS[:characters]
+    assert (read(edited("0123456789", there[:-1] + "!", before=there)) is not None) is is_lesson
+
+
+def test_of_several_looks_the_last_and_of_several_edits_the_longest_teaches() -> None:
+    early, late = edited("first words", "early", edit="a"), edited("first words", "late", edit="a", horizon_s=600.0)
+    assert read(late, early) == (CorrectionKind.EDIT, "late", None)
+    assert read(early, edited("first words", "again", edit="a")) == (CorrectionKind.EDIT, "again", None)
+    assert read(early, edited("many more words", "longer", edit="b")) == (CorrectionKind.EDIT, "longer", None)
+    assert read(edited("many more words", "many more words", edit="b"), early) == (CorrectionKind.EDIT, "early", None)
+
+
+def test_an_edit_is_put_in_the_place_that_it_has_in_the_answer_where_it_has_one() -> None:
+    value, now = str(EDIT["inserted"]), "def g(): return 2"
+    twice = due(edited(value, now), completion=f"{value}\n{value}")
+    found = correction_of(Reaction(turn=twice), RULES)
+    assert found is not None
+    assert (found.said, found.wanted) == (now, None)
+    assert read(edited("not in the answer", now)) == (CorrectionKind.EDIT, now, None)
+
+
+def test_an_empty_demonstration_shows_nothing() -> None:
+    assert read(observed("demonstration", " \n")) is None
+    assert read(observed("demonstration", "shown", id_="p"), observed("demonstration", " ")) == (
+        CorrectionKind.DEMONSTRATION, "shown", "shown",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("completion", ["", "  \n", ANSWER, f" {ANSWER}\n"])
+def test_a_retry_that_says_nothing_or_the_same_teaches_nothing(completion: str) -> None:
+    assert read(observed("regenerate", True), retries=(retry(completion),)) is None
+
+
+def test_a_retry_that_was_undone_and_redone_teaches() -> None:
+    redone = Observation(id="q", inference_id="j", name="undo", value=False, occurred_at=NOON, source="api")
+    asked = observed("regenerate", True)
+    assert read(asked, retries=(retry("second", redone),)) == (CorrectionKind.REGENERATE, "second", "second")
+    for name in ("undo", "regenerate"):
+        again = Observation(id="q", inference_id="j", name=name, value=True, occurred_at=NOON, source="api")
+        assert read(asked, retries=(retry("second", again),)) is None
+
+
+def test_a_rule_set_that_does_not_read_follow_ups_learns_nothing_from_them() -> None:
+    rules = parse_rule_set('name = "x"\n[[terms]]\nname = "rating"\nweight = 1.0\n')
+    turn = due(observed("follow_up", "No, that is wrong, it still does not work"), completion=ANSWER)
+    assert correction_of(Reaction(turn=turn), rules) is None
+    assert correction_of(Reaction(turn=turn), RULES) is not None

@@ -1,6 +1,7 @@
 """Each guard, by hand: what passes and what is held, with its reason."""
 
 import math
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -133,3 +134,85 @@ def test_how_far_back_a_candidate_is_inside_the_anchors_budget_counts_the_doubt_
     assert judged.kept(GuardLimits(max_kl_anchor=1.0)) == pytest.approx(0.95 * 0.11775 / 0.28225)
     assert judged.kept(GuardLimits(max_kl_anchor=0.88)) is None  # the champion itself may be outside: no step back helps
     assert judged.kept(GuardLimits(max_kl_anchor=1.2)) is None  # all of the way is inside
+
+
+REPORT = guards.RatioReport(tokens=100, mean_ratio=1.0, effective_share=1.0, kl=0.0, mean_gap=0.0, p99_gap=0.0)
+
+
+def test_each_limit_is_met_and_one_beyond_it_is_held() -> None:
+    limits = GuardLimits(
+        min_turns=3, max_mismatch=0.01, max_mismatch_p99=0.5, min_effective_sample_share=0.25, min_mean_ratio=0.5, max_mean_ratio=2.0,
+        min_entropy_share=0.5,
+    )  # fmt: skip
+    for taken, refused, reason in (
+        (lambda: guards.check_turns(3, limits), lambda: guards.check_turns(2, limits), HoldReason.TOO_FEW_LABELS),
+        (
+            lambda: guards.check_mismatch(replace(REPORT, kl=0.01, p99_gap=0.5), limits),
+            lambda: guards.check_mismatch(replace(REPORT, kl=0.0101), limits), HoldReason.ENGINE_MISMATCH,
+        ),
+        (
+            lambda: guards.check_ratio(replace(REPORT, effective_share=0.25, mean_ratio=0.5), limits),
+            lambda: guards.check_ratio(replace(REPORT, effective_share=0.2499), limits), HoldReason.LOW_ESS,
+        ),
+        (
+            lambda: guards.check_ratio(replace(REPORT, mean_ratio=2.0), limits),
+            lambda: guards.check_ratio(replace(REPORT, mean_ratio=2.001), limits), HoldReason.MEAN_RATIO,
+        ),
+        (lambda: guards.check_rewards([1e-9]), lambda: guards.check_rewards([-9e-10]), HoldReason.EQUAL_REWARDS),
+        (lambda: guards.check_rewards([-1e-9, 0.0]), lambda: guards.check_rewards([]), HoldReason.EQUAL_REWARDS),
+        (
+            lambda: guards.check_kl(HoldReason.KL_ANCHOR, Estimate(mean=0.25, error=0.0), 0.25),
+            lambda: guards.check_kl(HoldReason.KL_ANCHOR, Estimate(mean=0.2501, error=0.0), 0.25), HoldReason.KL_ANCHOR,
+        ),
+        (lambda: guards.check_entropy(2.0, 1.0, limits), lambda: guards.check_entropy(2.0, math.nan, limits), HoldReason.NOT_FINITE),
+    ):  # fmt: skip
+        taken()
+        with held(reason):
+            refused()
+    with held(HoldReason.ENGINE_MISMATCH):
+        guards.check_mismatch(replace(REPORT, p99_gap=0.501), limits)
+    with held(HoldReason.MEAN_RATIO):
+        guards.check_ratio(replace(REPORT, mean_ratio=0.499), limits)
+
+
+def test_the_one_gap_in_a_hundred_is_told() -> None:
+    gaps = [n / 1000 for n in range(200)]
+    assert ratio_report(gaps, [0.0] * 200).p99_gap == pytest.approx(0.198)
+    assert ratio_report(gaps[:99], [0.0] * 99).p99_gap == pytest.approx(0.098)
+    assert ratio_report([0.5], [0.0]).tokens == 1
+    assert ratio_report([60.0], [0.0]).mean_ratio == pytest.approx(math.exp(50.0))
+    assert ratio_report([-math.inf], [0.0]).effective_share == 0.0
+
+
+def test_two_estimates_add_up_as_independent_ones() -> None:
+    both = Estimate(mean=1.0, error=0.3).plus(Estimate(mean=0.5, error=0.4))
+    assert (both.mean, both.error) == (1.5, pytest.approx(0.5))
+
+
+@pytest.mark.parametrize(
+    ("changes", "share"),
+    [
+        ({"effective_share": LIMITS.min_effective_sample_share}, 1.0),
+        ({"mean_ratio": LIMITS.max_mean_ratio}, 1.0),
+        ({"mean_ratio": LIMITS.min_mean_ratio}, 1.0),
+        ({"mean_ratio": LIMITS.min_mean_ratio**2}, 0.475),
+        ({"effective_share": LIMITS.min_effective_sample_share**4}, 0.475),
+        ({"effective_share": LIMITS.min_effective_sample_share**4, "mean_ratio": LIMITS.max_mean_ratio**4}, 0.2375),
+    ],
+)
+def test_the_way_back_is_as_long_as_the_furthest_of_the_bounds(changes: dict[str, float], share: float) -> None:
+    assert guards.share_within(replace(REPORT, **changes), LIMITS) == pytest.approx(share)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_divergence_says_from_whom_and_what_to_do() -> None:
+    for reason, said in ((HoldReason.KL_CHAMPION, "from the champion"), (HoldReason.KL_ANCHOR, "renew the anchor")):
+        with pytest.raises(Held, match=said) as error:
+            guards.check_kl(reason, Estimate(mean=1.0, error=0.0), 0.5)
+        assert ("renew" in str(error.value)) is (reason is HoldReason.KL_ANCHOR)
+
+
+def test_a_divergence_of_which_nothing_is_known_is_held_as_no_number() -> None:
+    with held(HoldReason.NOT_FINITE):
+        guards.check_kl(HoldReason.KL_CHAMPION, guards.estimate([[0.001, 0.002]]), 0.2)
+    with held(HoldReason.NOT_FINITE):
+        guards.check_kl(HoldReason.KL_ANCHOR, Estimate(mean=math.nan, error=0.0), 0.2)

@@ -289,3 +289,31 @@ def test_a_pair_that_is_won_already_pulls_less(good: float, bad: float, loss: fl
     assert hindsight.learn_pairs(pairs, [0], 1.0) == pytest.approx(loss)  # pyright: ignore[reportArgumentType]
     weights = list(itertools.chain.from_iterable(datum.advantages for datum in pairs.seen))
     assert weights == pytest.approx([0.5 * slope, -0.5 * slope])
+
+
+@pytest.mark.parametrize(
+    ("people", "share", "weights"),
+    [
+        ({"a": 1, "b": 3}, 0.5, {"a": 1.0, "b": 1 / 3}),  # 1 each
+        ({"a": 1, "b": 3}, 0.499, {}),  # two people cannot both stay below a half
+        ({"a": 1, "b": 1}, 0.5, {"a": 1.0, "b": 1.0}),
+        ({"a": 1, "b": 1, "c": 2}, 0.5, {"a": 1.0, "b": 1.0, "c": 1.0}),  # exactly half of it
+        ({"a": 1, "b": 1, "c": 4}, 0.5, {"a": 1.0, "b": 1.0, "c": 0.5}),  # c = .5 (2 + c)
+        ({"a": 1, "b": 4, "c": 4}, 0.4, {"a": 1.0, "b": 0.5, "c": 0.5}),  # c = .4 (1 + 2c)
+        ({"a": 5}, 1.0, {"a": 1.0}),
+        ({"a": 2, "b": 4, "c": 8, "d": 8}, 0.25, {"a": 1.0, "b": 0.5, "c": 0.25, "d": 0.25}),  # everybody as the smallest
+    ],
+)
+def test_the_cap_is_the_largest_at_which_everybody_keeps_to_their_share(
+    people: dict[str, int], share: float, weights: dict[str, float]
+) -> None:
+    found = trusted([c for author, count in people.items() for c in shown(count, author)], max_share=share, newcomer=0.5)
+    assert {author: found[f"{author}-0"] for author in people if f"{author}-0" in found} == {
+        author: pytest.approx(weight) for author, weight in weights.items()
+    }
+
+
+def test_nobody_who_is_not_named_weighs_as_a_newcomer_beside_somebody_who_is() -> None:
+    known = [c for n in range(3) for c in shown(1, f"p{n}")]
+    assert trusted([*known, *shown(1, None)], max_share=0.5, newcomer=0.25)["None-0"] == 0.25
+    assert trusted([*shown(1, "new", newcomer=True), *shown(1, None)], max_share=0.5, newcomer=0.25)["None-0"] == 1.0

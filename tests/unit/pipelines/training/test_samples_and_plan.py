@@ -9,6 +9,7 @@ import pytest
 
 from app.domain.learning.batches import BatchItem, BatchManifest, TurnPayload
 from pipelines.training.estimators.group_mean import GroupMean
+from pipelines.training.measurement import turn_metrics
 from pipelines.training.plan import cut_micro_batches, plan_steps
 from pipelines.training.samples import Limits, Sample, limits_of, read_samples
 from tests.fakes.learning import NOON, FakeTrajectories, small_snapshot
@@ -136,3 +137,91 @@ def test_tries_at_one_task_are_a_group_in_every_turn_although_only_the_first_pro
     rewarded = [sample.rewarded() for sample in samples]
     above = [turn.reward - baseline for turn, baseline in zip(rewarded, GroupMean().baselines(rewarded), strict=True)]
     assert above == [0.5, 0.5, -0.5, -0.5]
+
+
+@pytest.mark.parametrize(
+    ("taken", "left_out", "reason"),
+    [
+        ({"logprobs": (-1.0, 1e-3)}, {"logprobs": (-1.0, 1.1e-3)}, "no_logprobs"),
+        ({"top_p": 0.9, "kept_log_mass": (-0.1, 1e-3)}, {"top_p": 0.9, "kept_log_mass": (-0.1, 1.1e-3)}, "no_ratio"),
+        ({"temperature": 1e-4}, {"temperature": 0.99e-4}, "no_ratio"),
+        ({"top_p": 1.0}, {"top_p": 0.999}, "no_ratio"),
+        ({"prompt_tokens": (1,) * 6}, {"prompt_tokens": (1,) * 7}, "too_long"),
+        ({"prompt_tokens": (0, 9)}, {"prompt_tokens": (0, 10)}, "tokens_out_of_range"),
+        ({"completion_tokens": (0, 9)}, {"completion_tokens": (-1, 9)}, "tokens_out_of_range"),
+        ({}, {"prompt_tokens": ()}, "empty_completion"),
+    ],
+)
+def test_a_turn_is_read_up_to_each_of_its_bounds(taken: dict[str, Any], left_out: dict[str, Any], reason: str) -> None:
+    assert read(payload("a", **taken)) == {}
+    assert read(payload("a", **left_out)) == {reason: 1}
+
+
+def test_a_turn_of_no_version_is_of_whichever_sampled_it_and_kept_mass_is_worked_out_where_the_weights_are() -> None:
+    assert read(payload("a", version="v9"), version="") == {}
+    store = FakeTrajectories()
+    store.write("s1", [payload("a", top_p=0.9), payload("b", top_p=0.9, version="v2")])
+    items = batch(item("a"), item("b", version="v2"))
+    samples, left_out = read_samples(items, store, LIMITS, has_weights=lambda digest: digest == "v2")
+    assert ([sample.item.inference_id for sample in samples], left_out) == (["b"], {"no_ratio": 1})
+
+
+def test_an_episode_opens_with_the_prompt_of_its_first_turn_and_of_two_at_once_with_the_first_by_name() -> None:
+    store = FakeTrajectories()
+    later = NOON + timedelta(seconds=1)
+    turns = [
+        payload("b", episode_id="e", prompt_tokens=(2,)), payload("a", episode_id="e", prompt_tokens=(1,)),
+        payload("c", episode_id="e", prompt_tokens=(3,), finished_at=later),
+    ]  # fmt: skip
+    store.write("s1", turns)
+    samples, _ = read_samples(batch(*(item(turn.inference_id, episode_id="e") for turn in turns)), store, LIMITS)
+    assert [sample.opening for sample in samples] == [(1,)] * 3
+    assert len({sample.rewarded().prompt for sample in samples}) == 1
+    alone = [replace(sample, opening=()).rewarded().prompt for sample in samples]
+    assert len(set(alone)) == 3
+    assert alone[1] == samples[0].rewarded().prompt
+
+
+@pytest.mark.parametrize(("turns", "per_step", "steps"), [(10, 4, 2), (11, 4, 3), (1, 4, 1), (3, 1, 3), (5, 100, 1)])
+def test_there_are_as_many_steps_as_turns_fill_to_the_nearest(turns: int, per_step: int, steps: int) -> None:
+    samples = [sample(f"t{n}", (n, n + 1, 3, 4)) for n in range(turns)]
+    assert len(plan_steps(samples, turns_per_step=per_step, micro_batch_tokens=100, seed=1)) == steps
+
+
+def test_one_unit_is_one_step_however_many_turns_it_has() -> None:
+    chain = [sample(f"c{n}", (n, 50 + n, 60, 70), episode="chain") for n in range(9)]
+    assert len(plan_steps(chain, turns_per_step=3, micro_batch_tokens=100, seed=0)) == 1
+    # the prompt of one is that of another, which is of the first's episode
+    linked = [sample("a", (1, 1, 5), episode="e"), sample("b", (2, 2, 5), episode="e"), sample("c", (2, 2, 6)), sample("d", (3, 3, 6))]
+    steps = plan_steps(linked, turns_per_step=1, micro_batch_tokens=100, seed=0)
+    assert sorted(sorted(step.turns) for step in steps) == [[0, 1, 2], [3]]
+
+
+@pytest.mark.parametrize(
+    ("limit", "parts"), [(7, ((0, 1), (2,))), (10, ((0, 1, 2),)), (9, ((0, 1), (2,))), (6, ((0, 1), (2,))), (5, ((0,), (1,), (2,)))]
+)
+def test_a_micro_batch_is_filled_up_to_its_limit(limit: int, parts: tuple[tuple[int, ...], ...]) -> None:
+    # 5 tokens; one more beside them; 4 others
+    samples = [sample("a", (1, 1, 1, 1, 1)), sample("b", (1, 1, 1, 1, 2)), sample("c", (2, 1, 1, 1))]
+    assert cut_micro_batches(samples, (2, 1, 0), limit) == parts
+
+
+def test_what_a_batch_says_of_its_turns_by_hand() -> None:
+    rows = ((1.0, 2, 1, "b"), (0.0, 4, 3, "a"), (1.0 - 1e-10, 3, 2, "b"), (0.5, 3, 2, "a"))
+    samples = [
+        replace(made, item=replace(made.item, reward=reward, segment=segment))
+        for n, (reward, length, prompt, segment) in enumerate(rows)
+        for made in (sample(f"t{n}", tuple(range(prompt + length)), prompt=prompt),)
+    ]
+    found = turn_metrics(samples, [0.5, 0.5, 0.0, 0.0])
+    assert (found["turns"], found["tokens"], found["length_max"]) == (4, 12, 4)
+    assert (found["length_mean"], found["prompt_length_mean"], found["baseline_mean"]) == (3.0, 2.0, 0.25)
+    assert found["ceiling_rate"] == 0.5
+    # rewards 1, 0, 1, .5 about .625; above their baselines .5, -.5, 1, .5 about .375
+    assert (found["reward_mean"], found["advantage_mean"]) == (pytest.approx(0.625), pytest.approx(0.375))
+    assert found["reward_std"] == pytest.approx((0.6875 / 4) ** 0.5)
+    assert found["advantage_std"] == pytest.approx((1.1875 / 4) ** 0.5)
+    assert found["length_std"] == pytest.approx(0.5**0.5)
+    assert list(found["segments"]) == ["a", "b"]
+    assert found["segments"]["a"] == {"turns": 2, "reward_mean": 0.25, "baseline_mean": 0.25, "length_mean": 3.5}
+    assert found["segments"]["b"]["length_mean"] == 2.5

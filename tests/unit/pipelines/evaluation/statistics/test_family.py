@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pipelines.evaluation.statistics import betting
-from pipelines.evaluation.statistics.family import Member, combine, family_evidence
+from pipelines.evaluation.statistics.family import Member, family_evidence
 from pipelines.evaluation.statistics.units import Units
 from tests.unit.pipelines.evaluation.statistics.draws import drawn_units
 
@@ -84,19 +84,3 @@ def test_twelve_copies_of_one_metric_are_as_safe_as_one() -> None:
 def test_families_that_would_break_the_budget_are_refused(members: list[Member], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         family_evidence(members, alpha=0.05)
-
-
-def test_a_stream_of_wealth_combines_to_the_same_evidence() -> None:
-    task, edits = drawn_units(effect=-0.1, n=400, seed=1), drawn_units(effect=0.0, n=300, seed=2)
-    batch = family_evidence([member("task", 0.6, task), member("edits", 0.4, edits)], alpha=0.025)
-    wealth = {name: betting.start(HARM) for name in ("task", "edits")}
-    for i in range(400):
-        wealth["task"] = betting.advance(HARM, wealth["task"], task.between(i, i + 1))
-        wealth["edits"] = betting.advance(HARM, wealth["edits"], edits.between(i, i + 1))
-    log_e, cause = combine({"task": 0.6, "edits": 0.4}, {name: betting.log_e(HARM, w) for name, w in wealth.items()})
-    assert log_e == pytest.approx(batch.log_e)
-    assert cause == batch.cause == "task"
-
-
-def test_a_metric_that_has_not_started_counts_with_its_stake() -> None:
-    assert combine({"task": 0.5, "edits": 0.5}, {"task": math.log(3.0)}) == (pytest.approx(math.log(2.0)), "task")

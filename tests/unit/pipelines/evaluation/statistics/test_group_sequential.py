@@ -175,3 +175,87 @@ def test_constant_outcomes_never_promote() -> None:
 def test_no_units_never_promote() -> None:
     verdict = non_inferiority.judge(PLAN, drawn_units(effect=0.0, n=1, seed=0).first(0))
     assert not verdict.rejected
+
+
+def test_a_declared_end_of_ten_units_a_look_is_enough() -> None:
+    assert GroupSequentialPlan(n_max=200, alpha=0.025).looks == 20
+    for n_max, looks in ((199, 20), (29, 3)):
+        with pytest.raises(ValueError, match=f"at least {10 * looks}"):
+            GroupSequentialPlan(n_max=n_max, alpha=0.025, looks=looks)
+
+
+@pytest.mark.parametrize(
+    ("n", "rate", "counted"), [(80, 0.5, True), (76, 0.5, False), (200, 0.2, True), (190, 0.2, False), (160, 0.75, True)]
+)
+def test_a_look_counts_from_twenty_expected_events_and_non_events_in_an_arm(n: int, rate: float, counted: bool) -> None:
+    # 80 units, 40 an arm, half of them good: 20 of each; 76: 19
+    outcome = np.repeat([1.0, 0.0], [round(n * rate), n - round(n * rate)])
+    units = Units.observed(outcome=outcome, treated=np.arange(n) % 2, probability=0.5, baseline=0.5)
+    result = evaluate(GroupSequentialPlan(n_max=n, alpha=0.025, looks=1), units, threshold=0.0, tail=Tail.BELOW)
+    assert [(look.number, look.units, look.counted) for look in result.looks] == [(1, n, counted)]
+
+
+def test_expected_non_events_by_hand() -> None:
+    # pooled 390/400: canary 20 * 0.025 = 0.5 failures
+    assert expected_events(totals(20, 380, 20, 370)).item() == pytest.approx(0.5)
+    # two strata add up: 20 * 0.1 + 30 * 0.2 = 8 expected in the canary
+    rows = Totals(
+        n_treated=np.array([20.0, 30.0]), n_control=np.array([80.0, 70.0]), sum_treated=np.array([2.0, 6.0]),
+        sum_control=np.array([8.0, 14.0]), sum_squares=np.array([10.0, 20.0]),
+    )  # fmt: skip
+    assert expected_events(rows).item() == pytest.approx(8.0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "threshold", "z"),
+    [
+        # 2 of 100 each, threshold -.1: rates 0 (not -.03) and .07, variance .07 * .93/100 * 200/199; .1 over its root
+        (totals(100, 100, 2, 2), -0.1, 3.909498),
+        (totals(100, 100, 98, 98), 0.1, -3.909498),
+        # one unit an arm: pooled 1/2, variance (1/4 + 1/4) * 2/1
+        (totals(1, 1, 1, 0), 0.0, 1.0),
+        (totals(10, 10, 10, 10), 0.0, 0.0),
+        (totals(10, 0, 5, 0), 0.0, 0.0),
+        (totals(0, 10, 0, 5), 0.0, 0.0),
+        # outcomes of .5 only vary less than 0/1: no dispersion, no evidence
+        (Totals(n_treated=np.array([4.0]), n_control=np.array([4.0]), sum_treated=np.array([2.0]), sum_control=np.array([2.0]),
+                sum_squares=np.array([2.0])), 0.1, 0.0),
+        # 0, .5, .5, 1 in both arms, .5 of each moved: dispersion (12/32 - 1/4)/(1/4) = 1/2
+        (Totals(n_treated=np.array([16.0]), n_control=np.array([16.0]), sum_treated=np.array([10.0]), sum_control=np.array([6.0]),
+                sum_squares=np.array([12.0])), 0.0, 1.968502),
+    ],
+)  # fmt: skip
+def test_the_score_at_its_edges_by_hand(rows: Totals, threshold: float, z: float) -> None:
+    assert score_z(rows, threshold).item() == pytest.approx(z, abs=1e-5)
+
+
+def test_a_stratum_with_one_arm_only_says_nothing() -> None:
+    alone = score_z(totals(100, 100, 50, 60), 0.0).item()
+    rows = Totals(
+        n_treated=np.array([100.0, 10.0]), n_control=np.array([100.0, 0.0]), sum_treated=np.array([50.0, 10.0]),
+        sum_control=np.array([60.0, 0.0]), sum_squares=np.array([110.0, 10.0]),
+    )  # fmt: skip
+    assert score_z(rows, 0.0).item() == alone
+
+
+def test_what_is_usual_is_taken_off_before_the_arms_are_compared() -> None:
+    # 50 of 100 against 60 of 100, everybody's usual value .3: z at 0 stays, and the threshold of -.1 is exactly what is seen
+    outcome, treated = np.repeat([1.0, 0.0, 1.0, 0.0], [50, 50, 60, 40]), np.repeat([True, False], 100)
+    plan = GroupSequentialPlan(n_max=200, alpha=0.025, looks=1)
+    for threshold, z in ((0.0, 1.41776), (-0.1, 0.0)):
+        units = Units.observed(outcome=outcome, treated=treated, probability=0.5, baseline=0.3, usual=0.3)
+        assert evaluate(plan, units, threshold=threshold, tail=Tail.BELOW).looks[0].z == pytest.approx(z, abs=1e-4)
+    known = Units.observed(outcome=outcome, treated=treated, probability=0.5, baseline=0.3, usual=outcome)
+    assert evaluate(plan, known, threshold=0.0, tail=Tail.BELOW).looks[0].z == 0.0
+
+
+def test_a_look_rejects_at_its_boundary_and_says_after_how_many_units() -> None:
+    plan = GroupSequentialPlan(n_max=400, alpha=0.025, looks=2)
+    # all of the canary's fail: the first look, at 200, is already beyond its boundary
+    n = np.arange(400)
+    units = Units.observed(outcome=np.where(n % 2, 0.0, n % 4 == 0), treated=n % 2, probability=0.5, baseline=0.5)
+    result = evaluate(plan, units, threshold=0.0, tail=Tail.BELOW)
+    assert ([look.units for look in result.looks], result.rejected_at, result.is_exhausted) == ([200, 400], 200, True)
+    early = evaluate(plan, units.first(399), threshold=0.0, tail=Tail.BELOW)
+    assert ([look.units for look in early.looks], early.is_exhausted) == ([200], False)
+    assert evaluate(plan, units, threshold=0.0, tail=Tail.ABOVE).rejected_at is None

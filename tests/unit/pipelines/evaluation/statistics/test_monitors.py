@@ -58,3 +58,62 @@ def test_missing_values_alert() -> None:
         monitors.rate_shift("coverage", count=0, total=0, reference_count=1, reference_total=2),
     ]
     assert {f.level for f in findings} == {Level.ALERT}
+
+
+@pytest.mark.parametrize(
+    ("finding", "level"),
+    [
+        (monitors.variance_collapse(0.05 * 0.20 / 0.05, 1.0), Level.OK), (monitors.variance_collapse(0.1999, 1.0), Level.WARN),
+        (monitors.variance_collapse(0.05, 1.0), Level.WARN), (monitors.variance_collapse(0.0499, 1.0), Level.ALERT),
+        (monitors.variance_collapse(0.401, 1.0, limit=0.1), Level.OK), (monitors.variance_collapse(0.39, 1.0, limit=0.1), Level.WARN),
+        (monitors.length_drift(25.0, reference_mean=10.0, reference_std=10.0), Level.OK),
+        (monitors.length_drift(25.1, reference_mean=10.0, reference_std=10.0), Level.WARN),
+        (monitors.length_drift(40.0, reference_mean=10.0, reference_std=10.0), Level.WARN),
+        (monitors.length_drift(40.1, reference_mean=10.0, reference_std=10.0), Level.ALERT),
+        (monitors.saturation(40, 100), Level.OK), (monitors.saturation(41, 100), Level.WARN),
+        (monitors.saturation(80, 100), Level.WARN), (monitors.saturation(81, 100), Level.ALERT),
+        (monitors.saturation(0, 1), Level.OK),
+        (monitors.component_dominance({"a": 0.9, "b": 0.1}), Level.WARN),
+        (monitors.component_dominance({"a": 0.901, "b": 0.099}), Level.ALERT),
+    ],
+)  # fmt: skip
+def test_each_limit_from_both_sides(finding: monitors.Finding, level: Level) -> None:
+    assert finding.level is level
+
+
+def test_a_drift_says_which_way() -> None:
+    said = [monitors.length_drift(mean, reference_mean=10.0, reference_std=1.0).detail for mean in (11.0, 9.0)]
+    assert said == ["longer", "shorter"]
+
+
+@pytest.mark.parametrize(
+    ("count", "total", "reference_count", "reference_total", "level", "z"),
+    [
+        # gap .03, pooled .115, error sqrt(.115 * .885 * 2/2000) = .010088: z 2.97
+        (260, 2000, 200, 2000, Level.OK, "z +3.0"),
+        # gap .031: pooled .1155, error .010107, z 3.07
+        (262, 2000, 200, 2000, Level.ALERT, "z +3.1"),
+        (1300, 10_000, 1000, 10_000, Level.ALERT, "z +6.6"),  # exactly three points
+        (1299, 10_000, 1000, 10_000, Level.WARN, "z +6.6"),
+        (1000, 10_000, 1300, 10_000, Level.ALERT, "z -6.6"),
+        (0, 10, 0, 10, Level.OK, "z +0.0"),
+        (10, 10, 10, 10, Level.OK, "z +0.0"),
+        (0, 1, 0, 1, Level.OK, "z +0.0"),
+        (0, 0, 1, 10, Level.ALERT, "no turns to compare"),
+        (1, 10, 0, 0, Level.ALERT, "no turns to compare"),
+    ],
+)
+def test_a_shift_of_a_rate_is_large_and_no_chance(
+    count: int, total: int, reference_count: int, reference_total: int, level: Level, z: str
+) -> None:
+    found = monitors.rate_shift("x", count=count, total=total, reference_count=reference_count, reference_total=reference_total)
+    assert (found.level, found.detail, found.limit) == (level, z, 0.03)
+
+
+def test_what_a_component_weighs_is_its_share_of_all() -> None:
+    assert monitors.dominance({"rating": 3.0, "undo": 1.0}) == ("rating", 0.75)
+    assert monitors.dominance({"rating": 3.0, "length": 1.0}) == ("length", 0.25), "people have one channel only"
+    assert monitors.dominance({"rating": 3.0, "undo": 0.0, "length": 1.0}) == ("length", 0.25)
+    assert monitors.dominance({"rating": 1.0}) == ("", 0.0)
+    name, share = monitors.dominance({"rating": 0.0})
+    assert (name, math.isnan(share)) == ("", True)

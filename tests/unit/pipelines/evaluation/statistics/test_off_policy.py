@@ -116,3 +116,74 @@ def test_a_model_of_the_reward_makes_the_estimate_doubly_robust() -> None:
     assert off_policy.effect_estimate(weights, reward, model=reward) == 0.0
     # q = 0: ((0.5 - 1) * 0 + (1.5 - 1) * 1)/2
     assert off_policy.effect_estimate(weights, reward, model=0.0) == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("changes", "informative"),
+    [
+        ({}, True),
+        ({"n": 10_001}, False),  # a tenth of them is more than a thousand
+        ({"n": 9_000, "ess": 999.9}, False),
+        ({"mean": 1.376}, False),  # three errors from one
+        ({"mean": 0.625}, True),
+        ({"mean": 0.624}, False),
+        ({"max_share": 0.0501}, False),
+    ],
+)
+def test_weights_are_informative_up_to_each_of_their_bounds(changes: dict[str, float], informative: bool) -> None:
+    values = {"n": 10_000, "ess": 1000.0, "mean": 1.375, "mean_error": 0.125, "max_share": 0.05} | changes
+    assert off_policy.WeightHealth(**values).is_informative is informative  # pyright: ignore[reportArgumentType]
+
+
+def test_no_weights_are_as_uneven_as_can_be() -> None:
+    assert off_policy.weight_health(np.array([])) == off_policy.WeightHealth(n=0, ess=0.0, mean=0.0, mean_error=0.0, max_share=1.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({"engine_gap": 0.01}, OffPolicyStatus.INFORMATIVE),
+        ({"engine_gap": 0.0101}, OffPolicyStatus.UNSUPPORTED),
+        ({"reward": np.tile([0.0, 1.0], 2500)}, OffPolicyStatus.INFORMATIVE),
+        ({"reward": np.tile([0.0, 1.001], 2500)}, OffPolicyStatus.UNSUPPORTED),
+        ({"reward": np.tile([-0.001, 1.0], 2500)}, OffPolicyStatus.UNSUPPORTED),
+    ],
+)
+def test_a_log_is_taken_up_to_each_of_its_bounds(change: dict[str, object], status: OffPolicyStatus) -> None:
+    good = responses(kl=0.1, lift=0.0, n=5000, seed=1)
+    assert off_policy.estimate(dataclasses.replace(good, **change), margin=0.02).status is status  # pyright: ignore[reportArgumentType]
+
+
+def test_nobody_to_judge_it_on_is_said() -> None:
+    none = np.array([])
+    nobody = LoggedResponses(log_candidate=none, log_logged=none, reward=none, is_fully_supported=True, engine_gap=0.0)
+    result = off_policy.estimate(nobody, margin=0.02)
+    assert (result.status, "no turn" in result.reason) == (OffPolicyStatus.UNSUPPORTED, True)
+
+
+def test_a_bound_on_a_mean_by_hand() -> None:
+    # mean stake c = .95 (2 - 2^-10)/11 = .172643: one value of 1 against mu multiplies by 1 - c + c/mu, which is 1/alpha = 2 at c/(1 + c)
+    assert off_policy.mean_lower_bound(np.array([1.0]), floor=0.0, alpha=0.5) == pytest.approx(0.147225, abs=2e-5)
+    assert off_policy.mean_lower_bound(np.array([0.0]), floor=-1.0, alpha=0.5) == pytest.approx(-0.852775, abs=2e-5)
+    assert off_policy.mean_lower_bound(np.array([]), floor=-1.0, alpha=0.5) == -1.0
+    # what was rejected once stays rejected, whatever comes after it
+    assert off_policy.mean_lower_bound(np.array([1.0, 0.5]), floor=0.0, alpha=0.5) >= 0.1472
+
+
+def test_a_weight_counts_as_fifty_at_most_for_the_better_and_in_full_for_the_worse() -> None:
+    weights, reward = np.array([60.0, 0.5, 0.8, 1.0] * 20), np.array([1.0, 0.0, 1.0, 0.0] * 20)
+    low, high = off_policy.effect_bounds(weights, reward, alpha=0.01)
+    assert low == off_policy.effect_bounds(np.minimum(weights, 50.0), reward, alpha=0.01)[0]
+    assert low < off_policy.effect_bounds(weights, reward, alpha=0.01, cap=60.0)[0]
+    assert high == pytest.approx(min(1.0, -off_policy.mean_lower_bound((weights - 1.0) * (1.0 - reward), floor=-1.0, alpha=0.01)))
+
+
+def test_one_in_a_hundred_is_the_level_of_an_estimate() -> None:
+    sample = responses(kl=0.1, lift=0.2, n=5000, seed=2)
+    weights = np.exp(sample.log_candidate - sample.log_logged)
+    result = off_policy.estimate(sample, margin=0.02)
+    assert (result.low, result.high) == off_policy.effect_bounds(weights, sample.reward, alpha=0.01)
+    assert result.effect == off_policy.effect_estimate(weights, sample.reward)
+    assert result.low is not None
+    for margin, hint in ((-result.low, OffPolicyHint.NONE), (-result.low + 1e-9, OffPolicyHint.FAST)):
+        assert off_policy.estimate(sample, margin=margin).hint is hint

@@ -95,3 +95,72 @@ def test_a_harm_is_found_with_the_power_that_its_number_of_units_was_worked_out_
     ended = [float(betting.log_e_path(process, drawn_units(effect=-0.1, n=units, seed=s))[-1]) for s in range(400)]
     found = float(np.mean(np.array(ended) >= needed))
     assert promised - 0.075 <= found <= promised + 0.15  # three standard errors below; more, for another target may pay as well
+
+
+def test_what_is_detected_by_hand() -> None:
+    # L = ln 40 + ln 4 = 5.0752; 2 * 5.0752 * .24/(.25 * .01) = 974.43 units; at a power of .8 z = .8416: (z + sqrt(z^2 + 2 L))^2/2
+    assert power.time_to_detect(effect=0.1, variance=0.24, share=0.5) == pytest.approx(974.433, abs=0.01)
+    growth = (0.841621 + math.sqrt(0.841621**2 + 10.150348)) ** 2 / 2
+    assert power.time_to_detect(effect=0.1, variance=0.24, share=0.5, power=0.8) == pytest.approx(192 * growth, abs=0.01)
+    one = power.time_to_detect(effect=0.1, variance=0.24, share=0.5, alpha=math.exp(-5.0), targets=1)
+    assert one == pytest.approx(960.0), "2 * 5 * .24/.0025"
+
+
+@pytest.mark.parametrize("share", [0.5, 0.1])
+def test_what_is_detectable_is_what_so_many_units_detect(share: float) -> None:
+    for effect in (0.02, 0.1):
+        units = power.time_to_detect(effect=effect, variance=0.24, share=share)
+        assert power.detectable(units=units, variance=0.24, share=share) == pytest.approx(effect)
+        units = power.time_to_detect(effect=effect, variance=0.24, share=share, alpha=0.01, targets=7)
+        assert power.detectable(units=units, variance=0.24, share=share, alpha=0.01, targets=7) == pytest.approx(effect)
+    assert power.detectable(units=0.0, variance=0.24, share=share) == math.inf
+    assert power.detectable(units=0.5, variance=0.24, share=share) < math.inf
+
+
+def test_a_window_that_ends_in_the_ramp_leaves_nothing_to_the_stages_after_it() -> None:
+    stages = power.ramp(shares=[0.05, 0.25, 0.5], units_per_hour=6000, window=timedelta(minutes=15), dwell=timedelta(minutes=10))
+    assert [s.share for s in stages] == [0.05, 0.25, 0.5]
+    assert [s.units for s in stages] == pytest.approx([1000, 500, 0])
+    assert [s.information for s in stages] == pytest.approx([47.5, 93.75, 0.0])
+
+
+def test_the_declared_end_is_what_the_window_holds_where_that_is_less() -> None:
+    # 19,290 units give 80 % at a margin of 2 pp, 11,242 give 60 %
+    assert power.sample_size(margin=0.02, variance=0.24, share=0.5) == 19_290
+    for units, declared in ((15_000.7, 15_000), (30_000.0, 19_290), (11_243.0, 11_243)):
+        plan = power.plan_canary([Stage(share=0.5, units=units)], [requirement(0.02)])
+        assert isinstance(plan, Accepted)
+        assert (plan.n_max, plan.share) == ({"task_success": declared}, 0.5)
+    assert isinstance(power.plan_canary([Stage(share=0.5, units=11_241.0)], [requirement(0.02)]), Refused)
+    exactly = power.power_of(margin=0.02, variance=0.24, information=2000.0)
+    for minimum, kind in ((exactly, Accepted), (exactly + 1e-9, Refused)):
+        assert isinstance(power.plan_canary([Stage(share=0.5, units=8000.0)], [requirement(0.02)], minimum=minimum), kind)
+
+
+def test_a_metric_that_half_of_the_units_enter_needs_twice_as_many_and_an_explained_one_fewer() -> None:
+    halved = Requirement(metric="m", margin=0.02, variance=0.24, coverage=0.5)
+    plan = power.plan_canary([Stage(share=0.5, units=40_000)], [halved])
+    alone = power.plan_canary([Stage(share=0.5, units=20_000)], [requirement(0.02)])
+    assert isinstance(plan, Accepted)
+    assert isinstance(alone, Accepted)
+    assert plan.power["m"] == pytest.approx(alone.power["task_success"])
+    explained = power.plan_canary([Stage(share=0.5, units=10_000)], [requirement(0.02, 0.5)])
+    assert isinstance(explained, Accepted)
+    assert explained.power["task_success"] == pytest.approx(alone.power["task_success"])
+
+
+def test_a_refusal_by_hand() -> None:
+    # needed: 11,241.878/4 = 2,810.47 of information at 2 pp; 2,000 units at 10 % are worth 180; the other stage is worth 250
+    stages = [Stage(share=0.1, units=2000), Stage(share=0.5, units=1000)]
+    refused = power.plan_canary(stages, [requirement(0.02, 0.1)])
+    assert isinstance(refused, Refused)
+    assert refused.window_factor == pytest.approx(0.9 * 2810.469 / 430.0, rel=1e-5)
+    assert refused.explained_needed == pytest.approx(1.0 - 430.0 / 2810.469, rel=1e-5)
+    assert refused.attainable_margin == pytest.approx(0.02 * math.sqrt(0.9 * 2810.469 / 430.0), rel=1e-5)
+    assert "variance reduction with R^2 >= 0.85" in refused.message
+    little = power.plan_canary([Stage(share=0.5, units=1120)], [requirement(0.02)])
+    assert isinstance(little, Refused)
+    assert little.explained_needed is None, "a tenth of what is needed: no history explains so much"
+    nothing = power.plan_canary([Stage(share=0.5, units=0)], [requirement(0.02)])
+    assert isinstance(nothing, Refused)
+    assert (nothing.window_factor, nothing.attainable_margin) == (math.inf, math.inf)

@@ -125,3 +125,52 @@ def test_what_is_usual_shrinks_the_variance_of_z_by_what_it_explains() -> None:
     )
     # R^2 = 0.04/(0.04 + 0.01) = 0.8 before clipping
     assert effect(cuped).var() / effect(plain).var() == pytest.approx(0.2, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("field", "taken", "refused"),
+    [
+        ("outcome", [0.0, 1.0], [-0.001, 1.0]),
+        ("outcome", [1.0, 0.0], [1.0, 1.001]),
+        ("probability", [0.001, 0.999], [0.0, 0.5]),
+        ("probability", [0.5, 0.5], [0.5, 1.0]),
+        ("baseline", [0.0, 1.0], [-0.001, 1.0]),
+        ("baseline", [1.0, 0.0], [1.0, 1.001]),
+        ("usual", [0.0, 1.0], [-0.001, 1.0]),
+        ("usual", [1.0, 0.0], [1.0, 1.001]),
+        ("usual", [0.5, 0.5], [0.5, math.nan]),
+        ("closed_at", [2, 2], [2, 1]),
+        ("keys", ["a", "b"], ["a", "a"]),
+    ],
+)
+def test_evidence_is_taken_up_to_each_of_its_bounds(field: str, taken: list[object], refused: list[object]) -> None:
+    good: dict[str, object] = {"outcome": [1.0, 0.0], "treated": [True, False], "probability": 0.5, "baseline": 0.5}
+    assert len(Units.observed(**{**good, field: taken})) == 2  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"\w+ \w+"):
+        Units.observed(**{**good, field: refused})  # pyright: ignore[reportArgumentType]
+
+
+def test_what_nobody_said_is_one_stratum_and_the_order_of_the_rows() -> None:
+    units = Units.observed(outcome=[1.0, 0.0, 1.0], treated=True, probability=0.5, baseline=0.5, usual=[0.1, 0.2, 0.3])
+    assert (units.stratum.tolist(), units.closed_at.tolist()) == ([0, 0, 0], [0, 1, 2])
+    part = units.between(1, 3)
+    assert part.usual is not None
+    assert (len(part), part.closed_at.tolist(), part.usual.tolist()) == (2, [1, 2], [0.2, 0.3])
+    assert (units.is_constant, units.between(1, 2).is_constant, units.first(0).is_constant) == (False, True, True)
+
+
+def test_a_prior_is_worth_a_hundred_units() -> None:
+    # half of a hundred, then 51 of 101 and 51 of 102
+    assert running_mean(np.array([1.0, 0.0, 1.0]), prior=0.5).tolist() == pytest.approx([0.5, 51 / 101, 51 / 102])
+    # what differs: +.5, then nothing known of it for the first
+    assert with_usual(np.array([1.0, 0.0]), np.array([0.5, 0.5])).tolist() == pytest.approx([0.5, 0.5 + 0.5 / 101])
+    assert with_usual(np.array([1.0, 1.0]), np.array([0.0, 1.0])).tolist() == [0.0, 1.0], "no more than one"
+
+
+@pytest.mark.parametrize("field", ["treated", "probability", "stratum"])
+def test_whoever_was_drawn_twice_is_no_unit(field: str) -> None:
+    rows: dict[str, object] = {"treated": [True, True], "probability": [0.5, 0.5], "stratum": [1, 1], field: [False, True]}
+    if field != "treated":
+        rows[field] = [0.25, 0.5] if field == "probability" else [1, 2]
+    with pytest.raises(ValueError, match="two arms"):
+        cluster(keys=["a", "a"], value=[1.0, 0.0], baseline=0.5, closed_at=[1, 2], **rows)  # pyright: ignore[reportArgumentType]

@@ -130,3 +130,91 @@ def test_the_same_seed_gives_the_same_numbers() -> None:
 def test_missing_scores_are_refused(difference: FloatArray) -> None:
     with pytest.raises(ValueError, match="rerun the suite"):
         paired.compare(difference, ["a"] * len(difference), margin=0.02, seed=1)
+
+
+def test_a_comparison_by_hand() -> None:
+    # 200 up and 200 down: mean 0, variance 1, standard error 1/20; z(.95) = 1.645
+    half = [1.0, -1.0] * 200
+    found = paired.compare(np.array(half), [str(i) for i in range(400)], margin=0.1, seed=1)
+    assert (found.mean, found.items, found.clusters) == (0.0, 400, 400)
+    assert (found.low, found.high) == (pytest.approx(-0.0822, abs=0.006), pytest.approx(0.0822, abs=0.006))
+    assert found.items_needed == 619  # ceil(6.1826 / 0.01)
+    doubled = paired.compare(np.array(half), [str(i // 2) for i in range(400)], margin=0.1, seed=1)
+    assert (doubled.clusters, doubled.low, doubled.high) == (200, 0.0, 0.0), "each cluster has one up and one down"
+
+
+def test_a_p_value_is_the_larger_of_the_normal_one_and_the_resampled_one() -> None:
+    # s = (2, -1), n = (4, 2), and a break (-3, 3): mean -2/9, error sqrt((26² + 5² + 21²)/81)/9 = 0.417; margin .9: t = 1.6246
+    sums, sizes = np.array([2.0, -1.0]), np.array([4.0, 2.0])
+    sample, first_twice = [1.0, 6.0, 5.0, 10.0, 20.0], [4.0, 8.0, 8.0, 16.0, 32.0]
+    assert paired.p_value_of(sums, sizes, np.array([sample] * 99), margin=0.9) == pytest.approx(0.052127, abs=1e-6)
+    assert paired.p_value_of(sums, sizes, np.array([sample] * 9), margin=0.9) == pytest.approx(0.1), "one in ten at the least"
+    # margin .4: t = .426; the first cluster twice: mean 1/11, error sqrt(1944)/121 = .3644, t = .859 exceeds it
+    mixed = np.array([sample] * 49 + [first_twice] * 50)
+    assert paired.p_value_of(sums, sizes, mixed, margin=0.4) == pytest.approx(0.51)
+
+
+def test_without_a_break_the_p_value_is_one_in_as_many_resamples_as_were_drawn() -> None:
+    still, each = np.zeros(200), [str(i) for i in range(200)]
+    assert paired.compare(still, each, margin=0.05, seed=1).p_value == pytest.approx(1 / 4001)
+    assert paired.compare(still, each, margin=0.05, seed=1, draws=260).p_value == pytest.approx(1 / 261)
+
+
+def test_resampled_totals_are_of_as_many_clusters_as_there_are() -> None:
+    totals = paired.resampled_totals(np.array([3.0, 3.0]), np.array([2.0, 2.0]), seed=1, draws=251)
+    assert totals.shape == (251, 5)
+    assert np.array_equal(totals, np.tile([6.0, 4.0, 18.0, 12.0, 8.0], (251, 1)))
+
+
+def test_the_power_of_a_suite_with_one_answer_a_task_by_hand() -> None:
+    # differences 0, -1, 1, 0: variance 1/2; shift 1/5, error sqrt(.5 * 4 + 1)/5 = .34641; (1 - .2)/.34641 - 1.64485 = .66455
+    one, other = np.array([[1.0], [0.0], [1.0], [0.0]]), np.array([[1.0], [1.0], [0.0], [0.0]])
+    assert paired.power_of(one, other, margin=1.0) == pytest.approx(0.746830, abs=1e-5)
+    assert paired.attainable_margin(one, other, power=0.8) == pytest.approx(1.061340, abs=1e-5)
+
+
+def seen(*, p_value: float, high: float = 0.0) -> paired.PairedComparison:
+    return paired.PairedComparison(mean=0.0, low=-1.0, high=high, p_value=p_value, items=1, clusters=1, items_needed=1)
+
+
+@pytest.mark.parametrize(
+    ("comparison", "level", "verdict"),
+    [
+        (seen(p_value=0.05), None, SuiteVerdict.PASS),
+        (seen(p_value=0.0501), None, SuiteVerdict.INCONCLUSIVE),
+        (seen(p_value=0.04), 0.05, SuiteVerdict.PASS),
+        (seen(p_value=0.025), 0.025, SuiteVerdict.PASS),
+        (seen(p_value=0.0251), 0.025, SuiteVerdict.INCONCLUSIVE),
+        (seen(p_value=1e-9), 0.0, SuiteVerdict.INCONCLUSIVE),
+        (seen(p_value=0.9, high=-0.02), None, SuiteVerdict.INCONCLUSIVE),
+        (seen(p_value=0.9, high=-0.0201), None, SuiteVerdict.FAIL),
+    ],
+)
+def test_a_core_suite_passes_at_its_level_and_fails_beyond_its_margin(
+    comparison: paired.PairedComparison, level: float | None, verdict: SuiteVerdict
+) -> None:
+    levels = None if level is None else {"tasks": level}
+    assert paired.judge_core({"tasks": comparison}, margins={"tasks": 0.02}, levels=levels) == {"tasks": verdict}
+
+
+def test_core_suites_share_one_level() -> None:
+    two = {"a": seen(p_value=0.026), "b": seen(p_value=0.03)}
+    assert set(paired.judge_core(two, margins={"a": 0.02, "b": 0.02}).values()) == {SuiteVerdict.INCONCLUSIVE}
+    two["a"] = seen(p_value=0.025)
+    assert set(paired.judge_core(two, margins={"a": 0.02, "b": 0.02}).values()) == {SuiteVerdict.PASS}
+
+
+def test_safety_is_judged_up_to_its_limit() -> None:
+    bound = paired.rate_upper_bound(0, 300)
+    for limit, verdict in ((bound, SuiteVerdict.PASS), (bound - 1e-6, SuiteVerdict.INCONCLUSIVE)):
+        assert paired.judge_safety(new_critical_failures=0, failures=0, items=300, limit=limit) is verdict
+    for failures, verdict in ((1, SuiteVerdict.INCONCLUSIVE), (2, SuiteVerdict.FAIL)):
+        assert paired.judge_safety(new_critical_failures=0, failures=failures, items=100, limit=0.01) is verdict
+
+
+def test_a_hypothesis_is_rejected_at_exactly_its_level_and_best_of_none_is_refused() -> None:
+    assert paired.holm({"a": 0.05}, alpha=0.05) == {"a": True}
+    with pytest.raises(ValueError, match="best of 0"):
+        paired.best_of_k(np.zeros((2, 4)), 0)
+    with pytest.raises(ValueError, match="one cluster each"):
+        paired.compare(np.zeros(3), ["a", "b"], margin=0.02, seed=1)
