@@ -35,6 +35,7 @@ class Client:
         self.asked: list[dict[str, int]] = []
         self.committed: list[Mapping[Any, Any]] = []
         self.closed = False
+        self.sought: list[tuple[str, int, int]] = []
         self.error: Exception | None = None
         self.looked_up: list[str] = []
         self._cluster = SimpleNamespace(cluster_id="c", topic_id=self.ids.get)
@@ -46,6 +47,7 @@ class Client:
         return [TopicPartition(*place) for place in self.position]
 
     def seek(self, place: TopicPartition, offset: int) -> None:
+        self.sought.append((place.topic, place.partition, offset))
         self.position[place.topic, place.partition] = offset
 
     def seek_to_beginning(self, place: TopicPartition) -> None:
@@ -135,6 +137,7 @@ def test_it_reads_on_where_the_database_says_and_asks_for_two_thousand_records_a
     room = Room(known={FIRST: Position(3, None)})
     room.contents = {FIRST: [0, 1, 2, 3, 4]}
     assert room.offsets() == [3, 4]
+    assert room.client.sought == [(*FIRST, 3)], "and nothing before it is fetched"
     room.source.poll(1.5)
     assert room.client.asked == [{"timeout_ms": 0, "max_records": 2_000}, {"timeout_ms": 1_500, "max_records": 2_000}]
 
