@@ -51,6 +51,7 @@ class Client:
         self.position[place.topic, place.partition] = offset
 
     def seek_to_beginning(self, place: TopicPartition) -> None:
+        self.sought.append((place.topic, place.partition, -1))
         self.position[place.topic, place.partition] = -1
 
     def highwater(self, place: TopicPartition) -> int | None:
@@ -181,6 +182,7 @@ def test_a_partition_of_a_real_cluster_that_nobody_has_read_begins_at_its_beginn
     room = Room(REAL)
     room.contents = {REAL_0: [7, 8]}
     assert room.offsets() == [7, 8]
+    assert room.client.sought == [(*REAL_0, -1)]
     assert room.forgotten == []
     assert room.source.incarnations() == {"ratchet.events": "c/t1"}
 

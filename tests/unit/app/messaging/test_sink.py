@@ -252,8 +252,8 @@ def test_a_real_cluster_s_topics_are_made_where_they_are_missing_and_compared_on
     assert len(real.broker.compared) == len(Topic)
     assert real.sink.live_topics() == frozenset(Topic)
     assert real.epochs.readable(EVENTS) == []
-    real.sink.send([outgoing()])
-    assert real.broker.sent == [EVENTS]
+    real.sink.send([outgoing(), outgoing(topic=Topic.LABELS)])
+    assert real.broker.sent == [EVENTS, Topic.LABELS]
 
 
 def test_a_real_cluster_s_topic_that_differs_is_told_until_it_is_mended(real: Room) -> None:
