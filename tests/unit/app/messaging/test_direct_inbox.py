@@ -175,3 +175,12 @@ def test_an_answer_nobody_waits_for_any_more_harms_nobody(inbox: DirectInbox, si
         return await inbox.append([event("b")])
 
     assert asyncio.run(story()) == [Receipt.ACCEPTED]
+
+
+def test_without_another_bound_thirty_two_mebibytes_are_in_flight(sink: ObedientSink) -> None:
+    inbox = DirectInbox(sink, clock=lambda: NOON)
+    half = event("a", size=16 * 1024 * 1024 - 300)
+    assert asyncio.run(inbox.append([half, half])) == [Receipt.ACCEPTED] * 2
+    with pytest.raises(Overloaded):
+        asyncio.run(inbox.append([half, event("b", size=16 * 1024 * 1024 - 299)]))
+    inbox.close()

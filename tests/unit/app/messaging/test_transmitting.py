@@ -39,6 +39,7 @@ class Node:
         self.seen: list[ProduceRequest] = []
         self.next: Counter[tuple[str, int]] = Counter()
         self.closed = False
+        self.stamps_ms: list[int] = []
 
     def call(self, request: ProduceRequest) -> Any:
         self.seen.append(request)
@@ -55,6 +56,7 @@ class Node:
     def _answer(self, topic: str, part: Any) -> Any:
         batch = MemoryRecords(part.records).next_batch()
         assert batch is not None
+        self.stamps_ms.append(batch.first_timestamp)
         ids = [dict(record.headers)["ce_id"].decode() for record in batch]
         self.requests[-1] += ids
         code = next((self.codes[name] for name in ids if name in self.codes), 0)
@@ -98,6 +100,7 @@ def test_each_record_hears_of_its_own_place_in_its_own_partition() -> None:
         Ack(topic="e.1", partition=0, offset=0), Ack(topic="e.1", partition=5, offset=0), Ack(topic="e.1", partition=0, offset=1),
         Ack(topic="e.1", partition=5, offset=1), Ack(topic="l.1", partition=0, offset=0),
     ]  # fmt: skip
+    assert all(abs(stamp / 1_000 - time.time()) < 600 for stamp in node.stamps_ms), "in milliseconds"
     assert sender(node).send(records[:1]) == [Ack(topic="e.1", partition=0, offset=2)]
     assert [request.acks for request in node.seen] == [-1, -1], "every replica that is in step says so"
     assert [request.transactional_id for request in node.seen] == [None, None]
