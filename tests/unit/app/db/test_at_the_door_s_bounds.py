@@ -187,7 +187,7 @@ def test_history_is_judged_by_when_it_occurred_where_all_of_it_is_history(source
 
 
 def test_what_waited_longer_than_lateness_is_an_orphan_and_joins_when_its_turn_is_there(sqlite_engine: Engine) -> None:
-    said = {"status": "parked", "source": "api", "inference_id": lambda n: f"t{n}"}
+    said = {"policy": POLICY, "status": "parked", "source": "api", "inference_id": lambda n: f"t{n}"}
     fill(
         sqlite_engine,
         tables.observations,
