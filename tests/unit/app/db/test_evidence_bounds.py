@@ -22,7 +22,7 @@ from app.db.release.pointer import (
     wanted_versions,
 )
 from app.db.release.releases import SqlReleaseLedger
-from app.domain.errors import Unavailable
+from app.domain.errors import NotFound, Unavailable
 from app.domain.release.releases import ReleaseState
 from app.domain.release.sessions import Era
 from tests.unit.app.db.rows import NOON, POLICY, fill
@@ -251,3 +251,53 @@ def test_rollbacks_are_counted_within_the_window_and_by_whom(sqlite_engine: Engi
         assert tx.rollbacks_within(9 * MINUTE + BIT, automatic=True) == 1
         assert tx.rolled_back_automatically()
         assert tx.releases(states={ReleaseState.CANARY}) == []
+
+
+@pytest.mark.parametrize(
+    ("received", "retracted", "counts"),
+    [
+        (MINUTE, None, True), (MINUTE + BIT, None, False), (MINUTE, MINUTE, False), (MINUTE, MINUTE + BIT, True), (timedelta(), BIT, False),
+    ],
+)  # fmt: skip
+def test_what_is_known_when_the_label_is_due_counts_unless_it_was_taken_back_by_then(
+    sqlite_engine: Engine, received: timedelta, retracted: timedelta | None, *, counts: bool
+) -> None:
+    expose(sqlite_engine, NOON, release_id="r", stage="canary-0")
+    fill(sqlite_engine, tables.turns, inference_id="t-0", tool_calls=[], label_due_at=NOON + MINUTE)
+    fill(
+        sqlite_engine, tables.observations, inference_id="t-0", name="task_success", value=True, status="joined",
+        received_at=NOON + received, retracted_at=None if retracted is None else NOON + retracted,
+    )  # fmt: skip
+    (session,) = SqlEvidenceBook(sqlite_engine).canary_sessions("r")
+    assert (session.signals or {}) == ({"task_success": True} if counts else {})
+
+
+def test_what_is_said_of_a_turn_itself_goes_before_what_is_said_of_its_conversation_and_the_newest_counts(sqlite_engine: Engine) -> None:
+    expose(sqlite_engine, NOON, NOON + BIT, release_id="r", stage="canary-0", episode_id="e")
+    fill(sqlite_engine, tables.turns, 2, inference_id=lambda n: f"t-{n}", episode_id="e", tool_calls=[], label_due_at=NOON + MINUTE)
+    said: list[dict[str, Any]] = [
+        {"inference_id": "t-0", "value": 1.0}, {"inference_id": "t-0", "value": 2.0}, {"episode_id": "e", "value": 9.0},
+    ]  # fmt: skip
+    for n, one in enumerate(said):
+        fill(
+            sqlite_engine,
+            tables.observations,
+            id=f"o{n}",
+            name="rating",
+            status="joined",
+            occurred_at=NOON + n * BIT,
+            received_at=NOON,
+            **one,
+        )
+    found = {session.inference_id: session.signals for session in SqlEvidenceBook(sqlite_engine).canary_sessions("r")}
+    assert found == {"t-0": {"rating": 2.0}, "t-1": {"rating": 9.0}}
+
+
+def test_evidence_is_kept_once_by_its_content(sqlite_engine: Engine) -> None:
+    book = SqlEvidenceBook(sqlite_engine)
+    for payload in (b"first", b"second"):
+        book.keep("r", "hash", payload, now=NOON)
+    book.keep("r", "other", b"other", now=NOON)
+    assert (book.kept("hash"), book.kept("other")) == (b"first", b"other")
+    with pytest.raises(NotFound):
+        book.kept("nothing")
