@@ -44,6 +44,11 @@ class Membership(Protocol):
     def leave(self) -> None: ...
 
 
+def open_client(cluster: Cluster, group: str) -> Any:  # noqa: ANN401 - kafka-python ships no types
+    """kafka-python's consumer, connected. Raises `KafkaError`."""
+    return connect(KafkaConsumer, consumer_settings(cluster) | {"group_id": group})
+
+
 class KafkaSource:
     """The EventSource port. Not for use from several threads."""
 
@@ -58,7 +63,11 @@ class KafkaSource:
         backlog: Callable[[], bool],
         max_records: int = 2_000,
         topic: Topic = Topic.EVENTS,
+        client: Callable[[Cluster, str], Any] = open_client,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._open = client
+        self._monotonic = monotonic
         self._cluster = cluster
         self._epochs = epochs
         self._membership = membership
@@ -73,7 +82,7 @@ class KafkaSource:
         self._gap_reads: dict[Place, int] = {}
         self._incarnations: dict[str, str] = {}
         self._looked_at = float("-inf")
-        self._heard_at = time.monotonic()
+        self._heard_at = self._monotonic()
 
     def poll(self, timeout_s: float) -> list[Delivery]:
         """What came, without what is applied already. Raises `Unavailable`; the next call connects anew."""
@@ -131,9 +140,9 @@ class KafkaSource:
 
     def _look_around(self) -> None:
         """Follow the topics' epochs and the fellow members: connect, assign, or start afresh when a topic was lost."""
-        if self._consumer is not None and time.monotonic() - self._looked_at < LOOK_EVERY_S:
+        if self._consumer is not None and self._monotonic() - self._looked_at < LOOK_EVERY_S:
             return
-        self._looked_at = time.monotonic()
+        self._looked_at = self._monotonic()
         mine = self._membership.partitions()
         places = [(topic, partition) for topic in self._readable() for partition in sorted(mine)]
         if self._consumer is not None and places == self._places:
@@ -148,8 +157,8 @@ class KafkaSource:
 
     def _assign(self, places: list[Place]) -> None:
         if self._consumer is None:
-            self._consumer = connect(KafkaConsumer, consumer_settings(self._cluster) | {"group_id": self._group})
-            self._heard_at = time.monotonic()
+            self._consumer = self._open(self._cluster, self._group)
+            self._heard_at = self._monotonic()
         self._consumer.assign([TopicPartition(*place) for place in places])
         positions = self._positions.read()
         self._places, self._next, self._gap_reads = places, {}, {}
@@ -207,9 +216,9 @@ class KafkaSource:
 
     def _listen(self, heard: bool) -> None:
         if heard:
-            self._heard_at = time.monotonic()
-        elif time.monotonic() - self._heard_at > SILENT_S:
-            self._heard_at = time.monotonic()
+            self._heard_at = self._monotonic()
+        elif self._monotonic() - self._heard_at > SILENT_S:
+            self._heard_at = self._monotonic()
             if self._backlog():
                 log.warning("event=consumer_rebuilt reason=silent for %.0f s with a backlog", SILENT_S)
                 self._discard()

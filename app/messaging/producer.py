@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 
 from kafka.errors import KafkaError
@@ -33,8 +34,10 @@ class KafkaSink:
     """The EventSink port. Not for use from several threads."""
 
     def __init__(
-        self, cluster: Cluster, epochs: EpochBook, *, clock: Clock = utc_now, transmit: Callable[[Cluster], Transmitter] | None = None
-    ) -> None:
+        self, cluster: Cluster, epochs: EpochBook, *, clock: Clock = utc_now, transmit: Callable[[Cluster], Transmitter] | None = None,
+        administer: Callable[[Cluster], AbstractContextManager[TopicAdmin]] = administering,
+    ) -> None:  # fmt: skip
+        self._administer = administer
         self._transmit = transmit or (BatchTransmitter if cluster.embedded else IdempotentTransmitter)
         self._cluster = cluster
         self._epochs = epochs
@@ -66,7 +69,7 @@ class KafkaSink:
 
     def check_topics(self) -> None:
         """Create what is missing; open new epochs of what the broker lost or made anew itself. Raises `Unavailable`, `BadConfig`."""
-        with administering(self._cluster) as admin:
+        with self._administer(self._cluster) as admin:
             there = admin.partitions()
             for topic in Topic:
                 self._names[topic] = self._checked(topic, there, admin)
@@ -121,7 +124,7 @@ class KafkaSink:
         for topic in due:
             self.rotate_now(topic)
         if self._condemned:
-            with administering(self._cluster) as admin:
+            with self._administer(self._cluster) as admin:
                 for name in self._condemned:
                     admin.delete(name)
                     log.info("event=topic_deleted topic=%s", name)
@@ -131,7 +134,7 @@ class KafkaSink:
 
     def rotate_now(self, topic: str) -> None:
         """Open the next epoch of a topic of the embedded broker; the old one stays readable until it is applied."""
-        with administering(self._cluster) as admin:
+        with self._administer(self._cluster) as admin:
             self._names[topic] = self._open_epoch(topic, admin, lost=False)
 
     def close(self) -> None:

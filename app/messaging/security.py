@@ -64,5 +64,5 @@ class ClientCredentials(AbstractTokenProvider):
                 answer = json.load(response)
             self._token = str(answer["access_token"])
             self._ends_s = time.monotonic() + max(0.0, float(answer.get("expires_in", 0)) - EARLY_S)
-        except (URLError, OSError, ValueError, KeyError) as error:
+        except (URLError, OSError, ValueError, KeyError, TypeError) as error:
             raise Unavailable(f"no token for Kafka came from {self._url} ({error}): check token_url and RATCHET_KAFKA_PASSWORD") from error

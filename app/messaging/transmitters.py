@@ -164,8 +164,8 @@ class _Network:
 class IdempotentTransmitter:
     """kafka-python's producer; thrown away after any failure."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._producer: Any = connect(KafkaProducer, producer_settings(cluster))
+    def __init__(self, cluster: Cluster, *, producer: Any = None) -> None:  # noqa: ANN401 - kafka-python ships no types
+        self._producer: Any = producer or connect(KafkaProducer, producer_settings(cluster))
         self._semaphore = ByteSemaphore(IN_FLIGHT_BYTES)
 
     def send(self, records: Sequence[Record]) -> list[Sent]:

@@ -47,6 +47,8 @@ COMMON, RARE = 0.6, 10
 WORDS = 200
 """Words looked at per answer, from its start."""
 BURST_S = 3600.0
+FEWEST_HOURS = 3
+"""From the first newcomer's to the last one's: in fewer there is no usual hour to compare one with."""
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -107,13 +109,13 @@ def _sybils(verdicts: Sequence[Verdict]) -> dict[str, str]:
     hours: defaultdict[int, set[str]] = defaultdict(set)
     for rater, at in first.items():
         hours[int(at.timestamp() // BURST_S)].add(rater)
-    if not hours:
+    span = range(min(hours), max(hours) + 1) if hours else range(0)
+    if len(span) < FEWEST_HOURS:
         return {}
-    span = range(min(hours), max(hours) + 1)
-    usual = median(len(hours.get(hour, ())) for hour in span) if len(span) > 2 else 0.0
+    usual = median(len(hours.get(hour, ())) for hour in span)
     found: dict[str, str] = {}
     for raters in hours.values():
-        if len(raters) >= FEWEST and len(span) > 2 and _poisson_tail(len(raters), usual + 1.0) < ALPHA / len(span):
+        if _poisson_tail(len(raters), usual + 1.0) < ALPHA / len(span):
             theirs = [verdict.good for verdict in verdicts if verdict.rater in raters]
             others = [verdict.good for verdict in verdicts if verdict.rater not in raters]
             if _differ(theirs, others):
@@ -127,7 +129,7 @@ def _differ(theirs: Sequence[bool], others: Sequence[bool]) -> bool:
         return False
     pooled = (sum(theirs) + sum(others)) / (len(theirs) + len(others))
     error = math.sqrt(pooled * (1.0 - pooled) * (1.0 / len(theirs) + 1.0 / len(others)))
-    return error > 0.0 and abs(sum(theirs) / len(theirs) - sum(others) / len(others)) > 4.0 * error
+    return abs(sum(theirs) / len(theirs) - sum(others) / len(others)) > 4.0 * error
 
 
 def _poisson_tail(count: int, mean: float) -> float:

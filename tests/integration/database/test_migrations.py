@@ -62,6 +62,30 @@ def test_the_migrations_make_the_tables_that_the_code_declares(database_url: str
     assert [difference[: len(told[0])] for difference in differences] == told if told else differences == []
 
 
+def pragmas_of(engine: Engine) -> dict[str, object]:
+    """What SQLite itself says of each table: its columns with type, emptiness and place in the key, whether numbers are given once."""
+    with reading(engine) as connection:
+        made = {row.name: row.sql for row in connection.execute(text("SELECT name, sql FROM sqlite_master WHERE type = 'table'"))}
+        return {
+            name: (
+                "AUTOINCREMENT" in sql.upper(),
+                {row.name: (row.type, row.notnull, row.pk) for row in connection.execute(text(f'PRAGMA table_info("{name}")'))},
+            )
+            for name, sql in made.items()
+            if name in metadata.tables
+        }
+
+
+def test_on_sqlite_tables_made_from_the_code_are_those_that_the_migrations_make(sqlite_url: str, tmp_path: Path) -> None:
+    migrated, declared = open_engine(sqlite_url), open_engine(f"sqlite:///{tmp_path / 'declared.db'}")
+    metadata.create_all(declared)
+    told = pragmas_of(declared)
+    assert set(told) == set(metadata.tables)
+    assert told == pragmas_of(migrated)
+    migrated.dispose()
+    declared.dispose()
+
+
 def is_no_era(name: str | None, kind: str, _parents: object) -> bool:
     """Partitions of the inbox are data, not schema."""
     return kind != "table" or re.fullmatch(r"inbox_\d+", name or "") is None

@@ -92,3 +92,29 @@ def test_a_record_was_received_from_2000_to_2200(moment: datetime, inside: bool)
 
 def test_a_record_without_any_headers_is_described() -> None:
     assert decode(Record([], value=b"\x00\x01")).problem is not None
+
+
+@pytest.mark.parametrize("name", ["ce_id", "ce_source", "ce_type"])
+def test_a_name_has_one_to_200_characters_and_a_longer_one_is_shown_by_its_first_forty(name: str) -> None:
+    for length in (1, 200):
+        assert decode(record(event_of(observation("o", of="t")), **{name: b"x" * length})).event is not None
+    problem = decode(record(event_of(observation("o", of="t")), **{name: b"x" * 201})).problem
+    assert problem == f"broken envelope: header {name} is {'x' * 40!r}, 1 to 200 characters without NUL are needed"
+
+
+@pytest.mark.parametrize(("stamp", "micros"), [(None, 0), (0, 0), (-1, 0), (-5_000, 0), (1, 1_000), (1_500, 1_500_000)])
+def test_a_timestamp_is_in_milliseconds_and_none_from_before_1970(stamp: int | None, micros: int) -> None:
+    told = Record([("ce_id", b"1"), ("ce_source", b"s"), ("ce_type", b"t")], timestamp=stamp)
+    delivery = decode(told)
+    assert delivery.received_at == datetime(1970, 1, 1, tzinfo=UTC) + micros * MICROSECOND
+    assert delivery.event is not None
+    assert delivery.event.time == delivery.received_at
+
+
+def test_a_record_without_key_value_or_a_header_s_text_is_read_as_empty() -> None:
+    headers = [("ce_id", b"1"), ("ce_source", b"s"), ("ce_type", b"t"), ("x", None)]
+    delivery = decode(Record(headers, key=None, value=None))
+    assert delivery.event is not None
+    assert (delivery.event.key, delivery.event.data, delivery.value, delivery.headers["x"]) == ("", b"", b"", "")
+    broken = decode(Record([*headers, ("y", b"\xff"), ("z", None)], value=b"v", key=b"k"))
+    assert (broken.event, broken.headers["y"], broken.headers["z"], broken.value) == (None, "\ufffd", "", b"v")

@@ -25,6 +25,7 @@ class ObedientSink:
         self.failure: Exception | None = None
         self.open = threading.Event()
         self.open.set()
+        self.closed = 0
 
     def send(self, events: Sequence[OutgoingEvent]) -> list[Sent]:
         self.open.wait(5)
@@ -45,7 +46,8 @@ class ObedientSink:
 
     def rotate(self, *, applied_before: datetime) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self.closed += 1
 
 
 @pytest.fixture
@@ -106,3 +108,79 @@ def test_bytes_in_flight_are_bounded_and_given_back(inbox: DirectInbox) -> None:
         asyncio.run(inbox.append([event("a", size=1_800)]))
     for _ in range(5):
         asyncio.run(inbox.append([event("a", size=1_500)]))
+
+
+def test_bytes_up_to_the_bound_are_taken_and_one_more_is_refused_until_the_first_are_answered(
+    inbox: DirectInbox, sink: ObedientSink
+) -> None:
+    """Each event counts 300 bytes beside its data: 2 x 300 + 1,400 = 2,000."""
+
+    async def story() -> list[Receipt]:
+        sink.open.clear()
+        first = asyncio.create_task(inbox.append([event("a", size=1_000), event("b", size=400)]))
+        await asyncio.sleep(0.02)
+        with pytest.raises(Overloaded, match="2000 bytes wait") as refused:
+            await inbox.append([event("c", size=0)])
+        assert refused.value.retry_after_s == 1.0
+        sink.open.set()
+        return await first
+
+    assert asyncio.run(story()) == [Receipt.ACCEPTED] * 2
+    with pytest.raises(Overloaded, match=r"^0 bytes"):
+        asyncio.run(inbox.append([event("a", size=1_701)]))
+    assert asyncio.run(inbox.append([event("a", size=1_700)])) == [Receipt.ACCEPTED]
+
+
+def test_who_is_sent_together_are_at_most_two_thousand_events_and_whole_requests(sink: ObedientSink) -> None:
+    inbox = DirectInbox(sink, clock=lambda: NOON)
+
+    async def story() -> list[list[Receipt]]:
+        sink.open.clear()
+        waiting = [asyncio.create_task(inbox.append([event("first")]))]
+        await asyncio.sleep(0.02)
+        waiting += [asyncio.create_task(inbox.append([event(f"{size}")] * size)) for size in (1_000, 1_000, 1, 2_001, 1)]
+        await asyncio.sleep(0.05)
+        sink.open.set()
+        return await asyncio.gather(*waiting)
+
+    assert [len(receipts) for receipts in asyncio.run(story())] == [1, 1_000, 1_000, 1, 2_001, 1]
+    inbox.close()
+    assert [len(sent) for sent in sink.sends] == [1, 2_000, 1, 2_001, 1]
+
+
+def test_of_a_request_all_is_acknowledged_or_the_caller_hears_how_much_is_not(inbox: DirectInbox, sink: ObedientSink) -> None:
+    sink.deaf_to = {"b", "c"}
+    with pytest.raises(Unavailable, match="did not acknowledge 2 of 3 events"):
+        asyncio.run(inbox.append([event("a"), event("b"), event("c")]))
+    with pytest.raises(BadRequest) as refused:
+        asyncio.run(inbox.append([event("b"), event("too-large")]))
+    assert refused.value.code == "too_large"
+
+
+def test_what_waits_at_the_end_is_sent_and_nothing_is_taken_after_it(sink: ObedientSink) -> None:
+    inbox = DirectInbox(sink, clock=lambda: NOON)
+    inbox.close()
+    with pytest.raises(Unavailable, match="the door is closing"):
+        asyncio.run(inbox.append([event("late")]))
+    assert sink.closed == 1
+
+
+def test_an_answer_nobody_waits_for_any_more_harms_nobody(inbox: DirectInbox, sink: ObedientSink) -> None:
+    async def story() -> list[Receipt]:
+        sink.open.clear()
+        gone = asyncio.create_task(inbox.append([event("a")]))
+        await asyncio.sleep(0.02)
+        gone.cancel()
+        sink.open.set()
+        return await inbox.append([event("b")])
+
+    assert asyncio.run(story()) == [Receipt.ACCEPTED]
+
+
+def test_without_another_bound_thirty_two_mebibytes_are_in_flight(sink: ObedientSink) -> None:
+    inbox = DirectInbox(sink, clock=lambda: NOON)
+    half = event("a", size=16 * 1024 * 1024 - 300)
+    assert asyncio.run(inbox.append([half, half])) == [Receipt.ACCEPTED] * 2
+    with pytest.raises(Overloaded):
+        asyncio.run(inbox.append([half, event("b", size=16 * 1024 * 1024 - 299)]))
+    inbox.close()

@@ -1,16 +1,17 @@
 """[kafka]: contradictions refused, clients told, and every difference of a topic said in a sentence with its cure."""
 
+import json
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.domain.errors import BadConfig
+from app.domain.errors import BadConfig, Unavailable
 from app.messaging.cluster import Cluster
-from app.messaging.options import KafkaConfig, kafka_config, mismatches, topic_settings
+from app.messaging.options import KafkaConfig, kafka_config, kept_for, mismatches, topic_settings
 from app.messaging.profiles import consumer_settings, producer_settings
-from app.messaging.security import security_settings
+from app.messaging.security import ClientCredentials, security_settings
 from app.messaging.topics import TopicAdmin
 
 
@@ -143,3 +144,118 @@ def test_partitions_are_those_of_the_table_and_may_only_be_added() -> None:
     assert Cluster(bootstrap=None, address_file=Path("none"), options=config).partitions == 6
     with pytest.raises(BadConfig, match="at least one"):
         kafka_config({"kafka": {"partitions": 0}})
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({}, None),
+        ({"cleanup.policy": "compact"}, None),
+        ({"retention.ms": "0"}, timedelta(0)),
+        ({"retention.ms": "1"}, timedelta(milliseconds=1)),
+        ({"retention.ms": "-1"}, timedelta.max),
+        ({"retention.ms": "1", "cleanup.policy": "compact"}, timedelta.max),
+        ({"retention.ms": "1", "cleanup.policy": "delete"}, timedelta(milliseconds=1)),
+        ({"retention.ms": str(2**63 - 1)}, timedelta(milliseconds=10**14)),
+    ],
+)
+def test_how_long_a_topic_keeps_a_record(settings: dict[str, str], kept: timedelta | None) -> None:
+    assert kept_for(settings) == kept
+
+
+def test_a_topic_may_keep_an_event_exactly_as_long_as_it_is_known_again() -> None:
+    config, known = KafkaConfig(replication=1, min_insync_replicas=1), timedelta(days=30)
+
+    def told(retention_ms: int) -> list[str]:
+        settings = {"retention.ms": str(retention_ms)}
+        return mismatches(config, "ratchet.events", partitions=6, replication=1, settings=settings, known_for=known)
+
+    assert told(30 * 86_400_000) == []
+    assert "keeps records for 30 days, 0:00:00.001000, events are known again for 30 days" in told(30 * 86_400_000 + 1)[0]
+
+
+@pytest.mark.parametrize(
+    ("setting", "fine", "wrong"),
+    [
+        ("max.message.bytes", ["1048588", "1048589"], ["1048587"]),
+        ("min.insync.replicas", ["2", "3"], ["1"]),
+        ("retention.ms", ["86400000"], ["86399999", "86400001", "-1"]),
+        ("cleanup.policy", ["compact,delete", "delete,compact"], ["delete", "compact"]),
+    ],
+)
+def test_larger_messages_and_more_replicas_in_step_are_fine_and_everything_else_is_as_it_is_asked_for(
+    setting: str, fine: list[str], wrong: list[str]
+) -> None:
+    config = KafkaConfig(retention_ms=86_400_000, cleanup_policy="compact,delete")
+    for found in fine:
+        assert mismatches(config, "t", partitions=6, replication=3, settings={setting: found}) == []
+    for found in wrong:
+        (told,) = mismatches(config, "t", partitions=6, replication=3, settings={setting: found})
+        assert f"topic t has {setting}={found}, [kafka] asks for" in told
+        assert f"set {setting.replace('.', '_')} in [kafka]" in told
+
+
+def test_a_table_without_contradictions_is_taken_as_it_stands() -> None:
+    for table in (
+        {"partitions": 1}, {"replication": 2, "min_insync_replicas": 2}, {"certificate_file": "c", "key_file": "k", "security": "SSL"},
+        {"security": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER", "username": "u", "token_url": "https://t"},
+        {"security": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "username": "u"},
+    ):  # fmt: skip
+        assert kafka_config({"kafka": table}) == KafkaConfig(**table)  # type: ignore[arg-type]
+    for table in ({"key_file": "k"}, {"token_url": "https://t"}, {"replication": 2, "min_insync_replicas": 3}, {"partitions": 0}):
+        with pytest.raises(BadConfig):
+            kafka_config({"kafka": table})
+
+
+def bearer(token: Path, *, scope: str | None = None) -> ClientCredentials:
+    return ClientCredentials(token.as_uri(), "ratchet", "hush", scope=scope)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kept"), [({"expires_in": 3600}, True), ({"expires_in": 100}, True), ({"expires_in": 60}, False), ({}, False)]
+)
+def test_a_token_is_kept_until_a_minute_before_it_ends(tmp_path: Path, answer: dict[str, int], *, kept: bool) -> None:
+    """Where it ends within that minute, each connection gets a fresh one. The server is a file: what it says is what lies in it."""
+    server = tmp_path / "token.json"
+    provider = bearer(server)
+    tokens: list[str] = []
+    for name in ("first", "second"):
+        server.write_text(json.dumps({"access_token": name} | answer))
+        tokens.append(provider.token())
+    assert tokens == ["first", "first" if kept else "second"]
+
+
+@pytest.mark.parametrize(
+    "answer", ["", "[]", "{}", '{"access_token": "x", "expires_in": "soon"}', '{"access_token": "x", "expires_in": null}']
+)
+def test_a_server_that_gives_no_token_is_unavailable_and_is_asked_again(tmp_path: Path, answer: str) -> None:
+    server = tmp_path / "token.json"
+    provider = bearer(server)
+    with pytest.raises(Unavailable, match="no token for Kafka"):
+        provider.token()
+    server.write_text(answer)
+    with pytest.raises(Unavailable, match="check token_url and RATCHET_KAFKA_PASSWORD"):
+        provider.token()
+    server.write_text('{"access_token": "good", "expires_in": 3600}')
+    assert provider.token() == "good"
+
+
+@pytest.mark.parametrize(("security", "settings"), [
+    ("PLAINTEXT", {}),
+    ("SSL", {"security_protocol": "SSL", "ssl_check_hostname": True}),
+])  # fmt: skip
+def test_without_a_user_nothing_but_the_protocol_is_told(security: str, settings: dict[str, Any]) -> None:
+    assert security_settings(cluster(None, security=security)) == settings
+    assert security_settings(Cluster(bootstrap=None, address_file=Path("none"), options=KafkaConfig(security="SSL"))) == {}
+
+
+def test_sasl_without_tls_names_no_files_and_tokens_come_from_the_named_url() -> None:
+    plain = security_settings(cluster(security="SASL_PLAINTEXT", sasl_mechanism="PLAIN", username="u"))
+    assert plain == {
+        "security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "sasl_plain_username": "u", "sasl_plain_password": "hush",
+    }  # fmt: skip
+    tokens = security_settings(
+        cluster(security="SASL_SSL", sasl_mechanism="OAUTHBEARER", username="u", token_url="https://t", check_hostname=False)
+    )
+    assert isinstance(tokens.pop("sasl_oauth_token_provider"), ClientCredentials)
+    assert tokens == {"security_protocol": "SASL_SSL", "ssl_check_hostname": False, "sasl_mechanism": "OAUTHBEARER"}

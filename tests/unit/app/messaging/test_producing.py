@@ -26,7 +26,7 @@ from app.messaging.broker import broker_command
 from app.messaging.cluster import Cluster, announce, announced_port
 from app.messaging.profiles import consumer_settings, mend_idempotence, network_settings, producer_settings
 from app.messaging.semaphore import ByteSemaphore
-from app.messaging.transmitters import BatchTransmitter, _outcome
+from app.messaging.transmitters import WAIT_S, BatchTransmitter, _outcome
 
 
 def test_bytes_in_flight_are_bounded_and_waiting_ends_when_room_is_made() -> None:
@@ -42,6 +42,29 @@ def test_one_record_larger_than_the_bound_passes_alone() -> None:
     semaphore = ByteSemaphore(10)
     assert semaphore.acquire(50, timeout_s=0)
     assert not semaphore.acquire(1, timeout_s=0)
+
+
+def test_bytes_up_to_the_bound_are_in_flight_and_one_more_waits() -> None:
+    semaphore = ByteSemaphore(100)
+    assert semaphore.acquire(60, timeout_s=0)
+    assert semaphore.acquire(40, timeout_s=0)
+    assert not semaphore.acquire(1, timeout_s=0)
+    semaphore.release(1)
+    assert semaphore.acquire(1, timeout_s=0)
+    assert semaphore.held == 100
+    semaphore.release(100)
+    assert semaphore.held == 0
+    with pytest.raises(AssertionError, match="more bytes released"):
+        semaphore.release(1)
+
+
+def test_who_waits_for_room_is_woken_by_it_and_not_by_the_end_of_its_patience() -> None:
+    semaphore = ByteSemaphore(10)
+    semaphore.acquire(10, timeout_s=0)
+    threading.Timer(0.02, semaphore.release, [10]).start()
+    began = time.monotonic()
+    assert semaphore.acquire(10, timeout_s=60)
+    assert time.monotonic() - began < 30
 
 
 def cluster(tmp_path: Path, bootstrap: str | None = None) -> Cluster:
@@ -70,6 +93,25 @@ def test_the_profiles_are_those_that_were_measured(tmp_path: Path) -> None:
     assert (real["enable_idempotence"], real["acks"]) == (True, "all")
     consumer = consumer_settings(cluster(tmp_path))
     assert (consumer["fetch_max_wait_ms"], consumer["enable_auto_commit"], consumer["auto_offset_reset"]) == (200, False, "earliest")
+
+
+def test_a_record_has_its_word_before_anybody_gives_it_up(tmp_path: Path) -> None:
+    """A delivery ends after some tries and after the time that a batch was filled; nobody waits for a broker longer than for a delivery."""
+    real, consumer = producer_settings(cluster(tmp_path, "kafka:9092")), consumer_settings(cluster(tmp_path, "kafka:9092"))
+    announce(tmp_path / "broker.json", 19092)
+    embedded = network_settings(cluster(tmp_path))
+    assert real["delivery_timeout_ms"] >= 2 * real["request_timeout_ms"] + real["linger_ms"]
+    for patience in (real["max_block_ms"], real["bootstrap_timeout_ms"], real["request_timeout_ms"], embedded["request_timeout_ms"]):
+        assert patience == embedded["bootstrap_timeout_ms"] == consumer["bootstrap_timeout_ms"]
+    assert real["delivery_timeout_ms"] < WAIT_S * 1000
+    for settings in (real, consumer):
+        assert (settings["allow_auto_create_topics"], settings["metrics_enabled"]) == (False, False)
+        assert settings["reconnect_backoff_max_ms"] <= 1_000
+    assert consumer["auto_offset_reset"] == "none", "a reset is ours to notice"
+    assert real["batch_size"] <= real["max_request_size"]
+    assert "fetch_max_wait_ms" not in consumer
+    assert consumer["metadata_max_age_ms"] == 5_000, "how late a topic that was made anew is noticed"
+    assert consumer_settings(cluster(tmp_path))["receive_message_max_bytes"] == 2**30
 
 
 def test_the_idempotent_producer_asks_for_a_new_id_after_it_forgot_the_old_one() -> None:

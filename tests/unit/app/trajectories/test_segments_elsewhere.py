@@ -1,6 +1,8 @@
 """Segments where files cannot be renamed into their place: an object appears when its upload ends, and a store that is away says so."""
 
 import datetime as dt
+import hashlib
+import os
 from pathlib import Path
 
 import pyarrow.fs as pafs
@@ -101,3 +103,47 @@ def test_an_address_that_is_none_and_a_name_that_leads_elsewhere_are_refused(sto
     for name in ("", ".hidden", "a/b"):
         with pytest.raises(BadInput, match="is no name of a segment"):
             store.write(name, [A])
+
+
+def test_a_claim_is_named_after_its_turn_and_counts_as_old_after_the_moment_it_was_written(tmp_path: Path) -> None:
+    store = ParquetSegments(str(tmp_path / "made" / "with" / "parents"))
+    claim = store.deposit(A)
+    assert claim.segment == "claim-" + hashlib.blake2b(b"a", digest_size=16).hexdigest()
+    file = tmp_path / "made" / "with" / "parents" / "claims" / f"{claim.segment}.parquet"
+    assert (claim.bytes, claim.digest) == (file.stat().st_size, hashlib.sha256(file.read_bytes()).hexdigest())
+    os.utime(file, (1_000_000_000, 1_000_000_000))
+    written = dt.datetime.fromtimestamp(1_000_000_000, dt.UTC)
+    assert store.claims(written) == []
+    assert store.claims(written + dt.timedelta(microseconds=1)) == [claim.segment]
+    (file.parent / "note.parquet").write_bytes(b"")
+    assert store.claims(LATER) == [claim.segment]
+
+
+def test_a_large_segment_is_merged_into_files_of_about_the_size_and_nobody_is_lost(tmp_path: Path) -> None:
+    store = ParquetSegments(str(tmp_path))
+    sizes = {f"s-0-{n}": store.write_sized(f"s-0-{n}", [payload_of(turn(f"{n}-{m}")) for m in range(3)]) for n in range(4)}
+    assert all(size == store.size(name) > 0 for name, size in sizes.items())
+    made: list[str] = []
+
+    def target(policy: str) -> str:
+        made.append(f"day-{policy}.{len(made)}")
+        return made[-1]
+
+    held = store.merge(sizes, target=target, at_most_bytes=1 << 30)
+    assert held == {"day-composer.0": frozenset(f"{n}-{m}" for n in range(4) for m in range(3))}
+    assert store.turns("day-composer.0") == [f"{n}-{m}" for n in range(4) for m in range(3)], "in the order of their segments"
+    assert store.erase("day-composer.0", frozenset({"0-0", "3-2", "nobody"})) == 2
+    assert len(store.turns("day-composer.0")) == 10
+    assert store.erase("day-composer.0", frozenset(store.turns("day-composer.0"))) == 10
+    assert store.size("day-composer.0") == 0
+
+
+def test_word_of_the_forgotten_is_a_file_beside_the_segments_and_nothing_else_is_read_as_one(tmp_path: Path) -> None:
+    store = ParquetSegments(str(tmp_path))
+    moment = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    store.note_erasure("p", moment)
+    (tmp_path / "erasures" / "p.json.1.partial").write_text("{")
+    assert store.noted_erasures() == {"p": moment}
+    assert [path.name for path in sorted((tmp_path / "erasures").iterdir())] == ["p.json", "p.json.1.partial"]
+    assert store.unchanged_since("nothing") is None
+    assert store.erase("nothing", None) == 0
