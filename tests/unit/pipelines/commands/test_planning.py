@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from app.domain.errors import BadConfig
-from pipelines.commands.demonstration.planning import CYCLE, MOST_PATIENCE, Forecast, Part, Speed, cycle_parts, fit, last_parts, spoken
+from pipelines.commands.demonstration.planning import CYCLE, Forecast, Part, Speed, cycle_parts, fit, last_parts, spoken
 from pipelines.commands.demonstration.profiles import GIB, PROFILES, Profile, require_memory
 from pipelines.evaluation.statistics.suites.paired import compare
 
@@ -37,7 +37,7 @@ def test_a_slow_machine_keeps_the_promise_and_takes_its_time() -> None:
 
 
 def test_patience_has_an_end() -> None:
-    assert fit(REAL, speed(0.01)).profile.patience == MOST_PATIENCE
+    assert fit(REAL, speed(0.01)).profile.patience == 10.0
 
 
 def test_the_plan_is_said_in_one_sentence_with_its_sizes() -> None:
