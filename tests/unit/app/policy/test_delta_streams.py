@@ -255,7 +255,8 @@ def checked(*, relative: bool = True, **changes: Any) -> None:
 
 def test_a_header_at_its_very_bounds_is_taken() -> None:
     checked()
-    checked(below=[255]), checked(below=[1])
+    checked(below=[255])
+    checked(below=[1])
     checked(parts=[Part("w", 0, 5, [3, 2], [0, 5])])
     checked(parts=[Part("w", 0, 10, [1, 0], [0, 0])])
     seven = {"below": [8, 7, 6, 5, 4, 3, 2], "listings": [Listing.NEAR] * 8, "least": [0] * 8, "frames": [0] * 40}

@@ -15,11 +15,12 @@ from app.domain.errors import Refused
 from app.domain.learning.cycles import Cycle, CycleStatus
 from app.domain.release.releases import IN_FLIGHT, Pointer, Release, ReleaseState
 from app.domain.views.measures import difference
-from app.domain.views.operations import Exposed
+from app.domain.views.operations import Exposed, LabelRow
 from pipelines.commands.demonstration.outcome import Outcome
 from pipelines.commands.demonstration.planning import Part, Speed, cycle_parts, fit, last_parts
 from pipelines.commands.demonstration.profiles import PROFILES
 from pipelines.commands.demonstration.screen import Screen
+from pipelines.commands.demonstration.sight import look
 from pipelines.commands.demonstration.story import Ended, Story, _failures, _part_of
 from pipelines.supervisor import Program
 from tests.unit.pipelines.commands.test_demonstration import NOW, SHARES, cycle, release, sight
@@ -49,7 +50,8 @@ def story(tmp_path: Path) -> Iterator[Story]:
     deployment = SimpleNamespace(url="http://127.0.0.1:1", logs=tmp_path, environment={"A": "b"})
     made = Story(
         deployment=cast("Any", deployment), plan=plan, speed=SPEED, supervisor=cast("Any", Supervisor()),
-        outcome=Outcome(model="m", seed=1), screen=Screen(title="", url="", console=Console(file=StringIO()), shares=()), seed=7, deadline=None, target=0.0,
+        outcome=Outcome(model="m", seed=1), seed=7,
+        screen=Screen(title="", url="", console=Console(file=StringIO()), shares=()), deadline=None, target=0.0,
         stopping=lambda: False, shares=SHARES,
     )  # fmt: skip
     yield made
@@ -237,6 +239,30 @@ def test_each_further_look_at_the_gain_has_half_the_error_of_the_one_before(stor
     assert story.outcome.lengths == difference([9.0] * 12, [9.0] * 12)
     assert story.outcome.dissatisfied is None
     assert story.outcome.pairs == []
+
+
+class Asked:
+    """A deployment that counts how often its labels were read."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def labels(self, policy: str) -> tuple[LabelRow, ...]:
+        self.read += 1
+        return (label(),) * self.read
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: ()
+
+
+@pytest.mark.parametrize(("later_s", "read"), [(0.0, 1), (2.99, 1), (3.0, 2)])
+def test_labels_are_read_anew_after_three_seconds(later_s: float, read: int) -> None:
+    asked = Asked()
+    first = look(cast("Any", asked), "composer", NOW)
+    second = look(cast("Any", asked), "composer", NOW + timedelta(seconds=later_s), first)
+    assert (asked.read, len(second.labels)) == (read, read)
+    assert second.labels_read_at == (NOW if read == 1 else NOW + timedelta(seconds=later_s))
+    assert second.seen_at == NOW + timedelta(seconds=later_s)
 
 
 def test_a_run_stands_still_after_five_minutes_of_nothing_on_a_machine_that_needs_no_patience(story: Story) -> None:

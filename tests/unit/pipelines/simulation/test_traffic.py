@@ -35,7 +35,8 @@ class Service:
         self.at_once -= 1
         if self.refuses:
             self.refuses -= 1
-            raise openai.APIStatusError("full", response=httpx.Response(429, request=httpx.Request("POST", "http://x")), body=None)
+            full: Any = httpx.Response(429, request=httpx.Request("POST", "http://x"))  # its client has a Response of its own
+            raise openai.APIStatusError("full", response=full, body=None)
         self.asked.append({"user": user, "consent": consent, **metadata})
         return Answer(inference_id=f"i{len(self.asked)}", episode_id="e", text="    return 1", version="v1", received_at=NOON)
 
