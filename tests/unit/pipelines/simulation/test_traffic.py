@@ -5,11 +5,10 @@ import itertools
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import openai
-import pytest
 
 from pipelines.simulation.client import Answer, observation
 from pipelines.simulation.diary import Diary
@@ -126,20 +125,27 @@ def test_the_ledger_holds_what_was_acknowledged_and_the_tally_what_was_not(tmp_p
     assert tally.line() == f"answers=3 events={len(accepted)} events_given_up=3"
 
 
-def test_a_refusal_is_counted_by_its_status_and_costs_no_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    service, waited, sleep = Service(refuses=2), list[float](), asyncio.sleep
+class Hasty(asyncio.SelectorEventLoop):
+    """Waits for nothing, and keeps how long it should have."""
 
-    async def soon(seconds: float) -> None:
-        waited.append(seconds)
-        await sleep(0)
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited: list[float] = []
 
-    monkeypatch.setattr("pipelines.simulation.traffic.asyncio.sleep", soon)
-    tally = come(service, traffic(tmp_path, turns=1, horizons_s=(3.0, 5.0)))
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        self.waited.append(delay)
+        return super().call_later(0.0, callback, *args, context=context)
+
+
+def test_a_refusal_is_counted_by_its_status_and_costs_no_turn(tmp_path: Path) -> None:
+    service, loop, tally = Service(refuses=2), Hasty(), Tally()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(drive(cast("Any", service), Editor(), traffic(tmp_path, turns=1, horizons_s=(3.0, 5.0)), tally))
     assert (tally.counts["refused_429"], tally.counts["answers"]) == (2, 1)
-    pauses = [seconds for seconds in waited if seconds not in (0, 2.0, 3.0)]
+    *pauses, first, second = loop.waited
     assert len(pauses) == 2
     assert all(0.3 <= seconds <= 1.0 for seconds in pauses)
-    assert [seconds for seconds in waited if seconds in (2.0, 3.0)] == [3.0, 2.0], "horizons are counted from the answer"
+    assert (first, second) == (3.0, 2.0), "horizons are counted from the answer"
 
 
 def test_an_observation_s_id_is_a_function_of_the_turn() -> None:
