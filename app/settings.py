@@ -84,18 +84,18 @@ class Settings:
     ingest: str
     """`inbox` (ack after the inbox commit) or `direct` (ack after a replicated broker's ack)."""
     log_level: str
-    standby_required: bool = False
+    standby_required: bool
     """RATCHET_STANDBY=required: refuse a database whose commits wait for no standby."""
-    log_format: str = "text"
+    log_format: str
     """`text`, or `json`: one object per line."""
-    drain_s: float = 0.5
+    drain_s: float
     """RATCHET_DRAIN_S: how long the api, when it is told to end, finishes the answers that are being written; others are refused meanwhile.
     As long as the longest answer where people use it, so that an upgrade cuts none off."""
-    traces: str | None = None
+    traces: str | None
     """RATCHET_TRACES: an OpenTelemetry collector (OTLP over HTTP), such as `http://collector:4318`; unset: nothing is traced."""
-    traces_share: float = 0.01
+    traces_share: float
     """RATCHET_TRACES_SHARE: of turns whose caller does not say whether its trace is taken (`traceparent`)."""
-    metrics: str | None = None
+    metrics: str | None
     """Where relay, ingest, label, loop and watch show their metrics and answer probes, such as `0.0.0.0:9464`; unset: nowhere."""
 
     @property

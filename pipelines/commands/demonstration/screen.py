@@ -31,6 +31,8 @@ FRESH_S = 15.0
 WAY = ("TRAINED", "OFFLINE", "QUEUED", "CANARY", "READY", "APPROVED", "PROMOTING", "CHAMPION")
 LONGEST_DETAIL = 40
 PICTURE_COLUMNS, PICTURE_LINES = 150, 38
+ABOVE_LOG = 28
+"""Lines of a view that what happened cannot have: the parts above it, and the frame."""
 BAR = 20
 """Characters of the plain progress bar."""
 GOOD = frozenset({ReleaseState.CHAMPION, ReleaseState.SUPERSEDED})
@@ -140,7 +142,7 @@ class Screen:
         layout = Layout()
         layout.split_column(
             Layout(self._head(), size=4), Layout(self._bars(sight), size=6), Layout(_versions(sight), size=8),
-            Layout(_releases(sight, self.shares), size=8), Layout(self._log(), name="log"),
+            Layout(_releases(sight, self.shares), size=8), Layout(self._log(lines - ABOVE_LOG), name="log"),
         )  # fmt: skip
         return Panel(layout, title=self.title, height=lines)
 
@@ -159,8 +161,9 @@ class Screen:
             table.add_row(name, ProgressBar(total=max(of, 1), completed=min(at, of), width=40), f"{at:.0f}/{of:.0f}", detail)
         return table
 
-    def _log(self) -> RenderableType:
-        lines = [Text(f"{_clock(at)}  {sentence}", overflow="ellipsis", no_wrap=True) for at, sentence in list(self._said)[-12:]]
+    def _log(self, most: int) -> RenderableType:
+        newest = list(self._said)[-max(1, most) :]
+        lines = [Text(f"{_clock(at)}  {sentence}", overflow="ellipsis", no_wrap=True) for at, sentence in newest]
         return Group(*lines)
 
 

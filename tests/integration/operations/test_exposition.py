@@ -39,7 +39,7 @@ def test_a_process_is_ready_when_it_says_so_and_live_before() -> None:
         server.server_close()
 
 
-@pytest.mark.parametrize("address", ["9464", "here:", "0.0.0.0:x", "127.0.0.1:70000"])
+@pytest.mark.parametrize("address", ["9464", "here:", "0.0.0.0:x", "127.0.0.1:65536", ":9464", "127.0.0.1:"])
 def test_what_is_no_address_is_refused_in_a_sentence(address: str) -> None:
     with pytest.raises(BadConfig, match="set it to an address such as"):
         expose(Instruments("label"), address)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.domain.release.versions import RunStatus, TrainingRun, Version, VersionKind
-from app.registry.mlflow_registry import MlflowRegistry
+from app.registry.mlflow_registry import MlflowRegistry, _metrics, _millis, _params
 
 ROOT = Path(__file__).resolve().parents[3]
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -88,3 +88,23 @@ def test_a_server_that_is_away_is_said_to_be_soon(tmp_path: Path) -> None:
     )
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=600, cwd=ROOT)
     assert float(told.stdout) < 30.0
+
+
+def test_numbers_of_a_report_become_metrics_with_steps_and_what_is_no_number_is_left_out() -> None:
+    tree = {
+        "loss": 1.5, "turns": 3, "fits": True, "name": "x", "odd": float("nan"), "by=who": {"a,b": 2.0}, "none": None,
+        "curve": [1.0, {"kl": 0.5}, "y", 4],
+    }  # fmt: skip
+    assert [(one.key, one.value, one.timestamp, one.step) for one in _metrics(tree, 77)] == [
+        ("loss", 1.5, 77, 0), ("turns", 3.0, 77, 0), ("fits", 1.0, 77, 0), ("by_who.a_b", 2.0, 77, 0), ("curve", 1.0, 77, 0),
+        ("curve.kl", 0.5, 77, 1), ("curve", 4.0, 77, 3),
+    ]  # fmt: skip
+
+
+def test_parameters_are_named_by_their_tables_and_cut_where_mlflow_refuses_more() -> None:
+    found = _params({"a": {"b=c": 1, "d": None}, "long": "x" * 6001})
+    assert [(one.key, one.value) for one in found] == [("a.b_c", "1"), ("a.d", "None"), ("long", "x" * 6000)]
+
+
+def test_moments_are_milliseconds() -> None:
+    assert _millis(datetime(2026, 1, 1, 0, 0, 1, 500_900, tzinfo=UTC)) == 1_767_225_601_500

@@ -191,3 +191,97 @@ def test_tests_that_are_to_be_seen_are_run_and_failures_named(folder: Path) -> N
     (folder / "sub" / "seen_test_bad.py").unlink()
     done = subprocess.run([sys.executable, str(RUNNER)], capture_output=True, check=False)
     assert (done.returncode, done.stdout.decode().strip()) == (0, "2 passed, 0 failed, 1 files want packages that are not here")
+
+
+# --- the step that another model does ----------------------------------------------------------------------------------------------
+
+
+def answered(name: str, *given: Any) -> Message:
+    return {"content": json.dumps({name: given})}
+
+
+@pytest.fixture
+def found(work: Work, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Work:
+    """The same, with a search model; a hundred and two files, of which one is long."""
+    monkeypatch.setenv("OPENAI_SEARCH_MODEL", "scout")
+    for number in range(101):
+        (tmp_path / f"f{number:03d}.py").write_text(f"Alpha {number}\n" + "x" * 200 + f" beta {number}\n")
+    (tmp_path / "long.py").write_text("".join(f"gamma {number}\n" for number in range(1, 101)))
+    return work
+
+
+def test_the_search_model_is_asked_for_texts_and_then_for_places_before_the_first_turn(found: Work) -> None:
+    place = {"path": "long.py", "first": 2, "last": 3}
+    code, service = found(answered("texts", "ALPHA 1", " "), answered("places", place), {"content": "Done."})
+    texts, places, turn = service.asked
+    assert code == 0
+    for asked in (texts, places):
+        assert (asked["model"], asked["max_tokens"], asked["temperature"]) == ("scout", 200, 1.0)
+        assert asked["messages"][1]["content"].startswith("Mend it.\n\nFiles:\n")
+    assert texts["messages"][1]["content"].splitlines()[3:] == [f"f{number:03d}.py" for number in range(100)]
+    assert texts["response_format"]["json_schema"]["schema"]["properties"]["texts"] == {
+        "type": "array", "items": {"type": "string", "maxLength": 40}, "minItems": 1, "maxItems": 4,
+    }  # fmt: skip
+    hits = places["messages"][3]["content"].splitlines()
+    assert hits[:3] == ["f001.py:1: Alpha 1", "f010.py:1: Alpha 10", "f011.py:1: Alpha 11"]
+    named = places["response_format"]["json_schema"]["schema"]["properties"]["places"]
+    assert (named["minItems"], named["maxItems"]) == (1, 4)
+    assert named["items"]["properties"]["path"] == {"enum": ["f001.py", *(f"f{n:03d}.py" for n in range(10, 20)), "f100.py"]}
+    assert named["items"]["properties"]["first"] == {"type": "integer", "minimum": 1, "maximum": 2}
+    assert turn["messages"][1]["content"] == "Mend it.\n\nWhat a search found:\nlong.py:2-3\n2\tgamma 2\n3\tgamma 3"
+    assert len(turn["tools"]) == 6
+
+
+def test_texts_hits_and_places_beyond_the_most_are_left_out(found: Work) -> None:
+    place = {"path": "long.py", "first": 30, "last": 99}
+    _, service = found(answered("texts", "beta", "a", "b", "c", "gamma"), answered("places", *[place] * 5), {"content": "Done."})
+    hits = service.asked[1]["messages"][3]["content"].split("\n\n")[0].splitlines()
+    assert len(hits) == 60
+    assert max(len(hit) for hit in hits) == len("f000.py:2: ") + 160
+    assert not any("gamma" in hit for hit in hits)
+    shown = service.asked[2]["messages"][1]["content"].splitlines()
+    assert shown.count("long.py:30-89") == 4
+    assert shown[-1] == "89\tgamma 89"
+
+
+def test_texts_that_stand_nowhere_leave_all_files_to_choose_from_and_a_place_ends_with_its_file(found: Work) -> None:
+    place = {"path": "long.py", "first": 99, "last": 50}
+    _, service = found(answered("texts", "nowhere"), answered("places", place, {**place, "last": 200}), {"content": "Done."})
+    asked = service.asked[1]
+    assert asked["messages"][3]["content"] == "These texts stand nowhere.\n\nWhich places matter?"
+    among = asked["response_format"]["json_schema"]["schema"]["properties"]["places"]["items"]["properties"]["path"]["enum"]
+    assert among == [f"f{number:03d}.py" for number in range(100)]
+    assert service.asked[2]["messages"][1]["content"].splitlines()[3:] == [
+        "long.py:99-99", "99\tgamma 99", "long.py:99-100", "99\tgamma 99", "100\tgamma 100",
+    ]  # fmt: skip
+
+
+def test_a_search_model_that_refuses_or_says_nothing_costs_the_step_alone(found: Work, capsys: pytest.CaptureFixture[str]) -> None:
+    for refusal in (503, {"content": "no JSON"}, {"content": None}):
+        code, service = found(refusal, {"content": "Done."})
+        assert (code, service.asked[-1]["messages"][1]["content"]) == (0, "Mend it.")
+    assert capsys.readouterr().err.count("error:") == 3
+
+
+def test_with_one_file_there_is_nothing_to_choose_from(work: Work, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OPENAI_SEARCH_MODEL", "scout")
+    (tmp_path / "only.py").write_text("x\n")
+    assert len(work({"content": "Done."})[1].asked) == 1
+    (tmp_path / "more.py").write_text("y\n")
+    place = {"path": "more.py", "first": 1, "last": 1}
+    assert len(work(answered("texts", "y"), answered("places", place), {"content": "Done."})[1].asked) == 3
+
+
+def test_what_a_tool_says_is_cut_at_eight_thousand_characters_and_of_a_command_the_end_is_kept(work: Work, tmp_path: Path) -> None:
+    (tmp_path / "wide.txt").write_text("x" * 9000 + "\n")
+    _, service = work(call("read", path="wide.txt"), {"content": "Done."})
+    assert len(service.asked[1]["messages"][-1]["content"]) == 8000
+    said = agent.command([sys.executable, "-c", "import sys; sys.stdout.write('a' * 9000); sys.stderr.write('b' * 100)"])
+    assert said == "exit code 0\n" + "a" * 7900 + "b" * 100
+
+
+def test_lines_are_read_from_the_first_on(folder: Path) -> None:
+    assert use("read", path="a.txt", first=0, last=1) == "1\tline 1"
+    assert use("read", path="a.txt", first=10).splitlines()[-1] == "209\tline 209"
+    assert use("read", path="a.txt", first=2, last=2) == "2\tline 2"
+    assert use("read", path="a.txt", first=301) == ""

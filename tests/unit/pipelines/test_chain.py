@@ -41,6 +41,13 @@ def test_what_comes_from_elsewhere_is_not_continued_from() -> None:
     assert ahead(release("v5", S.QUEUED)) == (None, 0), "four updates away: nobody asks further back than may be ahead"
 
 
+def test_a_candidate_is_continued_from_within_the_chain_and_one_more_update() -> None:
+    assert ahead(release("v3", S.JUDGING), chain=1) == ("v3", 2)
+    assert ahead(release("v4", S.QUEUED), chain=1) == (None, 0)
+    assert ahead(release("v2", S.QUEUED), chain=0) == ("v2", 1)
+    assert ahead(release("v5", S.QUEUED), release("v2", S.CANARY)) == ("v2", 1), "the next one is asked"
+
+
 def test_a_chain_longer_than_labels_are_fresh_is_refused() -> None:
     assert loop_config({"schedule": {"chain": 2}}).schedule.chain == 2
     with pytest.raises(BadConfig, match="staleness"):

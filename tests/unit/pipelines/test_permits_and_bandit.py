@@ -1,5 +1,7 @@
 """Who may ask the engines, and which task is tried next."""
 
+import pytest
+
 from pipelines.rollouts.bandit import Learnability
 from pipelines.rollouts.permits import Permits, Pressure
 
@@ -71,3 +73,56 @@ def test_a_task_never_tried_is_tried_and_a_held_one_never() -> None:
     assert sorted(bandit.draw(20)) == sorted(bandit.tasks), "each once before any twice"
     assert "t3" not in bandit.draw(40, held={"t3": "cheated"})
     assert Learnability(["a"], seed=0).draw(3, held={"a": "held"}) == []
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "waiting", "allowed"),
+    [
+        (None, 0, 5.0), (None, 2, 5.0), (None, 3, 0.0),
+        (1.6, 0, 5.0), (1.61, 0, 2.0), (2.0, 0, 2.0), (2.01, 0, 0.0), (0.0, 2, 5.0), (1.61, 3, 0.0),
+    ],
+)  # fmt: skip
+def test_the_bounds_of_pressure_are_met_from_both_sides(wait_s: float | None, waiting: int, allowed: float) -> None:
+    kept = permits(Felt())
+    kept.allowed = 4.0
+    kept.feel(Pressure(first_token_p95_s=wait_s, waiting=waiting))
+    assert kept.allowed == allowed
+
+
+def test_who_says_nothing_more_begins_with_one_permit_and_makes_room_for_anybody_who_waits() -> None:
+    felt = Felt()
+    kept = Permits(probe=felt, most=8, bound_s=2.0)
+    assert kept.take()
+    assert (kept.allowed, kept.used) == (2.0, 1)
+    kept.feel(Pressure(first_token_p95_s=None, waiting=1))
+    assert kept.allowed == 0.0
+
+
+def test_it_is_remembered_since_when_there_has_been_no_permit() -> None:
+    kept = permits(Felt())
+    kept.feel(BUSY)
+    since = kept.zero_since
+    assert since is not None
+    kept.feel(None)
+    assert kept.zero_since == since
+    kept.feel(IDLE)
+    assert (kept.allowed, kept.zero_since) == (1.0, None)
+    kept.feel(Pressure(first_token_p95_s=1.7, waiting=0))
+    assert kept.allowed == 0.5
+    assert kept.zero_since is not None, "half a permit is none"
+
+
+def test_an_earlier_try_counts_nine_tenths_for_each_later_one() -> None:
+    bandit = Learnability(["a"])
+    for solved in (True, False, True):
+        bandit.learn("a", solved)
+    assert bandit.solved["a"] == pytest.approx(0.9 * 0.9 + 1.0)
+    assert bandit.failed["a"] == pytest.approx(0.9)
+
+
+def test_every_round_holds_each_open_task_once_and_the_same_seed_draws_the_same() -> None:
+    tasks = [f"t{n}" for n in range(5)]
+    drawn = Learnability(tasks, seed=3).draw(12, held={"t4": "flagged"})
+    assert [sorted(drawn[at : at + 4]) for at in (0, 4, 8)] == [tasks[:4]] * 3
+    assert Learnability(tasks, seed=3).draw(12, held={"t4": "flagged"}) == drawn
+    assert Learnability(tasks).draw(5) == Learnability(tasks, seed=0).draw(5)

@@ -22,6 +22,18 @@ REFUSED = [
     ("[batching]\nstaleness = -1", r"batching\.staleness at least 0"),
     ("[rollouts]\ngroup_size = 1", r"rollouts\.group_size is at least 2"),
     ("[rollouts]\nslots = 0", r"rollouts\.slots is at least 1"),
+    ("[rollouts]\nahead = -1", r"rollouts\.staleness and rollouts\.ahead at least 0"),
+    ("[rollouts]\nheartbeat_s = 0.0", r"heartbeat_s is above 0"),
+    ("[rollouts]\nheartbeat_s = 5.0\nlease_s = 5.0", r"heartbeat_s is above 0 and below rollouts\.lease_s"),
+    ("[rollouts]\nprobe_s = 0.0", r"rollouts\.probe_s above 0"),
+    ("[rollouts]\nadmission_quantile = 0.49", r"admission_quantile is from 0\.5"),
+    ("[rollouts]\nmost_flagged_share = 0.0", r"most_flagged_share and rollouts\.most_fault_share are above 0"),
+    ("[rollouts]\nmost_flagged_share = 1.01", r"most_fault_share are above 0 and at most 1"),
+    ("[rollouts]\nmost_fault_share = 0.0", r"most_fault_share are above 0"),
+    ("[rollouts]\nmost_fault_share = 1.01", r"most_fault_share are above 0 and at most 1"),
+    ("[rollouts]\nsearch_budget_s = 0.0", r"search_budget_s is above 0"),
+    ("[rollouts]\nsearch_latency_weight = -0.01", r"search_latency_weight from 0 to below 1"),
+    ("[rollouts]\nsearch_latency_weight = 1.0", r"search_latency_weight from 0 to below 1"),
     ("[rollouts]\nstaleness = -1", r"rollouts\.staleness and rollouts\.ahead at least 0"),
     ("[rollouts]\nheartbeat_s = 60.0", r"heartbeat_s is above 0 and below rollouts\.lease_s"),
     ("[rollouts]\nprobe_s = 1.5", r"rollouts\.probe_s above 0 and at most 1"),
@@ -48,7 +60,9 @@ def test_a_setting_that_cannot_work_is_refused_and_named(toml: str, said: str) -
 
 def test_the_bounds_themselves_are_allowed() -> None:
     allowed = "[batching]\nmin_turns = 8\nmax_turns = 8\nrollout_share = 1.0\nnewcomer_weight = 1.0\n[schedule]\nchain = 2\n"
-    allowed += "[rollouts]\ngroup_size = 2\nadmission_quantile = 0.5\nprobe_s = 1.0\n[training.hindsight]\nmax_person_share = 1.0\n"
+    allowed += "[rollouts]\ngroup_size = 2\nadmission_quantile = 0.5\nprobe_s = 1.0\nslots = 1\n"
+    allowed += "staleness = 0\nahead = 0\nsearch_latency_weight = 0.0\n"
+    allowed += "most_flagged_share = 1.0\nmost_fault_share = 1.0\n[training.hindsight]\nmax_person_share = 1.0\n"
     found = loop_config(tomllib.loads(allowed))
     assert (found.batching.max_turns, found.schedule.chain, found.rollouts.group_size) == (8, 2, 2)
     assert loop_config({"policies": {}, "kafka": {}}) == LoopConfig(), "tables of others are none of the loop's business"

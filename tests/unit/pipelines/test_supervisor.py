@@ -59,7 +59,7 @@ def test_the_wait_doubles_up_to_ten_seconds_and_a_minute_alive_begins_anew(tmp_p
     ended.append(supervisor)
     supervisor.start_all()
     waits: list[float] = []
-    for alive_s in (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 59.0, 61.0):
+    for alive_s in (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 60.0, 60.5):
         now[0] += alive_s
         crash = wait_for_crash(supervisor)
         assert crash.code == 3
@@ -160,5 +160,19 @@ def test_who_crashed_is_down_until_it_has_been_alive_for_a_minute(tmp_path: Path
     now[0] = 1.0
     supervisor.check()
     assert supervisor.down() == ["one"], "it may die again at once"
-    now[0] = 62.0
+    now[0] = 60.9
+    assert supervisor.down() == ["one"]
+    now[0] = 61.0
     assert supervisor.down() == []
+
+
+@pytest.mark.parametrize(
+    ("code", "wait_s", "said"),
+    [
+        (-9, 0.5, "engine ended (SIGKILL); it is started again in 0.5 s"),
+        (0, 10.0, "engine ended (exit code 0); it is started again in 10 s"),
+        (3, 1.0, "engine ended (exit code 3); it is started again in 1 s"),
+    ],
+)
+def test_a_crash_is_told_in_a_sentence(code: int, wait_s: float, said: str) -> None:
+    assert str(Crash(name="engine", code=code, wait_s=wait_s)) == said

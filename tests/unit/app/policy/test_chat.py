@@ -133,3 +133,90 @@ def test_what_was_held_back_is_shown_when_nothing_follows(chat: Chat) -> None:
     shown = "".join(stream.push(token) for letter in "xEN" for token in chat.encode(letter))
     assert shown == "x"
     assert stream.finish() == "EN"
+
+
+# --- long texts, and one message more ----------------------------------------------------------------------------------------------------
+
+
+def test_a_text_far_above_what_fits_is_refused_by_its_beginning_less_what_cuts_may_have_added(chat: Chat) -> None:
+    content = "é" * 70_000
+    written = f"<|im_start|>user\n{content}<|im_end|>\n<|assistant|>"
+    slices = [len(chat.encode(written[at : at + 32_768])) for at in range(0, len(written), 32_768)]
+    assert len(slices) == 3
+    messages = [{"role": "user", "content": content}]
+    for most, said in ((slices[0] - 1, slices[0]), (slices[0], sum(slices[:2]) - 64), (sum(slices[:2]) - 65, sum(slices[:2]) - 64),
+                       (sum(slices[:2]) - 64, sum(slices) - 128), (sum(slices) - 129, sum(slices) - 128)):  # fmt: skip
+        with pytest.raises(BadRequest, match=f"length is {most} tokens and the prompt has more than {said}: shorten") as refused:
+            chat.prompt(messages, most=most)
+        assert (refused.value.param, refused.value.code) == ("messages", "context_length_exceeded")
+    assert len(chat.prompt(messages, most=sum(slices) - 128)) > sum(slices) - 128, "whoever feeds it counts exactly"
+
+
+def test_a_text_of_one_slice_is_counted_by_whoever_feeds_it(chat: Chat) -> None:
+    around = len("<|im_start|>user\n<|im_end|>\n<|assistant|>")
+    fits, one_more = ("é" * (32_768 - around + more) for more in (0, 1))
+    assert len(chat.prompt([{"role": "user", "content": fits}], most=1)) > 1
+    with pytest.raises(BadRequest, match="shorten"):
+        chat.prompt([{"role": "user", "content": one_more}], most=1)
+
+
+def test_a_message_more_follows_what_was_sampled_from_as_the_template_would_have_written_it(chat: Chat) -> None:
+    first, second = {"role": "user", "content": "hi"}, {"role": "user", "content": "more"}
+    sampled_from = chat.prompt([first])
+    assert chat.and_then(sampled_from, "more") == chat.prompt([first, second])
+    assert chat.and_then(tuple(sampled_from), "more") == chat.prompt([first, second])
+    assert chat.and_then(sampled_from[:-1], "more") is None, "the answer does not begin at its end"
+    assert chat.and_then([], "more") is None
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('roles must alternate') }}",
+        "{% for m in messages %}{{ messages | length }}{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}",
+        "{% if add_generation_prompt %}>{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}",
+        "{% for m in messages %}{{ m.content }}{% endfor %}",
+    ],
+    ids=["refuses", "counts", "opens at the front", "opens nothing"],
+)
+def test_a_template_that_does_not_write_one_message_after_the_other_takes_no_message_more(tiny_model: Path, template: str) -> None:
+    other = Chat.load(tiny_model)
+    other.tokenizer.chat_template = template
+    assert other.and_then(other.encode("a>"), "more") is None
+
+
+def test_a_template_that_knows_tools_is_given_them_and_writes_calls_itself(tiny_model: Path) -> None:
+    other = Chat.load(tiny_model)
+    other.tokenizer.chat_template = (
+        "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}{% for m in messages %}{{ m.role }}:{{ m.content }};"
+        "{% for call in m.tool_calls or [] %}<{{ call.function.name }}>{% endfor %}{% endfor %}"
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
+    messages: tuple[dict[str, object], ...] = (
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+    )
+    assert text(other, *messages, tools=[TOOL]) == "[look_up]user:hi;assistant:;<look_up>"
+    assert text(other, *messages) == "user:hi;assistant:;<look_up>"
+
+
+@pytest.mark.parametrize("content", [5, ["a"], [{"type": "text"}], [{"text": 5}], {"text": "a"}])
+def test_content_that_is_no_text_is_refused(chat: Chat, content: object) -> None:
+    with pytest.raises(BadRequest, match="text or a list of text parts") as refused:
+        chat.prompt([{"role": "user", "content": content}])
+    assert refused.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    ("function", "written"),
+    [
+        ({"name": "f", "arguments": ""}, '{"name": "f", "arguments": {}}'),
+        ({"name": "f"}, '{"name": "f", "arguments": {}}'),
+        ({"name": "f", "arguments": {"a": 1}}, '{"name": "f", "arguments": {"a": 1}}'),
+        ({}, '{"name": "", "arguments": {}}'),
+        (None, '{"name": "", "arguments": {}}'),
+    ],
+)
+def test_a_call_of_which_little_is_said_is_written_all_the_same(chat: Chat, function: object, written: str) -> None:
+    found = text(chat, {"role": "assistant", "content": "so", "tool_calls": [{"id": "1", "type": "function", "function": function}]})
+    assert f"so<tool_call>\n{written}\n</tool_call>" in found

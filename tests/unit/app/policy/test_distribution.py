@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from app.policy.distribution import draw, nucleus_logprobs
+from app.policy.distribution import draw, kept_log_mass, nucleus_logprobs
 
 LOGITS = torch.tensor([[math.log(0.5), math.log(0.3), math.log(0.2)]])
 
@@ -58,3 +58,34 @@ def test_drawn_frequencies_are_the_probabilities() -> None:
     counts = torch.bincount(draw(LOGITS.expand(20_000, 3), uniform), minlength=3) / 20_000
     # three standard errors of a share of a half over 20,000 draws are 0.0106
     assert counts.tolist() == pytest.approx([0.5, 0.3, 0.2], abs=0.0106)
+
+
+@pytest.mark.parametrize(("temperature", "chances"), [(0.0, [1.0, 0.0]), (0.99e-4, [1.0, 0.0]), (1e-4, [0.8808, 0.1192])])
+def test_below_a_ten_thousandth_the_most_probable_token_is_certain(temperature: float, chances: list[float]) -> None:
+    logits = torch.tensor([[2e-4, 0.0]])  # at 1e-4 two apart: e² / (e² + 1)
+    found = nucleus_logprobs(logits, temperature=temperature, top_p=1.0)
+    assert found.exp()[0].tolist() == pytest.approx(chances, abs=1e-4)
+    assert (found[0, 0].item() == 0.0) is (temperature < 1e-4)
+
+
+def test_what_is_kept_is_worked_out_for_each_row_by_its_own_top_p() -> None:
+    logprobs = torch.log(torch.tensor([[0.5, 0.3, 0.2]])).expand(6, 3)
+    top_p = torch.tensor([0.4, 0.6, 0.85, 1.0, 0.0, 2.0])
+    kept = kept_log_mass(logprobs, top_p)
+    assert kept.exp().tolist() == pytest.approx([0.5, 0.8, 1.0, 1.0, 0.5, 1.0])
+    assert (kept[3].item(), kept[5].item()) == (0.0, 0.0)
+
+
+def test_of_several_blocks_the_token_is_found_at_its_very_edges() -> None:
+    """200 tokens, of which 0, 63, 64, 127, 128 and 199 have a sixth each."""
+    places = [0, 63, 64, 127, 128, 199]
+    logprobs = torch.full((1, 200), -torch.inf)
+    logprobs[0, places] = -math.log(6)
+    uniform = torch.tensor([(place + offset) / 6 for place in range(6) for offset in (0.001, 0.5, 0.999)], dtype=torch.float64)
+    assert draw(logprobs.expand(18, 200), uniform).tolist() == [token for token in places for _ in range(3)]
+
+
+@pytest.mark.parametrize("vocabulary", [1, 63, 64, 65, 128, 129])
+def test_the_last_token_is_the_last_that_is_drawn(vocabulary: int) -> None:
+    logprobs = torch.full((2, vocabulary), -math.log(vocabulary))
+    assert draw(logprobs, torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)).tolist() == [0, vocabulary - 1]

@@ -135,10 +135,11 @@ def test_the_context_bounds_the_completion_and_a_longer_prompt_is_refused(policy
 @pytest.mark.parametrize(
     ("params", "name"),
     [
-        (SamplingParams(temperature=-1.0), "temperature"),
+        (SamplingParams(temperature=-0.01), "temperature"),
+        (SamplingParams(temperature=100.1), "temperature"),
         (SamplingParams(temperature=float("nan")), "temperature"),
         (SamplingParams(top_p=0.0), "top_p"),
-        (SamplingParams(top_p=1.5), "top_p"),
+        (SamplingParams(top_p=1.001), "top_p"),
         (SamplingParams(max_tokens=0), "max_tokens"),
     ],
 )
@@ -214,3 +215,94 @@ def test_room_of_a_long_sequence_is_given_up_when_it_leaves_and_the_others_sampl
 def bytes_of(*, rows: int, tokens: int) -> int:
     """Keys and values in two layers, two heads of 32 numbers of four bytes."""
     return 2 * 2 * 2 * 32 * 4 * rows * tokens
+
+
+# --- steps by hand ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("params", [SamplingParams(temperature=100.0), SamplingParams(top_p=1e-9), SamplingParams(max_tokens=1)])
+def test_parameters_at_their_very_bounds_are_taken(policy: Policy, params: SamplingParams) -> None:
+    assert Decoder(policy).submit([5], params).max_tokens == params.max_tokens
+
+
+def test_a_prompt_that_leaves_room_for_one_token_is_taken_and_one_of_nothing_is_not(policy: Policy) -> None:
+    assert Decoder(policy).submit([5] * (CONTEXT - 1), SamplingParams()).max_tokens == 1
+    assert Decoder(policy).submit([5] * (CONTEXT - 7), SamplingParams(max_tokens=7)).max_tokens == 7
+    with pytest.raises(BadRequest, match="the prompt has 0"):
+        Decoder(policy).submit([], SamplingParams())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion", "why"),
+    [
+        ([], [5], "give at least one of each"),
+        ([5], [], "give at least one of each"),
+        ([5] * (CONTEXT - 1), [5, 5], "2048 in all at most"),
+        ([5, 512], [5], "outside the model's vocabulary of 512"),
+        ([5], [-1], "outside the model's vocabulary"),
+    ],
+)
+def test_what_could_not_have_been_sampled_here_is_not_scored(policy: Policy, prompt: list[int], completion: list[int], why: str) -> None:
+    with pytest.raises(BadRequest, match=why):
+        Decoder(policy).score(prompt, completion, temperature=1.0, top_p=1.0)
+
+
+def test_the_whole_context_and_the_whole_vocabulary_are_scored(policy: Policy) -> None:
+    assert len(Decoder(policy).score([0] * (CONTEXT - 1), [511], temperature=1.0, top_p=1.0)) == 1
+
+
+def steps_of(decoder: Decoder, *lengths: int, different: bool = True, tokens: int = 1) -> list[int]:
+    """How many answers each step continues, of prompts that long."""
+    for number, length in enumerate(lengths):
+        decoder.submit([10 + number * different] * length, SamplingParams(max_tokens=tokens, seed=1))
+    found: list[int] = []
+    while decoder.busy:
+        found.append(len(decoder.step()))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("chunk", "lengths", "steps"),
+    [(4, [10], [0, 0, 1]), (5, [10], [0, 1]), (10, [4, 4, 4], [2, 1]), (12, [4, 4, 4], [3]), (11, [4, 4, 4], [2, 1])],
+)
+def test_a_step_feeds_so_many_tokens_of_prompts_whoevers_they_are(policy: Policy, chunk: int, lengths: list[int], steps: list[int]) -> None:
+    assert steps_of(Decoder(policy, chunk=chunk), *lengths) == steps
+
+
+def test_two_hundred_and_fifty_six_tokens_of_prompts_are_fed_a_step_and_sixteen_answers_written_at_once(policy: Policy) -> None:
+    assert steps_of(Decoder(policy), 256) == [1]
+    assert steps_of(Decoder(policy), 257) == [0, 1]
+    assert steps_of(Decoder(policy), *[2] * 17) == [16, 1]
+
+
+def test_what_was_fed_is_counted_and_a_beginning_that_two_prompts_share_is_fed_once(policy: Policy) -> None:
+    decoder = Decoder(policy, draft_rows=0, max_rows=3)
+    steps_of(decoder, 10, tokens=3)
+    fed = decoder.fed
+    assert decoder.prompted == 10
+    assert 10 <= fed <= 12, "the first token is drawn from the prompt, and the last one is not fed"
+    resident = decoder.submit([20] * 10, SamplingParams(max_tokens=50, seed=3))
+    decoder.step()
+    assert decoder.prompted == 20
+    decoder.submit([20] * 10, SamplingParams(max_tokens=1, seed=1))
+    decoder.step()
+    assert decoder.prompted == 20, "all but its last token is known, which is fed beside the other's newest"
+    assert resident.finish_reason is None
+    decoder.submit([20] * 5 + [21] * 5, SamplingParams(max_tokens=1, seed=1))
+    decoder.step()
+    assert decoder.prompted == 25
+    assert (decoder.drafted, decoder.accepted) == (0, 0)
+
+
+def test_load_is_what_was_submitted_and_is_not_finished(policy: Policy) -> None:
+    decoder = Decoder(policy, max_rows=1, chunk=4)
+    assert (decoder.busy, decoder.load, decoder.step()) == (False, 0, [])
+    first, second = (decoder.submit([number] * 6, SamplingParams(max_tokens=2, seed=1)) for number in (10, 11))
+    assert (decoder.busy, decoder.load) == (True, 2)
+    decoder.step()
+    assert decoder.load == 2, "one is being fed and one waits"
+    decoder.cancel(second, FinishReason.ABORTED)
+    assert decoder.load == 1
+    decoder.cancel(first, FinishReason.ABORTED)
+    decoder.cancel(first, FinishReason.STOP)
+    assert (decoder.busy, decoder.load, first.finish_reason) == (False, 0, FinishReason.ABORTED)

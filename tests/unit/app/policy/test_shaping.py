@@ -3,6 +3,7 @@
 import itertools
 import json
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from app.domain.telemetry.turns import FinishReason, Form, SamplingParams, Shape
 from app.policy.chat import Chat
 from app.policy.decoding.grammars import Grammars
 from app.policy.decoding.sampling import Decoder, Generation
-from app.policy.decoding.shaping import FORM_A_TOKEN_S, FORM_S, Bends, Shaper
+from app.policy.decoding.shaping import FORM_A_TOKEN_S, FORM_S, Bends, Shaper, changes_of, unpacked
 from app.policy.model import Policy, load_grammars, load_policy
 from app.policy.scoring.forward import token_logprobs
 from app.policy.scoring.packing import ScoredSequence, pack
@@ -252,3 +253,83 @@ def test_versions_of_one_tokenizer_share_what_took_seconds_to_make_and_another_v
     chat, ends = Chat.load(tiny_model), frozenset({2})
     small = [Grammars(lambda: (chat, ends), vocabulary=one.tokenizer.vocab_size + more).tokenizer for more in (0, 0, 8)]
     assert small[0] is small[1] is not small[2]
+
+
+# --- by hand -----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_bias_names_a_token_of_the_vocabulary(policy: Policy) -> None:
+    for token in (0, VOCABULARY - 1):
+        logits = Shaper.of(Shape(logit_bias={token: 2.0}), policy)(torch.zeros(VOCABULARY))
+        assert (logits[token].item(), logits.abs().sum().item()) == (2.0, 2.0)
+    for token in (-1, VOCABULARY):
+        with pytest.raises(BadRequest, match=f"names the token {token}, and this model's are 0 to 511") as refused:
+            Shaper.of(Shape(logit_bias={token: 2.0}), policy)
+        assert refused.value.param == "logit_bias"
+
+
+def test_penalties_are_of_what_was_drawn_how_often_and_whether(policy: Policy) -> None:
+    shaper = Shaper.of(Shape(logit_bias={7: 1.0}, presence_penalty=0.5, frequency_penalty=0.25), policy)
+    for token in (7, 8, 7):
+        shaper.accept(token)
+    logits = shaper(torch.zeros(VOCABULARY))
+    assert (logits[7].item(), logits[8].item(), logits[9].item()) == (1.0 - 2 * 0.25 - 0.5, -0.25 - 0.5, 0.0)
+    assert not shaper.is_done
+    assert changes_of(Shape(frequency_penalty=0.5), Counter({3: 2})) == {3: -1.0}
+    assert changes_of(Shape(presence_penalty=0.5), Counter({3: 2})) == {3: -0.5}
+    assert changes_of(Shape(logit_bias={3: 1.0}), Counter({3: 2})) == {3: 1.0}
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 64), (0, 31), (31, 33), (32, 64), (5, 40), (63, 64), (64, 70)])
+def test_bits_are_unpacked_from_any_token_to_any_other(start: int, stop: int) -> None:
+    allowed = {0, 5, 31, 32, 39, 63, 64, 69}
+    words = torch.tensor([[sum(1 << token % 32 for token in allowed if token // 32 == word) for word in range(3)]])
+    words = torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+    assert unpacked(words, start, stop)[0].tolist() == [token in allowed for token in range(start, stop)]
+
+
+def test_of_all_bends_those_of_these_rows_and_this_part_of_the_vocabulary_are_added(policy: Policy) -> None:
+    bends = Bends()
+    bends.add(None, [1, 2], policy.grammars, at=0)
+    assert bends.on(torch.device("cpu")) is None
+    bends.add(Shape(logit_bias={4: 1.0, 8: 2.0}, presence_penalty=0.5), [4, 9, 4], policy.grammars, at=2)
+    made = bends.on(torch.device("cpu"))
+    assert made is not None
+    whole = made.bend(torch.zeros(6, 12))
+    assert whole[:2].abs().sum().item() == whole[5].abs().sum().item() == 0.0
+    assert [whole[2, 4].item(), whole[3, 4].item(), whole[4, 4].item()] == [1.0, 0.5, 0.5]
+    assert [whole[2, 9].item(), whole[3, 9].item(), whole[4, 9].item()] == [0.0, 0.0, -0.5]
+    for first, count, start, width in ((2, 1, 4, 1), (3, 2, 4, 5), (0, 3, 8, 4), (4, 2, 0, 9), (3, 1, 5, 4)):
+        part = made.bend(torch.zeros(count, width), start=start, first=first)
+        assert torch.equal(part, whole[first : first + count, start : start + width])
+
+
+def test_under_a_mask_what_may_not_be_drawn_is_far_below_everything_in_its_rows_alone(policy: Policy) -> None:
+    (row, *_) = drawn(policy, SHAPES["json"])
+    bends = Bends()
+    bends.add(SHAPES["json"], row.tokens, policy.grammars, at=1)
+    made, count = bends.on(torch.device("cpu")), len(row.tokens)
+    assert made is not None
+    whole = made.bend(torch.zeros(count + 2, VOCABULARY))
+    assert whole[0].abs().sum().item() == whole[-1].abs().sum().item() == 0.0
+    assert [whole[1 + place, token].item() for place, token in enumerate(row.tokens)] == [0.0] * count
+    assert set(whole[1:-1].unique().tolist()) == {0.0, float(torch.tensor(-1e30))}
+    part = made.bend(torch.zeros(2, 40), start=33, first=1)
+    assert torch.equal(part, whole[1:3, 33:73])
+    with pytest.raises(ValueError, match="does not allow its own tokens"):
+        bends.add(SHAPES["json"], row.tokens[::-1], policy.grammars, at=0)
+
+
+@pytest.mark.parametrize(
+    ("divisors", "is_taken"),
+    [((1000,), True), ((1001,), False), ((10, 100), True), ((10, 101), False), ((0.5,), False), ((2.0,), True), ((1, 1, 1000), True)],
+)
+def test_divisors_come_to_a_thousand_remainders_at_most(policy: Policy, divisors: tuple[float, ...], is_taken: bool) -> None:
+    properties = {f"p{number}": {"type": "integer", "multipleOf": divisor} for number, divisor in enumerate(divisors)}
+    form = Form(answer={"type": "array", "items": [{"type": "object", "properties": properties}]})
+    if is_taken:
+        policy.grammars.prepare(form)
+    else:
+        with pytest.raises(BadRequest, match="more than 1000 remainders") as refused:
+            policy.grammars.prepare(form)
+        assert refused.value.param == "response_format"

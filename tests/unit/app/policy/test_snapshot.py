@@ -1,7 +1,9 @@
 """Snapshots and their digest."""
 
 import hashlib
+import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from app.domain.errors import BadInput, NotFound
 from app.policy.model import load_model, load_policy
-from app.policy.storage.snapshot import require_snapshot, snapshot_digest, verify_snapshot, write_snapshot
+from app.policy.storage.snapshot import PARENT, PROBE, require_snapshot, snapshot_digest, verify_snapshot, write_snapshot
+from app.policy.storage.store import LocalWeights
 from app.policy.storage.weights import digest_of
 from app.policy.tiny import write_tiny
 
@@ -96,3 +99,55 @@ def test_a_failed_write_leaves_the_old_snapshot_and_nothing_else(tiny_model: Pat
         write_snapshot(target, {"x": torch.zeros(2, dtype=torch.complex64)}, like=tiny_model)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert verify_snapshot(target) == snapshot_digest(tiny_model)
+
+
+# --- a folder of versions ---------------------------------------------------------------------------------------------------------
+
+
+def line_of(root: Path, count: int) -> None:
+    """Versions v0, v1, …, each made from the one before."""
+    for number in range(count):
+        folder = root / f"v{number}"
+        folder.mkdir(parents=True)
+        (folder / "READY").write_text(f"v{number}\n")
+        if number:
+            (folder / PARENT).write_text(f"v{number - 1}\n")
+
+
+def test_a_version_is_reached_from_the_nearest_ancestor_that_is_held_over_twenty_steps_at_most(tmp_path: Path) -> None:
+    line_of(tmp_path, 23)
+    store = LocalWeights(tmp_path)
+    (tmp_path / "v20" / PROBE).write_bytes(b"probe")
+    found = store.way("v20", {"v0"})
+    assert found is not None
+    assert (found.base, found.snapshot, found.probe) == ("v0", tmp_path / "v20", b"probe")
+    assert store.way("v21", {"v0"}) is None
+    near = store.way("v21", {"v0", "v3", "v21"})
+    assert near is not None
+    assert (near.base, near.probe) == ("v3", None)
+    assert store.way("v5", {"other"}) is None
+    assert store.way("gone", {"v0"}) is None
+
+
+def test_a_version_is_there_when_it_is_whole_and_gone_when_it_was_removed(tmp_path: Path) -> None:
+    line_of(tmp_path, 2)
+    (tmp_path / "half").mkdir()
+    store = LocalWeights(tmp_path)
+    assert [store.exists(name) for name in ("v0", "half", "", "gone")] == [True, False, False, False]
+    assert store.path("v0") == tmp_path / "v0"
+    with pytest.raises(NotFound, match="the weights half are not in"):
+        store.path("half")
+    assert store.ages_s().keys() == {"v0", "v1"}
+    os.utime(tmp_path / "v0" / "READY", (time.time() - 100.0, time.time() - 100.0))
+    assert store.ages_s()["v0"] == pytest.approx(100.0, abs=5.0)
+    store.remove("v0")
+    store.remove("v0")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["half", "v1"], "nothing is left lying about"
+
+
+def test_what_a_killed_publisher_left_is_swept_and_counted(tmp_path: Path) -> None:
+    line_of(tmp_path, 1)
+    for name in (".d.1.incoming", ".d.2.incoming", ".other"):
+        (tmp_path / name / "deep").mkdir(parents=True)
+    assert LocalWeights(tmp_path).sweep() == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".other", "v0"]

@@ -168,3 +168,93 @@ def test_what_a_dead_process_left_is_swept_though_some_of_it_ended_meanwhile() -
 def test_a_refusal_bears_the_servers_words(answer: httpx.Response, kind: type[RatchetError], said: str) -> None:
     with pytest.raises(kind, match=said):
         opened(Server(made=answer))
+
+
+class Heard(Server):
+    """Keeps who asked how as well."""
+
+    def __init__(self, **answers: Any) -> None:
+        super().__init__(**answers)
+        self.requests: list[httpx.Request] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        return super().__call__(request)
+
+
+@pytest.mark.parametrize(("lifetime_s", "asked"), [(None, 86_400), (1.9, 1), (2.0, 2), (0.0, 1)])
+def test_a_box_lives_for_whole_seconds_one_at_least_and_a_day_where_nothing_is_said(lifetime_s: float | None, asked: int) -> None:
+    server = Heard()
+    opened(server, lifetime_s=lifetime_s)
+    assert server.bodies[0]["ttl_seconds"] == asked
+
+
+def test_everything_that_a_box_is_asked_with() -> None:
+    server = Heard()
+    one = boxes(server).open(BoxSpec(limits=Limits(cpu_s=1, memory_bytes=1, file_bytes=2, processes=3)))
+    opened(server)
+    first, second = (body for body, (method, path) in zip(server.bodies, server.seen, strict=True) if path == "/sandboxes")
+    assert first | {"client_token": "", "labels": {}} == {
+        "image": "python:3.11", "workdir": "/work", "network": "none", "capabilities": [], "ttl_seconds": 86_400, "readonly": True,
+        "resources": {"memory_limit_mb": 1}, "labels": {}, "client_token": "",
+    }  # fmt: skip
+    assert len({first["client_token"], second["client_token"]}) == 2
+    assert {request.headers["authorization"] for request in server.requests} == {"Bearer secret"}
+    assert {request.extensions["timeout"]["read"] for request in server.requests} == {60.0}
+    assert [request.url.params["wait_seconds"] for request in server.requests if request.url.path.endswith("/b1")] == ["20.0"] * 2
+    run(one)
+    assert server.bodies[-2] == {
+        "command": ["prlimit", "--cpu=1:1", "--as=1:1", "--fsize=2:2", "--nproc=3:3", "--nofile=64:64", "--core=0:0", "--", "true"],
+        "cwd": "/work", "timeout_seconds": -100.0,
+    }  # fmt: skip
+    open_ = RayBoxes("http://ray", "i", transport=httpx.MockTransport(server))
+    open_.sweep()
+    assert "authorization" not in server.requests[-1].headers
+    assert (open_.python, open_.describe()["user_per_box"], open_.describe()["network"]) == ("python3", True, False)
+
+
+def test_a_box_that_is_not_there_yet_is_waited_for() -> None:
+    states = [{"status": "pending"}, {"status": "starting"}, {"status": "running"}]
+
+    class Slow(Server):
+        def __call__(self, request: httpx.Request) -> httpx.Response:
+            self.answers["state"] = states.pop(0) if states and request.method == "GET" else {"status": "running"}
+            return super().__call__(request)
+
+    server = Slow()
+    opened(server)
+    assert [method for method, _ in server.seen] == ["POST", "GET", "GET", "GET"]
+
+
+def test_files_are_packed_in_order_readable_and_nobody_s_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    for name, text in (("b", "22"), ("a", "1"), ("sub/c", "333")):
+        (tmp_path / name).write_text(text)
+    server = Heard()
+    box = opened(server, workspace=tmp_path)
+    [sent] = [request for request in server.requests if request.method == "PUT"]
+    assert sent.url.params["path"] == "/tmp/.workspace.tar"
+    with tarfile.open(fileobj=io.BytesIO(sent.content)) as tar:
+        entries = [(entry.name, entry.size, entry.mode, entry.uid, entry.gid) for entry in tar]
+    assert entries == [("a", 1, 0o644, 0, 0), ("b", 2, 0o644, 0, 0), ("sub/c", 3, 0o644, 0, 0)]
+    laid = next(body for body, (method, path) in zip(server.bodies, server.seen, strict=True) if path.endswith("/execs"))
+    assert (laid["command"][-5:], laid["timeout_seconds"]) == (["tar", "-xf", "/tmp/.workspace.tar", "-C", "/work"], 60)
+    box.put("sub/x", b"data")
+    assert (server.requests[-1].url.params["path"], server.requests[-1].content) == ("/work/sub/x", b"data")
+    with pytest.raises(BadInput):
+        box.put("../x", b"data")
+
+
+@pytest.mark.parametrize(("out", "err", "ended"), [(60, 40, Ended.EXITED), (60, 41, Ended.OUTPUT_LIMIT), (101, 0, Ended.OUTPUT_LIMIT)])
+def test_what_is_said_is_counted_together_and_cut_apart(out: int, err: int, ended: Ended) -> None:
+    done = run(opened(Server(said=DONE | {"stdout": "x" * out, "stderr": "y" * err, "exit_code": 3})))
+    assert (done.ended, done.code) == (ended, 3 if ended is Ended.EXITED else None)
+    assert (len(done.stdout), len(done.stderr)) == (min(out, 100), err)
+    assert run(opened(Server(said=DONE | {"stdout_truncated": True}))).ended is Ended.OUTPUT_LIMIT
+
+
+def test_a_refusal_without_words_is_told_with_the_first_three_hundred_characters() -> None:
+    with pytest.raises(Refused) as refused:
+        opened(Server(made=httpx.Response(400, text="x" * 301)))
+    assert str(refused.value).endswith(f"with 400: {'x' * 300}")
+    assert opened(Server(made=httpx.Response(399, json={"sandbox_id": "b2"}))) is not None

@@ -65,3 +65,37 @@ def test_one_that_goes_away_is_passed_over_at_once() -> None:
     assert replicas.ordered(URLS)[-1] == URLS[2]
     clock.at += FIRST_S
     assert not replicas.ejected(URLS[2])
+
+
+def test_after_three_failures_in_a_row_the_time_doubles_from_one_second_to_thirty() -> None:
+    clock, waited = Hand(), list[float]()
+    replicas = Replicas(clock=clock)
+    for _ in range(9):
+        replicas.failed(URLS[0], "ConnectError")
+        waited.append(max(0.0, replicas.health(URLS[0]).until - clock.at))
+        clock.at += 100.0
+    assert waited == [0.0, 0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert (replicas.health(URLS[0]).failures, replicas.health(URLS[0]).fault) == (9, "ConnectError")
+
+
+def test_one_that_is_silent_is_ejected_at_once_and_the_second_time_for_twice_as_long() -> None:
+    clock, waited = Hand(), list[float]()
+    replicas = Replicas(clock=clock)
+    for _ in range(3):
+        replicas.silent(URLS[0], "nothing heard")
+        waited.append(replicas.health(URLS[0]).until - clock.at)
+    assert waited == [1.0, 2.0, 4.0]
+    replicas.leaves(URLS[1])
+    assert (replicas.health(URLS[1]).until, replicas.health(URLS[1]).failures) == (101.0, 0)
+    assert replicas.health(URLS[1]).fault == "it is going away"
+    clock.at = 100.999
+    assert replicas.ejected(URLS[1])
+    clock.at = 101.0
+    assert not replicas.ejected(URLS[1])
+
+
+def test_of_one_that_was_never_asked_nothing_bad_is_known_and_turns_go_round() -> None:
+    replicas = Replicas(clock=Hand())
+    assert (replicas.health("http://x").failures, replicas.health("http://x").until, replicas.health("http://x").fault) == (0, 0.0, None)
+    assert [replicas.ordered(URLS)[0] for _ in range(4)] == [URLS[1], URLS[2], URLS[0], URLS[1]]
+    assert replicas.ordered(URLS) == [URLS[2], URLS[0], URLS[1]]

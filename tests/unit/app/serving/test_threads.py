@@ -127,3 +127,38 @@ def test_one_core_is_left_alone() -> None:
     threads = started(machine, 1)
     run(threads, machine, seconds=1)
     assert set(machine.used) == {1}
+
+
+def test_four_rounds_each_are_compared_turn_and_turn_about_and_again_after_five_seconds() -> None:
+    machine = Machine({1: 0.003, 2: 0.002})
+    threads = started(machine, 2)
+    used = list(run(threads, machine, seconds=6.0))
+    assert used[:8] == [1, 2] * 4
+    # a round with two threads takes 8 · 2 ms: 313 of them are the first to last five seconds
+    assert used[8:321] == [2] * 313
+    assert used[321:329] == [1, 2] * 4
+
+
+def test_of_three_neighbours_each_has_its_four_rounds() -> None:
+    machine = Machine({1: 0.004, 2: 0.002, 4: 0.0019, 8: 0.003})
+    threads = started(machine, 8)
+    assert list(run(threads, machine, seconds=0.16))[:8] == [4, 8] * 4
+    assert threads.count == 4, "0.0019 is far below nine tenths of 0.003"
+    machine.now += 5.0
+    assert list(run(threads, machine, seconds=0.2))[:9] == [2, 4, 8] * 3
+
+
+@pytest.mark.parametrize(("seconds", "count"), [(0.00179, 1), (0.00181, 2)])
+def test_another_number_takes_over_below_nine_tenths(seconds: float, count: int) -> None:
+    machine = Machine({1: seconds, 2: 0.002})
+    run(threads := started(machine, 2), machine, seconds=1.0)
+    assert threads.count == count
+
+
+def test_forty_rounds_without_an_answer_end_a_comparison() -> None:
+    machine = Machine({1: 0.001, 2: 0.002})
+    threads = started(machine, 2)
+    used = list(run(threads, machine, seconds=0.2, fed=0))
+    assert used[:40] == [1] * 40
+    assert set(used[40:]) == {2}
+    assert threads.count == 2

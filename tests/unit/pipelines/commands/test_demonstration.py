@@ -1,5 +1,6 @@
 """The demo's words, verdict and configuration."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
@@ -16,6 +17,7 @@ from app.domain.views.measures import difference
 from app.settings import policies, read_toml
 from pipelines.commands.demonstration.narrator import Narrator
 from pipelines.commands.demonstration.outcome import Harm, Outcome
+from pipelines.commands.demonstration.planning import Part
 from pipelines.commands.demonstration.profiles import PROFILES, seconds, write_config
 from pipelines.commands.demonstration.screen import Screen
 from pipelines.commands.demonstration.sight import Sight
@@ -162,4 +164,84 @@ def test_a_slot_that_is_no_time_is_refused(text: str) -> None:
 
 def test_a_slot_too_short_for_a_cycle_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match="5s"):
-        write_config(PROFILES["tiny"], tmp_path, slot_s=1)
+        write_config(PROFILES["tiny"], tmp_path, slot_s=4)
+    assert loop_config(read_toml(write_config(PROFILES["tiny"], tmp_path / "made" / "for" / "it", slot_s=5))).schedule.slot_s == 5
+    write_config(PROFILES["tiny"], tmp_path / "made", slot_s=6)
+
+
+def test_everything_that_waits_for_the_machine_is_stretched_by_its_patience(tmp_path: Path) -> None:
+    config = loop_config(read_toml(write_config(replace(PROFILES["tiny"], patience=1.5), tmp_path, slot_s=30)))
+    schedule, gates, offline = config.schedule, config.gates, config.offline
+    assert (schedule.patience_s, schedule.lease_s, schedule.heartbeat_s) == (28.5, 30.0, 5.0)
+    assert (offline.engine_wait_s, offline.engine_timeout_s) == (90.0, 450.0)
+    assert (gates.turn_wait_s, gates.canary_max_s, gates.hold_max_s, gates.no_data_hold_s, gates.holdback_s) == (225, 900, 180, 90, 450)
+
+
+def everything() -> Outcome:
+    found = complete()
+    found.harm = replace(planted("ROLLED_BACK", detect_s=5.126, roll_back_s=0.5), people=2, people_meanwhile=3)
+    found.first, found.last, found.wall_s, found.planned_s, found.first_promotion_s = "v0", "v1", 100.16, 90.04, 44.4
+    found.lengths = difference([10.0, 20.0], [30.0, 50.0])
+    found.dissatisfied = difference([1.0, 0.0] * 8, [0.0, 0.0] * 8)
+    found.anchor_budget_used, found.answers, found.events = [0.12345, 0.5], 12, 34
+    found.waits, found.waits_training, found.parts = [1.0, 2.125, 9.0], [4.0, 6.0], [(Part.START, 12.34), (Part.HARM, 0.96)]
+    found.time_cycles([cycle(CycleStatus.RUNNING, "train"), replace(cycle(CycleStatus.RUNNING, "judge"), timings={"train": 1.235})])
+    return found
+
+
+def test_the_summary_for_programs_holds_everything_rounded() -> None:
+    told = everything().as_json()
+    # 1.96 · √50 / √2 = 9.8 around 15, and 1.96 · √200 / √2 = 19.6 around 40; √(9.8² + 19.6²) = 21.9135
+    assert told["lengths"] == {
+        "first": {"n": 2, "mean": 15.0, "low": 5.2, "high": 24.8}, "second": {"n": 2, "mean": 40.0, "low": 20.4, "high": 59.6},
+        "difference": 25.0, "low": 3.0865, "high": 46.9135, "level": 0.95,
+    }  # fmt: skip
+    assert (told["wall_s"], told["planned_s"], told["first_promotion_s"]) == (100.2, 90.0, 44.4)
+    assert told["anchor_budget_used"] == [0.1235, 0.5]
+    assert (told["waited_s"], told["waited_while_training_s"]) == (2.12, 5.0)
+    assert told["parts_s"] == [["start", 12.3], ["harm", 1.0]]
+    assert told["stages_s"] == {"batch": [0.1], "train": [4.2, 1.24]}
+    assert (told["harm"]["share_exposed"], told["harm"]["to_roll_back_s"]) == (0.6667, 5.63)
+    assert (told["promoted"], told["answers"], told["events"], told["failures"]) == (["a", "b"], 12, 34, [])
+    assert told["dissatisfied"]["difference"] == -0.5
+
+
+def test_an_outcome_of_nothing_is_told_too() -> None:
+    told = Outcome(model="tiny", seed=1).as_json()
+    assert (told["persistence"], told["harm"], told["waited_s"], told["first_promotion_s"]) == (None, None, 0.0, None)
+    assert (told["wall_s"], told["planned_s"], told["answers"], told["events"]) == (0.0, 0.0, 0, 0)
+    assert replace(planted("ABORTED"), people_meanwhile=0).share == 0.0
+
+
+def test_the_findings_for_people_are_in_their_order_and_what_is_missing_is_last() -> None:
+    outcome = everything()
+    outcome.trouble = "it ended early"
+    rows = outcome.rows()
+    assert [name for name, _ in rows] == [
+        "promoted", "answers, events", "edit persistence, held-out people", "  difference", "dissatisfied follow-ups", "  difference",
+        "tokens an answer", "divergence from the anchor", "planted candidate", "served badly", "time to detect, to roll back",
+        "people waited for an answer", "time", "MISSING",
+    ]  # fmt: skip
+    texts = [text for _, text in rows]
+    assert texts[0] == "2: a, b"
+    assert texts[3].startswith("+0.800, 95 % interval [+0.75")
+    assert texts[6:9] == ["15 → 40", "12%, 50% of what is allowed", "p was ROLLED_BACK: harm"]
+    assert texts[10:] == [
+        "5.1 s, 0.5 s", "2.1 s (median); 5.0 s while an update computed on the same cores", "start 12 s, harm 1 s", "it ended early",
+    ]  # fmt: skip
+    assert outcome.title == "one real turn of the loop: tiny, 100 s"
+    outcome.waits_training = []
+    assert dict(outcome.rows())["people waited for an answer"] == "2.1 s (median)"
+
+
+@pytest.mark.parametrize("state", list(ReleaseState))
+def test_a_planted_version_counts_as_caught_where_it_was_taken_back(state: ReleaseState) -> None:
+    assert planted(state.value).caught is (state in {ReleaseState.ABORTED, ReleaseState.REJECTED, ReleaseState.ROLLED_BACK})
+
+
+def test_a_gain_whose_interval_begins_at_zero_is_not_clear() -> None:
+    outcome = complete()
+    assert outcome.persistence is not None
+    outcome.persistence = replace(outcome.persistence, low=0.0)
+    assert not outcome.is_clear
+    assert outcome.failures == ["the interval of the gain in edit persistence does not exclude zero"]

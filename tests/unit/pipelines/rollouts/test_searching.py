@@ -78,3 +78,15 @@ def test_where_nothing_was_searched_or_nobody_knows_what_mattered_nothing_is_pai
     assert SCOUT.reward([found(("a.py", 2, 3), policy="composer")], TASK, {}, solved=False) is None
     assert SCOUT.reward([found(("a.py", 2, 3))], TASK, {"new.py": "n"}, solved=True) is None
     assert SCOUT.reward([answered("cut o")], TASK, {}, solved=False) == 0.0, "a search that found nothing is one"
+
+
+def test_a_search_of_ten_seconds_costs_three_tenths_and_no_search_costs_more() -> None:
+    usual = Search(policy="scout")
+    for took_s, paid in ((0.0, 1.0), (5.0, 0.85), (10.0, 0.7), (20.0, 0.7)):
+        assert usual.reward([found(("a.py", 2, 3), took_s=took_s)], TASK, {}, solved=False) == pytest.approx(paid)
+    unmeasured = Exchange(asked="", request={}, answer=found(("a.py", 2, 3)).answer, version="v", policy="scout")
+    assert usual.reward([unmeasured], TASK, {}, solved=False) == pytest.approx(1.0)
+
+
+def test_a_place_that_ends_before_it_begins_is_one_line() -> None:
+    assert named([found(("a.py", 2, 1), ("a.py", 5, 5), ("a.py", 4, 4))], FILES) == {("a.py", 2), ("a.py", 4)}

@@ -38,3 +38,21 @@ def test_what_is_no_task_s_fault_holds_none() -> None:
     away = tries(FEWEST, outcome=Outcome.GATEWAY_FAILED)
     assert held([*away, *tries(FEWEST, start=50, task="b", outcome=Outcome.STALE)]) == {}
     assert held(tries(FEWEST, outcome=None, flags=("reward",))) == {}, "those that are at work are not over"
+
+
+def test_a_task_s_newest_thirty_two_tries_count_from_the_eighth_on() -> None:
+    flagged = tries(17, flags=("reward",))
+    assert held([*flagged, *tries(15, start=100)]) == {"a": "17 of its last 32 transcripts are flagged (reward): look at them"}
+    assert held([*flagged, *tries(16, start=100)]) == {}, "the oldest is the thirty-third"
+    assert held(flagged[:7]) == {}
+    assert held(flagged[:8]).keys() == {"a"}
+
+
+def test_the_two_most_frequent_faults_are_told() -> None:
+    faulty = [
+        *tries(4, outcome=Outcome.SETUP_FAILED),
+        *tries(3, start=10, outcome=Outcome.BOX_LOST),
+        *tries(1, start=20, outcome=Outcome.GRADER_FAILED),
+    ]
+    assert held(faulty) == {"a": "8 of its last 8 tries were failed by a part of ours (setup_failed, box_lost): see the log"}
+    assert held([*tries(6), *tries(2, start=10, outcome=Outcome.BOX_LOST)]) == {}, "the share itself"

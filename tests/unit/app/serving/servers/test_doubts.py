@@ -48,3 +48,55 @@ class OneDistribution:
 def test_an_improbable_draw_is_not_taken_for_raw_log_probabilities(raw: bool) -> None:
     found = doubt(cast("Control", OneDistribution(raw=raw)), Place(url="http://server", model="m", label=None))
     assert (found is not None and OneDistribution.cure in found) if raw else found is None
+
+
+class Measured:
+    """A server that says what it is told to, and keeps what it was asked."""
+
+    cure = "mend it"
+
+    def __init__(self, *, narrow: float = 0.0, one: float = 2.0, half: float = 4.0, off: float = 0.0, lonely: float = 0.0) -> None:
+        self.narrow, self.one, self.half, self.off, self.lonely = narrow, one, half, off, lonely
+        self.asked: list[tuple[SamplingParams, int]] = []
+
+    def tokenize(self, place: Place, text: str) -> list[int]:
+        return [9, 9, 9]
+
+    def sample(self, place: Place, prompt: Sequence[int], sampling: SamplingParams, *, top: int = 0) -> list[dict[str, Any]]:
+        self.asked.append((sampling, top))
+        if sampling.top_p < 1.0:
+            return [{"token_id": 1, "logprob": self.narrow, "top_logprobs": []}] * sampling.max_tokens
+        if top:
+            apart = self.one if sampling.temperature == 1.0 else self.half
+            named = [{"token_id": token, "logprob": -0.5 - token * apart / 4} for token in range(top)]
+            return [{"token_id": 0, "logprob": -0.5, "top_logprobs": named}]
+        return [{"token_id": 1, "logprob": -3.0, "top_logprobs": []}] * sampling.max_tokens
+
+    def score(self, place: Place, tokens: Sequence[int]) -> list[float]:
+        return [0.0, 0.0, -3.0 + self.off + self.lonely, *[-3.0 + self.off] * (len(tokens) - 4)]
+
+
+def doubted(server: Measured) -> str | None:
+    return doubt(cast("Control", server), Place(url="http://server", model="m", label=None))
+
+
+@pytest.mark.parametrize(
+    ("server", "is_doubted"),
+    [
+        (Measured(narrow=-0.05), False), (Measured(narrow=-0.051), True),
+        (Measured(half=3.01), False), (Measured(half=3.0), True),
+        (Measured(off=0.138), False), (Measured(off=0.139), True),
+        (Measured(lonely=0.36), False), (Measured(lonely=0.6), True),
+        (Measured(off=float("nan")), True),
+    ],
+)  # fmt: skip
+def test_the_bounds_of_a_doubt_are_met_from_both_sides(server: Measured, is_doubted: bool) -> None:
+    assert (doubted(server) is not None) is is_doubted
+
+
+def test_a_server_is_asked_for_one_token_wide_four_first_ones_and_sixteen_to_score() -> None:
+    server = Measured()
+    assert doubted(server) is None
+    asked = [(of.temperature, of.top_p, of.max_tokens, of.seed, top) for of, top in server.asked]
+    assert set(asked) == {(1.0, 1e-4, 4, 0, 0), (1.0, 1.0, 1, 0, 5), (0.5, 1.0, 1, 0, 5), (1.0, 1.0, 16, 0, 0)}
+    assert asked.count((1.0, 1.0, 16, 0, 0)) == 4

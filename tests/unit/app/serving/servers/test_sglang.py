@@ -13,7 +13,8 @@ from app.domain.errors import BadRequest, NotFound, Overloaded, Unavailable
 from app.domain.telemetry.serving import GenerateRequest, GenerationChunk, Likely, ScoreRequest
 from app.domain.telemetry.turns import FinishReason, Form, SamplingParams, Shape
 from app.serving.servers.engines import ServerEngines
-from app.serving.servers.sglang import Sglang
+from app.serving.servers.held import Place
+from app.serving.servers.sglang import Reading, Sglang, generating_body, is_cut
 from tests.fakes.servers.sglang import KEPT, FakeSglang
 
 DIGEST, OTHER = "d" * 64, "e" * 64
@@ -193,3 +194,110 @@ def test_given_tokens_are_scored_by_the_version_that_was_asked_for() -> None:
     assert server.bodies[-1]["lora_path"] == DIGEST
     with pytest.raises(BadRequest, match="SGLang gave log-probabilities of 2 other tokens for 3"):
         Sglang().scored({"meta_info": {"input_token_logprobs": [[None, 7, None], [-1.0, 8, None]]}}, [7, 8, 9])
+
+
+# --- its words, one by one ---------------------------------------------------------------------------------------------------------------
+
+ON_BASE = Place(url="http://sglang", model="base", label=None)
+ON_ADAPTER = Place(url="http://sglang", model=DIGEST, label=None, adapter=True)
+METRICS = """sglang:num_running_reqs{model="m",rank="0"} 3.0
+sglang:num_running_reqs{model="m",rank="1"} 1.0
+sglang:num_queue_reqs{model="m"} 2.0
+sglang:generation_tokens_total{model="m"} 700.0
+sglang:generation_tokens_total{model="n"} 300.0
+sglang:spec_accept_rate 0.75
+"""
+
+
+def test_a_server_is_seen_by_its_metrics_and_what_it_does_not_tell_is_not_known() -> None:
+    seen = Sglang().sight("http://s", METRICS)
+    assert (seen.address, seen.answers, seen.queue, seen.sampled_tokens, seen.acceptance) == ("http://s", True, 6, 1000, 0.75)
+    nothing = Sglang().sight("http://s", "sglang:spec_accept_rate 0.0\n")
+    assert (nothing.answers, nothing.queue, nothing.sampled_tokens, nothing.acceptance) == (True, None, None, None)
+    assert Sglang().sight("http://s", "sglang:num_running_reqs 3\n").queue is None
+    assert Sglang().sight("http://s", "sglang:num_queue_reqs 3\n").queue is None
+
+
+@pytest.mark.parametrize(
+    ("sampling", "cut"),
+    [
+        (SamplingParams(), False), (SamplingParams(top_p=0.999), True), (SamplingParams(temperature=0.0), True),
+        (SamplingParams(temperature=0.001), False),
+    ],
+)  # fmt: skip
+def test_what_cuts_the_distribution_is_asked_for_its_own_log_probabilities(sampling: SamplingParams, cut: bool) -> None:
+    assert is_cut(sampling) is cut
+    body = generating_body(ON_BASE, [1], sampling)
+    assert (body["return_sampling_mask"], body["return_logprob"], body["top_logprobs_num"]) == (cut, True, 0)
+    assert "sampling_seed" not in body["sampling_params"]
+    assert "logit_bias" not in body["sampling_params"]
+
+
+def test_a_text_is_scored_at_temperature_one_from_its_first_token_on() -> None:
+    told = {
+        "input_ids": [7, 8], "return_logprob": True, "logprob_start_len": 0,
+        "sampling_params": {"temperature": 1.0, "max_new_tokens": 1, "top_k": -1, "top_p": 1.0},
+    }  # fmt: skip
+    assert Sglang().scoring(ON_BASE, [7, 8]) == ("/generate", told)
+    assert Sglang().scoring(ON_ADAPTER, [7, 8]) == ("/generate", told | {"lora_path": DIGEST})
+
+
+def test_tools_go_with_a_prompt_that_has_some_and_seeds_with_a_draw_that_has_one() -> None:
+    assert Sglang().tokenizing(ON_BASE, request())[1] == {"messages": request().messages}
+    assert Sglang().tokenizing(ON_BASE, request(tools=[{"x": 1}]))[1] == {"messages": request().messages, "tools": [{"x": 1}]}
+    path, body = Sglang().generating(ON_ADAPTER, [1], request(likely=3))
+    assert (path, body["stream"], body["return_text_in_logprobs"], body["top_logprobs_num"]) == ("/generate", True, True, 3)
+    assert (body["lora_path"], body["sampling_params"]["sampling_seed"]) == (DIGEST, 4)
+    assert Sglang().generating(ON_BASE, [1], request())[1]["return_text_in_logprobs"] is False
+
+
+def event(ids: list[int], text: str, *, total: int, **told: Any) -> dict[str, Any]:
+    return {"output_ids": ids, "text": text, "meta_info": {"completion_tokens": total, **told}}
+
+
+def test_what_comes_anew_or_again_is_told_apart_by_the_count_of_tokens() -> None:
+    whole, parts = (Reading(cut=False, likely=None, logged=True) for _ in range(2))
+    logs = [[-0.5, 11, None], [-1.5, 12, None], [-0.25, 13, None]]
+    again = [whole.take(event([11, 12, 13][:n], "abc"[:n], total=n, output_token_logprobs=logs[:n])) for n in (1, 3)]
+    anew = [
+        parts.take(event([11], "a", total=1, output_token_logprobs=logs[:1])),
+        parts.take(event([12, 13], "bc", total=3, output_token_logprobs=logs[1:])),
+    ]
+    for chunks in (again, anew):
+        assert [(c.tokens, c.text, c.logprobs) for c in chunks if c] == [([11], "a", [-0.5]), ([12, 13], "bc", [-1.5, -0.25])]
+    assert whole.take(event([11, 12, 13], "abc", total=3)) is None, "nothing is new in it"
+
+
+def test_where_fewer_log_probabilities_come_than_tokens_none_are_passed_on() -> None:
+    reading = Reading(cut=True, likely=None, logged=True)
+    said = [[-0.5, 11, None], [-1.5, 12, None]]
+    short = reading.take(event([11, 12], "ab", total=2, output_token_logprobs=said, output_token_sampling_logprobs=[-0.1]))
+    assert short is not None
+    assert (short.tokens, short.logprobs, reading.kept) == ([11, 12], [], [])
+    full = reading.take(
+        event([13, 14], "cd", total=4, output_token_logprobs=[*said, *said], output_token_sampling_logprobs=[-9.0, -9.0, -0.25, -1.0])
+    )
+    assert full is not None
+    assert (full.logprobs, reading.kept) == ([-0.25, -1.0], [-0.25, -0.5])
+
+
+def test_the_likeliest_are_cut_to_as_many_as_were_asked_for() -> None:
+    reading = Reading(cut=False, likely=1, logged=True)
+    others = [[[-0.1, 5, "x"], [-0.2, 6, "y"]]]
+    chunk = reading.take(event([11], "a", total=1, output_token_logprobs=[[-0.5, 11, "a"]], output_top_logprobs=others))
+    assert chunk is not None
+    assert chunk.likely == [[Likely(11, -0.5, b"a"), Likely(5, -0.1, b"x")]]
+
+
+def test_an_error_without_a_code_is_the_server_s_and_one_after_the_first_token_ends_the_answer() -> None:
+    reading = Reading(cut=False, likely=None, logged=True)
+    with pytest.raises(Unavailable, match="broken"):
+        reading.take({"error": {"message": "broken"}})
+    with pytest.raises(Overloaded):
+        reading.take({"meta_info": {"finish_reason": {"type": "abort", "status_code": 429, "message": "full"}}})
+    fresh = Reading(cut=False, likely=None, logged=False)
+    first = fresh.take(event([11], "a", total=1, output_token_logprobs=[[-0.5, 11, None]]))
+    assert first is not None
+    assert first.logprobs == []
+    assert fresh.take({"error": {"message": "broken", "code": 503}}) is None
+    assert fresh.reason == {"type": "abort", "status_code": 503, "message": "broken"}

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from app.domain.errors import BadRequest, NotFound, Overloaded, RatchetError, Unavailable
-from app.serving.servers.held import held_of, is_digest, other_weights
-from app.serving.servers.vllm import Vllm
+from app.domain.telemetry.serving import Likely
+from app.domain.telemetry.turns import SamplingParams
+from app.serving.servers.held import Place, held_of, is_digest, other_weights
+from app.serving.servers.vllm import Vllm, chunk_of, sampling_body
 
 ASKED, OTHER = "a" * 64, "b" * 64
 
@@ -102,3 +104,69 @@ def test_what_a_server_does_not_tell_is_not_known() -> None:
     assert Vllm().sight("http://v", "vllm:num_requests_running 3\n").queue is None, "half of a queue is none"
     assert Vllm().sight("http://v", "vllm:num_requests_waiting 3\n").queue is None
     assert Vllm().sight("http://v", "vllm:spec_decode_num_draft_tokens_total 4\n").acceptance == 0.0
+
+
+def test_a_text_is_scored_as_a_prompt_of_which_one_token_more_is_sampled() -> None:
+    place = Place(url="http://v", model="m", label=None)
+    assert Vllm().scoring(place, (7, 8)) == (
+        "/v1/completions", {"model": "m", "prompt": [7, 8], "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0},
+    )  # fmt: skip
+    places = [None, {"8": {"logprob": -1.5}, "9": {"logprob": -0.1}}, {"9": {"logprob": -0.25}}]
+    assert Vllm().scored({"choices": [{"prompt_logprobs": places}]}, [7, 8, 9]) == [-1.5, -0.25]
+    for missing in ([], places[:2], None):
+        with pytest.raises(BadRequest, match="for 3 tokens: it cannot score here"):
+            Vllm().scored({"choices": [{"prompt_logprobs": missing}]}, [7, 8, 9])
+
+
+@pytest.mark.parametrize(("likely", "asked"), [(None, 0), (0, 0), (1, 2), (5, 6)])
+def test_the_sampled_token_is_asked_for_beside_the_likeliest(likely: int | None, asked: int) -> None:
+    body = sampling_body(SamplingParams(temperature=0.5, top_p=0.9, max_tokens=7, stop=("x",), seed=None), likely=likely, ignore_eos=True)
+    assert body == {
+        "temperature": 0.5, "top_p": 0.9, "max_tokens": 7, "stop": ["x"], "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
+        "presence_penalty": 0.0, "frequency_penalty": 0.0, "logprobs": asked, "ignore_eos": True,
+    }  # fmt: skip
+    assert sampling_body(SamplingParams(seed=0))["seed"] == 0
+
+
+def choice(*logprobs: float, tokens: tuple[int, ...] = (1, 2), text: str = "ab") -> dict[str, Any]:
+    named = [{"token": "x", "logprob": -3.0}, {"token": "y", "logprob": -1.0}, {"token": "é", "logprob": -2.0, "bytes": [195]}]
+    content = [{"token": "a", "logprob": value, "top_logprobs": named} for value in logprobs]
+    return {"token_ids": list(tokens), "text": text, "logprobs": {"content": content}}
+
+
+def test_a_chunk_holds_tokens_and_log_probabilities_as_they_came_even_where_their_counts_differ() -> None:
+    both = chunk_of(choice(-0.5, -1.5), logged=True)
+    assert both is not None
+    assert (both.tokens, both.logprobs, both.text, both.likely) == ([1, 2], [-0.5, -1.5], "ab", None)
+    short = chunk_of(choice(-0.5), logged=True, likely=2)
+    assert short is not None
+    assert (short.tokens, short.logprobs, short.likely) == ([1, 2], [-0.5], None)
+    doubted = chunk_of(choice(-0.5, -1.5), logged=False, likely=2)
+    assert doubted is not None
+    assert (doubted.logprobs, doubted.likely) == ([], None)
+    assert chunk_of({"token_ids": [], "text": ""}, logged=True) is None
+    assert chunk_of({"text": "late"}, logged=True) is not None
+    assert chunk_of({"token_ids": [3]}, logged=True) is not None
+
+
+def test_the_likeliest_are_ordered_and_cut_to_as_many_as_were_asked_for() -> None:
+    chunk = chunk_of(choice(-0.5, tokens=(1,)), logged=True, likely=2)
+    assert chunk is not None
+    assert chunk.likely == [[Likely(1, -0.5, b"a"), Likely(None, -1.0, b"y"), Likely(None, -2.0, b"\xc3")]]
+
+
+@pytest.mark.parametrize(
+    ("version", "base", "digest"),
+    [
+        (None, ASKED, ASKED), ("default", ASKED, ASKED), (OTHER, ASKED, OTHER), (None, "base", None), ("v7", ASKED, None),
+        (OTHER[:63], ASKED, None),
+    ],
+)  # fmt: skip
+def test_the_base_is_what_it_was_labelled_last_or_else_what_it_was_started_as(version: str | None, base: str, digest: str | None) -> None:
+    held = held_of({"data": [{"id": base}]}, version, url="http://v")
+    assert held.base_digest == digest
+    found = held.place(digest, "http://v", doubt="odd") if digest is not None else None
+    assert (found is None) is (digest is None)
+    if found is not None:
+        assert (found.model, found.label, found.adapter, found.doubt) == (base, version, False, "odd")
+    assert held.place("f" * 64, "http://v") is None
