@@ -106,7 +106,7 @@ def _sampling(app: FastAPI, worker: Worker) -> None:
     @app.post("/score")
     async def score(request: Request) -> Response:
         logprobs = await asyncio.wrap_future(worker.score(await _read(request, ScoreRequest)))
-        # JSON has no -inf: a token that top-p excludes
+        # JSON has no -inf: a token that top-k or top-p excludes
         return _json({"logprobs": [value if math.isfinite(value) else None for value in logprobs]})
 
 
