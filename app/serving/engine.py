@@ -21,6 +21,7 @@ import math
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TypeVar
 
 import msgspec
@@ -120,6 +121,7 @@ def _looking(app: FastAPI, worker: Worker, residency: Residency, own: Instrument
         ready = [digest for digest in residency.states() if worker.holds(digest)]
         return _json({
             "status": "draining" if worker.draining else "ok", "ready": ready, "load": worker.load, "sampled_tokens": worker.sampled_tokens,
+            "precision": residency.precision, "mismatch": {digest: asdict(found) for digest, found in residency.mismatches().items()},
             "last_swap": residency.last_swap, "acceptance": worker.acceptance,
             "batch_invariant": None if residency.invariance is None else residency.invariance.holds,
         })  # fmt: skip

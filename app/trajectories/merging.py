@@ -22,6 +22,7 @@ SCHEMA = pa.schema(
         ("temperature", pa.float64()),
         ("top_p", pa.float64()),
         ("top_k", pa.int32()),  # segments that are older have no such column: 0, which is all
+        ("precision", pa.string()),
         ("shape", pa.string()),  # JSON; segments that are older have no such column, and turns without one
         ("finished_at", pa.timestamp("us", tz="UTC")),
         ("messages", pa.string()),  # JSON: a chat has no fixed columns

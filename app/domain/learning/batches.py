@@ -150,6 +150,8 @@ class TurnPayload:
     top_k: int = 0
     """0 is all."""
     shape: Shape | None = None
+    precision: str = ""
+    """What its version was rounded to where it was served in less than was published."""
     finished_at: datetime
     messages: tuple[dict[str, object], ...] = ()
     completion: str = ""
@@ -175,7 +177,7 @@ def payload_of(turn: TurnServed) -> TurnPayload:
         routed_experts=None if experts is None else tuple(tuple(tuple(layer) for layer in token) for token in experts),
         kept_log_mass=None if turn.kept_log_mass is None else tuple(turn.kept_log_mass),
         temperature=turn.sampling.temperature, top_p=turn.sampling.top_p, top_k=turn.sampling.top_k or 0, shape=turn.shape or None,
-        finished_at=turn.finished_at, messages=tuple(turn.messages), completion=turn.completion,
+        precision=turn.precision or "", finished_at=turn.finished_at, messages=tuple(turn.messages), completion=turn.completion,
     )  # fmt: skip
 
 

@@ -74,6 +74,8 @@ class GenerationChunk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """On the last chunk, where not every token was sampled by the version that was asked for: a sentence. Such a turn is not trained on."""
     unscorable: str | None = None
     """On the last chunk, where nobody can work out again from which distribution its tokens were drawn: why. Not trained on either."""
+    precision: str | None = None
+    """On the last chunk, where the weights were rounded from what was published before they were served: to what (`mxfp8`, `nvfp4`)."""
     message: str | None = None
     """On the last chunk, with finish_reason `error`: what went wrong."""
 
@@ -95,5 +97,9 @@ class EngineSight(msgspec.Struct, frozen=True, kw_only=True):
     """Since it was started."""
     acceptance: float | None = None
     """Share of the speculated tokens that were the ones drawn; None where nothing was speculated."""
+    precision: str | None = None
+    """What it serves its versions in (`bf16` is as published); None where it does not say."""
+    mismatch: dict[str, Any] | None = None
+    """By digest of a version that it serves rounded: how far that is from the version as published (`app.serving.probe.Mismatch`)."""
     last_swap: dict[str, Any] | None = None
     """The newest version it took up: digest, when, seconds it took, milliseconds for which sampling stood still, by which way."""

@@ -154,6 +154,8 @@ class TurnServed(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     shape: Shape | msgspec.UnsetType = msgspec.UNSET
     """How the draw was bent, where a client asked for it; else it is not written, because consumers of the first version refuse it."""
+    precision: str | msgspec.UnsetType = msgspec.UNSET
+    """What its version was rounded to where it was served in less than was published (`mxfp8`, `nvfp4`); else not written either."""
     finish_reason: FinishReason
     tool_calls: list[ToolCall] = []
     usage: Usage
