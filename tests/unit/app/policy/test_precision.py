@@ -20,7 +20,7 @@ from app.policy.patching import Snapshot, as_published, follow, patched, places_
 from app.policy.precision import Precision, mxfp8, nvfp4, round_model, rounded
 from app.policy.storage.delta import encode_delta
 from app.policy.storage.snapshot import WEIGHTS, snapshot_digest, write_snapshot
-from app.policy.storage.weights import compute_dtype, digest_of
+from app.policy.storage.weights import digest_of
 from app.policy.tiny_moe import Architecture, write_tiny_moe
 
 LOW = [Precision.MXFP8, Precision.NVFP4]
@@ -155,11 +155,10 @@ def test_a_model_of_experts_is_refused_with_the_cure(tmp_path: Path) -> None:
         load_policy(tmp_path / "moe", precision=Precision.MXFP8)
 
 
-@pytest.mark.skipif(compute_dtype() != torch.bfloat16, reason="bits depend on company where bfloat16 is not packed")
 @pytest.mark.parametrize("precision", LOW)
-def test_rounded_weights_give_the_same_bits_in_company(tiny_model: Path, precision: Precision) -> None:
-    found = invariance(load_policy(tiny_model, precision=precision), texts=TEXTS[:3], tokens=4)
-    assert found.holds
+def test_bits_do_not_depend_on_company_where_they_do_not_as_published(tiny_model: Path, precision: Precision) -> None:
+    as_it_was, low = (load_policy(tiny_model, precision=each) for each in (Precision.BF16, precision))
+    assert invariance(low, texts=TEXTS[:3], tokens=4).holds or not invariance(as_it_was, texts=TEXTS[:3], tokens=4).holds
 
 
 def test_bf16_is_as_published(tiny_model: Path) -> None:
