@@ -1,4 +1,4 @@
-"""The distribution a token is drawn from: temperature, then top-p, and its log-probabilities. Used to sample and to score.
+"""The distribution a token is drawn from: temperature, then top-k, then top-p, and its log-probabilities. Used to sample and to score.
 
 Shapes: N rows (sequences or positions), V vocabulary.
 """
@@ -12,22 +12,37 @@ GREEDY_BELOW = 1e-4
 """A temperature below this means the most probable token, always: a point mass, whose log-probability is 0."""
 
 
-def nucleus_logprobs(logits_NV: Tensor, *, temperature: float, top_p: float) -> Tensor:
-    """Log-probabilities [N, V] after temperature and top-p (nucleus) filtering; -inf for what is filtered out.
+def nucleus_logprobs(logits_NV: Tensor, *, temperature: float, top_p: float, top_k: int = 0) -> Tensor:
+    """Log-probabilities [N, V] after temperature, top-k and top-p (nucleus) filtering; -inf for what is filtered out.
 
-    The nucleus is the smallest set of most probable tokens whose probabilities sum to at least `top_p`; the kept ones are
-    renormalised (Holtzman et al. 2020, arXiv 1904.09751, section 3.1).
+    Top-k keeps the `top_k` most probable tokens (0: all) and those that are as probable as the last of them, and renormalises (Fan et al.
+    2018, arXiv 1805.04833, section 5.4). Top-p cuts what that left, in the order of vLLM and transformers: the nucleus is the smallest set
+    of most probable tokens whose probabilities sum to at least `top_p`; the kept ones are renormalised (Holtzman et al. 2020, arXiv
+    1904.09751, section 3.1).
     """
     if temperature < GREEDY_BELOW:
         best = logits_NV.argmax(-1, keepdim=True)
         return torch.full_like(logits_NV, -torch.inf).scatter(-1, best, 0.0)
     logits_NV = logits_NV.float()
     logprobs = torch.log_softmax(logits_NV if temperature == 1.0 else logits_NV / temperature, dim=-1)
+    if top_k:
+        logprobs = likeliest(logprobs, torch.full((len(logprobs),), top_k, device=logprobs.device))
     if top_p >= 1.0:
         return logprobs
     kept = _nucleus(logprobs.detach(), top_p)
     masked = logprobs.masked_fill(~kept, -torch.inf)
     return masked - masked.logsumexp(-1, keepdim=True)
+
+
+def likeliest(logprobs_NV: Tensor, top_k_N: Tensor) -> Tensor:
+    """Log-probabilities [N, V] of the `top_k` most probable tokens of each row and their equals, renormalised; a row of 0 as it is."""
+    most = min(int(top_k_N.max()), logprobs_NV.shape[-1])
+    if most < 1:
+        return logprobs_NV
+    ordered = logprobs_NV.detach().topk(most, dim=-1).values
+    last = ordered.gather(1, (top_k_N.clamp(1, most) - 1)[:, None])
+    masked = logprobs_NV.masked_fill((logprobs_NV < last) & (top_k_N > 0)[:, None], -torch.inf)
+    return torch.where((top_k_N > 0)[:, None], masked - masked.logsumexp(-1, keepdim=True), logprobs_NV)
 
 
 def _nucleus(logprobs_NV: Tensor, top_p: float) -> Tensor:
@@ -36,11 +51,13 @@ def _nucleus(logprobs_NV: Tensor, top_p: float) -> Tensor:
     return torch.zeros_like(logprobs_NV, dtype=torch.bool).scatter(-1, order, inside)
 
 
-def kept_log_mass(logprobs_NV: Tensor, top_p_N: Tensor) -> Tensor:
-    """Logarithm [N] of the probability that top-p keeps of each row: of `_nucleus`, with a `top_p` of its own per row. At least `top_p`,
-    and 0 where it is 1."""
-    ordered, inside, _ = _ranked(logprobs_NV, top_p_N)
-    return torch.where(inside, ordered, 0.0).sum(-1).clamp_max(1.0).log().masked_fill(top_p_N >= 1.0, 0.0)
+def kept_log_mass(logprobs_NV: Tensor, top_p_N: Tensor, top_k_N: Tensor) -> Tensor:
+    """Logarithm [N] of the probability that top-k and top-p keep of each row, with a `top_k` and a `top_p` of its own: what top-k keeps of
+    everything, times what top-p keeps of that. 0 where neither cuts."""
+    cut_NV = likeliest(logprobs_NV, top_k_N)
+    ordered, inside, _ = _ranked(cut_NV, top_p_N)
+    of_nucleus = torch.where(inside, ordered, 0.0).sum(-1).clamp_max(1.0).log().masked_fill(top_p_N >= 1.0, 0.0)
+    return of_nucleus + (logprobs_NV.amax(-1) - cut_NV.amax(-1)).clamp_max(0.0)
 
 
 def _ranked(logprobs_NV: Tensor, top_p_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:

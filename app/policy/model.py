@@ -1,7 +1,8 @@
 """Load a snapshot into a model that samples and scores: `Policy` is the model, its chat format and the digest it was verified to have."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from app.policy.chat import Chat
 from app.policy.decoding.attention import IMPLEMENTATION, register_attention
 from app.policy.decoding.grammars import Grammars
 from app.policy.decoding.packed_linear import can_pack, pack_linears
+from app.policy.precision import Precision, round_model
 from app.policy.storage.snapshot import WEIGHTS, require_snapshot, verify_snapshot
 from app.policy.storage.weights import compute_dtype
 
@@ -30,6 +32,10 @@ class Policy:
     """Longest sequence (prompt and completion together), in tokens."""
     end_tokens: frozenset[int]
     """Sampling any of these ends the completion."""
+    precision: Precision = Precision.BF16
+    published: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    """The rounded layers' weights as they were published, mapped from the file or made by a patch: what `digest` is of, what the next
+    version is made from, and what mismatch is measured against. Empty where nothing is rounded."""
 
     @cached_property
     def grammars(self) -> Grammars:
@@ -42,18 +48,22 @@ class Policy:
         return int(self.model.config.get_text_config().vocab_size)
 
 
-def load_policy(folder: Path, *, dtype: torch.dtype | None = None, digest: str | None = None) -> Policy:
+def load_policy(
+    folder: Path, *, dtype: torch.dtype | None = None, digest: str | None = None, precision: Precision = Precision.BF16
+) -> Policy:
     """Load a snapshot, verified against its own `READY` and, where given, against `digest`.
 
     Linear layers are packed for the processor where that is possible (`app.policy.decoding.packed_linear`): such a
-    model samples and scores, it cannot be trained or saved (use `load_model`). Raises `NotFound` (no snapshot) and
-    `BadInput` (damaged, or other weights).
+    model samples and scores, it cannot be trained or saved (use `load_model`). The digest is checked before weights are rounded to
+    `precision`. Raises `NotFound` (no snapshot), `BadInput` (damaged, or other weights) and `Refused` (a model that cannot be rounded).
     """
     found = verify_snapshot(require_snapshot(folder))
     if digest is not None and digest != found:
         raise BadInput(f"{folder} holds the weights {found[:12]}, not {digest[:12]}: publish the version again")
     model = load_model(folder, dtype=dtype)
     model.eval().requires_grad_(False)
+    names = round_model(model, precision)
+    published = {name: tensor for name, tensor in _tensors_of(folder).items() if name in names} if names else {}
     if can_pack(model.dtype):
         pack_linears(model)
         _let_go(model, folder)
@@ -64,6 +74,8 @@ def load_policy(folder: Path, *, dtype: torch.dtype | None = None, digest: str |
         chat=chat,
         context=int(getattr(model.config, "max_position_embeddings", 2048)),
         end_tokens=_end_tokens(folder, model.config, chat),
+        precision=precision,
+        published=published,
     )
 
 
@@ -95,19 +107,21 @@ def load_model(folder: Path, *, dtype: torch.dtype | None = None) -> PreTrainedM
 
     Tensors that need no cast stay mapped from the file, read-only by contract: train a float32 copy, not these.
     """
-    dtype = dtype or compute_dtype()
-    model = empty_model(config_of(require_snapshot(folder)), dtype=dtype)
-    tensors = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in _tensors_of(folder).items()}
+    return model_of(config_of(require_snapshot(folder)), _tensors_of(folder), dtype=dtype or compute_dtype(), source=folder / WEIGHTS)
+
+
+def model_of(config: PreTrainedConfig, tensors: Mapping[str, torch.Tensor], *, dtype: torch.dtype, source: Path | str) -> PreTrainedModel:
+    """The transformers model of these tensors. Raises `BadInput`, which names the `source`, where they do not fit the config."""
+    model = empty_model(config, dtype=dtype)
+    tensors = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     odd = [name for name, held in model.state_dict().items() if name in tensors and tensors[name].shape != held.shape]
     if odd:
-        raise BadInput(f"{folder / WEIGHTS} does not fit its config.json (other shapes of {odd[:3]}): make the snapshot again")
+        raise BadInput(f"{source} does not fit its config.json (other shapes of {odd[:3]}): make the snapshot again")
     _, unexpected = model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
     left = [name for name, tensor in model.state_dict(keep_vars=True).items() if tensor.is_meta]
     if left or unexpected:
-        raise BadInput(
-            f"{folder / WEIGHTS} does not fit its config.json (missing {left[:3]}, unknown {unexpected[:3]}): make the snapshot again"
-        )
+        raise BadInput(f"{source} does not fit its config.json (missing {left[:3]}, unknown {unexpected[:3]}): make the snapshot again")
     return model
 
 

@@ -3,6 +3,10 @@
     packed (base) ─▶ plain ─▶ changed ─▶ packed (copy of the structure) ─▶ unpacked once more: the digest of what will really be multiplied
 
 The base goes on sampling meanwhile and is never touched; whatever fails leaves it as it is. One tensor is plain at a time.
+
+Where layers are served rounded (`app.policy.precision`), what is multiplied is not what was published: a delta cannot be applied to it,
+and the digest is not of it. So those layers' weights are kept as published beside the rounded ones; they are what is patched and what the
+digest is of, and the live ones, unpacked once more, have to be what they round to, bit for bit.
 """
 
 import copy
@@ -20,6 +24,7 @@ from app.domain.errors import BadInput, Refused
 from app.domain.ports import Way
 from app.policy.decoding.packed_linear import PackedLinear, PackedPart
 from app.policy.model import Policy
+from app.policy.precision import rounded
 from app.policy.storage.delta import Patch
 from app.policy.storage.snapshot import WEIGHTS
 from app.policy.storage.weights import digest_of
@@ -104,7 +109,8 @@ def patched(base: Policy, steps: Sequence[Changing], *, digest: str) -> Policy:
     Raises `BadInput` when what came of it is not that version, `Refused` for a model whose parts are not all known here: load it whole.
     """
     model = _structure(base.model)
-    places = places_of(model)
+    live, published = places_of(model), dict(base.published)
+    places = [_rounding(place, published, base) for place in live]
     known = {name for place in places for name in place.names}
     for step in steps:
         if not set(step.names) <= known:
@@ -114,7 +120,13 @@ def patched(base: Policy, steps: Sequence[Changing], *, digest: str) -> Policy:
     if (found := digest_of(LiveWeights(places))) != digest:
         raise BadInput(f"patching gave the weights {found[:12]}, not {digest[:12]}: load the version whole")
     _require_tied(places, digest)
-    return replace(base, digest=digest, model=model)
+    _require_rounded(live, published, base)
+    return replace(base, digest=digest, model=model, published=published)
+
+
+def as_published(policy: Policy) -> Mapping[str, Tensor]:
+    """Every tensor of a version as it was published, whatever it is served in."""
+    return LiveWeights([_rounding(place, dict(policy.published), policy) for place in places_of(policy.model)])
 
 
 def follow(base: Policy, way: Way, *, digest: str) -> Policy:
@@ -207,6 +219,27 @@ def _change(place: Place, steps: Sequence[Changing]) -> None:
         plain |= step.patched(plain, plain)
     if any(plain[name] is not tensor for name, tensor in before.items()):
         place.write([plain[name] for name in place.names])
+
+
+def _rounding(place: Place, published: dict[str, Tensor], policy: Policy) -> Place:
+    """A place of rounded layers is read as published; what is written is kept so, and rounded on its way into the model."""
+    if not published.keys() >= set(place.names):
+        return place
+
+    def write(tensors: Sequence[Tensor]) -> None:
+        published.update(zip(place.names, tensors, strict=True))
+        place.write([rounded(tensor.to(policy.model.dtype), policy.precision) for tensor in tensors])
+
+    return replace(place, read=lambda: [published[name] for name in place.names], write=write)
+
+
+def _require_rounded(live: Sequence[Place], published: Mapping[str, Tensor], policy: Policy) -> None:
+    for place in live:
+        if not published.keys() >= set(place.names):
+            continue
+        for name, tensor in zip(place.names, place.read(), strict=True):
+            if not _same_bits(tensor, rounded(published[name].to(tensor.dtype), policy.precision)):
+                raise BadInput(f"{name} is not what its published weights round to in {policy.precision}: load the version whole")
 
 
 def _require_tied(places: Sequence[Place], digest: str) -> None:

@@ -82,7 +82,7 @@ class HttpEngines:
                 lines = response.aiter_lines()
                 chunk = await self._first(url, lines, listening, refusals)
                 while chunk is not None:
-                    yield chunk
+                    yield _cut_known(request, chunk)
                     if chunk.finish_reason is not None:
                         return
                     chunk = await self._next(url, lines, listening)
@@ -144,6 +144,7 @@ class HttpEngines:
         return EngineSight(
             address=url, answers=True, ejected=ejected, draining=is_leaving, fault=health.fault, queue=said.get("load"),
             sampled_tokens=said.get("sampled_tokens"), acceptance=said.get("acceptance"), last_swap=said.get("last_swap"),
+            precision=said.get("precision"), mismatch=said.get("mismatch") or None,
         )  # fmt: skip
 
     async def _answer(self, path: str, request: GenerateRequest | ScoreRequest) -> bytes:
@@ -218,6 +219,13 @@ async def _read(line: str) -> GenerationChunk:
         return msgspec.json.decode(line, type=GenerationChunk)
     fields, prompt = await fields_of(line.encode(), long="prompt_tokens")
     return msgspec.structs.replace(msgspec.json.decode(msgspec.json.encode(fields), type=GenerationChunk), prompt_tokens=prompt)
+
+
+def _cut_known(request: GenerateRequest, chunk: GenerationChunk) -> GenerationChunk:
+    """An engine of before `top_k` passes over it and draws from everything; one that knows it says on the last chunk what it kept."""
+    if not request.sampling.top_k or chunk.finish_reason is None or chunk.kept_log_mass is not None:
+        return chunk
+    return msgspec.structs.replace(chunk, unscorable="the engine is older than top_k and may have drawn from all tokens: upgrade it")
 
 
 def _broken(message: str) -> GenerationChunk:

@@ -23,6 +23,7 @@ import math
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TypeVar
 
 import msgspec
@@ -130,7 +131,7 @@ def _sampling(app: FastAPI, worker: Worker) -> None:
     @app.post("/score")
     async def score(request: Request) -> Response:
         logprobs = await asyncio.wrap_future(worker.score(await _read(request, ScoreRequest)))
-        # JSON has no -inf: a token that top-p excludes
+        # JSON has no -inf: a token that top-k or top-p excludes
         return _json({"logprobs": [value if math.isfinite(value) else None for value in logprobs]})
 
 
@@ -144,6 +145,7 @@ def _looking(app: FastAPI, worker: Worker, residency: Residency, own: Instrument
         ready = [digest for digest in residency.states() if worker.holds(digest)]
         return _json({
             "status": "draining" if worker.draining else "ok", "ready": ready, "load": worker.load, "sampled_tokens": worker.sampled_tokens,
+            "precision": residency.precision, "mismatch": {digest: asdict(found) for digest, found in residency.mismatches().items()},
             "last_swap": residency.last_swap, "acceptance": worker.acceptance,
             "batch_invariant": None if residency.invariance is None else residency.invariance.holds,
         })  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any
 from app.domain.telemetry.serving import GenerateRequest, GenerationChunk
 from app.domain.telemetry.turns import FinishReason
 from app.policy.decoding.sampling import Decoder, Generation
+from app.policy.precision import Precision
 
 
 @dataclass(eq=False, kw_only=True)
@@ -49,7 +50,9 @@ def last_of(job: Job, reason: FinishReason, *, message: str | None = None) -> Ge
     generation = job.generation
     assert generation is not None
     experts = generation.experts if generation.record_experts else None
+    precision = Precision.BF16 if job.decoder is None else job.decoder.policy.precision
     return GenerationChunk(
         **_fresh(job), finish_reason=reason, prompt_tokens=generation.prompt, routed_experts=experts,
         kept_log_mass=generation.kept_log_mass or None, message=message or generation.fault,
+        precision=None if precision is Precision.BF16 else precision.value,
     )  # fmt: skip

@@ -3,15 +3,22 @@
 Short answers are sampled as requests are (cache, batch, temperature), then scored in one plain forward pass. Healthy bfloat16 differs by
 0.001 nats per token (KL); log-probabilities of the wrong distribution by forty times that and more (SmolLM2: 0.066 raw instead of at
 temperature 0.7). An engine that fails serves on, and what it serves is never trained on: its turns carry no log-probabilities.
+
+That asks whether an engine tells the truth about what it samples. How far a version that is served rounded is from the version as published
+is another question (`mismatch`): its turns carry the log-probabilities of the rounded weights, which sampled them, and the update's guard
+compares those with the published ones before its first step, and holds where they are too far apart.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from app.domain.telemetry.turns import SamplingParams
 from app.policy.decoding.sampling import Generation, sample
-from app.policy.model import Policy
+from app.policy.model import Policy, model_of
+from app.policy.patching import as_published
+from app.policy.precision import Precision
 from app.policy.scoring.fixed_probe import divergence, strange, written
 from app.policy.scoring.forward import token_logprobs
 
@@ -42,6 +49,38 @@ def probe(policy: Policy, *, draw: Sampler = sample) -> str | None:
         f"its log-probabilities are not those of what it samples (KL {kl:.3g} nats per token, largest gap {largest:.3g}): its turns are "
         "not trained on; compare dtype, kernels and libraries with an engine where they are"
     )
+
+
+MISMATCH_TOKENS = 48
+"""Of each answer that `mismatch` samples."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mismatch:
+    """How far a version as it is served is from the version as published, over tokens that it sampled at temperature 1."""
+
+    kl: float
+    """KL(served ‖ published) in nats per token: the mean of r − 1 − log r, r = published / served. The update's guard calls it mismatch."""
+    p99: float
+    """Of |log published − log served|."""
+    tokens: int
+
+
+def mismatch(policy: Policy, *, draw: Sampler = sample) -> Mismatch | None:
+    """None where nothing was rounded."""
+    if policy.precision is Precision.BF16:
+        return None
+    prompts = [policy.chat.encode(text) or [0] for text in PROMPTS]
+    source = f"the version {policy.digest[:12]}"
+    whole = model_of(policy.model.config, as_published(policy), dtype=policy.model.dtype, source=source).eval()
+    sampled: list[float] = []
+    scored: list[float] = []
+    for generation in draw(policy, prompts, SamplingParams(max_tokens=MISMATCH_TOKENS, seed=0)):
+        with torch.inference_mode():
+            scored += token_logprobs(whole, generation.prompt, generation.tokens).tolist()
+        sampled += generation.logprobs
+    gaps = sorted(abs(one - other) for one, other in zip(sampled, scored, strict=True))
+    return Mismatch(kl=divergence(sampled, scored)[0], p99=gaps[min(len(gaps) - 1, int(0.99 * len(gaps)))], tokens=len(gaps))
 
 
 def answers_strangely(policy: Policy, expected: bytes) -> str | None:

@@ -20,6 +20,7 @@ from app.listening.barrier import Barrier
 from app.listening.connections import Connection, Server
 from app.listening.sockets import bound
 from app.machine import usable_cores
+from app.policy.precision import Precision
 from app.serving.engine import create_engine
 from app.serving.memory import return_freed_memory
 from app.serving.residency import Residency
@@ -47,6 +48,7 @@ def serve_engine(
     rows: int,
     threads: int | None,
     stop: threading.Event,
+    precision: Precision = Precision.BF16,
     drain_s: float = 0.0,
     version: str = "",
     barrier: Barrier | None = None,
@@ -62,7 +64,8 @@ def serve_engine(
     listener = listen(host, port)
     worker = Worker(Limits(rows=rows))
     own = Instruments("engine", version=version)
-    residency = Residency(worker, ledger, weights, only=only, brought=own.histogram("ratchet_engine_swap_seconds").observe)
+    brought = own.histogram("ratchet_engine_swap_seconds").observe
+    residency = Residency(worker, ledger, weights, only=only, precision=precision, brought=brought)
     worker.start()
     residency.start()
     gc.freeze()  # what is loaded stays: the collector need not walk torch and transformers between two tokens
@@ -76,6 +79,11 @@ def serve_engine(
             timeout_graceful_shutdown=1,
         )
     )
+    if precision is not Precision.BF16:
+        log.warning(
+            "engine rounds weights to %s and multiplies them as before: an emulation, which shows how answers and their log-probabilities "
+            "differ from the published weights', and saves neither time nor memory", precision,
+        )  # fmt: skip
     log.info("engine ready address=http://%s:%d threads=%d rows=%d", host, port, torch.get_num_threads(), rows)
     try:
         asyncio.run(server.serve_until(stop, listener, worker, residency, leave=lambda: _leave(residency, ledger), drain_s=drain_s))

@@ -15,6 +15,8 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from safetensors import SafetensorError
@@ -25,7 +27,8 @@ from app.domain.ports import EngineLedger, EngineState, EngineWeights
 from app.policy.decoding.invariance import TEXTS, Invariance, invariance
 from app.policy.model import Policy, load_policy
 from app.policy.patching import follow
-from app.serving.probe import answers_strangely, probe
+from app.policy.precision import Precision
+from app.serving.probe import MAX_KL, Mismatch, answers_strangely, mismatch, probe
 from app.serving.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -52,6 +55,7 @@ class Residency:
         weights: EngineWeights,
         *,
         load: Callable[..., Policy] = load_policy,
+        precision: Precision = Precision.BF16,
         check: Callable[[Policy], str | None] = probe,
         only: frozenset[str] | None = None,
         poll_s: float = 1.0,
@@ -61,7 +65,10 @@ class Residency:
         self._worker = worker
         self._ledger = ledger
         self._weights = weights
-        self._load = load
+        self._load = load if precision is Precision.BF16 else partial(load, precision=precision)
+        self.precision = precision
+        """What versions are rounded to before they are served."""
+        self._mismatches: dict[str, Mismatch] = {}
         self._check = check
         """Says what is wrong with a version's log-probabilities."""
         self._only = only
@@ -101,6 +108,10 @@ class Residency:
     def states(self) -> dict[str, tuple[EngineState, str | None]]:
         """State and detail per digest, as last known."""
         return dict(self._states)
+
+    def mismatches(self) -> dict[str, Mismatch]:
+        """How far each version that is served rounded is from what was published, by digest."""
+        return dict(self._mismatches)
 
     def _run(self) -> None:
         with suppress(OSError):  # of this thread alone; whatever threads it starts inherit it
@@ -143,6 +154,7 @@ class Residency:
         started = time.monotonic()
         try:
             policy, fault, way = self._patched(digest) or self._loaded(digest)
+            self._measure(policy)
         except FAULTS as error:
             self._failed_at[digest] = time.monotonic()
             log.error("version failed to load digest=%s error=%s", digest, error)
@@ -155,9 +167,22 @@ class Residency:
         log.info("version ready digest=%s way=%s took_s=%.1f", digest, way, took_s)
         self.last_swap = {
             "digest": digest, "at": utc_now().isoformat(), "way": way, "took_s": round(took_s, 3), "pause_ms": round(1e3 * pause_s, 3),
+            **({} if digest not in self._mismatches else {"mismatch": asdict(self._mismatches[digest])}),
         }  # fmt: skip
         self._brought(took_s)
         self._settle(digest, EngineState.READY, fault)
+
+    def _measure(self, policy: Policy) -> None:
+        """How far a rounded version is from what was published: known, told, and left to the update's guard to judge."""
+        if (found := mismatch(policy)) is None:
+            return
+        self._mismatches[policy.digest] = found
+        is_far = found.kl > MAX_KL
+        log.log(
+            logging.WARNING if is_far else logging.INFO, "version rounded digest=%s precision=%s mismatch_kl=%.4f p99=%.3f tokens=%d%s",
+            policy.digest, policy.precision, found.kl, found.p99, found.tokens,
+            ": an update holds what it samples, unless training.guards allows that" if is_far else "",
+        )  # fmt: skip
 
     def _loaded(self, digest: str) -> tuple[Policy, str | None, str]:
         """The version from its snapshot, what is wrong with its log-probabilities, and how it came."""
@@ -175,7 +200,8 @@ class Residency:
             if way is None:
                 return None
             policy = follow(self._worker.policy(way.base), way, digest=digest)
-            if way.probe is not None and (fault := answers_strangely(policy, way.probe)) is not None:
+            # what its trainer wrote down is of the published weights: rounded ones are measured, and their live bits were checked
+            if self.precision is Precision.BF16 and way.probe is not None and (fault := answers_strangely(policy, way.probe)) is not None:
                 raise BadInput(fault)
             # a fixed text is scored and not sampled: whoever samples wrongly for the base does so for what is made of it
             sound = way.probe is not None and self._states.get(way.base) == (EngineState.READY, None)
@@ -205,3 +231,4 @@ class Residency:
             for policy in self._policies.pop(digest, set()):
                 self._reported.pop((policy, digest), None)
             del self._states[digest]
+            self._mismatches.pop(digest, None)

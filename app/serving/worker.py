@@ -269,7 +269,9 @@ class Worker:
         try:
             if decoder is None:
                 raise NotFound(f"this engine does not hold the weights {request.digest[:12]} any more")
-            scored = decoder.score(request.prompt_tokens, request.completion_tokens, temperature=request.temperature, top_p=request.top_p)
+            scored = decoder.score(
+                request.prompt_tokens, request.completion_tokens, temperature=request.temperature, top_p=request.top_p, top_k=request.top_k
+            )
         except RatchetError as error:
             answer.set_exception(error)
         except Exception as error:

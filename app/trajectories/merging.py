@@ -21,6 +21,8 @@ SCHEMA = pa.schema(
         ("kept_log_mass", pa.list_(pa.float64())),
         ("temperature", pa.float64()),
         ("top_p", pa.float64()),
+        ("top_k", pa.int32()),  # segments that are older have no such column: 0, which is all
+        ("precision", pa.string()),
         ("shape", pa.string()),  # JSON; segments that are older have no such column, and turns without one
         ("finished_at", pa.timestamp("us", tz="UTC")),
         ("messages", pa.string()),  # JSON: a chat has no fixed columns
@@ -32,6 +34,11 @@ GROUP_BYTES = 32 * 1024 * 1024
 """Of a merged segment's row groups, uncompressed: what a reader or an erasure holds in memory at a time."""
 
 
+def as_now(table: pa.Table) -> pa.Table:
+    """Rows of a segment that may be older than some columns, with those empty."""
+    return pa.concat_tables([SCHEMA.empty_table(), table], promote_options="default")
+
+
 class Writer:
     """A segment that is being written."""
 
@@ -40,6 +47,7 @@ class Writer:
 
     def write_table(self, table: pa.Table) -> None:
         """One more row group."""
+        table = as_now(table)
         self._writer.write_table(table, row_group_size=max(1, table.num_rows))
 
     @property
@@ -86,7 +94,7 @@ class Merging:
 
     def take(self, policy: str, table: pa.Table, *, left: int) -> None:
         """Turns of one policy; `left`: bytes of segments that were not begun yet."""
-        self._waiting[policy].append(table)
+        self._waiting[policy].append(as_now(table))
         self._read[policy] += table.nbytes
         if sum(one.nbytes for one in self._waiting[policy]) >= GROUP_BYTES:
             self._flush(policy)

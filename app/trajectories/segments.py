@@ -291,7 +291,7 @@ def row_of(payload: TurnPayload) -> dict[str, Any]:
         "inference_id": payload.inference_id, "episode_id": payload.episode_id, "policy": payload.policy, "version": payload.version,
         "prompt_tokens": np.asarray(payload.prompt_tokens, dtype=np.int32), "completion_tokens": payload.completion_tokens,
         "logprobs": payload.logprobs, "routed_experts": payload.routed_experts, "kept_log_mass": payload.kept_log_mass,
-        "temperature": payload.temperature, "top_p": payload.top_p,
+        "temperature": payload.temperature, "top_p": payload.top_p, "top_k": payload.top_k, "precision": payload.precision,
         "shape": None if payload.shape is None else msgspec.json.encode(payload.shape).decode(),
         "finished_at": payload.finished_at, "messages": msgspec.json.encode(payload.messages).decode(), "completion": payload.completion,
     }  # fmt: skip
@@ -305,7 +305,7 @@ def _payload(row: dict[str, Any]) -> TurnPayload:
         logprobs=None if row["logprobs"] is None else tuple(row["logprobs"]),
         routed_experts=None if experts is None else tuple(tuple(tuple(layer) for layer in token) for token in experts),
         kept_log_mass=None if row["kept_log_mass"] is None else tuple(row["kept_log_mass"]),
-        temperature=row["temperature"], top_p=row["top_p"],
+        temperature=row["temperature"], top_p=row["top_p"], top_k=row.get("top_k") or 0, precision=row.get("precision") or "",
         shape=None if shape is None else msgspec.json.decode(shape, type=Shape), finished_at=row["finished_at"],
         messages=tuple(msgspec.json.decode(row["messages"])), completion=row["completion"],
     )  # fmt: skip

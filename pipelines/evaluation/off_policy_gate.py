@@ -78,7 +78,7 @@ class OffPolicyGate:
             return "gone"
         if payload.logprobs is None or len(payload.logprobs) != len(payload.completion_tokens):
             return "no_logprobs"
-        if payload.top_p < 1.0 or payload.temperature < GREEDY_BELOW or payload.shape is not None:
+        if payload.is_cut or payload.temperature < GREEDY_BELOW or payload.shape is not None:
             return "cut_support"
         return "long_prompt" if len(payload.prompt_tokens) > self.config.off_policy.prompt_tokens_max else None
 
@@ -127,5 +127,5 @@ class _Logged:
 def _request(policy: str, digest: str, payload: TurnPayload) -> ScoreRequest:
     return ScoreRequest(
         policy=policy, digest=digest, prompt_tokens=list(payload.prompt_tokens), completion_tokens=list(payload.completion_tokens),
-        temperature=payload.temperature, top_p=payload.top_p,
+        temperature=payload.temperature, top_p=payload.top_p, top_k=payload.top_k,
     )  # fmt: skip

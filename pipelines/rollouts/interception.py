@@ -34,7 +34,7 @@ MOST_BODY_BYTES = 4 << 20
 MOST_CONNECTIONS = 16
 """Of one box. Each may hold a body of that size, and a thread."""
 ANSWER_S = 600.0
-PASSED = ("messages", "tools", "temperature", "top_p", "stop", "response_format", "tool_choice", "parallel_tool_calls")
+PASSED = ("messages", "tools", "temperature", "top_p", "top_k", "stop", "response_format", "tool_choice", "parallel_tool_calls")
 """Of a harness's request: what the product's own agent asks of the gateway in production."""
 COMPONENT_TURNS = 4
 """Of another policy's, for each turn of the episode's own: two searches."""

@@ -4,8 +4,9 @@ Legend: ρ importance ratio per token, b behaviour (logged), θ current weights.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from app.domain.errors import Held
 from app.domain.release.versions import HoldReason
@@ -89,15 +90,25 @@ def check_rewards(advantages: Sequence[float]) -> None:
         raise Held(HoldReason.EQUAL_REWARDS, "every turn got exactly the reward its baseline expects, so there is nothing to learn from")
 
 
-def check_mismatch(report: RatioReport, limits: GuardLimits) -> None:
-    """At step zero the trainer computes what the engine logged."""
+def check_mismatch(report: RatioReport, limits: GuardLimits, *, rounded: Mapping[str, int] = MappingProxyType({})) -> None:
+    """At step zero the trainer computes what the engine logged. `rounded`: turns by what their version was rounded to to be served."""
     if not (report.kl <= limits.max_mismatch and report.p99_gap <= limits.max_mismatch_p99):
         raise Held(
             HoldReason.ENGINE_MISMATCH,
             f"before the first step KL(logged ‖ computed) is {report.kl:.4f} nats per token and one token in a hundred is off by "
             f"{report.p99_gap:.2f}, the limits are {limits.max_mismatch} and {limits.max_mismatch_p99}: the engine and the trainer "
-            "disagree about the same weights; compare their versions, templates, sampling parameters and dtypes",
+            f"disagree about the same weights; {_likely_cause(rounded)}",
         )
+
+
+def _likely_cause(rounded: Mapping[str, int]) -> str:
+    if not rounded:
+        return "compare their versions, templates, sampling parameters and dtypes"
+    counted = " and ".join(f"{count} in {precision}" for precision, count in sorted(rounded.items()))
+    return (
+        f"turns were served in low precision ({counted}), which is the likely cause: serve with --precision bf16, or mxfp8 instead of "
+        "nvfp4, or raise training.guards.max_mismatch and max_mismatch_p99 if learning from so far off is meant"
+    )
 
 
 def check_ratio(report: RatioReport, limits: GuardLimits) -> None:

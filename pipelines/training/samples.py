@@ -65,8 +65,8 @@ class Sample:
 def read_samples(
     batch: BatchManifest, trajectories: TrajectoryStore, limits: Limits, *, has_weights: Callable[[str], bool] = lambda digest: False
 ) -> tuple[list[Sample], dict[str, int]]:
-    """The readable turns in the manifest's order, and the count per reason of the others. What top-p kept can be worked out for turns of
-    versions whose weights are there (`pipelines.training.numerics.nucleus`)."""
+    """The readable turns in the manifest's order, and the count per reason of the others. What top-k and top-p kept can be worked out
+    for turns of versions whose weights are there (`pipelines.training.numerics.nucleus`)."""
     there = cache(has_weights)
     payloads = trajectories.read((item.payload_segment, item.inference_id) for item in batch.items if item.payload_segment)
     samples: list[Sample] = []
@@ -101,7 +101,7 @@ def _unusable(item: BatchItem, payload: TurnPayload | None, limits: Limits, has_
         return Exclusion.EMPTY_COMPLETION
     if not _honest(payload):
         return Exclusion.NO_LOGPROBS
-    if payload.temperature < GREEDY_BELOW or (payload.top_p < 1 and not _has_kept_mass(payload, has_weights)):
+    if payload.temperature < GREEDY_BELOW or (payload.is_cut and not _has_kept_mass(payload, has_weights)):
         return Exclusion.NO_RATIO
     if len(payload.prompt_tokens) + len(payload.completion_tokens) > limits.max_tokens:
         return Exclusion.TOO_LONG

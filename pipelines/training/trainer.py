@@ -27,7 +27,7 @@ from app.domain.learning.training import AdamParams, Datum, ForwardBackward, Los
 from app.policy.decoding.shaping import Bends, BendTensors
 from app.policy.model import Unloaded, load_grammars, load_model
 from app.policy.scoring.packing import ScoredSequence, pack
-from app.policy.scoring.scorer import Scorer, Scores
+from app.policy.scoring.scorer import Cut, Scorer, Scores
 from app.policy.storage.snapshot import WEIGHTS, write_snapshot
 from pipelines.training.config import Activations, Communication, LoraConfig, RouterReplayConfig
 from pipelines.training.numerics.activations import Keeping
@@ -105,7 +105,7 @@ class LocalTrainer:
     def forward(self, data: Sequence[Datum]) -> ForwardBackward:
         """Score without a gradient."""
         with torch.no_grad():
-            scores, row_tokens = self._score(data, kept=any(d.top_p < 1 and not d.kept_log_mass for d in data))
+            scores, row_tokens = self._score(data, kept=any((d.top_p < 1 or d.top_k) and not d.kept_log_mass for d in data))
         self.shards.forget_gathered(self.scorer)
         self.replay.finish()
         return _report(data, scores, loss=0.0, tokens=row_tokens)
@@ -211,8 +211,7 @@ class LocalTrainer:
         self.keeping.start(len(row.input_ids))
         self.replay.start(data, row)
         temperature_M = self._column(data, lambda d: (d.temperature,) * _scored(d))
-        top_p_M = self._column(data, lambda d: (d.top_p,) * _scored(d)) if kept else None
-        scores: Scores = self.scorer(row, temperature_M, self.dtype, top_p_M, self._bends(data))
+        scores: Scores = self.scorer(row, temperature_M, self.dtype, self._cut(data) if kept else None, self._bends(data))
         self.replay.forwarded()
         if any(d.kept_log_mass for d in data):
             mass_M = self._column(data, lambda d: d.kept_log_mass or (0.0,) * _scored(d))
@@ -224,6 +223,10 @@ class LocalTrainer:
             return None
         logprobs_M = self._column(data, lambda d: d.teacher or (0.0,) * _scored(d))
         return Teacher(logprobs_M=logprobs_M, pull_M=self._column(data, lambda d: (d.pull if d.teacher else 0.0,) * _scored(d)))
+
+    def _cut(self, data: Sequence[Datum]) -> Cut:
+        top_k_M = torch.tensor([d.top_k for d in data for _ in range(_scored(d))], dtype=torch.int64, device=self.device)
+        return Cut(top_p_M=self._column(data, lambda d: (d.top_p,) * _scored(d)), top_k_M=top_k_M)
 
     def _bends(self, data: Sequence[Datum]) -> BendTensors | None:
         """What the turns' shapes add to the logits of the scored tokens, in their order."""

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -283,7 +284,8 @@ class Update:
         new = [value for index in own for value in found[index][0]]
         report = ratio_report(new, [value for index in own for value in self.samples[index].logprobs])
         self.metrics |= {"mismatch": report.kl, "mismatch_p99": report.p99_gap}
-        guards.check_mismatch(report, self.config.guards)
+        rounded = Counter(precision for index in own if (precision := self.samples[index].payload.precision))
+        guards.check_mismatch(report, self.config.guards, rounded=rounded)
 
     def _remember_start(self, found: Scored, new: list[float], old: list[float]) -> None:
         """What the parent itself says of the first step's turns; the finished candidate is compared with it."""

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow.parquet as pq
 import pytest
 
 from app.domain.errors import BadInput, Unavailable
 from app.domain.learning.batches import TurnPayload, payload_of
 from app.domain.ports import TrajectoryStore
+from app.domain.telemetry.turns import SamplingParams
 from app.trajectories.segments import ParquetSegments
 from tests.disk import asked_of_the_disk
 from tests.fakes.served import turn
@@ -41,6 +43,20 @@ def test_what_is_read_is_what_was_written_to_the_last_bit(store: TrajectoryStore
     plain = payload("plain", logprobs=[-0.1, -1e-300])
     store.write("s-0-1", [RICH, BARE, plain])
     assert store.read([("s-0-1", id_) for id_ in ("rich", "bare", "plain")]) == {"rich": RICH, "bare": BARE, "plain": plain}
+
+
+def test_segments_of_before_a_column_are_read_merged_and_erased_from_as_any(tmp_path: Path) -> None:
+    store = ParquetSegments(str(tmp_path))
+    store.write("old", [RICH, BARE])
+    older = pq.ParquetFile(tmp_path / "old.parquet").read().drop_columns(["top_k", "shape"])
+    pq.write_table(older, tmp_path / "old.parquet")
+    narrow = payload("narrow", sampling=SamplingParams(top_k=40))
+    store.write("new", [narrow])
+    assert store.read([("old", "rich"), ("new", "narrow")]) == {"rich": RICH, "narrow": narrow}
+    store.merge({"old": 1, "new": 1}, target=lambda policy: "day", at_most_bytes=1 << 20)
+    assert store.read([("day", "rich"), ("day", "narrow")]) == {"rich": RICH, "narrow": narrow}
+    assert store.erase("old", frozenset({"bare"})) == 1
+    assert store.read([("old", "rich"), ("old", "bare")]) == {"rich": RICH}
 
 
 def test_what_is_gone_is_absent_from_the_answer(store: TrajectoryStore) -> None:

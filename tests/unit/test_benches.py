@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.bench import corrections, cycle, demo, drill, learning, products, upgrade
+from tests.bench import corrections, cycle, demo, drill, learning, precision, products, upgrade
 from tests.learning.policy_iteration import is_allowed
 
 
@@ -52,6 +52,17 @@ def learned(**lag2: Any) -> dict[str, Any]:
 )  # fmt: skip
 def test_a_sweep_of_learning_that_misses_a_bound_says_which(found: dict[str, Any], told: list[str]) -> None:
     assert learning.missed(found) == told
+
+
+def test_a_precision_that_is_too_far_off_and_one_that_cannot_be_are_told() -> None:
+    def found(bf16: float, mxfp8: float, nvfp4: float, *, holds: bool = False) -> dict[str, dict[str, Any]]:
+        figures = {"bf16": bf16, "mxfp8": mxfp8, "nvfp4": nvfp4}
+        return {name: {"kl_per_token": kl, "guard_holds": holds} for name, kl in figures.items()}
+
+    assert precision.missed(found(0.001, 0.04, 0.4)) == []
+    assert precision.missed(found(0.001, 0.09, 0.4)) == ["mxfp8 is 0.09 nats per token from the trainer, above 0.08"]
+    assert precision.missed(found(0.001, 0.05, 0.04)) == ["fewer bits came nearer: [0.001, 0.05, 0.04]"]
+    assert precision.missed(found(0.001, 0.04, 0.4, holds=True)) == ["an update would hold turns that were served in bf16"]
 
 
 @pytest.mark.parametrize(("share", "ratio", "allowed"), [(0.9, 1.0, True), (0.29, 1.0, False), (0.9, 2.1, False), (0.9, 0.49, False)])

@@ -19,8 +19,8 @@ from app.domain.telemetry.serving import GenerationChunk
 PREFIX, SUFFIX, MIDDLE = "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"
 KIND = "text_completion"
 _ALIKE = (
-    "model", "stream", "stream_options", "temperature", "top_p", "max_tokens", "seed", "stop", "n", "presence_penalty", "frequency_penalty",
-    "logit_bias", "user", "metadata", "store", "safety_identifier",
+    "model", "stream", "stream_options", "temperature", "top_p", "top_k", "max_tokens", "seed", "stop", "n", "presence_penalty",
+    "frequency_penalty", "logit_bias", "user", "metadata", "store", "safety_identifier",
 )  # fmt: skip
 """Said in a chat in the same words."""
 
@@ -37,6 +37,7 @@ class CompletionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stream_options: Any = None
     temperature: Any = None
     top_p: Any = None
+    top_k: Any = None
     max_tokens: Any = None
     seed: Any = None
     stop: Any = None

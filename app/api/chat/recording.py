@@ -48,6 +48,7 @@ class Recording:
     message: str | None = None
     mixed_versions: str | None = None
     unscorable: str | None = None
+    precision: str | None = None
     first_token_s: float | None = None
     parsed: tools.Parsed | None = None
 
@@ -64,6 +65,7 @@ class Recording:
             self.kept_log_mass = chunk.kept_log_mass
             self.mixed_versions = chunk.mixed_versions
             self.unscorable = chunk.unscorable
+            self.precision = chunk.precision
             self.finish(chunk.finish_reason, chunk.message)
 
     def finish(self, reason: FinishReason, message: str | None = None) -> None:
@@ -112,6 +114,7 @@ class Recording:
             kept_log_mass=self.kept_log_mass,
             sampling=self.request.sampling,
             shape=self.request.shape or msgspec.UNSET,
+            precision=self.precision or msgspec.UNSET,
             finish_reason=self.finish_reason,
             tool_calls=list(self.parsed.calls) if self.parsed else [],
             usage=self.usage,

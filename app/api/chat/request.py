@@ -42,7 +42,7 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class ChatBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The JSON body: OpenAI's fields, TensorZero's and OpenClaw's extras."""
+    """The JSON body: OpenAI's fields, vLLM's, TensorZero's and OpenClaw's extras."""
 
     model: str
     """The policy's name."""
@@ -51,6 +51,8 @@ class ChatBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     stream_options: StreamOptions | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
+    """vLLM's: draw from so many of the most probable tokens; -1 and 0 are all."""
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] | None = None
     max_completion_tokens: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] | None = None
     seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
@@ -281,6 +283,7 @@ def _sampling(body: ChatBody, config: PolicyConfig) -> SamplingParams:
         max_tokens=min(body.max_completion_tokens or body.max_tokens or config.max_tokens, config.max_tokens),
         seed=body.seed,
         stop=tuple(text for text in stop if text),
+        top_k=body.top_k if body.top_k and body.top_k > 0 else msgspec.UNSET,
     )
 
 

@@ -19,7 +19,8 @@ from app.domain.telemetry import tools
 from app.domain.telemetry.serving import GenerationChunk
 
 _ALIKE = (
-    "model", "stream", "temperature", "top_p", "metadata", "user", "safety_identifier", "store", "top_logprobs", "parallel_tool_calls",
+    "model", "stream", "temperature", "top_p", "top_k", "metadata", "user", "safety_identifier", "store", "top_logprobs",
+    "parallel_tool_calls",
 )  # fmt: skip
 
 
@@ -35,6 +36,7 @@ class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     stream_options: Any = None
     temperature: Any = None
     top_p: Any = None
+    top_k: Any = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     metadata: Any = None

@@ -144,10 +144,14 @@ class TurnPayload:
     routed_experts: tuple[tuple[tuple[int, ...], ...], ...] | None = None
     """[T, L, K]"""
     kept_log_mass: tuple[float, ...] | None = None
-    """[T] log of the probability mass that top-p kept; None for top_p = 1 or where it is not known."""
+    """[T] log of the probability mass that top-k and top-p kept; None where nothing was cut, or where it is not known."""
     temperature: float
     top_p: float
+    top_k: int = 0
+    """0 is all."""
     shape: Shape | None = None
+    precision: str = ""
+    """What its version was rounded to where it was served in less than was published."""
     finished_at: datetime
     messages: tuple[dict[str, object], ...] = ()
     completion: str = ""
@@ -156,6 +160,11 @@ class TurnPayload:
     def tokens(self) -> tuple[int, ...]:
         """Prompt and completion, [P + T]."""
         return (*self.prompt_tokens, *self.completion_tokens)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether its log-probabilities are of a distribution that top-k or top-p made narrower."""
+        return self.top_p < 1 or self.top_k > 0
 
 
 def payload_of(turn: TurnServed) -> TurnPayload:
@@ -167,8 +176,8 @@ def payload_of(turn: TurnServed) -> TurnPayload:
         logprobs=None if turn.logprobs is None else tuple(turn.logprobs),
         routed_experts=None if experts is None else tuple(tuple(tuple(layer) for layer in token) for token in experts),
         kept_log_mass=None if turn.kept_log_mass is None else tuple(turn.kept_log_mass),
-        temperature=turn.sampling.temperature, top_p=turn.sampling.top_p, shape=turn.shape or None, finished_at=turn.finished_at,
-        messages=tuple(turn.messages), completion=turn.completion,
+        temperature=turn.sampling.temperature, top_p=turn.sampling.top_p, top_k=turn.sampling.top_k or 0, shape=turn.shape or None,
+        precision=turn.precision or "", finished_at=turn.finished_at, messages=tuple(turn.messages), completion=turn.completion,
     )  # fmt: skip
 
 

@@ -34,9 +34,10 @@ class Datum:
     """How much log π_teacher − log π_θ of each token adds to its advantage."""
     temperature: float = 1.0
     kept_log_mass: tuple[float, ...] = ()
-    """[T] log of the probability mass that top-p kept when each token was sampled; empty for top_p = 1."""
+    """[T] log of the probability mass that top-k and top-p kept when each token was sampled; empty where neither cut anything."""
     top_p: float = 1.0
-    """Below 1 and without `kept_log_mass`: a forward pass works out what top-p keeps under the current weights."""
+    top_k: int = 0
+    """`top_p` below 1 or `top_k` above 0, and no `kept_log_mass`: a forward pass works out what they keep under the current weights."""
     shape: Shape | None = None
     """What else bent the distribution when the tokens were sampled: they are scored under the same."""
     routes: tuple[tuple[tuple[int, ...], ...], ...] | None = None

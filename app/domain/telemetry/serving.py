@@ -27,7 +27,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     line per token costs gateway and engine a quarter of a small model's decoding time."""
 
 
-class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Tokens that were sampled some time: how likely would one pinned version have sampled them?"""
 
     policy: str
@@ -39,6 +39,8 @@ class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """[T], as they were sampled."""
     temperature: float = 1.0
     top_p: float = 1.0
+    top_k: int = 0
+    """0 is all."""
 
 
 class Likely(msgspec.Struct, frozen=True, array_like=True):
@@ -58,7 +60,7 @@ class GenerationChunk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Newly completed text; may lag behind the tokens while a character is incomplete."""
     tokens: list[int]
     logprobs: list[float]
-    """Natural logarithm, of the distribution actually sampled (after shape, temperature and top-p)."""
+    """Natural logarithm, of the distribution actually sampled (after shape, temperature, top-k and top-p)."""
     likely: list[list[Likely]] | None = None
     """Where asked for: for each token itself, then the most likely ones of its place, the likeliest first."""
     finish_reason: FinishReason | None = None
@@ -67,11 +69,13 @@ class GenerationChunk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     routed_experts: list[list[list[int]]] | None = None
     """On the last chunk, where asked for and the model has experts: [T, L, K]."""
     kept_log_mass: list[float] | None = None
-    """On the last chunk, where top_p < 1 and the engine says it: [T], log of the probability mass that top-p kept."""
+    """On the last chunk, where the draw `is_cut` and the engine says it: [T], log of the probability mass that top-k and top-p kept."""
     mixed_versions: str | None = None
     """On the last chunk, where not every token was sampled by the version that was asked for: a sentence. Such a turn is not trained on."""
     unscorable: str | None = None
     """On the last chunk, where nobody can work out again from which distribution its tokens were drawn: why. Not trained on either."""
+    precision: str | None = None
+    """On the last chunk, where the weights were rounded from what was published before they were served: to what (`mxfp8`, `nvfp4`)."""
     message: str | None = None
     """On the last chunk, with finish_reason `error`: what went wrong."""
 
@@ -93,5 +97,9 @@ class EngineSight(msgspec.Struct, frozen=True, kw_only=True):
     """Since it was started."""
     acceptance: float | None = None
     """Share of the speculated tokens that were the ones drawn; None where nothing was speculated."""
+    precision: str | None = None
+    """What it serves its versions in (`bf16` is as published); None where it does not say."""
+    mismatch: dict[str, Any] | None = None
+    """By digest of a version that it serves rounded: how far that is from the version as published (`app.serving.probe.Mismatch`)."""
     last_swap: dict[str, Any] | None = None
     """The newest version it took up: digest, when, seconds it took, milliseconds for which sampling stood still, by which way."""

@@ -62,8 +62,8 @@ class Form(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What bends the distribution that tokens are drawn from before temperature and top-p do, as OpenAI defines it: a token's logit is
-    lowered by `frequency_penalty` for each time that the answer has it, by `presence_penalty` if it has it at all, and raised by its
+    """What bends the distribution that tokens are drawn from before temperature, top-k and top-p do, as OpenAI defines it: a token's logit
+    is lowered by `frequency_penalty` for each time that the answer has it, by `presence_penalty` if it has it at all, and raised by its
     `logit_bias`; tokens that `form` does not allow are never drawn. It follows from the tokens before, so whoever scores the turn later
     works it out again (`app.policy.decoding.shaping`).
     """
@@ -75,13 +75,22 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How the tokens were drawn; the logged probabilities are those of the distribution after all of these."""
+    """How the tokens were drawn; the logged probabilities are those of the distribution after all of these: temperature, then `top_k`,
+    then `top_p` of what that left (vLLM's order and transformers')."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     max_tokens: int = 256
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    top_k: int | msgspec.UnsetType = msgspec.UNSET
+    """Only so many of the most probable tokens can be drawn, where a client asked for that; 0 is all. Else it is not written, because
+    consumers of the first version refuse it."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether some tokens that temperature leaves are never drawn: then what was kept belongs to a log-probability."""
+        return self.top_p < 1 or bool(self.top_k)
 
 
 class Consent(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,10 +150,12 @@ class TurnServed(msgspec.Struct, frozen=True, kw_only=True):
     routed_experts: list[list[list[int]]] | None = None
     """Expert ids [T, L, K] for mixture-of-experts models."""
     kept_log_mass: list[float] | None = None
-    """[T] log of the probability mass that top-p kept; None for top_p = 1, or where the engine does not say (then never trained on)."""
+    """[T] log of the probability mass that top-k and top-p kept; None where neither was asked for, or the engine does not say."""
     sampling: SamplingParams
     shape: Shape | msgspec.UnsetType = msgspec.UNSET
     """How the draw was bent, where a client asked for it; else it is not written, because consumers of the first version refuse it."""
+    precision: str | msgspec.UnsetType = msgspec.UNSET
+    """What its version was rounded to where it was served in less than was published (`mxfp8`, `nvfp4`); else not written either."""
     finish_reason: FinishReason
     tool_calls: list[ToolCall] = []
     usage: Usage

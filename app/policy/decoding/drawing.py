@@ -21,25 +21,25 @@ class Drawn:
     logprob: float
     """Of the distribution it was drawn from."""
     kept_log_mass: float | None
-    """Log of what top-p kept; None where it keeps all."""
+    """Log of what top-k and top-p kept; None where neither was asked for."""
     spread_V: Tensor
     """Log-probabilities of everything that could have been drawn."""
 
 
 def draw_all(logits_NV: Tensor, uniforms: Sequence[float], sampling: Sequence[SamplingParams]) -> list[Drawn]:
-    """Positions of the same temperature and top-p are drawn together."""
-    groups: dict[tuple[float, float], list[int]] = {}
+    """Positions of the same temperature, top-k and top-p are drawn together."""
+    groups: dict[tuple[float, float, int], list[int]] = {}
     for index, params in enumerate(sampling):
-        groups.setdefault((params.temperature, params.top_p), []).append(index)
+        groups.setdefault((params.temperature, params.top_p, params.top_k or 0), []).append(index)
     found: dict[int, Drawn] = {}
-    for (temperature, top_p), members in groups.items():
+    for (temperature, top_p, top_k), members in groups.items():
         logits = logits_NV if len(groups) == 1 else logits_NV[members]
-        logprobs = nucleus_logprobs(logits, temperature=temperature, top_p=top_p)
+        logprobs = nucleus_logprobs(logits, temperature=temperature, top_p=top_p, top_k=top_k)
         uniform = torch.tensor([uniforms[index] for index in members], dtype=torch.float64, device=logits.device)
         tokens = draw(logprobs, uniform)
         drawn = logprobs.gather(1, tokens[:, None])[:, 0]
         kept: list[float | None] = [None] * len(members)
-        if top_p < 1:
+        if top_p < 1 or top_k:
             whole = nucleus_logprobs(logits, temperature=temperature, top_p=1.0).gather(1, tokens[:, None])[:, 0]
             kept = (whole - drawn).tolist()
         for place, (index, token, logprob) in enumerate(zip(members, tokens.tolist(), drawn.tolist(), strict=True)):

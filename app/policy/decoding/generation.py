@@ -23,7 +23,7 @@ class Generation:
     logprobs: list[float] = field(default_factory=list[float])
     """Natural logarithm, of the distribution the token was drawn from."""
     kept_log_mass: list[float] = field(default_factory=list[float])
-    """[T] log of the probability mass that top-p kept of the processed distribution when each token was drawn; empty for top_p = 1."""
+    """[T] log of the mass that top-k and top-p kept of the processed distribution when each token was drawn; empty where neither cuts."""
     processor: LogitsProcessor | None = None
     wants: int | None = None
     """How many of the likeliest tokens are noted beside each sampled one; None for not even that one."""

@@ -145,10 +145,12 @@ class Decoder:
         return rows
 
     @torch.inference_mode()
-    def score(self, prompt: Sequence[int], completion: Sequence[int], *, temperature: float, top_p: float) -> list[float]:
+    def score(
+        self, prompt: Sequence[int], completion: Sequence[int], *, temperature: float, top_p: float, top_k: int = 0
+    ) -> list[float]:  # fmt: skip
         """Log-probability [T] of each completion token, in one forward pass beside the cache. Raises `BadRequest` for what could not have
         been sampled here."""
-        _check(SamplingParams(temperature=temperature, top_p=top_p))
+        _check(SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k))
         total, known = len(prompt) + len(completion), self.policy.vocabulary
         if not prompt or not completion or total > self.policy.context:
             raise BadRequest(
@@ -162,7 +164,7 @@ class Decoder:
         hidden_TD = self._read([*prompt, *completion[:-1]])[len(prompt) - 1 :]
         self._recorder.take()  # the routes of this pass belong to no answer
         logits_TV = product(self._head, hidden_TD).float()
-        logprobs_TV = nucleus_logprobs(logits_TV, temperature=temperature, top_p=top_p)
+        logprobs_TV = nucleus_logprobs(logits_TV, temperature=temperature, top_p=top_p, top_k=top_k)
         return logprobs_TV.gather(1, torch.tensor(completion, device=logits_TV.device)[:, None])[:, 0].tolist()
 
     def close(self) -> None:
@@ -380,5 +382,7 @@ def _check(sampling: SamplingParams) -> None:
         raise BadRequest(f"temperature is {sampling.temperature}: use 0 (most probable token) to 100", param="temperature")
     if not 0 < sampling.top_p <= 1:
         raise BadRequest(f"top_p is {sampling.top_p}: use a number above 0, at most 1", param="top_p")
+    if (sampling.top_k or 0) < 0:
+        raise BadRequest(f"top_k is {sampling.top_k}: use the number of tokens to draw from, or 0 for all", param="top_k")
     if sampling.max_tokens < 1:
         raise BadRequest(f"max_tokens is {sampling.max_tokens}: use at least 1", param="max_tokens")

@@ -17,6 +17,16 @@ NUCLEUS_TOKENS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
+class Cut:
+    """What the draw of each scored token was narrowed to."""
+
+    top_p_M: torch.Tensor
+    """[M] fp32; 1 is all."""
+    top_k_M: torch.Tensor
+    """[M] int64; 0 is all."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Scores:
     """What the model says about the M scored tokens of a row."""
 
@@ -25,7 +35,7 @@ class Scores:
     entropy: torch.Tensor
     """[M] fp32, nats, of the whole next-token distribution; detached."""
     kept_log_mass: torch.Tensor | None = None
-    """[M] fp32, log of the probability that top-p keeps, where it was asked for; detached."""
+    """[M] fp32, log of the probability that top-k and top-p keep, where it was asked for; detached."""
 
 
 class Scorer(torch.nn.Module):
@@ -41,11 +51,11 @@ class Scorer(torch.nn.Module):
         self.vocabulary_chunk = vocabulary_chunk
 
     def forward(
-        self, row: PackedRow, temperature_M: torch.Tensor, dtype: torch.dtype = torch.float32, top_p_M: torch.Tensor | None = None,
+        self, row: PackedRow, temperature_M: torch.Tensor, dtype: torch.dtype = torch.float32, cut: "Cut | None" = None,
         bends: BendTensors | None = None,
     ) -> Scores:  # fmt: skip
-        """Score a row; with `dtype` bfloat16 the matrix products run under autocast, everything that sums stays fp32. With `top_p_M`, work
-        out what top-p keeps at each place. `bends` is what the turns' shapes add to the logits."""
+        """Score a row; with `dtype` bfloat16 the matrix products run under autocast, everything that sums stays fp32. With `cut`, work
+        out what it keeps at each place. `bends` is what the turns' shapes add to the logits."""
         backbone = cast("Any", self.model).base_model
         low = dtype != torch.float32
         with torch.autocast(row.input_ids.device.type, dtype=dtype, enabled=low):
@@ -58,13 +68,13 @@ class Scorer(torch.nn.Module):
             chunk=self.vocabulary_chunk,
         )  # fmt: skip
         kept = None
-        if top_p_M is not None:
-            kept = _kept(hidden_NE[row.predictors].detach().to(dtype), head.weight.detach().to(dtype), temperature_M, top_p_M, bends)
+        if cut is not None:
+            kept = _kept(hidden_NE[row.predictors].detach().to(dtype), head.weight.detach().to(dtype), temperature_M, cut, bends)
         return Scores(logprobs=logprobs, entropy=entropy, kept_log_mass=kept)
 
 
 def _kept(
-    hidden_ME: torch.Tensor, weight_VE: torch.Tensor, temperature_M: torch.Tensor, top_p_M: torch.Tensor, bends: BendTensors | None
+    hidden_ME: torch.Tensor, weight_VE: torch.Tensor, temperature_M: torch.Tensor, cut: "Cut", bends: BendTensors | None
 ) -> torch.Tensor:
     """[M], a few tokens at a time: the whole distribution of each has to be sorted."""
     kept: list[torch.Tensor] = []
@@ -73,5 +83,6 @@ def _kept(
         logits_NV = (hidden_ME[some] @ weight_VE.t()).float()
         if bends is not None:
             bends.bend(logits_NV, first=at)
-        kept.append(kept_log_mass(torch.log_softmax(logits_NV / temperature_M[some, None], dim=-1), top_p_M[some]))
+        logprobs_NV = torch.log_softmax(logits_NV / temperature_M[some, None], dim=-1)
+        kept.append(kept_log_mass(logprobs_NV, cut.top_p_M[some], cut.top_k_M[some]))
     return torch.cat(kept)

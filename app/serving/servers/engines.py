@@ -168,11 +168,12 @@ class ServerEngines:
     async def score(self, request: ScoreRequest) -> list[float]:
         """Log-probability of each completion token, as the server scores a prompt.
 
-        That is of the model itself, before temperature and top-p, so anything but 1 and 1 is refused with `BadRequest`.
+        That is of the model itself, before temperature, top-k and top-p, so anything that changes it is refused with `BadRequest`.
         """
-        if (request.temperature, request.top_p) != (1.0, 1.0):
+        if (request.temperature, request.top_p, request.top_k) != (1.0, 1.0, 0):
             raise BadRequest(
-                f"{self._dialect.name} scores given tokens at temperature 1 and top_p 1 only: such turns cannot be judged off policy"
+                f"{self._dialect.name} scores given tokens at temperature 1 and top_p 1 without top_k only: such turns cannot be judged "
+                "off policy"
             )
         tokens = [*request.prompt_tokens, *request.completion_tokens]
         _, response = await self._first_willing(request.digest, lambda place: self._dialect.scoring(place, tokens))

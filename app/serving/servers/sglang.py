@@ -6,10 +6,11 @@
     --enable-metrics                                      `GET /v1/engines` says more
     without SGLANG_RETURN_ORIGINAL_LOGPROB                log-probabilities are those after temperature
 
-Answers come from /generate: every token is labelled with the weights' version (`weight_versions`), and what top-p kept comes with it:
+Answers come from /generate: every token is labelled with the weights' version (`weight_versions`), and with it comes what top-k and top-p
+kept:
 
-    log-probability of the sampled distribution   output_token_sampling_logprobs, asked for where top-p or greedy sampling cut it
-    log of the mass that top-p kept               output_token_logprobs (before top-p) minus that
+    log-probability of the sampled distribution   output_token_sampling_logprobs, asked for where top-k, top-p or greedy sampling cut it
+    log of the mass that these kept               output_token_logprobs (before them) minus that
 
 Streams carry all of an answer anew, or with --incremental-streaming-output what is new; both are read. Not covered: routed experts, and
 weights from tensors in memory (`/update_weights_from_tensor` takes handles of the same machine's GPU: snapshots come from the store).
@@ -84,7 +85,7 @@ class Sglang:
             return last(FinishReason.ERROR, prompt, message=aborted(NAME) if told is None else f"SGLang: {reading.reason.get('message')}")
         unscorable = masked(NAME) if asked.shape is not None and asked.shape.form is not None else None
         mixed = other_weights(reading.spans, asked=place.label)
-        kept = reading.kept if asked.sampling.top_p < 1.0 and reading.logged else None
+        kept = reading.kept if asked.sampling.is_cut and reading.logged else None
         return last(FINISH.get(reason, FinishReason.STOP), prompt, mixed=mixed, unscorable=unscorable, kept_log_mass=kept or None)
 
     def scoring(self, place: Place, tokens: Sequence[int]) -> Asking:
@@ -176,7 +177,7 @@ def _likely(item: Sequence[Any], logprob: float | None = None) -> Likely:
 
 def is_cut(sampling: SamplingParams) -> bool:
     """Whether what is sampled from is narrower than the distribution after temperature."""
-    return sampling.top_p < 1.0 or sampling.temperature <= 0.0
+    return sampling.is_cut or sampling.temperature <= 0.0
 
 
 def generating_body(
@@ -193,7 +194,7 @@ def generating_body(
     shape = shape or Shape()
     params: dict[str, Any] = {
         "temperature": sampling.temperature, "top_p": sampling.top_p, "max_new_tokens": sampling.max_tokens, "stop": list(sampling.stop),
-        "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": shape.presence_penalty,
+        "top_k": sampling.top_k or -1, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": shape.presence_penalty,
         "frequency_penalty": shape.frequency_penalty,
     }  # fmt: skip
     if shape.logit_bias:

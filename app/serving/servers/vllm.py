@@ -5,8 +5,9 @@
     VLLM_ALLOW_RUNTIME_LORA_UPDATING=True   adapters come and go (`app.serving.servers.residency`), with --enable-lora
     VLLM_SERVER_DEV_MODE=1                  weights are replaced in place and labelled, with --weight-transfer-config (infra/vllm)
 
-Answers come from /inference/v1/generate, which labels every token with the weights' version. vLLM does not say what top-p kept: the update
-works it out (`pipelines.training.numerics.nucleus`). Not covered: routed experts (their wire format says nothing of the last token).
+Answers come from /inference/v1/generate, which labels every token with the weights' version. vLLM does not say what top-k and top-p
+kept: the update works it out (`pipelines.training.numerics.nucleus`). Not covered: routed experts (their wire format says nothing of the
+last token).
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -120,7 +121,7 @@ def sampling_body(
     shape = shape or Shape()
     body: dict[str, Any] = {
         "temperature": sampling.temperature, "top_p": sampling.top_p, "max_tokens": sampling.max_tokens, "stop": list(sampling.stop),
-        "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": shape.presence_penalty,
+        "top_k": sampling.top_k or 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": shape.presence_penalty,
         "frequency_penalty": shape.frequency_penalty, "logprobs": likely + 1 if likely else 0,
     }  # fmt: skip
     if shape.logit_bias:

@@ -294,6 +294,9 @@ def api() -> None:
 @click.option("--threads", type=click.IntRange(1), envvar="RATCHET_ENGINE_THREADS", help=(
     "CPU threads at most, all cores by default: fewer are used while fewer are faster, beside other programs."
 ))  # fmt: skip
+@click.option("--precision", type=click.Choice(["bf16", "mxfp8", "nvfp4"]), default="bf16", envvar="RATCHET_ENGINE_PRECISION", help=(
+    "Round weights to this when they are taken up, an emulation that shows mismatch and never speed; bf16, as published, by default."
+))  # fmt: skip
 @click.option("--vllm", metavar="URL", help="Sample nothing here: keep what is wanted on this vLLM server and report what it holds.")
 @click.option("--sglang", metavar="URL", help="The same for an SGLang server.")
 @click.option("--in-place", type=click.Choice(["champion", "candidate", "previous", "held"]), help=(
@@ -306,15 +309,18 @@ def api() -> None:
     "When it is stopped: finish the answers being written, for so long at most. Other replicas get what comes meanwhile."
 ))  # fmt: skip
 def engine(
-    host: str, port: int, only: tuple[str, ...], rows: int, threads: int | None, vllm: str | None, sglang: str | None, in_place: str | None,
-    pause: str, drain_s: float,
+    host: str, port: int, only: tuple[str, ...], rows: int, threads: int | None, precision: str, vllm: str | None, sglang: str | None,
+    in_place: str | None, pause: str, drain_s: float,
 ) -> None:  # fmt: skip
     """Serve the embedded engine: every version the deployment wants, sampled over HTTP. With --vllm or --sglang: look after a server."""
     settings, stop = begin("engine")
     if vllm is not None or sglang is not None:
+        if precision != "bf16":
+            raise click.UsageError("--precision (RATCHET_ENGINE_PRECISION) is of the embedded engine: start the server itself in its own")
         control = wiring.server_control(settings, vllm=vllm, sglang=sglang)
         keep_server(settings, control, only=only or tuple(wiring.load_policies(settings)), role=in_place, pause=pause, stop=stop)
         return
+    from app.policy.precision import Precision
     from app.serving.process import serve_engine
 
     key = engine_key(settings, host)
@@ -329,6 +335,7 @@ def engine(
         only=frozenset(only) or None,
         rows=rows,
         threads=threads,
+        precision=Precision(precision),
         stop=stop,
         drain_s=drain_s,
         version=wiring.release_of_code(),

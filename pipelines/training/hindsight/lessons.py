@@ -100,7 +100,7 @@ def score_lessons(trainer: Trainer, lessons: Lessons, samples: Sequence[Sample],
 
 
 def hinted_datum(sample: Sample, hinted: Sequence[int]) -> Datum:
-    """The served answer behind the hinted prompt, drawn as it was. What top-p kept was the policy's: the same is taken off both."""
+    """The served answer behind the hinted prompt, drawn as it was. What was kept of it was the policy's: the same is taken off both."""
     payload = sample.payload
     return Datum(
         tokens=(*hinted, *payload.completion_tokens), first_scored=len(hinted), temperature=payload.temperature,

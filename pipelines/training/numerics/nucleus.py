@@ -1,8 +1,8 @@
-"""What top-p kept of the distribution that a turn was drawn from, worked out where the engine that drew it does not say (vLLM does not).
+"""What top-k and top-p kept of the distribution that a turn was drawn from, worked out where the engine does not say it (vLLM).
 
 A logged log-probability is that of the sampled distribution, log π(token) − log(kept mass); the mass follows from the weights that drew
-the turn, its temperature and its top-p. So one forward pass under those very weights finds it, and nothing is guessed: the mismatch at step
-zero still compares what was logged with what the weights say. Turns whose weights are gone stay out (`no_ratio`).
+the turn, its temperature, its top-k and its top-p. So one forward pass under those very weights finds it, and nothing is guessed: the
+mismatch at step zero still compares what was logged with what the weights say. Turns whose weights are gone stay out (`no_ratio`).
 """
 
 from collections.abc import Callable, Sequence
@@ -20,8 +20,8 @@ Masses = dict[str, list[float]]
 
 
 def lacks_mass(payload: TurnPayload) -> bool:
-    """Whether it was drawn with a top-p whose kept mass nobody recorded."""
-    return payload.top_p < 1 and payload.kept_log_mass is None
+    """Whether it was drawn with a top-k or top-p whose kept mass nobody recorded."""
+    return payload.is_cut and payload.kept_log_mass is None
 
 
 def work_out_masses(trainer: Trainer, samples: Sequence[Sample], *, path_of: Callable[[str], Path], micro_batch_tokens: int) -> Masses:
@@ -51,5 +51,5 @@ def with_masses(samples: Sequence[Sample], masses: Masses) -> list[Sample]:
 def _datum(payload: TurnPayload) -> Datum:
     return Datum(
         tokens=payload.tokens, first_scored=len(payload.prompt_tokens),
-        temperature=payload.temperature, top_p=payload.top_p, shape=payload.shape, routes=payload.routed_experts,
+        temperature=payload.temperature, top_p=payload.top_p, top_k=payload.top_k, shape=payload.shape, routes=payload.routed_experts,
     )  # fmt: skip

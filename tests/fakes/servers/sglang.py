@@ -113,7 +113,11 @@ class FakeSglang(FakeServer):
         if brain is None:
             return list(SCRIPT)
         sampling = SamplingParams(
-            temperature=asked["temperature"], top_p=asked["top_p"], max_tokens=asked["max_new_tokens"], seed=asked.get("sampling_seed")
+            temperature=asked["temperature"],
+            top_p=asked["top_p"],
+            max_tokens=asked["max_new_tokens"],
+            seed=asked.get("sampling_seed"),
+            top_k=max(0, asked["top_k"]),
         )
         return brain.draw(body["input_ids"], sampling, raw=self.raw)
 

@@ -141,7 +141,11 @@ class FakeVllm(FakeServer):
         if brain is None:
             return list(SCRIPT)
         sampling = SamplingParams(
-            temperature=asked["temperature"], top_p=asked["top_p"], max_tokens=asked["max_tokens"], seed=asked.get("seed")
+            temperature=asked["temperature"],
+            top_p=asked["top_p"],
+            max_tokens=asked["max_tokens"],
+            seed=asked.get("seed"),
+            top_k=max(0, asked["top_k"]),
         )
         return brain.draw(body["token_ids"], sampling, raw=self.raw)
 

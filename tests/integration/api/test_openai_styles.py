@@ -1,6 +1,7 @@
 """The real `openai` client's other ways to ask, responses and completions: each is a recorded turn, rated like any."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -128,6 +129,18 @@ def test_a_completion_goes_on_with_a_text_and_fits_one_in_before_a_suffix(
     (message,) = engines.requests[0].messages
     assert message["content"] == "<|fim_prefix|>def f(<|fim_suffix|>return x<|fim_middle|>"
     assert turn(inbox).inference_id == found.id
+
+
+def test_top_k_is_asked_for_in_every_form_and_off_is_not_recorded(client: OpenAI, inbox: MemoryInbox, engines: ScriptedEngines) -> None:
+    asked: Any = {"model": "composer", "extra_body": {"top_k": 40}}
+    client.chat.completions.create(messages=[{"role": "user", "content": "x"}], **asked)
+    client.completions.create(prompt="x", **asked)
+    client.responses.create(input="x", **asked)
+    for off in (-1, 0):
+        client.chat.completions.create(messages=[{"role": "user", "content": "x"}], **asked | {"extra_body": {"top_k": off}})
+    assert [asked.sampling.top_k or 0 for asked in engines.requests] == [40, 40, 40, 0, 0]
+    written = [json.loads(event.data) for event in inbox.events.values() if event.type == EventType.TURN]
+    assert [turn["sampling"].get("top_k") for turn in written] == [40, 40, 40, None, None]
 
 
 def test_a_completion_streams(client: OpenAI) -> None:

@@ -131,6 +131,8 @@ def test_a_bad_request_keeps_its_parameter_and_code_over_the_wire(running: Runni
         with pytest.raises(BadRequest, match="top_p") as refused:
             await ask(request(first, top_p=3.0), running.url)
         assert refused.value.param == "top_p"
+        with pytest.raises(BadRequest, match="top_k is -1: use the number of tokens to draw from, or 0 for all"):
+            await ask(request(first, top_k=-1), running.url)
         with pytest.raises(BadRequest) as too_long:
             await ask(request(first, content="ä" * 2000), running.url)
         assert too_long.value.code == "context_length_exceeded"

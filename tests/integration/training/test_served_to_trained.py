@@ -162,7 +162,7 @@ SHAPED: dict[str, dict[str, Any]] = {
     "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "greeting", "schema": GREETING}}, "top_p": 0.9},
     "required": {"tools": [GREET], "tool_choice": "required", "parallel_tool_calls": False},
     "named": {"tools": [GREET], "tool_choice": {"type": "function", "function": {"name": "greet"}}, "temperature": 1.2},
-    "penalised": {"frequency_penalty": 1.5, "presence_penalty": -0.5, "logit_bias": {"300": 8}},
+    "penalised": {"frequency_penalty": 1.5, "presence_penalty": -0.5, "logit_bias": {"300": 8}, "top_k": 20},
 }
 WIDE = policy_config(max_context_tokens=2048, max_tokens=120, held_out_share=0.0)
 

@@ -307,6 +307,8 @@ def test_a_turn_without_personal_data_keeps_its_tokens() -> None:
     [
         ({"n": 17}, "n"),
         ({"temperature": 3}, "temperature"),
+        ({"top_k": -2}, "top_k"),
+        ({"top_k": 0.5}, "top_k"),
         ({"logit_bias": {"1": 200}}, "logit_bias[...]"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"messages": []}, "messages"),

@@ -31,6 +31,25 @@ def test_the_nucleus_is_the_smallest_set_that_reaches_top_p(top_p: float, kept: 
     assert nucleus_logprobs(LOGITS, temperature=1.0, top_p=top_p).exp()[0].tolist() == pytest.approx(kept)
 
 
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "kept", "mass"),
+    [
+        (1, 1.0, [1.0, 0.0, 0.0], 0.5), (2, 1.0, [0.625, 0.375, 0.0], 0.8), (3, 1.0, [0.5, 0.3, 0.2], 1.0), (9, 1.0, [0.5, 0.3, 0.2], 1.0),
+        (0, 0.6, [0.625, 0.375, 0.0], 0.8), (2, 0.6, [1.0, 0.0, 0.0], 0.5),  # of the two that are left the first has 0.625
+    ],
+)  # fmt: skip
+def test_top_k_keeps_the_likeliest_and_top_p_cuts_what_that_left(top_k: int, top_p: float, kept: list[float], mass: float) -> None:
+    assert nucleus_logprobs(LOGITS, temperature=1.0, top_p=top_p, top_k=top_k).exp()[0].tolist() == pytest.approx(kept)
+    rows = torch.log_softmax(LOGITS, -1).expand(2, 3)  # beside one that nothing cuts
+    found = kept_log_mass(rows, torch.tensor([top_p, 1.0]), torch.tensor([top_k, 0]))
+    assert found.exp().tolist() == pytest.approx([mass, 1.0])
+
+
+def test_tokens_as_likely_as_the_last_one_kept_stay() -> None:
+    logits = torch.tensor([[0.4, 0.2, 0.2, 0.2]]).log()
+    assert nucleus_logprobs(logits, temperature=1.0, top_p=1.0, top_k=2).exp()[0].tolist() == pytest.approx([0.4, 0.2, 0.2, 0.2])
+
+
 def test_a_large_vocabulary_keeps_the_same_nucleus_as_sorting_all_of_it() -> None:
     logits = torch.randn(4, 20_000, generator=torch.Generator().manual_seed(1)) * torch.tensor([[0.1], [1.0], [3.0], [8.0]])
     for top_p in (0.3, 0.9, 0.999):

@@ -1,6 +1,7 @@
 """The sampler: what it logs is what it drew from, and company in the batch changes nothing."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,19 +29,24 @@ def scored(policy: Policy, generation: Generation) -> torch.Tensor:
     sampling = generation.sampling
     with torch.no_grad():
         return token_logprobs(
-            policy.model, generation.prompt, generation.tokens, temperature=sampling.temperature, top_p=sampling.top_p
+            policy.model, generation.prompt, generation.tokens, temperature=sampling.temperature, top_p=sampling.top_p,
+            top_k=sampling.top_k or 0,
         )  # fmt: skip
 
 
-@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 1.0), (1.0, 0.8), (1.3, 0.5), (0.0, 1.0)])
-def test_logged_logprobs_are_those_of_the_sampled_distribution(policy: Policy, temperature: float, top_p: float) -> None:
-    params = SamplingParams(max_tokens=12, temperature=temperature, top_p=top_p, seed=7)
+@pytest.mark.parametrize(
+    ("temperature", "top_p", "top_k"),
+    [(1.0, 1.0, 0), (0.7, 1.0, 0), (1.0, 0.8, 0), (1.3, 0.5, 0), (0.0, 1.0, 0), (1.3, 1.0, 5), (1.2, 0.6, 7), (1.0, 1.0, 10**6)],
+)
+def test_logged_logprobs_are_those_of_the_sampled_distribution(policy: Policy, temperature: float, top_p: float, top_k: int) -> None:
+    params = SamplingParams(max_tokens=12, temperature=temperature, top_p=top_p, top_k=top_k, seed=7)
     for generation in sample(policy, prompts(policy), params, max_rows=4):
         assert torch.allclose(torch.tensor(generation.logprobs), scored(policy, generation), atol=2e-5)
 
 
-def test_what_top_p_kept_is_logged_so_that_both_log_probabilities_are_known(policy: Policy) -> None:
-    drawn = sample(policy, prompts(policy), SamplingParams(max_tokens=12, temperature=1.2, top_p=0.7, seed=7), max_rows=4)
+@pytest.mark.parametrize("cut", [{"top_p": 0.7}, {"top_k": 4}, {"top_p": 0.7, "top_k": 9}], ids=str)
+def test_what_was_kept_is_logged_so_that_both_log_probabilities_are_known(policy: Policy, cut: dict[str, Any]) -> None:
+    drawn = sample(policy, prompts(policy), SamplingParams(max_tokens=12, temperature=1.2, seed=7, **cut), max_rows=4)
     for generation in drawn:
         with torch.no_grad():
             whole = token_logprobs(policy.model, generation.prompt, generation.tokens, temperature=1.2)
@@ -81,8 +87,9 @@ def test_sequences_join_and_leave_between_steps_and_more_wait_than_fit(policy: P
 
 
 def test_rows_with_other_parameters_share_a_batch(policy: Policy) -> None:
-    params = [SamplingParams(max_tokens=8, seed=5, temperature=t, top_p=p) for t, p in [(1.0, 1.0), (0.5, 1.0), (1.0, 0.6), (0.0, 1.0)]]
-    for generation in sample(policy, prompts(policy, 4), params):
+    asked = [(1.0, 1.0, 0), (0.5, 1.0, 0), (1.0, 0.6, 0), (0.0, 1.0, 0), (1.0, 1.0, 3), (1.0, 0.6, 3)]
+    params = [SamplingParams(max_tokens=8, seed=5, temperature=t, top_p=p, top_k=k) for t, p, k in asked]
+    for generation in sample(policy, prompts(policy, 6), params):
         assert torch.allclose(torch.tensor(generation.logprobs), scored(policy, generation), atol=2e-5)
 
 
@@ -140,6 +147,7 @@ def test_the_context_bounds_the_completion_and_a_longer_prompt_is_refused(policy
         (SamplingParams(temperature=float("nan")), "temperature"),
         (SamplingParams(top_p=0.0), "top_p"),
         (SamplingParams(top_p=1.001), "top_p"),
+        (SamplingParams(top_k=-1), "top_k"),
         (SamplingParams(max_tokens=0), "max_tokens"),
     ],
 )

@@ -18,7 +18,7 @@ from app.policy.decoding.shaping import FORM_A_TOKEN_S, FORM_S, Bends, Shaper, c
 from app.policy.model import Policy, load_grammars, load_policy
 from app.policy.scoring.forward import token_logprobs
 from app.policy.scoring.packing import ScoredSequence, pack
-from app.policy.scoring.scorer import Scorer
+from app.policy.scoring.scorer import Cut, Scorer
 from app.policy.tiny import VOCABULARY
 
 PERSON = {
@@ -76,17 +76,18 @@ def scored(scorer: Scorer, grammars: Grammars, rows: list[Generation], shapes: l
         at += len(generation.tokens)
     temperature = torch.tensor([r.sampling.temperature for r in rows for _ in r.tokens])
     top_p = torch.tensor([r.sampling.top_p for r in rows for _ in r.tokens])
-    scores = scorer(row, temperature, torch.float32, top_p, bends.on(torch.device("cpu")))
+    top_k = torch.tensor([r.sampling.top_k or 0 for r in rows for _ in r.tokens])
+    scores = scorer(row, temperature, torch.float32, Cut(top_p_M=top_p, top_k_M=top_k), bends.on(torch.device("cpu")))
     assert scores.kept_log_mass is not None
     return scores.logprobs, scores.kept_log_mass
 
 
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.8, 0.9)])
+@pytest.mark.parametrize(("temperature", "top_p", "top_k"), [(1.0, 1.0, 0), (0.8, 0.9, 0), (0.9, 0.8, 6)])
 def test_a_turn_is_scored_under_the_distribution_it_was_drawn_from(
-    policy: Policy, scorer: Scorer, tiny_model: Path, name: str, temperature: float, top_p: float
+    policy: Policy, scorer: Scorer, tiny_model: Path, name: str, temperature: float, top_p: float, top_k: int
 ) -> None:
-    rows = drawn(policy, SHAPES[name], temperature=temperature, top_p=top_p)
+    rows = drawn(policy, SHAPES[name], temperature=temperature, top_p=top_p, top_k=top_k)
     found, kept = scored(scorer, load_grammars(tiny_model), rows, [SHAPES[name]] * 4 + [None])
     logged = torch.tensor([value for row in rows for value in row.logprobs])
     assert torch.allclose(found - kept, logged, atol=5e-5)

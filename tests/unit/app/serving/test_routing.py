@@ -84,6 +84,20 @@ def ask(servers: Servers, times: int = 1) -> list[list[GenerationChunk]]:
     return asyncio.run(inside())
 
 
+def test_an_engine_that_does_not_know_top_k_is_not_taken_for_one_that_kept_to_it() -> None:
+    async def inside(asked: GenerateRequest, answer: Answer) -> GenerationChunk:
+        async with Servers(one=answer).engines() as engines:
+            return [chunk async for chunk in engines.generate(asked)][-1]
+
+    def knowing(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, stream=Lines(FIRST, msgspec.structs.replace(LAST, kept_log_mass=[-0.1, 0.0])))
+
+    few = msgspec.structs.replace(ASKED, sampling=SamplingParams(top_k=3))
+    assert "older than top_k" in str(asyncio.run(inside(few, whole)).unscorable)
+    assert asyncio.run(inside(few, knowing)).unscorable is None
+    assert asyncio.run(inside(ASKED, whole)).unscorable is None
+
+
 @pytest.mark.parametrize("bad", [dead, dies_at_once, broken_step, refusing(503), refusing(429), refusing(404), refusing(DRAINING)])
 def test_before_the_first_token_another_replica_answers(bad: Answer) -> None:
     servers = Servers(one=bad, two=whole)

@@ -121,9 +121,10 @@ def test_engines_that_are_too_busy_are_told_from_people_who_are_missing() -> Non
 
 def test_turns_whose_support_was_cut_are_counted_and_never_weighed() -> None:
     cut = [_payload("cut", good=True, logged=0.6, top_p=0.9), _payload("greedy", good=True, logged=0.6, temperature=0.0)]
+    cut.append(_payload("few", good=True, logged=0.6, top_k=3))
     engines = KnowingEngines(good={"v1": 0.6, "v2": 0.6})
     mixed = _decide(_gate([*_turns(10), *cut], engines))
-    assert (mixed.evidence["turns"], mixed.evidence["left_out"]) == (10, {"cut_support": 2})
+    assert (mixed.evidence["turns"], mixed.evidence["left_out"]) == (10, {"cut_support": 3})
     alone = _decide(_gate(cut, engines))
     assert (alone.evidence["status"], "cut the support" in alone.reason) == ("unsupported", True)
 

@@ -37,16 +37,18 @@ def ports(tmp_path: Path) -> TrainingPorts:
     return fake_ports(tmp_path)
 
 
-def sampled_batch(ports: TrainingPorts, snapshot: Path, *, top_p: float) -> tuple[Version, BatchManifest, dict[str, list[float]]]:
+def sampled_batch(
+    ports: TrainingPorts, snapshot: Path, *, top_p: float = 1.0, top_k: int = 0
+) -> tuple[Version, BatchManifest, dict[str, list[float]]]:
     """Turns of the tiny model whose kept mass was not recorded, and what it was."""
     digest = ports.weights.publish(snapshot)
     policy = load_policy(snapshot, dtype=torch.float32)
     prompts = [policy.chat.prompt([{"role": "user", "content": f"def f{number}(x):"}]) for number in range(16)]
-    drawn = sample(policy, prompts, SamplingParams(max_tokens=6, temperature=1.3, top_p=top_p, seed=2))
+    drawn = sample(policy, prompts, SamplingParams(max_tokens=6, temperature=1.3, top_p=top_p, top_k=top_k, seed=2))
     turns = [
         replace(
             TEMPLATE, inference_id=f"t{number:02d}", episode_id=f"e{number:02d}", version=digest, prompt_tokens=tuple(g.prompt),
-            completion_tokens=tuple(g.tokens), logprobs=tuple(g.logprobs), temperature=1.3, top_p=top_p,
+            completion_tokens=tuple(g.tokens), logprobs=tuple(g.logprobs), temperature=1.3, top_p=top_p, top_k=top_k,
         )
         for number, g in enumerate(drawn)
     ]  # fmt: skip
@@ -57,14 +59,17 @@ def sampled_batch(ports: TrainingPorts, snapshot: Path, *, top_p: float) -> tupl
 
 def trained(ports: TrainingPorts, snapshot: Path, config: TrainingConfig) -> tuple[Path, Path]:
     """Folders of a version and of the one that an update made of it."""
-    parent, batch, _ = sampled_batch(ports, snapshot, top_p=1.0)
+    parent, batch, _ = sampled_batch(ports, snapshot)
     made = run(ports, batch, parent, config=config)
     assert made.candidate is not None, made.message
     return ports.weights.path(parent.digest), ports.weights.path(made.candidate)
 
 
-def test_what_top_p_kept_is_worked_out_where_the_engine_did_not_say_it(ports: TrainingPorts, tiny_model: Path) -> None:
-    parent, batch, masses = sampled_batch(ports, tiny_model, top_p=0.6)
+@pytest.mark.parametrize(("top_p", "top_k"), [(0.6, 0), (1.0, 5), (0.6, 9)])
+def test_what_top_p_kept_is_worked_out_where_the_engine_did_not_say_it(
+    ports: TrainingPorts, tiny_model: Path, top_p: float, top_k: int
+) -> None:
+    parent, batch, masses = sampled_batch(ports, tiny_model, top_p=top_p, top_k=top_k)
     made = run(ports, batch, parent, config=CONFIG)
     assert made.candidate is not None, made.message
     assert made.metrics["masses_worked_out"] == len(masses) == 16

@@ -51,6 +51,15 @@ def test_an_engine_that_logs_something_else() -> None:
         guards.check_mismatch(ratio_report([math.nan], [-2.0]), LIMITS)
 
 
+def test_where_turns_were_served_in_low_precision_that_is_named_as_the_likely_cause() -> None:
+    far = ratio_report([-1.0] * 4, [-2.0] * 4)
+    with pytest.raises(Held, match=r"low precision \(2 in mxfp8 and 9 in nvfp4\), which is the likely cause: serve with --precision bf16"):
+        guards.check_mismatch(far, LIMITS, rounded={"nvfp4": 9, "mxfp8": 2})
+    with pytest.raises(Held, match=r"compare their versions, templates, sampling parameters and dtypes$"):
+        guards.check_mismatch(far, LIMITS)
+    guards.check_mismatch(ratio_report([-1.0] * 4, [-1.01] * 4), LIMITS, rounded={"mxfp8": 4})
+
+
 @pytest.mark.parametrize("gap", [0.36, 0.28])
 def test_what_a_healthy_engine_never_shows_is_a_mismatch(gap: float) -> None:
     # KL ≈ gap²/2: raw log-probabilities at temperature 0.7 give 0.066 nats a token, a forgotten top-p 0.039 (SmolLM2)

@@ -49,6 +49,7 @@ def read(turn: TurnPayload | None, **changes: Any) -> dict[str, int]:
 def test_a_good_turn_is_read() -> None:
     assert read(payload("a")) == {}
     assert read(payload("a", top_p=0.9, kept_log_mass=(-0.1, 0.0))) == {}
+    assert read(payload("a", top_k=3, kept_log_mass=(-0.1, 0.0))) == {}
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,7 @@ def test_a_good_turn_is_read() -> None:
         ({"version": "v9"}, "unknown_version"),
         ({"temperature": 0.0}, "no_ratio"),
         ({"top_p": 0.9}, "no_ratio"),
+        ({"top_k": 3}, "no_ratio"),
         ({"top_p": 0.9, "kept_log_mass": (-0.1,)}, "no_ratio"),
         ({"top_p": 0.9, "kept_log_mass": (-0.1, float("nan"))}, "no_ratio"),
         ({"top_p": 0.9, "kept_log_mass": (-0.1, 0.5)}, "no_ratio"),

@@ -58,11 +58,13 @@ def test_tokens_logprobs_prompt_and_reason_arrive_once_whether_the_stream_repeat
     assert (chunks[-1].mixed_versions, chunks[-1].kept_log_mass) == (None, None)
 
 
+@pytest.mark.parametrize("cut", [SamplingParams(top_p=0.9), SamplingParams(top_k=40)], ids=["top_p", "top_k"])
 @pytest.mark.parametrize("incremental", [False, True])
-def test_what_top_p_kept_comes_with_the_answer_and_logprobs_are_of_what_was_sampled(incremental: bool) -> None:
+def test_what_top_p_kept_comes_with_the_answer_and_logprobs_are_of_what_was_sampled(incremental: bool, cut: SamplingParams) -> None:
     server = FakeSglang(DIGEST)
     server.incremental = incremental
-    chunks = complete(server, request(sampling=SamplingParams(top_p=0.9)))
+    chunks = complete(server, request(sampling=cut))
+    assert server.bodies[-1]["sampling_params"]["top_k"] == (cut.top_k or -1)
     assert server.bodies[-1]["return_sampling_mask"] is True
     assert [logprob for chunk in chunks for logprob in chunk.logprobs] == [-0.5, -1.5, -0.25]
     assert chunks[-1].kept_log_mass == pytest.approx([math.log(KEPT)] * 3)

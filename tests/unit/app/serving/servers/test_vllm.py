@@ -94,6 +94,8 @@ def test_nothing_bends_the_distribution_beyond_what_the_turn_records() -> None:
     assert (asked["temperature"], asked["top_p"], asked["max_tokens"], asked["seed"], asked["stop"]) == (0.7, 0.9, 5, 4, ["x"])
     assert (asked["top_k"], asked["min_p"], asked["repetition_penalty"], asked["logprobs"]) == (0, 0.0, 1.0, 0)
     assert body["token_ids"] == [7, 8, 9, 4, 5]
+    assert complete(server, request(sampling=SamplingParams(top_k=40)))[-1].unscorable is None, "the update works out what was kept"
+    assert server.bodies[-1]["sampling_params"]["top_k"] == 40
 
 
 def test_a_version_the_server_does_not_hold_is_unavailable() -> None:
