@@ -54,6 +54,9 @@ class Settings:
     """Local folder or s3://bucket/prefix."""
     weights: str
     """Local folder or s3://bucket/prefix."""
+    states: str
+    """RATCHET_STATES: checkpoints of running updates, and what an update continues from. Local folder or s3://bucket/prefix; the latter
+    where a Ray cluster of several machines trains, or another replica of the loop shall resume what a lost one had begun."""
     mlflow_uri: str
     engines: tuple[str, ...]
     """Base URLs of the engines."""
@@ -155,6 +158,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
         sglang_admin_key=get("SGLANG_ADMIN_KEY", "") or None,
         segments=get("SEGMENTS", str(data / "segments")),
         weights=get("WEIGHTS", str(data / "weights")),
+        states=get("STATES", str(data / "training")),
         mlflow_uri=get("MLFLOW_URI", f"sqlite:///{data}/mlflow.db"),
         engines=tuple(url for url in get("ENGINES", "http://127.0.0.1:8401").split(",") if url),
         host=get("HOST", "127.0.0.1"),

@@ -243,7 +243,8 @@ def database_away() -> tuple[type[Exception], ...]:
 
 def places(settings: Settings) -> dict[str, str]:
     """Where files lie, by the setting that says so."""
-    return {"RATCHET_SEGMENTS": settings.segments, "RATCHET_WEIGHTS": settings.weights}
+    states = {"RATCHET_STATES": settings.states} if "://" in settings.states else {}  # a folder of one's own is nobody else's
+    return {"RATCHET_SEGMENTS": settings.segments, "RATCHET_WEIGHTS": settings.weights} | states
 
 
 def claim_place(location: str, identity: str, *, setting: str) -> None:
@@ -261,7 +262,7 @@ def place_faults(location: str, *, setting: str) -> list[str]:
 
 
 def claim_places(settings: Settings) -> None:
-    """Take the places of segments and weights for this deployment. Raises `BadConfig` where one is another deployment's."""
+    """Take the places of all files for this deployment. Raises `BadConfig` where one is another deployment's."""
     with closing(deployment_state(settings)) as state:
         identity = state.identity()
     for setting, location in places(settings).items():
@@ -535,12 +536,14 @@ def traces(settings: Settings) -> "SqlTraces":
     """Looks for what is left of erased people, everywhere in this deployment."""
     from app.db.access.traces import SqlTraces
     from app.messaging.search import records_with
+    from app.policy.storage.remote_files import RemoteFiles
     from app.trajectories.exporting import exported_turns
 
     where, exports = cluster(settings), settings.data / "exports"
+    states = {settings.states: RemoteFiles(settings.states, setting="RATCHET_STATES").texts_with} if "://" in settings.states else {}
     return SqlTraces(
         open_state(settings), open_inbox(settings), files=trajectories(settings), topics=lambda words: records_with(where, words),
-        exported=lambda: exported_turns(exports), folders=[settings.data / "training", exports],
+        exported=lambda: exported_turns(exports), folders=[settings.data / "training", exports], stored=states,
     )  # fmt: skip
 
 

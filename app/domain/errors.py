@@ -13,6 +13,7 @@ RatchetError                 something a person can act on; the message names th
 ├── DoneAlready              this request was carried out before; nothing is done twice, and that is no failure (200)
 ├── NotFound                 an id that names nothing
 ├── Unavailable              a dependency does not answer; retrying later may help (503)
+│   ├── DamagedState         a saved state is not what was written: it is set aside, and the next attempt does without
 │   └── Overloaded           a limit is reached; `retry_after_s` says when to come back (429)
 ├── OwnFault                 code and database do not agree, or every record fails alike: nothing is buried, the process stops
 └── Held                     a training run that refuses to update; `reason` is from `HoldReason`
@@ -21,6 +22,7 @@ Anything else that escapes is a bug of ours and crashes loudly.
 """
 
 import re
+from typing import Any
 
 
 class RatchetError(Exception):
@@ -81,6 +83,17 @@ class NotFound(RatchetError):
 
 class Unavailable(RatchetError):
     """A dependency does not answer."""
+
+
+class DamagedState(Unavailable):
+    """A saved state at `place` is not what was written."""
+
+    def __init__(self, message: str, place: str) -> None:
+        super().__init__(message)
+        self.place = place
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.place)  # it comes from a worker of another machine
 
 
 class Overloaded(Unavailable):

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from app.domain.access import ApiKey
 from app.domain.learning.batches import BatchManifest, LabelledTurn, LabelsMade, TurnPayload, Voice
 from app.domain.learning.cycles import Cycle, CycleStatus
-from app.domain.learning.training import AdamParams, Datum, ForwardBackward, LossSpec, StepOutcome
+from app.domain.learning.training import AdamParams, Datum, ForwardBackward, LossSpec, Place, StepOutcome
 from app.domain.release.assignment import Arm
 from app.domain.release.releases import Route
 from app.domain.release.versions import TrainingRun, Version
@@ -369,20 +369,20 @@ class Trainer(Protocol):
         """Apply the accumulated gradient and forget it; afterwards the weights are again those that would be published."""
         ...
 
-    def retreat(self, kept: float, start: Path) -> None:
-        """Go back towards `start` (the folder of a snapshot, or of a saved state), keeping a share of the way; the optimizer stays."""
+    def retreat(self, kept: float, start: Place) -> None:
+        """Go back towards `start` (a snapshot's folder, or a saved state's place), keeping a share of the way; the optimizer stays."""
         ...
 
     def load_state(self, snapshot: Path) -> None:
         """Weights only, from a snapshot folder; the optimizer starts anew."""
         ...
 
-    def load_state_with_optimizer(self, folder: Path) -> None:
-        """Continue exactly where `save_state` was."""
+    def load_state_with_optimizer(self, folder: Place) -> None:
+        """Continue exactly where `save_state` was. Raises `DamagedState` where what is in object storage is not what was written."""
         ...
 
-    def save_state(self, folder: Path) -> None:
-        """Master weights and optimizer state."""
+    def save_state(self, folder: Place) -> Mapping[str, str]:
+        """Master weights and optimizer state; returns the digest of each file, by name."""
         ...
 
     def save_weights_for_sampler(self, folder: Path, like: Path) -> str:

@@ -40,9 +40,10 @@ def pretrain(policy: str, corpus: Path, steps: int, learning_rate: float, sequen
         steps=steps, learning_rate=learning_rate, sequence_tokens=sequence_tokens, sequences_per_step=sequences_per_step,
         warmup_steps=min(10, max(1, steps // 5)), micro_batch_tokens=max(512, sequence_tokens),
     )  # fmt: skip
+    from pipelines.training.elsewhere.storage import Storage
     from pipelines.training.ray_actors import RayTrainers
 
-    trainers = RayTrainers(wiring.ray_token(settings))
+    trainers = RayTrainers(wiring.ray_token(settings), Storage.of(weights=settings.weights, states=settings.states))
     try:
         version, figures = continue_from_live(settings, policy, declared, corpus, config, trainers)
     finally:

@@ -10,28 +10,28 @@ A folder without a true MANIFEST is passed over, by name, for the one before it.
 import json
 import logging
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import xxhash
 
+from app.domain.learning.training import Place
 from app.domain.ports import Trainer
+from pipelines.training.numerics.state_files import MANIFEST, digest_of
 
 log = logging.getLogger(__name__)
 
-MANIFEST = "MANIFEST"
 PROGRESS = "progress.json"
 KEPT = 2
-_CHUNK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Restored:
     """The newest checkpoint that is whole, and what had to be passed over."""
 
-    folder: Path | None
+    folder: Place | None
     progress: dict[str, Any] | None
     damaged: tuple[str, ...]
     """Files that are missing or not what the manifest says."""
@@ -42,9 +42,9 @@ def write_checkpoint(run_folder: Path, trainer: Trainer, progress: dict[str, Any
     final = run_folder / f"checkpoint-{step:05d}"
     incoming = run_folder / f".{final.name}.incoming"
     shutil.rmtree(incoming, ignore_errors=True)
-    trainer.save_state(incoming)
+    written = trainer.save_state(incoming)
     (incoming / PROGRESS).write_bytes(msgspec.json.encode(progress))
-    seal(incoming)
+    seal(incoming, written)
     shutil.rmtree(final, ignore_errors=True)
     incoming.rename(final)
     for old in _checkpoints(run_folder)[:-KEPT]:
@@ -65,9 +65,9 @@ def newest_checkpoint(run_folder: Path) -> Restored:
     return Restored(folder=None, progress=None, damaged=tuple(damaged))
 
 
-def seal(folder: Path) -> None:
-    """Write the manifest: from now on the folder is believed."""
-    digests = {file.name: _digest(file) for file in sorted(folder.iterdir()) if file.name != MANIFEST}
+def seal(folder: Path, written: Mapping[str, str] = {}) -> None:
+    """Write the manifest: from now on the folder is believed. `written`: digests that whoever wrote a file has found."""
+    digests = {file.name: written.get(file.name) or digest_of(file) for file in sorted(folder.iterdir()) if file.name != MANIFEST}
     (folder / MANIFEST).write_text(json.dumps(digests))
 
 
@@ -77,16 +77,8 @@ def damage(folder: Path) -> list[str]:
         digests: dict[str, str] = json.loads((folder / MANIFEST).read_text())
     except (OSError, ValueError):
         return [str(folder / MANIFEST)]
-    return [str(folder / name) for name, digest in digests.items() if not (folder / name).is_file() or _digest(folder / name) != digest]
+    return [str(folder / name) for name, digest in digests.items() if not (folder / name).is_file() or digest_of(folder / name) != digest]
 
 
 def _checkpoints(run_folder: Path) -> list[Path]:
     return sorted(run_folder.glob("checkpoint-*"))
-
-
-def _digest(file: Path) -> str:
-    hasher = xxhash.xxh3_128()
-    with file.open("rb") as opened:
-        while chunk := opened.read(_CHUNK_BYTES):
-            hasher.update(chunk)
-    return hasher.hexdigest()

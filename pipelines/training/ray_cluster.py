@@ -8,30 +8,43 @@ Ray reads both from the environment when it is first imported: that import happe
 # Ray leaves parts of its types open.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import logging
 import os
 import sys
 from pathlib import Path
 
-from app.domain.errors import Unavailable
+import psutil
+
+from app.domain.errors import BadConfig, Unavailable
+from pipelines.training.elsewhere.storage import Storage
+
+log = logging.getLogger(__name__)
 
 OBJECT_STORE_BYTES = 80 << 20
 """Batches of token ids need a few megabytes; weights travel as files. Ray refuses less than 75 MiB."""
 LOOPBACK = "127.0.0.1"
 
 
-def join_cluster(*, workers: int, token_file: Path) -> None:
-    """Join the cluster of RAY_ADDRESS with the token that its environment names, or start one here: loopback, token, no dashboard."""
+def join_cluster(*, workers: int, token_file: Path, storage: Storage = Storage()) -> bool:  # noqa: B008 - frozen
+    """Join the cluster of RAY_ADDRESS with the token that its environment names, or start one here: loopback, token, no dashboard.
+
+    Returns whether workers have to find everything in object storage, because their machines may be others than this one. Raises
+    `BadConfig` where they are and there is none.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = os.environ.get("RAY_ADDRESS")
     if not address:
         _stay_at_home(token_file)
     import ray
 
-    if ray.is_initialized():
-        return
     if address:
-        ray.init(address=address, log_to_driver=False)
-        return
+        if not ray.is_initialized():
+            if os.environ.get("RAY_AUTH_MODE") != "token":
+                log.warning("RAY_AUTH_MODE is not `token`: whoever reaches the Ray cluster at %s runs code in it", address)
+            ray.init(address=address, log_to_driver=False)
+        return _is_apart(address, storage)
+    if ray.is_initialized():
+        return False
     ray.init(
         address="local", _node_ip_address=LOOPBACK, num_cpus=workers, include_dashboard=False,
         object_store_memory=OBJECT_STORE_BYTES, log_to_driver=False, configure_logging=False,
@@ -42,6 +55,29 @@ def join_cluster(*, workers: int, token_file: Path) -> None:
         raise Unavailable(
             f"Ray listens on {found}, which other machines reach: unset what sets its address, or name a cluster in RAY_ADDRESS"
         )
+    return False
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has an address; None where it is none of this machine's, as behind some container networks."""
+    return next((name for name, own in psutil.net_if_addrs().items() if address in {one.address for one in own}), None)
+
+
+def _is_apart(address: str, storage: Storage) -> bool:
+    """Whether the cluster's workers share no folder with this process; with object storage for everything nobody needs one."""
+    if storage.is_reached_by_all:
+        return True
+    import ray
+
+    others = sorted(node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"] and not interface_of(node["NodeManagerAddress"]))
+    if not others:
+        return False
+    try:
+        storage.require(address, others)
+    except BadConfig:
+        ray.shutdown()
+        raise
+    return True
 
 
 def _stay_at_home(token_file: Path) -> None:

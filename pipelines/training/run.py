@@ -10,18 +10,15 @@ A refusal anywhere is a HELD run with its reason; a lost worker is a FAILED run 
 import logging
 import shutil
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from app.domain.errors import Held, RatchetError
+from app.domain.errors import DamagedState, Held, RatchetError
 from app.domain.learning.batches import BatchManifest
 from app.domain.release.versions import HoldReason, RunStatus, TrainingRun, Version
-from pipelines.training.checkpoint import newest_checkpoint
 from pipelines.training.config import TrainingConfig
-from pipelines.training.ports import TrainingPorts
-from pipelines.training.states import forget_states
+from pipelines.training.ports import States, TrainingPorts
 from pipelines.training.update import Update, UpdateResult
 
 log = logging.getLogger(__name__)
@@ -41,7 +38,7 @@ def train(
     known = ports.runs.get(run_id)
     if known is not None and known.status in FINISHED:
         return known
-    config = _resumed_config(known, config, folder=ports.folder / "runs" / run_id)
+    config = _resumed_config(known, config, states=ports.states)
     run = TrainingRun(
         id=run_id, policy=batch.policy, batch_id=batch.id, parent=parent.digest, status=RunStatus.RUNNING,
         config=msgspec.to_builtins(config), started_at=known.started_at if known else ports.clock(),
@@ -52,25 +49,30 @@ def train(
         run = _succeeded(run, update.make(), ports)
     except Held as held:
         run = _ended(run, RunStatus.HELD, update, ports, reason=HoldReason(held.reason), message=str(held))
+    except DamagedState as error:
+        ports.states.set_aside(error.place)
+        _ended(run, RunStatus.FAILED, update, ports, message=str(error))
+        raise
     except RatchetError as error:
         _ended(run, RunStatus.FAILED, update, ports, message=str(error))
         raise
+    ports.states.end_run(run_id)
     shutil.rmtree(update.folder, ignore_errors=True)
     pinned = {parent.digest, anchor.digest, run.candidate or "", *ports.pinned(run.policy)}
-    forget_states(ports.folder / "optimizer", policy=run.policy, keep=pinned)
+    ports.states.forget(run.policy, keep=pinned)
     return run
 
 
-def _resumed_config(known: TrainingRun | None, config: TrainingConfig, *, folder: Path) -> TrainingConfig:
+def _resumed_config(known: TrainingRun | None, config: TrainingConfig, *, states: States) -> TrainingConfig:
     """A run that left a checkpoint goes on with the configuration it began with: its steps were planned by it. One that left none, or whose
     configuration this version cannot read, begins again with the present one."""
-    if known is None or newest_checkpoint(folder).folder is None:
+    if known is None or states.newest_checkpoint(known.id).folder is None:
         return config
     try:
         stored = msgspec.convert(known.config, TrainingConfig)
     except msgspec.ValidationError as error:
         log.warning("training run=%s was begun with a configuration that cannot be read (%s): it begins again", known.id, error)
-        shutil.rmtree(folder, ignore_errors=True)
+        states.end_run(known.id)
         return config
     if stored != config:
         log.warning("training run=%s goes on with the configuration it was begun with; the present one is for the next run", known.id)

@@ -1,6 +1,9 @@
 """What travels with a version besides its weights: fp32 masters or adapters, and the optimizer's moments; a folder per policy and version.
 
     <folder>/optimizer/POLICY/DIGEST/   weights.safetensors (masters)  optimizer.safetensors  state.json  MANIFEST
+    <folder>/runs/RUN/checkpoint-NNNNN/ of a running update (`pipelines.training.checkpoint`)
+
+`pipelines.training.elsewhere` keeps the same in object storage.
 
 A version whose state is gone still trains, with new moments and masters made of what is served; that is recorded and shown, because
 what rounding had swallowed is lost.
@@ -15,10 +18,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from app.domain.learning.training import Place
 from app.domain.ports import Trainer
 from app.domain.release.versions import Version
-from pipelines.training.checkpoint import damage, seal
+from pipelines.training.checkpoint import Restored, damage, newest_checkpoint, seal, write_checkpoint
 from pipelines.training.config import TrainingConfig
+from pipelines.training.numerics.state_files import MANIFEST
 
 log = logging.getLogger(__name__)
 
@@ -44,14 +49,14 @@ class Inherited:
     """The parent's state, or why there is none."""
 
     kind: Inheritance
-    folder: Path | None = None
+    folder: Place | None = None
     base: str | None = None
     """Digest of the snapshot that the adapters lie on."""
     damaged: tuple[str, ...] = ()
 
     @property
-    def start(self) -> Path | None:
-        """Folder of the state that an update starts from; None where it starts from the snapshot."""
+    def start(self) -> Place | None:
+        """Place of the state that an update starts from; None where it starts from the snapshot."""
         return self.folder if self.kind is Inheritance.INHERITED else None
 
     @property
@@ -93,9 +98,9 @@ def keep_state(root: Path, trainer: Trainer, *, policy: str, digest: str, shape:
     incoming = final.with_name(f".{digest}.incoming")
     shutil.rmtree(incoming, ignore_errors=True)
     shutil.rmtree(final, ignore_errors=True)
-    trainer.save_state(incoming)
+    written = trainer.save_state(incoming)
     (incoming / STATE).write_text(json.dumps({"shape": shape, "base": base}))
-    seal(incoming)
+    seal(incoming, written)
     incoming.rename(final)
     return final
 
@@ -105,3 +110,35 @@ def forget_states(root: Path, *, policy: str, keep: Collection[str]) -> None:
     others = [path for path in (root / policy).glob("*") if path.name not in keep]
     for path in sorted(others, key=lambda path: path.stat().st_mtime)[:-KEPT]:
         shutil.rmtree(path, ignore_errors=True)
+
+
+class LocalStates:
+    """Checkpoints and states in a folder of this machine (the port `pipelines.training.ports.States`)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write_checkpoint(self, run_id: str, trainer: Trainer, progress: dict[str, Any], *, step: int) -> None:
+        """See the port; so for all below."""
+        write_checkpoint(self._run(run_id), trainer, progress, step=step)
+
+    def newest_checkpoint(self, run_id: str) -> Restored:
+        return newest_checkpoint(self._run(run_id))
+
+    def end_run(self, run_id: str) -> None:
+        shutil.rmtree(self._run(run_id), ignore_errors=True)
+
+    def keep(self, trainer: Trainer, *, policy: str, digest: str, shape: dict[str, object], base: str | None) -> str:
+        return str(keep_state(self.folder / "optimizer", trainer, policy=policy, digest=digest, shape=shape, base=base))
+
+    def inherited(self, parent: Version, *, shape: dict[str, object]) -> Inherited:
+        return inherited(parent, shape=shape)
+
+    def forget(self, policy: str, *, keep: Collection[str]) -> None:
+        forget_states(self.folder / "optimizer", policy=policy, keep=keep)
+
+    def set_aside(self, place: str) -> None:
+        (Path(place) / MANIFEST).unlink(missing_ok=True)
+
+    def _run(self, run_id: str) -> Path:
+        return self.folder / "runs" / run_id

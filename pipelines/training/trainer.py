@@ -23,7 +23,7 @@ from typing import Any, cast
 import torch
 from safetensors import safe_open
 
-from app.domain.learning.training import AdamParams, Datum, ForwardBackward, LossSpec, StepOutcome
+from app.domain.learning.training import AdamParams, Datum, ForwardBackward, LossSpec, Place, StepOutcome
 from app.policy.decoding.shaping import Bends, BendTensors
 from app.policy.model import Unloaded, load_grammars, load_model
 from app.policy.scoring.packing import ScoredSequence, pack
@@ -38,7 +38,7 @@ from pipelines.training.numerics.precision import resolve_dtype
 from pipelines.training.numerics.rounding import round_into
 from pipelines.training.numerics.router_replay import RouterReplay
 from pipelines.training.numerics.sharding import Shards
-from pipelines.training.numerics.state_files import StateFiles, file_of, is_there
+from pipelines.training.numerics.state_files import StateFiles, digest_of, file_of, is_there
 from pipelines.training.numerics.tensor_file import TensorFile
 
 MASTERS, OPTIMIZER = "weights", "optimizer"
@@ -136,10 +136,11 @@ class LocalTrainer:
         return StepOutcome(grad_norm=float(norm), applied=finite)
 
     @torch.no_grad()
-    def retreat(self, kept: float, start: Path) -> None:
+    def retreat(self, kept: float, start: Place) -> None:
         """Keep a share of the way that the masters came from `start`, the folder of a snapshot or of a saved state."""
         masters, _ = self._state()
-        with StateFiles(start, MASTERS if is_there(start, MASTERS) else Path(WEIGHTS).stem) as begun:
+        folder = _here(start)
+        with self._saved(folder, MASTERS) if is_there(folder, MASTERS) else StateFiles(folder, Path(WEIGHTS).stem) as begun:
             for name, master in masters.tensors.items():
                 if name in begun.names:
                     before = begun.read(name, self.shards.rows_of(self.parameters[name])).to(master.device, torch.float32)
@@ -159,14 +160,14 @@ class LocalTrainer:
         self._forget_gradients()
         self.masters = self.adam = None
 
-    def load_state_with_optimizer(self, folder: Path) -> None:
+    def load_state_with_optimizer(self, folder: Place) -> None:
         """Masters and optimizer state as `save_state` wrote them; adapters lie on the base that the trainer was set up with."""
         if self.adapters is not None:
             self.adapters.base = self.setup.base or self.setup.snapshot
         masters, adam = self._state()
-        with StateFiles(folder, MASTERS) as saved:
+        with self._saved(_here(folder), MASTERS) as saved:
             masters.load(saved, lambda name: self.shards.rows_of(self.parameters[name]))
-        with StateFiles(folder, OPTIMIZER) as saved:
+        with self._saved(_here(folder), OPTIMIZER) as saved:
             adam.load(saved, lambda name: self.shards.rows_of(self.parameters.get(_owner(name), adam.tensors[name])))
         for name in self.parameters:
             self._serve(name)
@@ -174,13 +175,16 @@ class LocalTrainer:
         self._merge()
         self._forget_gradients()
 
-    def save_state(self, folder: Path) -> None:
-        """Write masters and optimizer state: each worker what it holds of them; any number of workers reads them again."""
-        folder.mkdir(parents=True, exist_ok=True)
+    def save_state(self, folder: Place) -> dict[str, str]:
+        """Write masters and optimizer state: each worker what it holds of them; any number of workers reads them again. Returns the digests
+        of the files that this worker wrote, by name."""
+        here = _here(folder)
+        here.mkdir(parents=True, exist_ok=True)
         masters, adam = self._state()
-        place = {"rank": self.shards.rank, "count": self.shards.count}
-        masters.save(folder / file_of(MASTERS, **place))
-        adam.save(folder / file_of(OPTIMIZER, **place))
+        files = [here / self._own(stem) for stem in (MASTERS, OPTIMIZER)]
+        masters.save(files[0])
+        adam.save(files[1])
+        return {file.name: digest_of(file) for file in files}
 
     def save_weights_for_sampler(self, folder: Path, like: Path) -> str:
         """Write a bf16 snapshot, bit for bit the weights in the model, its adapter beside it where there is one; returns its digest (empty
@@ -266,6 +270,13 @@ class LocalTrainer:
             self.adam = AdamState(local, file=self.setup.scratch / f"adam{mine}.safetensors" if in_file else None)
         return self.masters, self.adam
 
+    def _own(self, stem: str) -> str:
+        """Name of the file that this worker writes, and the only one that it reads again where there are as many as wrote."""
+        return file_of(stem, rank=self.shards.rank, count=self.shards.count)
+
+    def _saved(self, folder: Path, stem: str) -> StateFiles:
+        return StateFiles(folder, stem, own=self._own(stem))
+
     @torch.no_grad()
     def _serve(self, name: str) -> None:
         """Bring a parameter up to its master: rounded where it is served itself, as it is where it is part of an adapter."""
@@ -286,6 +297,13 @@ class LocalTrainer:
         with safe_open(file, framework="pt") as opened:
             for name in sorted(opened.keys()):
                 self.shards.fill(targets[name], opened.get_tensor(name))
+
+
+def _here(place: Place) -> Path:
+    """A folder of this machine. Raises `ValueError` for a URL: only workers that fetch can read one."""
+    if isinstance(place, str) and "://" in place:
+        raise ValueError(f"{place} is not a folder: a trainer in this process reads folders only")
+    return Path(place)
 
 
 def _scored(datum: Datum) -> int:

@@ -13,7 +13,7 @@ from app.domain.ports import Trainer
 from app.domain.release.versions import Version
 from app.policy.chat import Chat
 from pipelines.training import guards
-from pipelines.training.checkpoint import Restored, newest_checkpoint, write_checkpoint
+from pipelines.training.checkpoint import Restored
 from pipelines.training.config import TrainingConfig
 from pipelines.training.estimators import Estimator
 from pipelines.training.estimators.choice import estimator_of
@@ -36,7 +36,7 @@ from pipelines.training.ports import TrainingPorts
 from pipelines.training.progress import Progress, UpdateResult
 from pipelines.training.publication import publish
 from pipelines.training.samples import Sample, limits_of, read_samples
-from pipelines.training.states import Inherited, inherited, keep_state, shape_of
+from pipelines.training.states import Inherited, shape_of
 from pipelines.training.stopwatch import Laps, Stopwatch
 from pipelines.training.trainer import TrainerSetup
 
@@ -65,7 +65,7 @@ class Update:
         self.hindsight = Hindsight(config.hindsight, Lessons(), ())
         self.done, self.total = 0, 1
         self.computing = Stopwatch()
-        self.restored: Restored = newest_checkpoint(self.folder)
+        self.restored: Restored = ports.states.newest_checkpoint(run_id)
         self.before = Estimate(mean=0.0, error=0.0)
         """KL(champion ‖ anchor)."""
         self.beta = config.kl_beta
@@ -94,7 +94,7 @@ class Update:
                 if not self._step(trainer, steps[number], number):
                     break
                 if time.monotonic() - saved_at >= self.config.checkpoint_every_s and number + 1 < len(steps):
-                    write_checkpoint(self.folder, trainer, vars(self.progress), step=number + 1)
+                    self.ports.states.write_checkpoint(self.folder.name, trainer, vars(self.progress), step=number + 1)
                     saved_at = time.monotonic()
             laps.end("steps")
             judged = self._judge(trainer, steps[0])
@@ -145,7 +145,7 @@ class Update:
 
     def _setup(self) -> TrainerSetup:
         config = self.config
-        self.inherited = inherited(self.parent, shape=shape_of(self.config))
+        self.inherited = self.ports.states.inherited(self.parent, shape=shape_of(self.config))
         base = self.ports.weights.path(self.inherited.base) if self.inherited.base else self.parent_folder
         begun = str((self.restored.progress or {}).get("dtype", ""))
         return TrainerSetup(
@@ -372,8 +372,7 @@ class Update:
         """Hand the snapshot to the store; keep the optimizer under the candidate's digest."""
         digest = publish(trainer, self.folder / "candidate", parent=self.parent, like=self.parent_folder, weights=self.ports.weights)
         base = None if self.config.lora is None else self.inherited.base or self.parent.digest
-        state = keep_state(
-            self.ports.folder / "optimizer", trainer, policy=self.batch.policy, digest=digest, shape=shape_of(self.config), base=base
-        )  # fmt: skip
-        self.metrics["optimizer_uri"] = str(state)
+        self.metrics["optimizer_uri"] = self.ports.states.keep(
+            trainer, policy=self.batch.policy, digest=digest, shape=shape_of(self.config), base=base
+        )
         return digest

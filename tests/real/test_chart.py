@@ -236,6 +236,20 @@ def test_the_references_are_what_durability_needs(rendered: dict[str, Rendered])
     assert (kafka["apiVersion"], kafka["spec"]["kafka"]["config"]["min.insync.replicas"]) == ("kafka.strimzi.io/v1", 2)
     assert kafka["spec"]["kafka"]["config"]["unclean.leader.election.enable"] is False
     assert kinds["RayCluster"]["spec"]["authOptions"] == {"mode": "token"}
+    worker = kinds["RayCluster"]["spec"]["workerGroupSpecs"][0]["template"]["spec"]
+    told = {one["name"] for one in worker["containers"][0]["env"]}
+    assert {"RATCHET_DATA", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"} <= told, "it reaches storage by itself"
+    assert {"name": "data", "mountPath": "/data"} in worker["containers"][0]["volumeMounts"]
+    loop = next(one for one in rendered["large"] if one["kind"] == "Deployment" and one["metadata"]["name"].endswith("-loop"))
+    environment = {one["name"]: one for one in loop["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert environment["RATCHET_STATES"]["value"] == "s3://ratchet-prod/states"
+    assert environment["RAY_AUTH_MODE"]["value"] == "token"
+    assert environment["RAY_AUTH_TOKEN"]["valueFrom"]["secretKeyRef"] == {
+        "name": kinds["RayCluster"]["metadata"]["name"],
+        "key": "auth_token",
+    }
+    policies = [one for one in rendered["large"] if one["kind"] == "NetworkPolicy" and one["metadata"]["name"].endswith("-leans-on")]
+    assert {"ports": [{"protocol": "TCP", "port": 10001}]} in policies[0]["spec"]["egress"], "the loop reaches Ray"
     rules = [rule for group in kinds["PrometheusRule"]["spec"]["groups"] for rule in group["rules"]]
     assert "RatchetWatchdog" in {rule.get("alert") for rule in rules}
 
@@ -251,6 +265,9 @@ def test_the_references_are_what_durability_needs(rendered: dict[str, Rendered])
         ("laptop", ("--set", "existingSecret="), "existingSecret is empty: make a Secret with"),
         ("laptop", ("--set", "config="), "config is empty: give it a ratchet.toml"),
         ("laptop", ("--set", "settings.weights=s3://ratchet/segments"), "the same place: give each a prefix of its own"),
+        ("large", (*versions(), "--set", "settings.states="), "machines of a Ray cluster share no folder: settings.states and"),
+        ("large", (*versions(), "--set", "settings.weights=/weights"), "machines of a Ray cluster share no folder"),
+        ("laptop", ("--set", "settings.states=s3://ratchet/weights"), "settings.states is the place of segments or weights"),
         ("laptop", ("--set", "engine.enabled=false"), "nobody samples: enable engine or vllm"),
         ("one-gpu", ("--set", "settings.weights=s3://b/w"), "settings.weights is not vllm.weightsPath"),
         ("one-gpu", ("--set", "vllm.policy="), "vllm.policy is empty"),

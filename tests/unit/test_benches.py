@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.bench import corrections, cycle, demo, drill, learning, precision, products, upgrade
+from tests.bench import cluster, corrections, cycle, demo, drill, learning, precision, products, upgrade
 from tests.learning.policy_iteration import is_allowed
 
 
@@ -140,3 +140,38 @@ def test_a_demo_that_failed_or_took_too_long_is_told(row: str, found: dict[str, 
 def test_an_upgrade_that_loses_doubles_fails_or_slows_is_told(found: dict[str, Any], told: list[str]) -> None:
     good = {"errors": 0, "lost": 0, "doubled": 0, "slots_lost": 0, "unlabelled": 0, "p99_ratio": 1.4, "p99_judged": True}
     assert [line.split()[0] for line in upgrade.missed(good | found)] == told
+
+
+def machines(**more: Any) -> dict[str, Any]:
+    """What was found on two machines, within every bound."""
+    good: dict[str, Any] = {
+        "nodes": 2, "workers": 2, "equal_to_one_node": True, "killed": 9, "resumed": True, "said": "a worker was lost", "steps_lost": 1,
+        "failover_s": 40.0, "nodes_afterwards": ["10.0.0.2", "10.0.0.4"], "replaced_by": "10.0.0.4", "inherited": "inherited",
+        "refused": "…: name object storage, such as …", "actors_of_the_refused": 0, "read_from_each_other": [], "bytes_through_storage": 1,
+    }  # fmt: skip
+    return good | more
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"nodes": 1}, "2 workers are on 1 machines, not two on two"),
+        ({"equal_to_one_node": False}, "two machines made other weights than two workers on one"),
+        ({"killed": 0}, "nothing was killed"),
+        ({"resumed": False}, "the resumed update made other weights than the one that nobody disturbed"),
+        ({"said": "RuntimeError: gloo"}, "the loss was told as 'RuntimeError: gloo'"),
+        ({"steps_lost": None}, "steps_lost is None, 2 is the bound"),
+        ({"steps_lost": 3}, "steps_lost is 3, 2 is the bound"),
+        ({"failover_s": None}, "failover_s is None, 180 is the bound"),
+        ({"failover_s": 181.0}, "failover_s is 181.0, 180 is the bound"),
+        ({"nodes_afterwards": ["10.0.0.2"]}, "the resumed update ran on ['10.0.0.2']"),
+        ({"inherited": "missing"}, "the next update's optimizer is missing, inherited is the bound"),
+        ({"refused": ""}, "without object storage it said ''"),
+        ({"actors_of_the_refused": 2}, "2 workers were started without object storage"),
+        ({"read_from_each_other": ["x"]}, "the driver's files were seen by a worker: ['x']"),
+        ({"bytes_through_storage": 0}, "nothing went through storage"),
+    ],
+)
+def test_two_machines_that_lose_or_change_something_are_told(wrong: dict[str, Any], sentence: str) -> None:
+    assert cluster.missed(machines()) == []
+    assert cluster.missed(machines(**wrong)) == [sentence]

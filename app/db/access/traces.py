@@ -70,7 +70,9 @@ class SqlTraces:
         topics: Callable[[bytes], Mapping[str, int]],
         exported: Callable[[], Iterable[str]],
         folders: Iterable[Path],
+        stored: Mapping[str, Callable[[bytes], int]] = {},
     ) -> None:
+        """`stored`: places in object storage by their URL, each with what counts the files that hold some bytes."""
         self._state = state
         self._inbox = inbox_engine
         self._files = files
@@ -78,6 +80,7 @@ class SqlTraces:
         self._exported = exported
         """Ids of the turns that exports hold copies of: packed, and nobody is named in them."""
         self._folders = list(folders)
+        self._stored = stored
 
     def find(self, actor: str) -> list[Trace]:
         """Every place with what of the person is left there; raises `Unavailable` where a place cannot be looked into."""
@@ -92,6 +95,7 @@ class SqlTraces:
             ),
             Trace(place="exports", found=len(shells.intersection(self._exported())), cure="a copy of theirs: delete it, export anew"),
             *(Trace(place=f"files in {folder}", found=_files_with(folder, actor.encode())) for folder in self._folders),
+            *(Trace(place=f"files in {url}", found=files_with(actor.encode())) for url, files_with in self._stored.items()),
         ]  # fmt: skip
 
     def _shells(self) -> set[str]:

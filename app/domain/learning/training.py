@@ -5,8 +5,12 @@ Legend of shapes: S tokens of a sequence, T scored tokens of it (its last T), L 
 
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from app.domain.telemetry.turns import Shape
+
+Place = Path | str
+"""A folder on this machine, or the URL of one in object storage, which every worker reaches."""
 
 
 class LossName(StrEnum):

@@ -11,11 +11,9 @@ the storage can promise that (`RemoteFiles.claim`).
 """
 
 import logging
-import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -200,13 +198,8 @@ class RemoteWeights:
         """Seconds since each version was published, by digest; what the storage does not date is new."""
         fs = self._files.fs
         fs.invalidate_cache()
-        now, ages = time.time(), dict[str, float]()
-        for ready in fs.glob(f"{self._files.root}/*/{READY}"):
-            dated = fs.info(ready)
-            made = dated.get("LastModified") or dated.get("created") or dated.get("mtime")
-            seconds = made.timestamp() if isinstance(made, datetime) else made
-            ages[str(ready).rsplit("/", 2)[-2]] = max(0.0, now - float(seconds)) if seconds is not None else 0.0
-        return ages
+        found = [str(ready).rsplit("/", 2)[-2] for ready in fs.glob(f"{self._files.root}/*/{READY}")]
+        return {digest: self._files.age_s(digest, READY) for digest in found}
 
     def built_on(self, digest: str) -> set[str]:
         """The parent of a delta that has no keyframe beside it, and the base below an adapter."""

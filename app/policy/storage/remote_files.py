@@ -1,13 +1,16 @@
 """Files of versions on any storage that fsspec knows, and what a storage promises about writing a name once."""
 
+import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
 from fsspec.core import url_to_fs
 
-from app.domain.errors import BadConfig
+from app.domain.errors import BadConfig, Unavailable
 
 PROBES = ".probe-"
 
@@ -15,14 +18,14 @@ PROBES = ".probe-"
 class RemoteFiles:
     """`<root>/<digest>/<name>`."""
 
-    def __init__(self, url: str, *, wrap: Callable[[Any], Any] = lambda files: files) -> None:
+    def __init__(self, url: str, *, wrap: Callable[[Any], Any] = lambda files: files, setting: str = "RATCHET_WEIGHTS") -> None:
         """`wrap` may put something between us and the storage: benches break it. Raises `BadConfig` for a protocol nobody speaks here."""
         try:
             found, self.root = url_to_fs(url)
         except (ImportError, ValueError) as error:
             protocol = url.split("://")[0]
             package = "s3fs" if protocol == "s3" else f"fsspec's package for {protocol}"
-            raise BadConfig(f"RATCHET_WEIGHTS is {url!r} and this installation cannot speak {protocol}: pip install {package}") from error
+            raise BadConfig(f"{setting} is {url!r} and this installation cannot speak {protocol}: pip install {package}") from error
         self.fs = wrap(found)
         self.url = url
         self._once: bool | None = None
@@ -41,6 +44,27 @@ class RemoteFiles:
     def read(self, digest: str, name: str) -> bytes:
         """A small file's content."""
         return cast("bytes", self.fs.cat_file(self._at(digest, name)))
+
+    def write(self, digest: str, name: str, content: bytes) -> None:
+        """A small file; what was there is replaced."""
+        self.fs.makedirs(f"{self.root}/{digest}", exist_ok=True)
+        self.fs.pipe_file(self._at(digest, name), content)
+
+    def folders(self, below: str) -> list[str]:
+        """Names of the folders right below one, sorted; none where it is not there."""
+        self.fs.invalidate_cache()
+        try:
+            found = self.fs.ls(f"{self.root}/{below}", detail=True)
+        except FileNotFoundError:
+            return []
+        return sorted(str(one["name"]).rstrip("/").rsplit("/", 1)[-1] for one in found if one["type"] == "directory")
+
+    def age_s(self, digest: str, name: str) -> float:
+        """Seconds since a file was written; what the storage does not date is new. Raises `FileNotFoundError`."""
+        dated = self.fs.info(self._at(digest, name))
+        made = dated.get("LastModified") or dated.get("created") or dated.get("mtime")
+        seconds = made.timestamp() if isinstance(made, datetime) else made
+        return max(0.0, time.time() - float(seconds)) if seconds is not None else 0.0
 
     def part(self, digest: str, name: str, start: int, stop: int) -> bytes:
         """Some bytes of a file."""
@@ -95,6 +119,21 @@ class RemoteFiles:
             self.fs.rm_file(self._at(digest, name))
         except FileNotFoundError:
             return
+
+    def texts_with(self, words: bytes) -> int:
+        """How many JSON files below the root hold these words; tensors name nobody. Raises `Unavailable`."""
+        self.fs.invalidate_cache()
+        try:
+            texts = [path for path in self.fs.find(self.root) if str(path).endswith(".json")]
+            return sum(words in cast("bytes", self.fs.cat_file(path)) for path in texts)
+        except OSError as error:
+            raise Unavailable(f"{self.url} cannot be looked into ({error}): try again when it answers") from error
+
+    def clear(self, folder: str) -> None:
+        """Take a folder away with all below it; harmless when it is gone."""
+        self.fs.invalidate_cache()
+        with suppress(FileNotFoundError):
+            self.fs.rm(f"{self.root}/{folder}", recursive=True)
 
     def _at(self, digest: str, name: str) -> str:
         return f"{self.root}/{digest}/{name}"

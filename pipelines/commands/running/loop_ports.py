@@ -36,6 +36,8 @@ from pipelines.labelling.follow_up.agreement import open_reader
 from pipelines.labelling.rule_set import parse_rule_set, starting_toml
 from pipelines.projection import Releases
 from pipelines.training import TrainingPorts
+from pipelines.training.elsewhere.states import open_states
+from pipelines.training.elsewhere.storage import Storage
 from pipelines.training.ray_actors import RayTrainers
 
 MOVING = frozenset(
@@ -61,10 +63,10 @@ def loop_world(settings: Settings, config: LoopConfig, policies: dict[str, Polic
     ledger = wiring.release_ledger(settings)
     weights = wiring.open_weights(settings)
     progress = wiring.progress_log(settings)
-    trainers = RayTrainers(wiring.ray_token(settings))
+    trainers = RayTrainers(wiring.ray_token(settings), Storage.of(weights=settings.weights, states=settings.states))
     training = TrainingPorts(
         trajectories=wiring.trajectories(settings), weights=weights, runs=wiring.run_store(settings), progress=progress,
-        folder=settings.data / "training", trainers=trainers,
+        folder=settings.data / "training", trainers=trainers, states_elsewhere=open_states(settings.states),
         corrections=lambda batch: corrections_of(settings, config, policies, batch),
         pinned=partial(wiring.needed_weights(settings).states, rollbacks=config.gates.rollbacks_max),
     )  # fmt: skip

@@ -15,7 +15,12 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+import xxhash
 from safetensors import safe_open
+
+MANIFEST = "MANIFEST"
+"""The file with the digests of the others, written last."""
+_CHUNK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,15 @@ def file_of(stem: str, *, rank: int = 0, count: int = 1) -> str:
     return f"{stem}.safetensors" if count == 1 else f"{stem}-{rank + 1:05d}-of-{count:05d}.safetensors"
 
 
+def digest_of(file: Path) -> str:
+    """xxh3_128 of its bytes, hex."""
+    hasher = xxhash.xxh3_128()
+    with file.open("rb") as opened:
+        while chunk := opened.read(_CHUNK_BYTES):
+            hasher.update(chunk)
+    return hasher.hexdigest()
+
+
 def is_there(folder: Path, stem: str) -> bool:
     """Whether a state lies under this name, written by one worker or by several."""
     return any(file.is_file() for file in _files(folder, stem))
@@ -54,8 +68,9 @@ class StateFiles:
     Raises `FileNotFoundError` where a file is missing.
     """
 
-    def __init__(self, folder: Path, stem: str) -> None:
-        files = _files(folder, stem)
+    def __init__(self, folder: Path, stem: str, *, own: str | None = None) -> None:
+        """`own` names the file that this very worker wrote, where only as many as wrote it read it: then it needs no other."""
+        files = _files(folder, stem) if own is None or not (folder / own).is_file() else [folder / own]
         if missing := [file.name for file in files if not file.is_file()]:
             raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}: this state cannot be read")
         self._folder = folder
@@ -69,6 +84,8 @@ class StateFiles:
             raise KeyError(f"{self._folder} lacks {name}")
         slices = [part.get_slice(name) for part in self._parts]
         held = [tuple(each.get_shape()) for each in slices]
+        if len(held) == 1 and held[0] == (wanted.end - wanted.first, *wanted.shape[1:]):  # all of it, or one's own part of it
+            return slices[0][:]
         if held[0] == wanted.shape:  # written by one worker, or not split: each wrote all of it
             return slices[0][wanted.first : wanted.end]
         whole = (sum(shape[0] for shape in held), *held[0][1:])

@@ -112,7 +112,7 @@ def test_what_auto_was_resolved_to_is_recorded_and_the_rest_of_the_run_keeps_to_
     with pytest.raises(Killed):
         run(replace(ports, progress=cutting), batch, parent, config=auto)
     left = newest_checkpoint(ports.folder / "runs" / "run")
-    assert left.folder is not None
+    assert isinstance(left.folder, Path)
     assert left.progress is not None
     assert left.progress["dtype"] == here
     other = {"float32": "bfloat16", "bfloat16": "float32"}[here]  # as a machine on which the other one is faster would have left it

@@ -27,6 +27,10 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- $_ := required "settings.segments is empty: replicas share it, so it is s3://bucket/prefix" $s.segments -}}
 {{- $_ := required "settings.weights is empty: replicas share it, so it is s3://bucket/prefix, or with vLLM the folder vllm.weightsPath" $s.weights -}}
 {{- if eq $s.segments $s.weights }}{{ fail "settings.segments and settings.weights are the same place: give each a prefix of its own" }}{{ end -}}
+{{- if and $s.states (has $s.states (list $s.segments $s.weights)) }}{{ fail "settings.states is the place of segments or weights: give it a prefix of its own" }}{{ end -}}
+{{- if or $s.rayAddress .Values.references.ray.enabled -}}
+{{- if not (and (contains "://" $s.states) (contains "://" $s.weights)) }}{{ fail "machines of a Ray cluster share no folder: settings.states and settings.weights have to be object storage, s3://bucket/prefix" }}{{ end -}}
+{{- end -}}
 {{- if not (or .Values.engine.enabled $s.engines .Values.vllm.enabled) }}{{ fail "nobody samples: enable engine or vllm, or name servers in settings.engines" }}{{ end -}}
 {{- if and .Values.autoscaling.ingest.enabled (not .Values.autoscaling.keda.enabled) }}{{ fail "autoscaling.ingest follows the lag, which KEDA reads: enable autoscaling.keda, or switch autoscaling.ingest off" }}{{ end -}}
 {{- if .Values.autoscaling.keda.enabled -}}
@@ -56,6 +60,21 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
 
+{{/* How object storage is reached: the processes, and the workers of a Ray cluster, which get its address from the loop. */}}
+{{- define "ratchet.storage" -}}
+{{- $secret := .Values.existingSecret -}}
+{{- with .Values.settings.s3 }}
+{{- if .enabled }}
+- {name: AWS_ACCESS_KEY_ID, valueFrom: {secretKeyRef: {name: {{ $secret }}, key: s3-access-key, optional: true}}}
+- {name: AWS_SECRET_ACCESS_KEY, valueFrom: {secretKeyRef: {name: {{ $secret }}, key: s3-secret-key, optional: true}}}
+- {name: AWS_DEFAULT_REGION, value: {{ .region | quote }}}
+{{- if .endpoint }}
+- {name: AWS_ENDPOINT_URL, value: {{ .endpoint | quote }}}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* Where everything is. Every name once: Helm 4 refuses duplicates. */}}
 {{- define "ratchet.environment" -}}
 {{- $secret := .root.Values.existingSecret -}}
@@ -68,6 +87,9 @@ capabilities: {drop: [ALL]}
 - {name: RATCHET_KAFKA_BOOTSTRAP, value: {{ $s.kafka | quote }}}
 - {name: RATCHET_SEGMENTS, value: {{ $s.segments | quote }}}
 - {name: RATCHET_WEIGHTS, value: {{ $s.weights | quote }}}
+{{- if $s.states }}
+- {name: RATCHET_STATES, value: {{ $s.states | quote }}}
+{{- end }}
 - {name: RATCHET_INGEST, value: {{ $s.ingest | quote }}}
 - {name: RATCHET_HOST, value: "0.0.0.0"}
 - {name: RATCHET_PORT, value: "8400"}
@@ -95,6 +117,12 @@ capabilities: {drop: [ALL]}
 {{- end }}
 {{- if $s.rayAddress }}
 - {name: RAY_ADDRESS, value: {{ $s.rayAddress | quote }}}
+- {name: RAY_AUTH_MODE, value: token}
+{{- if .root.Values.references.ray.enabled }}
+- {name: RAY_AUTH_TOKEN, valueFrom: {secretKeyRef: {name: {{ include "ratchet.name" .root }}-ray, key: auth_token}}} # KubeRay makes it
+{{- else }}
+- {name: RAY_AUTH_TOKEN, valueFrom: {secretKeyRef: {name: {{ $secret }}, key: ray-token, optional: true}}}
+{{- end }}
 {{- end }}
 - {name: RATCHET_DATABASE_URL, valueFrom: {secretKeyRef: {name: {{ $secret }}, key: database-url}}}
 - {name: RATCHET_INBOX_URL, valueFrom: {secretKeyRef: {name: {{ $secret }}, key: inbox-url, optional: true}}}
@@ -106,14 +134,7 @@ capabilities: {drop: [ALL]}
 - {name: RATCHET_VLLM_KEY, valueFrom: {secretKeyRef: {name: {{ $secret }}, key: vllm-key, optional: true}}}
 - {name: RATCHET_SGLANG_KEY, valueFrom: {secretKeyRef: {name: {{ $secret }}, key: sglang-key, optional: true}}}
 - {name: RATCHET_SGLANG_ADMIN_KEY, valueFrom: {secretKeyRef: {name: {{ $secret }}, key: sglang-admin-key, optional: true}}}
-{{- if $s.s3.enabled }}
-- {name: AWS_ACCESS_KEY_ID, valueFrom: {secretKeyRef: {name: {{ $secret }}, key: s3-access-key, optional: true}}}
-- {name: AWS_SECRET_ACCESS_KEY, valueFrom: {secretKeyRef: {name: {{ $secret }}, key: s3-secret-key, optional: true}}}
-- {name: AWS_DEFAULT_REGION, value: {{ $s.s3.region | quote }}}
-{{- if $s.s3.endpoint }}
-- {name: AWS_ENDPOINT_URL, value: {{ $s.s3.endpoint | quote }}}
-{{- end }}
-{{- end }}
+{{- include "ratchet.storage" .root }}
 - {name: HF_HUB_OFFLINE, value: "1"}
 - {name: MLFLOW_DISABLE_TELEMETRY, value: "true"}
 - {name: RAY_USAGE_STATS_ENABLED, value: "0"}

@@ -25,7 +25,9 @@ class Files:
 
 
 def found(engine: Engine, *folders: Path, actor: str = "zoe") -> dict[str, int]:
-    looked = SqlTraces(engine, engine, files=Files(), topics=lambda words: {"events": len(words)}, exported=list, folders=folders)
+    stored = {"s3://b/states": lambda words: int(words == b"anna")}
+    topics = {"events": len(actor)}
+    looked = SqlTraces(engine, engine, files=Files(), topics=lambda _: topics, exported=list, folders=folders, stored=stored)
     return {trace.place: trace.found for trace in looked.find(actor) if trace.found}
 
 
@@ -37,6 +39,10 @@ def test_files_with_the_persons_name_are_counted_also_where_it_lies_across_two_r
     left = found(sqlite_engine, tmp_path, tmp_path / "nowhere")
     assert left[f"files in {tmp_path}"] == 2
     assert f"files in {tmp_path / 'nowhere'}" not in left
+
+
+def test_object_storage_is_looked_into_as_well(sqlite_engine: Engine) -> None:
+    assert found(sqlite_engine, actor="anna")["files in s3://b/states"] == 1
 
 
 def test_segments_that_no_row_knows_or_nobody_finished_are_told(sqlite_engine: Engine) -> None:

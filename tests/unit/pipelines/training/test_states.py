@@ -21,11 +21,12 @@ class Saving:
     def __init__(self, word: str = "weights", *, breaks: bool = False) -> None:
         self.word, self.breaks = word, breaks
 
-    def save_state(self, folder: Path) -> None:
+    def save_state(self, folder: Path) -> dict[str, str]:
         folder.mkdir(parents=True)
         (folder / "weights").write_text(self.word)
         if self.breaks:
             raise OSError("no space left")
+        return {}
 
 
 def trainer(word: str = "weights", *, breaks: bool = False) -> Trainer:
@@ -116,7 +117,7 @@ def test_a_checkpoint_is_written_over_another_of_its_step(tmp_path: Path) -> Non
     write_checkpoint(tmp_path, trainer("first"), {}, step=1)
     with pytest.raises(OSError, match="no space"):
         write_checkpoint(tmp_path, trainer(breaks=True), {}, step=1)
-    assert (newest_checkpoint(tmp_path).folder or tmp_path).joinpath("weights").read_text() == "first"
+    assert Path(newest_checkpoint(tmp_path).folder or tmp_path).joinpath("weights").read_text() == "first"
     again = write_checkpoint(tmp_path, trainer("second"), {"a": 1}, step=1)
     assert (again / "weights").read_text() == "second"
     assert set(json.loads((again / "MANIFEST").read_text())) == {"progress.json", "weights"}

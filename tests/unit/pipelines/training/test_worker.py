@@ -1,6 +1,6 @@
 """What a worker knows of its own machine."""
 
-from pipelines.training.worker import interface_of
+from pipelines.training.ray_cluster import interface_of
 
 
 def test_the_interface_of_an_address_is_found_by_the_address() -> None:
