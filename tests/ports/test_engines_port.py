@@ -76,7 +76,7 @@ def _asked(digest: str) -> GenerateRequest:
     return GenerateRequest(policy="composer", digest=digest, messages=[{"role": "user", "content": "def f(x):"}], sampling=sampling)
 
 
-def _score(digest: str, prompt: list[int], completion: list[int], **more: float) -> ScoreRequest:
+def _score(digest: str, prompt: list[int], completion: list[int], **more: Any) -> ScoreRequest:
     return ScoreRequest(policy="composer", digest=digest, prompt_tokens=prompt, completion_tokens=completion, **more)
 
 

@@ -2,6 +2,7 @@
 
 import threading
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, select
@@ -58,7 +59,8 @@ def test_without_another_bound_thirty_two_mebibytes_wait(sqlite_engine: Engine) 
 @pytest.mark.parametrize("name", ["source", "id", "type", "key"])
 def test_a_name_has_one_to_two_hundred_characters(door: SqlInbox, name: str) -> None:
     def named(text: str) -> CloudEvent:
-        return event(text) if name == "id" else event(**{name: text})
+        given: dict[str, Any] = {name: text}
+        return event(text) if name == "id" else event(**given)
 
     assert door.append_blocking([named("ü" * 200)]) == [Receipt.ACCEPTED]
     for text in ("", "x" * 201, "a\x00", "\ud800"):

@@ -90,7 +90,7 @@ def test_the_newest_are_shown_and_no_more_than_are_promised(
     kept = {name: value for name, value in row.items() if not callable(value) and name not in ("webhook_id", "consumer_group", "topic")}
     same = {name: row[name] for name in ("webhook_id", "consumer_group", "topic") if name in row}
     ids = {name: value for name, value in ids.items() if name not in ("policy", "consumer_group", "topic", "webhook_id")}
-    fill(sqlite_engine, table, **(later | ids | unique | kept | next_one | same))
+    fill(sqlite_engine, table, 1, **(later | ids | unique | kept | next_one | same))
     again = shown(sqlite_engine)
     assert len(again) == most
     assert [str(one) for one in again] != [str(one) for one in full], "the newest is among them"

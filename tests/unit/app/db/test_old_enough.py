@@ -74,7 +74,7 @@ def test_what_is_older_goes_and_what_is_of_that_moment_stays(
 def test_a_turn_goes_with_all_that_is_said_of_it_and_only_with_its_whole_episode(sqlite_engine: Engine) -> None:
     fill(sqlite_engine, tables.turns, 3, **TURN | {"labelled_at": NOON})
     for about in ({"inference_id": "000000"}, {"episode_id": "e0"}, {"inference_id": "000001"}):
-        fill(sqlite_engine, tables.observations, id=f"of-{next(iter(about.values()))}", status="joined", retracted_at=NOON, **about)
+        fill(sqlite_engine, tables.observations, 1, id=f"of-{next(iter(about.values()))}", status="joined", retracted_at=NOON, **about)
         fill(sqlite_engine, tables.retractions, source="000000", observation_id=f"of-{next(iter(about.values()))}")
     fill(sqlite_engine, tables.turn_words, 3, tool_calls=[])
     fill(sqlite_engine, tables.labels, 3, **LABEL)

@@ -90,7 +90,7 @@ def test_below_a_ten_thousandth_the_most_probable_token_is_certain(temperature: 
 def test_what_is_kept_is_worked_out_for_each_row_by_its_own_top_p() -> None:
     logprobs = torch.log(torch.tensor([[0.5, 0.3, 0.2]])).expand(6, 3)
     top_p = torch.tensor([0.4, 0.6, 0.85, 1.0, 0.0, 2.0])
-    kept = kept_log_mass(logprobs, top_p)
+    kept = kept_log_mass(logprobs, top_p, torch.zeros(6, dtype=torch.int64))
     assert kept.exp().tolist() == pytest.approx([0.5, 0.8, 1.0, 1.0, 0.5, 1.0])
     assert (kept[3].item(), kept[5].item()) == (0.0, 0.0)
 
