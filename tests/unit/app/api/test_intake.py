@@ -134,7 +134,7 @@ def test_sixty_four_kilobytes_are_free_and_of_the_rest_a_hundred_times_what_came
         gzip.compress(NOISE)[:-1],
         zlib.compress(b"x"),
     ],
-    ids=["plain", "short", "more", "much more", "much short", "zlib"],
+    ids=["nothing", "plain", "short", "more", "much more", "much short", "zlib"],
 )
 def test_what_is_cut_off_or_has_something_behind_it_is_no_gzip(broken: bytes) -> None:
     assert refusal(broken, headers=GZIP) == (400, "encoding")
