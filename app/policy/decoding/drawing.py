@@ -39,7 +39,7 @@ def draw_all(logits_NV: Tensor, uniforms: Sequence[float], sampling: Sequence[Sa
         tokens = draw(logprobs, uniform)
         drawn = logprobs.gather(1, tokens[:, None])[:, 0]
         kept: list[float | None] = [None] * len(members)
-        if top_p < 1 or top_k:
+        if sampling[members[0]].is_cut:
             whole = nucleus_logprobs(logits, temperature=temperature, top_p=1.0).gather(1, tokens[:, None])[:, 0]
             kept = (whole - drawn).tolist()
         for place, (index, token, logprob) in enumerate(zip(members, tokens.tolist(), drawn.tolist(), strict=True)):

@@ -67,7 +67,7 @@ def tracking(settings: Settings) -> Iterator[Finding]:
     parts = urlsplit(settings.mlflow_uri)
     if parts.scheme in ("http", "https") and not is_loopback(parts.hostname or ""):
         bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])).rstrip("/")
-        cure = "start it with --app-name basic-auth, and name user and password in RATCHET_MLFLOW_URI"
+        cure = "start it with --app-name basic-auth, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
         yield _asked("MLflow", bare, "/api/2.0/mlflow/experiments/search?max_results=1", cure)
 
 
