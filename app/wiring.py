@@ -243,7 +243,9 @@ def database_away() -> tuple[type[Exception], ...]:
 
 def places(settings: Settings) -> dict[str, str]:
     """Where files lie, by the setting that says so."""
-    states = {"RATCHET_STATES": settings.states} if "://" in settings.states else {}  # a folder of one's own is nobody else's
+    from app.policy.storage.remote_files import is_url
+
+    states = {"RATCHET_STATES": settings.states} if is_url(settings.states) else {}  # a folder of one's own is nobody else's
     return {"RATCHET_SEGMENTS": settings.segments, "RATCHET_WEIGHTS": settings.weights} | states
 
 
@@ -536,14 +538,16 @@ def traces(settings: Settings) -> "SqlTraces":
     """Looks for what is left of erased people, everywhere in this deployment."""
     from app.db.access.traces import SqlTraces
     from app.messaging.search import records_with
-    from app.policy.storage.remote_files import RemoteFiles
+    from app.policy.storage.remote_files import RemoteFiles, folder_at, is_url
     from app.trajectories.exporting import exported_turns
 
-    where, exports = cluster(settings), settings.data / "exports"
-    states = {settings.states: RemoteFiles(settings.states, setting="RATCHET_STATES").texts_with} if "://" in settings.states else {}
+    where, exports, training = cluster(settings), settings.data / "exports", settings.data / "training"
+    away = is_url(settings.states)
+    states = {settings.states: RemoteFiles(settings.states, setting="RATCHET_STATES").texts_with} if away else {}
+    folders = dict.fromkeys([training, training if away else folder_at(settings.states), exports])
     return SqlTraces(
         open_state(settings), open_inbox(settings), files=trajectories(settings), topics=lambda words: records_with(where, words),
-        exported=lambda: exported_turns(exports), folders=[settings.data / "training", exports], stored=states,
+        exported=lambda: exported_turns(exports), folders=folders, stored=states,
     )  # fmt: skip
 
 
@@ -722,10 +726,10 @@ def jury(settings: Settings) -> "ReleaseJury":
 
 def registry(settings: Settings) -> "MlflowRegistry":
     """The MLflow projection."""
+    from app.policy.storage.remote_files import is_url
     from app.registry.mlflow_registry import MlflowRegistry
 
-    is_remote = "://" in settings.weights and not settings.weights.startswith("file://")
-    return MlflowRegistry(settings.mlflow_uri, weights=settings.weights if is_remote else None)
+    return MlflowRegistry(settings.mlflow_uri, weights=settings.weights if is_url(settings.weights) else None)
 
 
 def lineage_of(settings: Settings, name: str) -> list[dict[str, Any]]:

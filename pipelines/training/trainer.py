@@ -28,6 +28,7 @@ from app.policy.decoding.shaping import Bends, BendTensors
 from app.policy.model import Unloaded, load_grammars, load_model
 from app.policy.scoring.packing import ScoredSequence, pack
 from app.policy.scoring.scorer import Cut, Scorer, Scores
+from app.policy.storage.remote_files import is_url
 from app.policy.storage.snapshot import WEIGHTS, write_snapshot
 from pipelines.training.config import Activations, Communication, LoraConfig, RouterReplayConfig
 from pipelines.training.numerics.activations import Keeping
@@ -301,7 +302,7 @@ class LocalTrainer:
 
 def _here(place: Place) -> Path:
     """A folder of this machine. Raises `ValueError` for a URL: only workers that fetch can read one."""
-    if isinstance(place, str) and "://" in place:
+    if isinstance(place, str) and is_url(place):
         raise ValueError(f"{place} is not a folder: a trainer in this process reads folders only")
     return Path(place)
 

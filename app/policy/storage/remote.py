@@ -23,7 +23,7 @@ from app.domain.errors import BadInput, NotFound, RatchetError, Refused
 from app.domain.ports import Way
 from app.policy.storage.delta import apply_delta, encode_delta, read_base, read_head
 from app.policy.storage.prune import base_of
-from app.policy.storage.remote_files import RemoteFiles
+from app.policy.storage.remote_files import RemoteFiles, folder_at, is_url
 from app.policy.storage.snapshot import ADAPTER_CONFIG, PARENT, PROBE, READY, WEIGHTS, finish_snapshot, snapshot_digest
 from app.policy.storage.store import FARTHEST, LocalWeights, scratch
 
@@ -221,6 +221,4 @@ class RemoteWeights:
 
 def open_store(url: str, *, cache: Path) -> LocalWeights | RemoteWeights:
     """The store at a folder or a URL; `cache` is used by the latter only."""
-    if "://" not in url or url.startswith("file://"):
-        return LocalWeights(Path(url.removeprefix("file://")))
-    return RemoteWeights(url, cache=cache)
+    return RemoteWeights(url, cache=cache) if is_url(url) else LocalWeights(folder_at(url))

@@ -15,6 +15,16 @@ from app.domain.errors import BadConfig, Unavailable
 PROBES = ".probe-"
 
 
+def is_url(location: str) -> bool:
+    """Whether a place is in object storage, and no folder: `file://…` is one."""
+    return "://" in location and not location.startswith("file://")
+
+
+def folder_at(location: str) -> Path:
+    """The folder that a place which is no URL names."""
+    return Path(location.removeprefix("file://"))
+
+
 class RemoteFiles:
     """`<root>/<digest>/<name>`."""
 

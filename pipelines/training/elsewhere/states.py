@@ -21,11 +21,10 @@ import xxhash
 
 from app.domain.ports import Trainer
 from app.domain.release.versions import Version
-from app.policy.storage.remote_files import RemoteFiles
+from app.policy.storage.remote_files import RemoteFiles, folder_at, is_url
 from pipelines.training.checkpoint import KEPT as KEPT_CHECKPOINTS
 from pipelines.training.checkpoint import PROGRESS, Restored
 from pipelines.training.elsewhere.sealed import SETTING, read_manifest
-from pipelines.training.elsewhere.storage import is_url
 from pipelines.training.numerics.state_files import MANIFEST
 from pipelines.training.states import KEPT, STATE, Inheritance, Inherited, LocalStates, inherited
 
@@ -89,7 +88,7 @@ class RemoteStates:
     def inherited(self, parent: Version, *, shape: dict[str, object]) -> Inherited:
         """One that lies in a folder of this machine, from before there was object storage, is brought there first."""
         place = parent.optimizer_uri or ""
-        if "://" not in place:
+        if not is_url(place):
             found = inherited(parent, shape=shape)
             return found if found.start is None else replace(found, folder=self._brought(Path(found.start), parent))
         folder = place.removeprefix(f"{self.url}/")
@@ -166,7 +165,7 @@ class RemoteStates:
 
 def open_states(location: str) -> LocalStates | RemoteStates:
     """Where checkpoints and states lie: a folder, or a URL."""
-    return RemoteStates(location) if is_url(location) else LocalStates(Path(location.removeprefix("file://")))
+    return RemoteStates(location) if is_url(location) else LocalStates(folder_at(location))
 
 
 def _run(run_id: str) -> str:

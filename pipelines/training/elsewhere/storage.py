@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.domain.errors import BadConfig
+from app.policy.storage.remote_files import is_url
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +37,6 @@ class Storage:
             f"{'s' if len(lacking) > 1 else ''} of this one that {' and '.join(lacking)} name{'' if len(lacking) > 1 else 's'}: "
             f"name object storage, such as {example}"
         )
-
-
-def is_url(location: str) -> bool:
-    """Whether a place is in object storage, and no folder."""
-    return "://" in location and not location.startswith("file://")
 
 
 def _url(location: str) -> str | None:

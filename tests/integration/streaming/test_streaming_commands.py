@@ -224,6 +224,19 @@ def test_an_export_that_still_holds_a_person_is_told_until_it_is_deleted(deploym
     assert "nothing is left in" in after.output
 
 
+@pytest.mark.parametrize("prefix", ["", "file://"])
+def test_states_in_a_folder_of_their_own_are_looked_into(deployment: Deployment, tmp_path: Path, prefix: str) -> None:
+    states = tmp_path / "states"
+    (states / "runs").mkdir(parents=True)
+    deployment.environment["RATCHET_STATES"] = f"{prefix}{states}"
+    with running_broker(deployment.settings.data):
+        assert "nothing is left in" in deployment.run(erase, GLASS, "--verify", "--actor", "bob").output
+        (states / "runs" / "progress.json").write_text(f'{{"actor": "{wiring.pseudonym_of(deployment.settings, actor="bob")}"}}')
+        left = deployment.run(erase, GLASS, "--verify", "--actor", "bob")
+    assert f"1  files in {states}" in left.output
+    assert left.exit_code == 1
+
+
 def test_segments_that_no_row_knows_are_told_and_swept_when_they_are_old(deployment: Deployment) -> None:
     person(deployment)
     store = wiring.trajectories(deployment.settings)
