@@ -128,6 +128,8 @@ def test_places_run_out_with_a_sentence_and_come_back(tmp_path: Path) -> None:
         workspaces.take()
     workspaces.give_back(places[5])
     assert workspaces.take() == places[5]
+    for place in places:
+        workspaces.give_back(place)
 
 
 def test_what_a_boxs_own_user_changed_is_a_patch_and_names_that_cannot_travel_are_none(tmp_path: Path) -> None:
