@@ -5,6 +5,7 @@ expands leaves the older revisions in `compatible_revisions`; one that contracts
 schema is refused: it needs what is not there yet.
 """
 
+from functools import cache
 from pathlib import Path
 
 from alembic import command
@@ -43,8 +44,9 @@ def downgrade(url: str, revision: str, *, seal: Seal | None = None) -> None:
     _declare_compatible(url, only=True)
 
 
+@cache
 def head_revision() -> str:
-    """The revision this code was written for."""
+    """The revision this code was written for; read once a process, because every store of a service asks for it at start."""
     head = ScriptDirectory.from_config(_config("sqlite://")).get_current_head()
     assert head is not None
     return head

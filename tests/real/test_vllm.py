@@ -47,6 +47,7 @@ WIDE = GuardLimits(max_kl_champion=9.0, max_kl_anchor=9.0, min_entropy_share=0.0
 """One step has to be seen through rounding; at 3e-2 it is 0.13 nats a token, where the default budget begins to take it back."""
 TRAINING = TrainingConfig(turns_per_step=8, threads=2, kl_beta=0.0, guards=WIDE, lora=LoraConfig(rank=8, alpha=16, learning_rate=1.5e-2))
 SAMPLING = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=12)
+FEW = SamplingParams(top_k=3, max_tokens=12)
 
 
 class Loop:
@@ -70,7 +71,7 @@ class Loop:
     def ready(self, *digests: str) -> bool:
         return all(self.ledger.states.get(("composer", digest)) == (EngineState.READY, None) for digest in digests)
 
-    def chat(self, champion: str, *, canary: str | None = None, people: int = 6) -> list[TurnServed]:
+    def chat(self, champion: str, *, canary: str | None = None, people: int = 6, sampling: SamplingParams = SAMPLING) -> list[TurnServed]:
         """So many people ask the gateway one question each; the turns as they were recorded."""
         inbox, routes = MemoryInbox(), FixedRoutes("composer")
         pointer = replace(routes.routes["composer"].pointer, digest=champion, holdback=0.0)
@@ -84,8 +85,8 @@ class Loop:
             for number in range(people):
                 message = {"role": "user", "content": QUESTIONS[number % len(QUESTIONS)]}
                 body = {
-                    "model": "composer", "messages": [message], "user": f"person-{number}", "temperature": SAMPLING.temperature,
-                    "top_p": SAMPLING.top_p, "max_tokens": SAMPLING.max_tokens,
+                    "model": "composer", "messages": [message], "user": f"person-{number}", "temperature": sampling.temperature,
+                    "top_p": sampling.top_p, "max_tokens": sampling.max_tokens, "top_k": sampling.top_k or 0,
                 }  # fmt: skip
                 response = client.post("/v1/chat/completions", json=body)
                 assert response.status_code == 200, response.text
@@ -105,6 +106,7 @@ class Loop:
                     turn.completion_tokens,
                     temperature=turn.sampling.temperature,
                     top_p=turn.sampling.top_p,
+                    top_k=turn.sampling.top_k or 0,
                 )
             pairs = [(a, b) for a, b in zip(turn.logprobs, said.tolist(), strict=True) if math.isfinite(b)]  # the edge of the nucleus
             logged += [a for a, _ in pairs]
@@ -190,6 +192,18 @@ def test_a_team_on_vllm_closes_the_loop(loop: Loop) -> None:
     back = loop.chat(base, people=4)
     assert {turn.version for turn in back} == {base}
     assert loop.true(back, [base, candidate])
+
+
+def test_the_top_k_of_a_request_is_what_vllm_draws_from_and_what_the_update_scores_by(loop: Loop) -> None:
+    loop.wants(champion=[loop.base])
+    loop.adapters.turn()
+    turns = loop.chat(loop.base, people=8, sampling=FEW)
+    assert {turn.sampling.top_k for turn in turns} == {3}
+    as_if_whole = [msgspec.structs.replace(turn, sampling=SamplingParams()) for turn in turns]
+    assert loop.apart(turns, loop.base) < 0.01 < loop.apart(as_if_whole, loop.base)
+    _, metrics = learned(loop, turns)
+    assert metrics["masses_worked_out"] == len(turns)
+    assert metrics["mismatch"] < 0.01
 
 
 def test_an_answer_across_a_swap_says_so_and_the_swap_does_not_wait_for_it(loop: Loop) -> None:
