@@ -4,8 +4,8 @@ SHELL := /bin/sh
 
 # Extra arguments of the command behind a target: make demo ARGS="--model tiny"
 ARGS ?=
-# Test processes side by side.
-JOBS ?= 2
+# Test processes side by side: one more than two cores, because many a test waits.
+JOBS ?= 3
 
 # That of the environment that is there, else the first on the path that runs and fits (a pyenv shim may exist and not run).
 # PYTHON=/path/to/python3.13 names another; the environment is made anew for it.

@@ -1,7 +1,7 @@
 """Labels on both databases: revisions, one current, corrections by late observations, events, activations and the commands over them."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -13,7 +13,6 @@ from click import Command
 from click.testing import CliRunner, Result
 from sqlalchemy import Engine, insert, select, update
 
-from app import wiring
 from app.db.engine import open_engine, reading, writing
 from app.db.ingestion.streams import SqlEffects
 from app.db.learning.labels import LABEL_EVENT, SqlLabels
@@ -22,7 +21,7 @@ from app.db.tables import audit, batch_items, labels, observations, outbox, turn
 from app.domain.learning.rewards import Label
 from app.domain.policies import PolicyConfig
 from app.domain.telemetry.streams import EffectBatch, JoinRules
-from app.settings import from_environment
+from app.settings import Settings, from_environment
 from pipelines.commands.labels import labels as labels_command
 from pipelines.commands.operating import os_user
 from pipelines.commands.rules import rules as rules_command
@@ -152,12 +151,12 @@ class Deployment:
 
 
 @pytest.fixture
-def deployment(tmp_path: Path) -> Iterator[Deployment]:
+def deployment(tmp_path: Path, migrated: Callable[[Settings], None]) -> Iterator[Deployment]:
     (tmp_path / "ratchet.toml").write_text(CONFIG)
     (tmp_path / "rules.toml").write_text(ONLY_RATING)
     environment = {"RATCHET_DATA": str(tmp_path), "RATCHET_CONFIG": str(tmp_path / "ratchet.toml")}
     settings = from_environment(environment)
-    wiring.upgrade_schema(settings)
+    migrated(settings)
     bench = Bench(open_engine(settings.database_url))
     bench.apply(
         turn("a"), observation("o", of="a", value=1.0), observation("f", of="a", name="follow_up", value="Thank you, works great!"),

@@ -7,7 +7,7 @@ import stat
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -30,7 +30,7 @@ from app.domain.release.versions import Version, VersionKind
 from app.policy.storage.fetch import REQUIREMENT, fetch
 from app.policy.storage.fetch import main as fetch_main
 from app.policy.tiny import write_tiny
-from app.settings import from_environment
+from app.settings import Settings, from_environment
 from pipelines.__main__ import COMMANDS, ratchet
 from pipelines.evaluation.suites.suites import Grader, GraderKind, Task
 from tests.fakes.releases import POLICY, deployed, release_room
@@ -66,8 +66,8 @@ def terminal(tmp_path: Path) -> Terminal:
 
 
 @pytest.fixture
-def engine(terminal: Terminal) -> Iterator[Engine]:
-    wiring.upgrade_schema(from_environment(terminal.environment))
+def engine(terminal: Terminal, migrated: Callable[[Settings], None]) -> Iterator[Engine]:
+    migrated(from_environment(terminal.environment))
     engine = open_engine(terminal.database)
     yield engine
     engine.dispose()

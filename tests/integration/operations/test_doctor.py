@@ -1,6 +1,7 @@
 """`ratchet doctor` names what is wrong with a deployment and the cure, and everything else in spite of it."""
 
 import json
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from app.domain.errors import BadConfig, RatchetError
 from app.domain.ids import utc_now
 from app.domain.release.versions import Version, VersionKind
 from app.policy.storage.claiming import MARK, claim, faults
-from app.settings import from_environment
+from app.settings import Settings, from_environment
 from pipelines.__main__ import ratchet
 from pipelines.commands.examination.findings import State, fail, look, ok, warn, worst
 from tests.fakes.releases import POLICY
@@ -50,9 +51,9 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(tmp_path: Path, tiny_model: Path) -> Terminal:
+def terminal(tmp_path: Path, tiny_model: Path, migrated: Callable[[Settings], None]) -> Terminal:
     made = Terminal(tmp_path / "data")
-    wiring.upgrade_schema(made.settings)
+    migrated(made.settings)
     digest = wiring.open_weights(made.settings).publish(tiny_model)
     base = Version(
         digest=digest, policy=POLICY, name="tiny-base", kind=VersionKind.BASE, parent=None, step=0, run_id=None, created_at=utc_now(),

@@ -5,7 +5,7 @@
 
 import asyncio
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,10 +31,10 @@ PASSWORD, KEY = "a password", "a key of the test"
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
+def settings(tmp_path: Path, migrated: Callable[[Settings], None]) -> Settings:
     made = from_environment({"RATCHET_DATA": str(tmp_path / "data")})
     made.data.mkdir()
-    wiring.upgrade_schema(made)
+    migrated(made)
     return replace(made, engines=())
 
 

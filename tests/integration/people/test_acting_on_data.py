@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -83,7 +83,7 @@ class Terminal:
 
 
 @contextmanager
-def deployed(tmp_path: Path, *, known: bool) -> Iterator[Terminal]:
+def deployed(tmp_path: Path, migrated: Callable[[Settings], None], *, known: bool) -> Iterator[Terminal]:
     """A service, closed where somebody is `known` to it."""
     (tmp_path / "ratchet.toml").write_text(CONFIG)
     environment = {
@@ -92,7 +92,7 @@ def deployed(tmp_path: Path, *, known: bool) -> Iterator[Terminal]:
     }  # fmt: skip
     (tmp_path / "data").mkdir()
     settings = from_environment(environment)
-    wiring.upgrade_schema(settings)
+    migrated(settings)
     if known:
         Town(wiring.open_state(settings), utc_now).person("root", Role.ADMIN)
     with running_service(settings) as url:
@@ -100,8 +100,8 @@ def deployed(tmp_path: Path, *, known: bool) -> Iterator[Terminal]:
 
 
 @pytest.fixture
-def terminal(tmp_path: Path) -> Iterator[Terminal]:
-    with deployed(tmp_path, known=True) as closed:
+def terminal(tmp_path: Path, migrated: Callable[[Settings], None]) -> Iterator[Terminal]:
+    with deployed(tmp_path, migrated, known=True) as closed:
         yield closed
 
 
@@ -147,8 +147,10 @@ def test_keys_are_made_listed_and_ended_by_an_admin(terminal: Terminal) -> None:
     assert isinstance(terminal("keys", "create", "--name", "x", "--scope", "read", "--policy", "none", token=ada).exception, Refused)
 
 
-def test_the_first_key_of_an_open_service_is_made_by_whoever_says_who_they_are(tmp_path: Path) -> None:
-    with deployed(tmp_path, known=False) as terminal:
+def test_the_first_key_of_an_open_service_is_made_by_whoever_says_who_they_are(
+    tmp_path: Path, migrated: Callable[[Settings], None]
+) -> None:
+    with deployed(tmp_path, migrated, known=False) as terminal:
         refused = terminal("keys", "create", "--name", "x", "--scope", "admin")
         assert isinstance(refused.exception, NotAllowed)
         assert "--break-glass" in str(refused.exception)

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,17 +53,17 @@ class Deployment:
 
 
 @contextmanager
-def _deployment(folder: Path) -> Iterator[Deployment]:
+def _deployment(folder: Path, migrated: Callable[[Settings], None]) -> Iterator[Deployment]:
     environment = {"RATCHET_DATA": str(folder), "RATCHET_ACTOR_SALT": "pepper"}
     folder.mkdir()
     settings = from_environment(environment)
-    wiring.upgrade_schema(settings)
+    migrated(settings)
     yield Deployment(settings, environment)
 
 
 @pytest.fixture
-def deployment(tmp_path: Path) -> Iterator[Deployment]:
-    with _deployment(tmp_path / "data") as made:
+def deployment(tmp_path: Path, migrated: Callable[[Settings], None]) -> Iterator[Deployment]:
+    with _deployment(tmp_path / "data", migrated) as made:
         yield made
 
 
