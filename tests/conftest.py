@@ -10,6 +10,7 @@
 A worker of pytest-xdist has its own server; it starts with the first test that asks for it.
 """
 
+import gc
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -41,6 +42,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side: a pool 
 TEMPLATE = "ratchet_template"
 
 NewDatabase = Callable[[], AbstractContextManager[str]]
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: collections of garbage, which updates ask for, look through half a million objects otherwise."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -1,7 +1,5 @@
 """Turns of older versions: the corrected update still ends where the on-policy one does, the uncorrected one visibly does not."""
 
-import gc
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,14 +12,6 @@ from tests.fakes.learning import fake_ports
 from tests.learning.policy_iteration import CONFIG, iterate
 
 pytestmark = pytest.mark.learning
-
-
-@pytest.fixture(autouse=True)
-def quick_collections() -> Iterator[None]:
-    """An update collects garbage, and would look through everything that was imported."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def final(folder: Path, *, correction: Any, lag: int) -> float:

@@ -191,7 +191,7 @@ def test_the_ledger_says_where_a_version_is(running: RunningEngine, first: str) 
 def test_a_full_engine_says_when_to_come_back(weights: LocalWeights, endless: str) -> None:
     async def scenario(url: str) -> None:
         async with HttpEngines([url]) as engines:
-            asked = [complete(engines, request(endless, max_tokens=1900, temperature=0.0)) for _ in range(20)]
+            asked = [complete(engines, request(endless, max_tokens=400, temperature=0.0)) for _ in range(20)]
             answers = await asyncio.gather(*asked, return_exceptions=True)
         refused = [answer for answer in answers if isinstance(answer, Overloaded)]
         assert refused
