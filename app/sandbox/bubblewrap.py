@@ -27,7 +27,7 @@ from app.domain.learning.boxes import WORKSPACE, Box, BoxSpec, Ended, Executed, 
 from app.sandbox import control_groups
 from app.sandbox.child import GRACE_S, Child
 from app.sandbox.control_groups import ControlGroups, Group
-from app.sandbox.limits import limited
+from app.sandbox.limits import as_user, limited
 from app.sandbox.live import LiveBox
 from app.sandbox.runtime import SYSTEM, Runtime, find, shared_folder
 from app.sandbox.system_calls import seccomp_filter
@@ -186,17 +186,18 @@ class BubblewrapBox:
         return running
 
     def _start(self, argv: Sequence[str]) -> "_Running":
+        command = limited(argv, self.spec.limits) if self.workspace is None else argv  # the keeper sets them for what it runs
+        bwrap = as_user([str(self.runtime.bwrap)], self.user)
         group = self.groups.make(self.spec.limits) if self.groups is not None else None
         status, theirs = os.pipe()
         held, release = os.pipe()
         calls = _memory_file(seccomp_filter())
         arguments = _memory_file(b"\0".join(argument.encode() for argument in self._arguments(theirs, held, calls)))
-        command = limited(argv, self.spec.limits) if self.workspace is None else argv  # the keeper sets them for what it runs
         try:
             process = subprocess.Popen(
-                ["bwrap", "--args", str(arguments), "--", *command], executable=self.runtime.bwrap,
+                [*bwrap, "--args", str(arguments), "--", *command],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=(arguments, theirs, held, calls),
-                env={}, cwd="/", user=self.user, group=self.user, extra_groups=None if self.user is None else (), bufsize=0,
+                env={}, cwd="/", bufsize=0,
             )  # fmt: skip
         except OSError as error:
             for descriptor in (status, release):

@@ -8,7 +8,7 @@ from app.domain.errors import BadInput, Overloaded, Refused, Unavailable
 from app.domain.learning.boxes import BoxSpec, Ended, Limits
 from app.sandbox.bubblewrap import FEW_PROCESSES, BubblewrapBox, BubblewrapBoxes, _held
 from app.sandbox.control_groups import ControlGroups
-from app.sandbox.limits import limited
+from app.sandbox.limits import as_user, limited
 from app.sandbox.processes import ProcessBoxes
 from app.sandbox.runtime import Runtime
 from app.sandbox.workspaces import POOL, Workspaces
@@ -21,6 +21,16 @@ def test_a_program_becomes_what_it_is_under_its_limits() -> None:
     assert Path(said[0]).name == "prlimit"
     assert said[1:] == ["--cpu=3:3", "--as=268435456:268435456", "--fsize=1048576:1048576", "--nproc=16:16", "--nofile=64:64", "--core=0:0",
                         "--", "/bin/sh", "-c", "ulimit -t"]  # fmt: skip
+
+
+def test_a_program_becomes_another_users_without_a_fork_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = as_user(["/bin/true", "-x"], 4711)
+    assert Path(said[0]).name == "setpriv"
+    assert said[1:] == ["--reuid=4711", "--regid=4711", "--clear-groups", "--", "/bin/true", "-x"]
+    assert as_user(["/bin/true"], None) == ["/bin/true"]
+    monkeypatch.setattr("app.sandbox.limits.shutil.which", lambda program, path: None)
+    with pytest.raises(Refused, match="no setpriv on this machine: install util-linux"):
+        as_user(["/bin/true"], 0)
 
 
 def test_without_control_groups_a_box_has_few_processes_because_each_may_use_all_of_the_memory(tmp_path: Path) -> None:
