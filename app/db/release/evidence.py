@@ -1,8 +1,7 @@
 """What the live gates read: exposures with what came of them, how far behind the stream is, and the decisions on record."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -188,8 +187,9 @@ def read_sessions(connection: Connection, mine: ColumnElement[bool]) -> list[Ses
         TOOL_CALLS, turns.c.time_to_first_token_s, turns.c.started_at, turns.c.finished_at, turns.c.prompt_tokens,
         labels.c.reward, labels.c.terms, labels.c.exclusion, labels.c.labelled_at,
     ).select_from(joined).where(mine).order_by(exposures.c.occurred_at, exposures.c.id)  # fmt: skip
-    sessions = [_session(row) for row in connection.execute(query)]
-    return _with_signals(sessions, _signals(connection, mine))
+    rows = connection.execute(query).all()
+    signals = _signals(connection, mine)
+    return [_session(row, signals.get(row.inference_id)) for row in rows]
 
 
 def _signals(connection: Connection, mine: ColumnElement[bool]) -> Mapping[str, Mapping[str, Any]]:
@@ -215,11 +215,7 @@ def _observed(mine: ColumnElement[bool], match: ColumnElement[bool]) -> Select[A
     )
 
 
-def _with_signals(sessions: Iterable[Session], signals: Mapping[str, Mapping[str, Any]]) -> list[Session]:
-    return [replace(s, signals=signals[s.inference_id]) if s.inference_id in signals else s for s in sessions]
-
-
-def _session(row: Row[Any]) -> Session:
+def _session(row: Row[Any], signals: Mapping[str, Any] | None) -> Session:
     return Session(
         inference_id=row.inference_id, actor=row.actor, episode_id=row.episode_id, release_id=row.release_id, stage=row.stage, arm=row.arm,
         probability=row.probability, share=row.share, holdback=row.holdback, digest=row.digest, exposed_at=row.occurred_at,
@@ -229,6 +225,7 @@ def _session(row: Row[Any]) -> Session:
         total_s=None if row.turn is None else (row.finished_at - row.started_at).total_seconds(),
         labelled=row.labelled_at is not None, reward=row.reward,
         terms=None if row.terms is None else {term["name"]: term["value"] for term in row.terms}, excluded=row.exclusion is not None,
+        signals=signals,
     )  # fmt: skip
 
 
