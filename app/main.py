@@ -45,6 +45,7 @@ from app.console.deeds import Hands
 from app.console.entrance import Entrance
 from app.console.live import Live
 from app.console.pages import Pages, static
+from app.contact import Contact, Part
 from app.domain.errors import BadConfig, RatchetError, Unavailable
 from app.domain.ids import utc_now
 from app.domain.policies import PolicyConfig
@@ -101,6 +102,8 @@ class Collaborators:
     """This machine's clock ahead of the database's."""
     version: str = ""
     """Of this code, as metrics tell it."""
+    contact: Contact = field(default_factory=Contact)
+    """With the database."""
     barrier: Barrier = field(default_factory=Barrier)
     people: PeopleBook | None = None
     turn_away: TurnAway | None = None
@@ -110,7 +113,7 @@ class Collaborators:
 
 def create_app(with_: Collaborators) -> Application:
     """The ASGI application. Reads the keys; everything else waits for the first request."""
-    metrics = Metrics(with_.readings, version=with_.version)
+    metrics = Metrics(with_.readings, version=with_.version, contact=with_.contact)
     metrics.instruments.ready = True
     metrics.skew_s.set_function(with_.skew_s)
     access = Access(with_.keys, clock=with_.clock, sessions=Sessions(with_.session_secrets), people=with_.people, alone=with_.alone)
@@ -145,7 +148,7 @@ def create_app(with_: Collaborators) -> Application:
             areal.router(counter, gateway.conversations.last_inference),
             probes(checks=with_.checks, metrics=metrics, notes=with_.notes),
             observations.router(with_.ledger),
-            engines.router(reads=with_.reads, engines=with_.engines),
+            engines.router(reads=with_.reads, engines=with_.engines, clock=with_.clock),
             views(reads=with_.reads, routes=with_.routes, policies=with_.policies, clock=with_.clock),
             *with_.routers,
         ],
@@ -251,7 +254,12 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
             raise Unavailable("; ".join(said))
 
     async def database() -> None:
-        await asyncio.to_thread(adapters.reads.ping)
+        await asyncio.to_thread(_asked, adapters)
+
+    async def control_plane() -> None:
+        if (said := adapters.contact.sentence()) is not None:
+            served = ", ".join(f"{policy} {digest}" for policy, digest in adapters.routes.champions().items()) or "nothing yet"
+            raise Unavailable(f"{said}: what is served is the last that was heard of and may be old ({served})")
 
     traces = wiring.tracing(settings, "api")
     room = releases.ReleaseRoom(
@@ -286,7 +294,8 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
         readings=wiring.readings(settings), skew_s=wiring.clock(settings).skew_s, version=wiring.release_of_code(),
         actor_salt=wiring.actor_salt(settings), session_secrets=wiring.session_secrets(settings),
         alone=settings.reached_by is None,
-        claims=adapters.claims, notes={"ingestion": ingestion}, known_for=retention(read_toml(settings.config)).horizon,
+        claims=adapters.claims, notes={"ingestion": ingestion, "control_plane": control_plane},
+        contact=adapters.contact, known_for=retention(read_toml(settings.config)).horizon,
         checks={"database": database, "engines": adapters.check_engines},
         routers=[
             releases.router(room), webhooks.router(hooks), keyring, crowd, *_mending(settings, adapters), static(), entrance.router(),
@@ -297,6 +306,16 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
             hosts=settings.hosts | reached_as(settings.host), origins=settings.origins, loopback=settings.host in LOOPBACK
         ),
     )  # fmt: skip
+
+
+def _asked(adapters: wiring.HttpAdapters) -> None:
+    """Ask the database whether it is there, and note what it said. Raises `Unavailable`."""
+    try:
+        adapters.reads.ping()
+    except RatchetError as error:
+        adapters.contact.lost(Part.DATABASE, str(error))
+        raise
+    adapters.contact.heard(Part.DATABASE)
 
 
 def _hands(settings: Settings, adapters: wiring.HttpAdapters) -> Hands:

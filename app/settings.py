@@ -98,6 +98,9 @@ class Settings:
     """RATCHET_TRACES: an OpenTelemetry collector (OTLP over HTTP), such as `http://collector:4318`; unset: nothing is traced."""
     traces_share: float
     """RATCHET_TRACES_SHARE: of turns whose caller does not say whether its trace is taken (`traceparent`)."""
+    region: str
+    """RATCHET_REGION, such as `eu-west-1`: where an engine or an api stands. Gateways prefer engines of their own region, and the ledger
+    says how far each region is behind. Empty: there is one region."""
     metrics: str | None
     """Where relay, ingest, label, loop and watch show their metrics and answer probes, such as `0.0.0.0:9464`; unset: nowhere."""
 
@@ -178,6 +181,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
         standby_required=_standby(get("STANDBY", "")),
         log_format=_log_format(get("LOG_FORMAT", "text")),
         drain_s=_seconds("DRAIN_S", get("DRAIN_S", "0.5")),
+        region=_region(get("REGION", "")),
         metrics=get("METRICS", "") or None,
         traces=_collector(get("TRACES", "")),
         traces_share=_share("TRACES_SHARE", get("TRACES_SHARE", "0.01")),
@@ -214,6 +218,12 @@ def _standby(text: str) -> bool:
     if text not in ("", "required"):
         raise BadConfig(f"RATCHET_STANDBY is {text!r}: set it to `required`, or leave it out")
     return text == "required"
+
+
+def _region(text: str) -> str:
+    if text and not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", text):
+        raise BadConfig(f"RATCHET_REGION is {text!r}: name it with at most 63 lower-case letters, digits and hyphens, such as eu-west-1")
+    return text
 
 
 def _log_format(text: str) -> str:

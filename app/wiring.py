@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Engine
 
+from app.contact import Contact
 from app.domain.errors import BadConfig, Unavailable, UnknownPolicy
 from app.domain.ids import checked_pseudonym, hash_actor, utc_now, uuid7
 from app.domain.policies import PolicyConfig
@@ -879,6 +880,8 @@ class HttpAdapters:
     reads: "SqlReads"
     pages: "SqlPages"
     claims: "Claims"
+    contact: Contact
+    """With the database."""
     ingestion_troubles: Callable[[], list[str]]
     """What keeps accepted events from being applied, a sentence each."""
 
@@ -914,11 +917,13 @@ def http_adapters(settings: Settings) -> HttpAdapters:
     from app.db.troubles import ingestion_troubles
 
     state, inbox, taken = open_state(settings), open_inbox(settings), door(settings)
+    contact = Contact(region=settings.region)
     return HttpAdapters(
         policies=load_policies(settings),
         inbox=taken,
         answers=None if inbox.dialect.name == "sqlite" else SpooledInbox(taken, Spool(settings.data / "spool")),
-        routes=SqlRoutes(state),
+        routes=SqlRoutes(state, contact=contact),
+        contact=contact,
         engines=open_engines(settings),
         keys=SqlKeys(state),
         people=SqlPeople(state),
@@ -1022,9 +1027,11 @@ def open_engines(settings: Settings) -> "HttpEngines | ServerEngines":
         if urls and len(urls) < len(settings.engines):
             raise BadConfig(f"RATCHET_ENGINES mixes {dialect.name} servers and engines of another make: list one kind only")
         if urls:
-            return ServerEngines(dialect, urls, holders=engine_ledger(settings).holders, api_key=key)
+            return ServerEngines(dialect, urls, holders=engine_ledger(settings).holders, region=settings.region, api_key=key)
     ledger = engine_ledger(settings)
-    return HttpEngines(settings.engines, addresses=ledger.addresses, everywhere=ledger.everywhere, key=settings.engine_key)
+    return HttpEngines(
+        settings.engines, holders=ledger.holders, everywhere=ledger.everywhere, region=settings.region, key=settings.engine_key
+    )
 
 
 def server_control(settings: Settings, *, vllm: str | None, sglang: str | None) -> "Control":
@@ -1040,12 +1047,12 @@ def server_control(settings: Settings, *, vllm: str | None, sglang: str | None) 
 
 
 def engine_ledger(settings: Settings, *, engine_id: str = "", address: str = "") -> "SqlEngineLedger":
-    """What engines have to hold and do hold; an engine says who it is, readers do not."""
+    """What engines have to hold and do hold; an engine says who and where it is, readers do not."""
     from app.db.clock import DatabaseClock
     from app.db.release.engines import SqlEngineLedger
 
     state = open_state(settings)
-    return SqlEngineLedger(state, engine_id=engine_id, address=address, clock=DatabaseClock(state))
+    return SqlEngineLedger(state, engine_id=engine_id, address=address, region=settings.region, clock=DatabaseClock(state))
 
 
 def release_ledger(settings: Settings) -> "SqlReleaseLedger":

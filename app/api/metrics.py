@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
 from app.api.pressure import Waits
+from app.contact import Contact
 from app.domain.readings import Readings
 from app.telemetry.instruments import Instruments
 
@@ -14,7 +15,7 @@ from app.telemetry.instruments import Instruments
 class Metrics:
     """One registry per app, so that two apps in one process (tests) do not collide."""
 
-    def __init__(self, readings: Readings | None = None, *, version: str = "") -> None:
+    def __init__(self, readings: Readings | None = None, *, version: str = "", contact: Contact | None = None) -> None:
         own = self.instruments = Instruments("api", version=version)
         events = own.counter("ratchet_api_events_total")
         self._event_counts = {status: events.labels(status) for status in ("accepted", "duplicate", "conflict", "rejected")}
@@ -31,6 +32,7 @@ class Metrics:
         self.shadow_tokens = own.counter("ratchet_api_shadow_tokens_total")
         self.waits = Waits()
         self.skew_s = own.gauge("ratchet_clock_skew_seconds")
+        own.sampled("ratchet_control_plane_silent_seconds", (contact or Contact()).seconds)
         if readings is not None:
             own.told_by(readings)
 

@@ -36,7 +36,8 @@ def probes(*, checks: Mapping[str, Check], metrics: Metrics, notes: Mapping[str,
 
     @router.get("/health", responses={503: {"description": "A dependency is not well."}})
     async def health() -> Response:
-        """Whether every dependency is well; 503 where one is not. `ingestion` says what keeps accepted events from being applied."""
+        """Whether every dependency is well; 503 where one is not. `ingestion` says what keeps accepted events from being applied,
+        `control_plane` since when the database was not heard of, and what is served meanwhile."""
         asked = {**checks, **(notes or {})}
         results = await asyncio.gather(*(_outcome(check) for check in asked.values()))
         body = dict(zip(asked, results, strict=True))

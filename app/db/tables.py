@@ -954,6 +954,7 @@ engine_versions = Table(
     Column("detail", Text),
     Column("changed_at", UtcMicros, nullable=False),
     Column("seen_at", UtcMicros, nullable=False),
+    Column("region", Name, nullable=False, server_default=""),
     PrimaryKeyConstraint("engine_id", "policy", "digest"),
 )
 """The ledger of what each engine really holds: `loading`, `ready` (whole-state digest verified), `failed`, `dropped`."""

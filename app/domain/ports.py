@@ -112,6 +112,16 @@ class EngineState(StrEnum):
     DROPPED = "dropped"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """An engine that is ready with a version."""
+
+    doubt: str | None = None
+    """What is wrong with its log-probabilities; None where nothing is."""
+    region: str = ""
+    """Where it stands (RATCHET_REGION of the process that reports it)."""
+
+
 class EngineLedger(Protocol):
     """Which versions the engines have to hold, and what each of them really holds."""
 
@@ -127,8 +137,8 @@ class EngineLedger(Protocol):
         """Base URLs of the engines that reported the version ready in the last seconds."""
         ...
 
-    def holders(self, digest: str) -> Mapping[str, str | None]:
-        """The same, each with what is wrong with its log-probabilities, None where nothing is."""
+    def holders(self, digest: str) -> Mapping[str, Holder]:
+        """The same, each with what is to be known before it is asked."""
         ...
 
     def roles(self, policy: str) -> Mapping[str, Sequence[str]]:

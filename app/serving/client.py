@@ -2,12 +2,12 @@
 
 Before the first token a refusal, and an engine that breaks or falls silent (`app.serving.silence`), moves the request to the next engine;
 after it nothing is retried: the caller hears how it ended. Engines that fail again and again are passed over for a while
-(`app.serving.replicas`).
+(`app.serving.replicas`). Engines of another region are asked where none of one's own that holds the version answers.
 """
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Self
 
@@ -15,11 +15,12 @@ import httpx
 import msgspec
 
 from app.domain.errors import BadRequest, Overloaded, RatchetError, Unavailable, asked_to_wait_s
+from app.domain.ports import Holder
 from app.domain.telemetry.serving import EngineSight, GenerateRequest, GenerationChunk, ScoreRequest
 from app.domain.telemetry.turns import FinishReason
 from app.serving.pieces import PIECE_BYTES, fields_of
 from app.serving.refusals import DRAINING, HEALTH_TIMEOUT_S, NOT_CALLED_SO, Leaving, require_one_healthy, worst
-from app.serving.replicas import Replicas
+from app.serving.replicas import Replicas, far_from
 from app.serving.silence import Listening, Patience
 from app.serving.whereabouts import Whereabouts
 
@@ -30,16 +31,18 @@ FORGET_S = 2.0
 class HttpEngines:
     """The `Engines` port over the embedded engine's HTTP side.
 
-    `addresses` (the ledger) says which engines hold a digest; without it, or when it knows none, every URL is tried. Engines are
-    taken in turn, so that equal ones share the load. `key`: what they were started with. Belongs to the event loop it is first used on.
+    `holders` (the ledger) says which engines hold a digest; without it, or when it knows none, every URL is tried. Engines are
+    taken in turn, so that equal ones share the load; `region`: those of it first. `key`: what they were started with. Belongs to the
+    event loop it is first used on.
     """
 
     def __init__(
         self,
         urls: Sequence[str],
         *,
-        addresses: Callable[[str], list[str]] | None = None,
+        holders: Callable[[str], Mapping[str, Holder]] | None = None,
         everywhere: Callable[[], list[str]] | None = None,
+        region: str = "",
         key: str | None = None,
         client: httpx.AsyncClient | None = None,
         timeout_s: float = 120.0,
@@ -48,7 +51,8 @@ class HttpEngines:
     ) -> None:
         self._urls = [url.rstrip("/") for url in urls]
         self._patience = patience or Patience()
-        self._whereabouts = None if addresses is None else Whereabouts(addresses, nothing=list[str](), forget_s=forget_s)
+        self._whereabouts = None if holders is None else Whereabouts(holders, nothing=dict[str, Holder](), forget_s=forget_s)
+        self._region = region
         self._everywhere = everywhere
         """All engines that report, whatever they hold."""
         self._replicas = Replicas()
@@ -208,9 +212,9 @@ class HttpEngines:
             self._replicas.answered(url)
 
     async def _candidates(self, digest: str) -> list[str]:
-        """Engines to try: those said to hold the version, beginning with another one each time; else all."""
-        urls = [] if self._whereabouts is None else await self._whereabouts.of(digest)
-        return self._replicas.ordered(urls or self._urls)
+        """Engines to try: those said to hold the version, of this region first, beginning with another one each time; else all."""
+        found = {} if self._whereabouts is None else await self._whereabouts.of(digest)
+        return self._replicas.ordered(list(found) or self._urls, far=far_from(self._region, found))
 
 
 async def _read(line: str) -> GenerationChunk:

@@ -148,6 +148,7 @@ def _looking(app: FastAPI, worker: Worker, residency: Residency, own: Instrument
             "precision": residency.precision, "mismatch": {digest: asdict(found) for digest, found in residency.mismatches().items()},
             "last_swap": residency.last_swap, "acceptance": worker.acceptance,
             "batch_invariant": None if residency.invariance is None else residency.invariance.holds,
+            "region": residency.contact.region, "cut_off": _cut_off(residency, ready),
         })  # fmt: skip
 
     @app.get("/metrics")
@@ -159,6 +160,17 @@ def _looking(app: FastAPI, worker: Worker, residency: Residency, own: Instrument
         """200 while this engine holds a version; it asks nobody else, so a database that is away unreadies no engine."""
         holds = any(worker.holds(digest) for digest in residency.states())
         return _json({"ready": holds}, status=200 if holds else 503)
+
+
+def _cut_off(residency: Residency, ready: list[str]) -> dict[str, object] | None:
+    """Since when nothing was heard of the control plane, and what is served meanwhile; None while it answers."""
+    if (said := residency.contact.sentence()) is None:
+        return None
+    silences = residency.contact.silences().items()
+    return {
+        "says": f"{said}: what is served is the last that was heard of and may be old", "may_be_old": ready,
+        "since": {part: {"at": silence.since.isoformat(), "why": silence.why} for part, silence in silences},
+    }  # fmt: skip
 
 
 @contextmanager

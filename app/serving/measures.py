@@ -17,6 +17,7 @@ def measured(own: Instruments, worker: Worker, residency: Residency) -> Instrume
     own.sampled("ratchet_engine_capacity", lambda: {(): float(worker.capacity)})
     own.sampled("ratchet_engine_sampled_tokens_total", lambda: {(): float(worker.sampled_tokens)})
     own.sampled("ratchet_engine_versions", lambda: _by_state(residency))
+    own.sampled("ratchet_control_plane_silent_seconds", residency.contact.seconds)
     own.sampled("ratchet_engine_mismatched_versions", lambda: {(): float(_mismatched(residency))})
     own.sampled("ratchet_engine_gpu_memory_bytes", gpu_memory)
     return own

@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 import uvicorn
 
+from app.contact import Contact
 from app.domain.errors import BadConfig, RatchetError
 from app.domain.ports import EngineLedger, EngineWeights
 from app.listening.barrier import Barrier
@@ -51,6 +52,7 @@ def serve_engine(
     precision: Precision = Precision.BF16,
     drain_s: float = 0.0,
     version: str = "",
+    region: str = "",
     barrier: Barrier | None = None,
     key: str | None = None,
 ) -> None:
@@ -65,7 +67,7 @@ def serve_engine(
     worker = Worker(Limits(rows=rows))
     own = Instruments("engine", version=version)
     brought = own.histogram("ratchet_engine_swap_seconds").observe
-    residency = Residency(worker, ledger, weights, only=only, precision=precision, brought=brought)
+    residency = Residency(worker, ledger, weights, only=only, precision=precision, brought=brought, contact=Contact(region=region))
     worker.start()
     residency.start()
     gc.freeze()  # what is loaded stays: the collector need not walk torch and transformers between two tokens

@@ -1,4 +1,4 @@
-"""Which engines to ask first: in turn, without those that failed several times in a row.
+"""Which engines to ask first: in turn, without those that failed several times in a row, and those of one's own region before others.
 
     healthy ──(EJECT_AFTER failures in a row)──▶ ejected for 1, 2, 4 … 30 s ──▶ one trial ──▶ healthy, or ejected for twice as long
 
@@ -7,8 +7,10 @@ bad request, weights not held) is an answer and no failure.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+from app.domain.ports import Holder
 
 EJECT_AFTER = 3
 """Failures in a row: a process that is started again fails once or twice."""
@@ -27,6 +29,11 @@ class Health:
     """How it failed the last time."""
 
 
+def far_from(region: str, holders: Mapping[str, Holder]) -> set[str]:
+    """Addresses in other regions; none for who stands in no region."""
+    return {address for address, holder in holders.items() if region and holder.region != region}
+
+
 class Replicas:
     """Belongs to one event loop."""
 
@@ -35,11 +42,11 @@ class Replicas:
         self._health: dict[str, Health] = {}
         self._turn = 0
 
-    def ordered(self, urls: Sequence[str]) -> list[str]:
-        """The engines, beginning with another one each time; the ejected ones last."""
+    def ordered(self, urls: Sequence[str], *, far: Collection[str] = ()) -> list[str]:
+        """The engines, beginning with another one each time; those that are far after the others, and the ejected ones last."""
         self._turn += 1
         first = self._turn % len(urls) if urls else 0
-        return sorted((*urls[first:], *urls[:first]), key=self.ejected)
+        return sorted((*urls[first:], *urls[:first]), key=lambda url: (self.ejected(url), url in far))
 
     def answered(self, url: str) -> None:
         """It did what it was asked, or said in words why not."""

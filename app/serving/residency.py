@@ -21,7 +21,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from app.domain.errors import BadInput, RatchetError
+from app.contact import Contact, Part
+from app.domain.errors import BadInput, RatchetError, Unavailable
 from app.domain.ids import utc_now
 from app.domain.ports import EngineLedger, EngineState, EngineWeights
 from app.policy.decoding.invariance import TEXTS, Invariance, invariance
@@ -60,7 +61,10 @@ class Residency:
         only: frozenset[str] | None = None,
         poll_s: float = 1.0,
         linger_s: float = 5.0,
+        retry_s: float = RETRY_S,
+        report_every_s: float = REPORT_EVERY_S,
         brought: Callable[[float], None] = lambda seconds: None,
+        contact: Contact | None = None,
     ) -> None:
         self._worker = worker
         self._ledger = ledger
@@ -75,7 +79,11 @@ class Residency:
         """Policies this engine serves; all of them where None."""
         self._brought = brought
         """Hears how many seconds a version took from wanted to ready."""
+        self.contact = contact or Contact()
+        """With the ledger, and with where the weights come from."""
         self._poll_s = poll_s
+        self._retry_s = retry_s
+        self._report_every_s = report_every_s
         self._linger_s = linger_s
         """A version is dropped this long after it was last wanted: gateways read their route up to a second late."""
         self._states: dict[str, tuple[EngineState, str | None]] = {}
@@ -84,21 +92,26 @@ class Residency:
         self._policies: dict[str, set[str]] = {}
         """Names per digest: two policies may start from the same base."""
         self._reported: dict[tuple[str, str], tuple[EngineState, float]] = {}
+        self._reporting = threading.RLock()
+        """States and what was told of them: a version that is fetched for minutes must not make an engine silent for as long."""
         self.last_swap: dict[str, Any] | None = None
         """The newest version that was taken up: which, when, and what it cost."""
         self.invariance: Invariance | None = None
         """Whether this machine computes the same bits whatever else is in the batch; asked of the first version."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine-residency", daemon=True)
+        self._telling = threading.Thread(target=self._tell, name="engine-reports", daemon=True)
 
     def start(self) -> None:
         """Begin polling."""
         self._thread.start()
+        self._telling.start()
 
     def close(self) -> None:
         """Stop polling; a load in progress is abandoned with the process."""
         self._stop.set()
-        self._thread.join(timeout=2)
+        for thread in (self._thread, self._telling):
+            thread.join(timeout=2)
 
     @property
     def alive(self) -> bool:
@@ -121,8 +134,18 @@ class Residency:
             try:
                 self.turn()
             except RatchetError as error:  # the ledger does not answer: keep serving what is here
-                log.warning("residency waits error=%s", error)
+                self.contact.lost(Part.DATABASE, str(error))
+            else:
+                self.contact.heard(Part.DATABASE)
             self._stop.wait(self._poll_s)
+
+    def _tell(self) -> None:
+        """Repeat what is held while the other thread makes a version."""
+        while not self._stop.wait(self._report_every_s):
+            try:
+                self._report_all()
+            except RatchetError as error:
+                self.contact.lost(Part.DATABASE, str(error))
 
     def turn(self) -> None:
         """One round: load, drop, report."""
@@ -145,7 +168,7 @@ class Residency:
     def _missing(self, digest: str, now: float) -> bool:
         state = self._states.get(digest, (None, None))[0]
         if state is EngineState.FAILED:
-            return now - self._failed_at[digest] >= RETRY_S
+            return now - self._failed_at[digest] >= self._retry_s
         return state is not EngineState.READY
 
     def _bring(self, digest: str) -> None:
@@ -155,7 +178,10 @@ class Residency:
         try:
             policy, fault, way = self._patched(digest) or self._loaded(digest)
             self._measure(policy)
+            self.contact.heard(Part.STORAGE)
         except FAULTS as error:
+            if isinstance(error, Unavailable):
+                self.contact.lost(Part.STORAGE, str(error))
             self._failed_at[digest] = time.monotonic()
             log.error("version failed to load digest=%s error=%s", digest, error)
             self._settle(digest, EngineState.FAILED, str(error))
@@ -206,24 +232,28 @@ class Residency:
             # a fixed text is scored and not sampled: whoever samples wrongly for the base does so for what is made of it
             sound = way.probe is not None and self._states.get(way.base) == (EngineState.READY, None)
             return policy, None if sound else self._check(policy), "patch"
+        except Unavailable:  # nor is it loaded whole from a storage that does not answer
+            raise
         except FAULTS as error:
             log.warning("version not patched, it is loaded whole digest=%s error=%s", digest, error)
             return None
 
     def _settle(self, digest: str, state: EngineState, detail: str | None) -> None:
-        self._states[digest] = (state, detail)
-        self._report(digest)
+        with self._reporting:
+            self._states[digest] = (state, detail)
+            self._report(digest)
 
     def _report_all(self) -> None:
-        for digest in list(self._states):
-            self._report(digest)
+        with self._reporting:
+            for digest in list(self._states):
+                self._report(digest)
 
     def _report(self, digest: str) -> None:
         """Tell the ledger, at once when the state changed, else every few seconds; a dropped version is told once and forgotten."""
         state, detail = self._states[digest]
-        for policy in self._policies.get(digest, set()):
+        for policy in tuple(self._policies.get(digest, ())):
             told, at = self._reported.get((policy, digest), (None, 0.0))
-            if told is state and time.monotonic() - at < REPORT_EVERY_S:
+            if told is state and time.monotonic() - at < self._report_every_s:
                 continue
             self._ledger.report(policy, digest, state, detail)
             self._reported[(policy, digest)] = (state, time.monotonic())

@@ -43,6 +43,13 @@ _PROCESS = (
     Described("ratchet_process_ready", G, "1 when the process has begun its work; readiness asks nobody else.", (), EVERY),
     Described("ratchet_process_rounds_total", C, "Rounds of the process's own loop.", (), ("relay", "ingest", "label", "watch")),
     Described("ratchet_process_last_round_timestamp_seconds", G, "When the last round began.", (), ("relay", "ingest", "label", "watch")),
+    Described(
+        "ratchet_control_plane_silent_seconds",
+        G,
+        "For how long the `database` or the `storage` has not answered; 0 while it does.",
+        ("region", "part"),
+        ("api", "engine"),
+    ),
     Described("ratchet_clock_skew_seconds", G, "This machine's clock ahead of the database's.", (), ("api", *LOCAL)),
 )
 _STREAM = (
@@ -124,6 +131,14 @@ _DATABASE = (
     Described("ratchet_pointer_changed_timestamp_seconds", G, "When it changed.", P),
     Described("ratchet_engines_holding_champion", G, "Engines heard of in the last ten seconds that hold the champion.", P),
     Described("ratchet_engines_mismatched", G, "Of those, the ones whose log-probabilities are wrong.", P),
+    Described("ratchet_region_engines", G, "Engines of a region heard of in the last ten seconds.", ("policy", "region")),
+    Described(
+        "ratchet_region_lag_champions",
+        G,
+        "Champions since the newest that a region holds; absent where it holds none.",
+        ("policy", "region"),
+    ),
+    Described("ratchet_region_lag_seconds", G, "For how long a region has not held the champion; 0 where it does.", ("policy", "region")),
     Described("ratchet_audit_rows_total", C, "Length of the audit chain."),
     Described("ratchet_webhooks_undelivered", G, "Deliveries that are still to be tried."),
     Described("ratchet_backup_age_seconds", G, "since the last `ratchet backup note`; absent before the first."),

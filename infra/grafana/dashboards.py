@@ -93,6 +93,14 @@ ENGINES = (
     ),
     Panel("GPU memory", "", (("ratchet_engine_gpu_memory_bytes", "{{instance}} {{device}} {{kind}}"),), "bytes"),
     Panel("Resident memory", "", (('process_resident_memory_bytes{job=~"ratchet.*"}', "{{job}} {{instance}}"),), "bytes"),
+    Panel(
+        "Regions behind", "For how long none of a region's engines has held the champion.",
+        ((f"max by (policy, region) (ratchet_region_lag_seconds{P})", "{{policy}} {{region}}"),), "s",
+    ),
+    Panel(
+        "Control plane silent", "As regions say it.",
+        (("max by (region, part) (ratchet_control_plane_silent_seconds)", "{{region}} {{part}}"),), "s",
+    ),
 )  # fmt: skip
 DASHBOARDS = {"overview": ("Ratchet: the loop", OVERVIEW), "engines": ("Ratchet: engines", ENGINES)}
 

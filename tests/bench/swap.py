@@ -44,7 +44,7 @@ from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariable
 from torch import Tensor
 
 from app.domain.errors import RatchetError
-from app.domain.ports import EngineState, Way
+from app.domain.ports import EngineState, Holder, Way
 from app.domain.telemetry.serving import GenerateRequest, GenerationChunk
 from app.domain.telemetry.turns import FinishReason, SamplingParams
 from app.policy.model import Policy, load_policy
@@ -107,8 +107,8 @@ class FolderLedger:
         said = [json.loads(file.read_text()) for file in self._folder.glob("*.engine")]
         return [entry["address"] for entry in said if entry["states"].get(digest) == EngineState.READY.value]
 
-    def holders(self, digest: str) -> dict[str, str | None]:
-        return dict.fromkeys(self.addresses(digest))
+    def holders(self, digest: str) -> dict[str, Holder]:
+        return dict.fromkeys(self.addresses(digest), Holder())
 
     def roles(self, policy: str) -> dict[str, Sequence[str]]:
         return {}
@@ -266,7 +266,7 @@ async def driven(
     ledger = FolderLedger(folder)
     if not await waited(lambda: len(ledger.addresses(publisher.digest)) == REPLICAS, 180):
         raise SystemExit("the engines did not start within 180 s")
-    async with HttpEngines(urls, addresses=ledger.addresses) as engines:
+    async with HttpEngines(urls, holders=ledger.holders) as engines:
         load, stop = Load(engines, publisher.digest), asyncio.Event()
         streams = [asyncio.ensure_future(load.stream(index, stop)) for index in range(STREAMS)]
         await asyncio.sleep(plan.calm_s)

@@ -70,6 +70,9 @@ class ScriptedEngines:
             raise BadRequest("these tokens cannot be scored", param="completion_tokens")
         return [-0.1 if token == 2 else -0.5 for token in request.completion_tokens]
 
+    async def ping(self) -> None:
+        """It is there."""
+
     async def sights(self) -> list[EngineSight]:
         return [EngineSight(address="http://scripted", answers=True, queue=0)]
 
@@ -215,7 +218,7 @@ class FixedReads:
     def engines(self, policy: str | None) -> list[dict[str, Any]]:
         held = {"digest": CHAMPION, "state": "ready", "detail": None, "since": NOON, "seen_at": NOON, "role": "champion"}
         lag = {"champions": 0, "seconds": 2.5}
-        entry = {"engine": "e:1", "address": "http://scripted", "reports": True, "versions": [held], "lag": lag}
+        entry = {"engine": "e:1", "address": "http://scripted", "region": "eu", "reports": True, "versions": [held], "lag": lag}
         return [entry | {"policy": name} for name in ("composer", "tab") if policy in (None, name)]
 
     def runs(self, policy: str | None, limit: int) -> list[dict[str, Any]]:

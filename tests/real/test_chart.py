@@ -162,6 +162,15 @@ def test_every_process_is_told_where_traces_go_and_none_where_they_go_nowhere(he
     assert not any("RATCHET_TRACES" in variables_of(container) for _, container in containers(rendered["laptop"]))
 
 
+def test_a_release_of_a_region_says_where_it_stands(helm: Helm, rendered: dict[str, Rendered]) -> None:
+    alone = [word for name in ("relay", "ingest", "label", "loop", "watch") for word in ("--set", f"processes.{name}.replicas=0")]
+    done = template(helm, "laptop", "--set", "settings.region=eu-west-1", *alone)
+    assert done.returncode == 0, done.stderr
+    told = [variables_of(container) for _, container in containers([one for one in yaml.safe_load_all(done.stdout) if one])]
+    assert {one.get("RATCHET_REGION") for one in told if "RATCHET_DATA" in one} == {"eu-west-1"}
+    assert not any("RATCHET_REGION" in variables_of(container) for _, container in containers(rendered["laptop"]))
+
+
 def variables_of(container: dict[str, Any]) -> dict[str, str]:
     return {variable["name"]: variable.get("value", "") for variable in container.get("env", [])}
 
@@ -262,6 +271,7 @@ def test_the_references_are_what_durability_needs(rendered: dict[str, Rendered])
         ("laptop", ("--set", "settings.standby=maybe"), "value must be one of 'required', ''"),
         ("laptop", ("--set", "settings.traces=collector"), "'collector' does not match pattern"),
         ("laptop", ("--set", "settings.tracesShare=1.5"), "'1.5' does not match pattern"),
+        ("laptop", ("--set", "settings.region=EU West"), "'EU West' does not match pattern"),
         ("laptop", ("--set", "existingSecret="), "existingSecret is empty: make a Secret with"),
         ("laptop", ("--set", "config="), "config is empty: give it a ratchet.toml"),
         ("laptop", ("--set", "settings.weights=s3://ratchet/segments"), "the same place: give each a prefix of its own"),

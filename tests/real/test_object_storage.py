@@ -101,6 +101,23 @@ def test_storage_that_takes_whatever_comes_is_told_apart(rclone: str, ratchet: R
     assert [state for state, says in found if "makes a second time what exists" in says] == ["warn", "warn"], found
 
 
+ASK = """
+from pathlib import Path
+from app.domain.errors import Unavailable
+from app.policy.storage.remote import RemoteWeights
+try:
+    RemoteWeights("s3://ratchet/weights", cache=Path("/nonexistent")).path("d" * 64)
+except Unavailable as error:
+    print("unavailable:", error)
+"""
+
+
+def test_storage_that_is_gone_is_unavailable_to_whoever_asks_it_for_a_version(ratchet: Ratchet) -> None:
+    """botocore's errors are no `OSError`: an engine ended of them."""
+    told = ratchet(f"http://127.0.0.1:{free_port()}", "one", code=("-c", ASK))
+    assert told.stdout.startswith("unavailable: s3://ratchet/weights does not answer (EndpointConnectionError"), told.stderr
+
+
 DEPOSIT = """
 import sys
 from app.trajectories.segments import ParquetSegments

@@ -13,6 +13,7 @@ from app.db.ingestion.relay import LEASE
 from app.db.operations.facts import BACKUP, DRILL, read_fact
 from app.db.operations.server import server_state
 from app.db.reads import SqlReads
+from app.db.release.engine_reads import read_engines
 from app.db.release.engines import SEEN_WITHIN
 from app.db.tables import (
     alarms,
@@ -31,6 +32,7 @@ from app.db.tables import (
 from app.domain.learning.cycles import CycleStatus
 from app.domain.ports import Clock, EngineState
 from app.domain.readings import Reading
+from app.domain.release.regions import regions_of
 from app.domain.release.releases import ReleaseState
 
 FRESH = timedelta(minutes=5)
@@ -159,6 +161,17 @@ def _engines(connection: Connection, now: datetime) -> Iterator[Reading]:
         holding = [row for row in rows if row.policy == policy and row.digest == digest]
         yield _reading("ratchet_engines_holding_champion", len(holding), policy=policy)
         yield _reading("ratchet_engines_mismatched", sum(row.detail is not None for row in holding), policy=policy)
+    yield from _regions(connection, now)
+
+
+def _regions(connection: Connection, now: datetime) -> Iterator[Reading]:
+    for region in regions_of(read_engines(connection, None, now=now), now=now):
+        where = {"policy": region["policy"], "region": region["region"]}
+        yield _reading("ratchet_region_engines", region["engines"], **where)
+        if region["champions"] is not None:
+            yield _reading("ratchet_region_lag_champions", region["champions"], **where)
+        if region["seconds"] is not None:
+            yield _reading("ratchet_region_lag_seconds", 0.0 if region["champions"] == 0 else region["seconds"], **where)
 
 
 def _chores(connection: Connection, now: datetime) -> Iterator[Reading]:

@@ -27,7 +27,7 @@ def read_engines(connection: Connection, policy: str | None, *, now: datetime) -
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
         entry = found.setdefault((row.engine_id, row.policy), {
-            "engine": row.engine_id, "address": row.address, "policy": row.policy, "reports": False, "versions": [],
+            "engine": row.engine_id, "address": row.address, "region": row.region, "policy": row.policy, "reports": False, "versions": [],
         })  # fmt: skip
         entry["reports"] = entry["reports"] or now - row.seen_at <= SEEN_WITHIN
         entry["versions"].append({

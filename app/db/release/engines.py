@@ -8,19 +8,20 @@ from app.db.engine import expected_to_answer, reading, upsert, writing
 from app.db.release.pointer import versions_by_role, wanted_versions
 from app.db.tables import engine_versions
 from app.domain.ids import utc_now
-from app.domain.ports import Clock, EngineState
+from app.domain.ports import Clock, EngineState, Holder
 
 SEEN_WITHIN = timedelta(seconds=10)
 """An engine reports every second; after ten without a word it is taken for gone."""
 
 
 class SqlEngineLedger:
-    """The `EngineLedger` port. `engine_id` and `address` are those of the engine that reports; a reader may leave them empty."""
+    """The `EngineLedger` port. `engine_id`, `address` and `region` are those of the engine that reports; a reader may leave them empty."""
 
-    def __init__(self, database: Engine, *, engine_id: str = "", address: str = "", clock: Clock = utc_now) -> None:
+    def __init__(self, database: Engine, *, engine_id: str = "", address: str = "", region: str = "", clock: Clock = utc_now) -> None:
         self._database = database
         self._engine_id = engine_id
         self._address = address
+        self._region = region
         self._clock = clock
 
     def wanted(self) -> set[tuple[str, str]]:
@@ -37,10 +38,14 @@ class SqlEngineLedger:
             held = connection.execute(select(table.c.state, table.c.changed_at).where(mine)).first()
             changed_at = held.changed_at if held is not None and held.state == state.value else now
             statement = upsert(
-                connection, table, key=("engine_id", "policy", "digest"), update=("address", "state", "detail", "changed_at", "seen_at")
+                connection,
+                table,
+                key=("engine_id", "policy", "digest"),
+                update=("address", "region", "state", "detail", "changed_at", "seen_at"),
             )
-            values = {"engine_id": self._engine_id, "policy": policy, "digest": digest, "address": self._address, "state": state.value}
-            connection.execute(statement, {**values, "detail": detail, "changed_at": changed_at, "seen_at": now})
+            where = {"engine_id": self._engine_id, "address": self._address, "region": self._region}
+            what = {"policy": policy, "digest": digest, "state": state.value, "detail": detail}
+            connection.execute(statement, {**where, **what, "changed_at": changed_at, "seen_at": now})
 
     def forget(self) -> None:
         """Remove this engine's rows: it is going away in order."""
@@ -51,18 +56,18 @@ class SqlEngineLedger:
         """Base URLs of engines that hold the version, the most recently heard of first. Raises `Unavailable`."""
         return list(self.holders(digest))
 
-    def holders(self, digest: str) -> dict[str, str | None]:
-        """The same, each with what is wrong with its log-probabilities. Raises `Unavailable`."""
+    def holders(self, digest: str) -> dict[str, Holder]:
+        """The same, each with what is wrong with its log-probabilities, and its region. Raises `Unavailable`."""
         table = engine_versions
         query = (
-            select(table.c.address, table.c.detail)
+            select(table.c.address, table.c.detail, table.c.region)
             .where(table.c.digest == digest, table.c.state == EngineState.READY.value, table.c.seen_at >= self._clock() - SEEN_WITHIN)
             .order_by(table.c.seen_at.desc())
         )
         with expected_to_answer(), reading(self._database) as connection:
-            found: dict[str, str | None] = {}
-            for address, detail in connection.execute(query):
-                found.setdefault(address, detail)
+            found: dict[str, Holder] = {}
+            for address, detail, region in connection.execute(query):
+                found.setdefault(address, Holder(doubt=detail, region=region))
             return found
 
     def everywhere(self) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Row, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
+from app.contact import Contact, Part
 from app.db.engine import expected_to_answer, insert_or_ignore, reading
 from app.db.release.holdouts import open_holdouts, read_open
 from app.db.tables import deployment_history, deployment_pointer, quarantine, releases, versions
@@ -155,6 +156,8 @@ def read_route(connection: Connection, policy: str) -> Route | None:
 
 ROUTE_PATIENCE_S = 1.0
 """How long whoever asks for a route waits for the database, once: until it answers again nobody else does."""
+SILENT_S = 3.0
+"""A database that says nothing for so long is told as silent: a busy one takes a second now and then."""
 
 
 class SqlRoutes:
@@ -162,15 +165,17 @@ class SqlRoutes:
 
     While the database does not answer, the last route is served: nothing can have moved the pointer meanwhile that this process
     could see, and a version that serves is better than none. A database that says nothing at all, neither yes nor no, is asked in a
-    thread of its own: it holds up whoever notices it first for `ROUTE_PATIENCE_S`, and nobody after that.
+    thread of its own: it holds up whoever notices it first for `ROUTE_PATIENCE_S`, and nobody after that. `contact` hears of both.
     """
 
-    def __init__(self, engine: Engine, *, max_age_s: float = 1.0) -> None:
+    def __init__(self, engine: Engine, *, max_age_s: float = 1.0, contact: Contact | None = None) -> None:
         self._engine = engine
+        self._contact = contact or Contact()
         self._max_age_s = max_age_s
         self._cache: dict[str, tuple[float, Route]] = {}
         self._versions: set[tuple[str, str]] = set()
         self._asking: dict[str, Future[None]] = {}
+        self._asked_at: dict[str, float] = {}
         self._lock = threading.Lock()
         self._away = False
         """The last question was not answered in time, or not at all."""
@@ -185,7 +190,13 @@ class SqlRoutes:
         asked = self._ask(policy)
         if not self._away or asked.done():
             self._await(asked)
+        if not asked.done() and (for_s := time.monotonic() - self._asked_at[policy]) >= SILENT_S:
+            self._contact.lost(Part.DATABASE, f"nothing was said for {SILENT_S:g} s", for_s=for_s)
         return self._cache[policy][1]
+
+    def champions(self) -> dict[str, str]:
+        """The champion of each policy that was asked for, as it was last heard of."""
+        return {policy: route.pointer.digest for policy, (_, route) in sorted(self._cache.items())}
 
     def _ask(self, policy: str) -> "Future[None]":
         """The question that is being asked, or a new one."""
@@ -193,6 +204,7 @@ class SqlRoutes:
             asked = self._asking.get(policy)
             if asked is None or asked.done():
                 asked = self._asking[policy] = Future()
+                self._asked_at[policy] = time.monotonic()
                 threading.Thread(target=self._answer, args=(policy, asked), name=f"route of {policy}", daemon=True).start()
             return asked
 
@@ -200,8 +212,7 @@ class SqlRoutes:
         try:
             self._read(policy)
         except (Unavailable, SQLAlchemyError) as error:
-            if not self._away:
-                log.warning("event=route_as_last_known policy=%s error=%s", policy, error)
+            self._contact.lost(Part.DATABASE, str(error))
             self._away = True
         else:
             self._away = False
@@ -227,6 +238,7 @@ class SqlRoutes:
         asked_at = time.monotonic()
         with expected_to_answer("check RATCHET_DATABASE_URL and its server"), reading(self._engine) as connection:
             route = read_route(connection, policy)
+        self._contact.heard(Part.DATABASE)
         if route is None:
             raise Unavailable(f"nothing is deployed for {policy} yet: start `ratchet loop`, which deploys the base version")
         self._cache[policy] = (asked_at, route)

@@ -19,7 +19,7 @@ from typing import Any
 
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType] - its PathLike has no parameter
 
-from app.domain.errors import BadInput, NotFound, RatchetError, Refused
+from app.domain.errors import BadInput, NotFound, RatchetError, Refused, Unavailable
 from app.domain.ports import Way
 from app.policy.storage.delta import apply_delta, encode_delta, read_base, read_head
 from app.policy.storage.prune import base_of
@@ -53,7 +53,8 @@ class RemoteWeights:
     # --- reading --------------------------------------------------------------------------------------------------------------------
 
     def path(self, digest: str) -> Path:
-        """Local folder of a snapshot, downloaded and verified if it is not in the cache. Raises `NotFound`, `BadInput` (damaged)."""
+        """Local folder of a snapshot, downloaded and verified if it is not in the cache. Raises `NotFound`, `BadInput` (damaged),
+        `Unavailable` (the storage does not answer)."""
         if self._cache.exists(digest):
             return self._cache.path(digest)
         if not self.exists(digest):
@@ -62,6 +63,8 @@ class RemoteWeights:
         for fetch in self._ways_to(digest):
             try:
                 return fetch(digest)
+            except Unavailable:  # nothing is wrong with what is there
+                raise
             except (RatchetError, OSError) as error:
                 log.warning("weights not fetched digest=%s error=%s", digest, error)
                 faults.append(str(error))

@@ -5,14 +5,22 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
+from functools import wraps
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
+from fsspec.config import conf as fsspec_config
 from fsspec.core import url_to_fs
 
 from app.domain.errors import BadConfig, Unavailable
 
 PROBES = ".probe-"
+CLIENTS = frozenset({"botocore", "aiobotocore", "aiohttp"})
+"""What storage is spoken to with: their errors are nobody else's kind, and end a thread that does not know them."""
+S3_PATIENCE = {"connect_timeout": 5, "read_timeout": 30, "retries": {"max_attempts": 1}}
+"""Of botocore, whose own is a minute each, five times; s3fs asks five times anyway: who is cut off knows it after half a minute."""
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def is_url(location: str) -> bool:
@@ -25,13 +33,37 @@ def folder_at(location: str) -> Path:
     return Path(location.removeprefix("file://"))
 
 
+def patient(url: str) -> dict[str, Any]:
+    """Options for whoever speaks to a place: on S3 our patience, where FSSPEC_S3_CONFIG_KWARGS says no other."""
+    if not url.startswith("s3://"):
+        return {}
+    return {"config_kwargs": {**S3_PATIENCE, **fsspec_config.get("s3", {}).get("config_kwargs", {})}}
+
+
+def answered(act: "Callable[Concatenate[RemoteFiles, P], T]") -> "Callable[Concatenate[RemoteFiles, P], T]":
+    """A storage that does not answer is `Unavailable`, whatever it is spoken to with."""
+
+    @wraps(act)
+    def asked(self: "RemoteFiles", *arguments: P.args, **named: P.kwargs) -> T:
+        try:
+            return act(self, *arguments, **named)
+        except Exception as error:
+            silent = isinstance(error, ConnectionError | TimeoutError) or type(error).__module__.partition(".")[0] in CLIENTS
+            if not silent:
+                raise
+            said = f"{self.url} does not answer ({type(error).__name__}: {error}): check its server and the network to it"
+            raise Unavailable(said) from error
+
+    return asked
+
+
 class RemoteFiles:
-    """`<root>/<digest>/<name>`."""
+    """`<root>/<digest>/<name>`. Reading raises `Unavailable` where the storage does not answer."""
 
     def __init__(self, url: str, *, wrap: Callable[[Any], Any] = lambda files: files, setting: str = "RATCHET_WEIGHTS") -> None:
         """`wrap` may put something between us and the storage: benches break it. Raises `BadConfig` for a protocol nobody speaks here."""
         try:
-            found, self.root = url_to_fs(url)
+            found, self.root = url_to_fs(url, **patient(url))
         except (ImportError, ValueError) as error:
             protocol = url.split("://")[0]
             package = "s3fs" if protocol == "s3" else f"fsspec's package for {protocol}"
@@ -40,17 +72,20 @@ class RemoteFiles:
         self.url = url
         self._once: bool | None = None
 
+    @answered
     def exists(self, digest: str, name: str) -> bool:
         """Whether it is there now."""
         # what another process added must be seen: fsspec caches listings
         self.fs.invalidate_cache()
         return bool(digest) and bool(self.fs.exists(self._at(digest, name)))
 
+    @answered
     def names(self, digest: str) -> list[str]:
         """The files of a version."""
         self.fs.invalidate_cache()
         return [str(place).rsplit("/", 1)[-1] for place in self.fs.ls(f"{self.root}/{digest}", detail=False)]
 
+    @answered
     def read(self, digest: str, name: str) -> bytes:
         """A small file's content."""
         return cast("bytes", self.fs.cat_file(self._at(digest, name)))
@@ -76,10 +111,12 @@ class RemoteFiles:
         seconds = made.timestamp() if isinstance(made, datetime) else made
         return max(0.0, time.time() - float(seconds)) if seconds is not None else 0.0
 
+    @answered
     def part(self, digest: str, name: str, start: int, stop: int) -> bytes:
         """Some bytes of a file."""
         return cast("bytes", self.fs.cat_file(self._at(digest, name), start=start, end=stop))
 
+    @answered
     def fetch(self, digest: str, name: str, target: Path) -> None:
         """Download."""
         self.fs.get_file(self._at(digest, name), str(target))

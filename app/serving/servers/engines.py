@@ -19,11 +19,12 @@ import httpx
 import msgspec
 
 from app.domain.errors import BadRequest, Overloaded, RatchetError, Unavailable
+from app.domain.ports import Holder
 from app.domain.telemetry.serving import EngineSight, GenerateRequest, GenerationChunk, ScoreRequest
 from app.domain.telemetry.turns import FinishReason
 from app.serving.pieces import fields_of
 from app.serving.refusals import HEALTH_TIMEOUT_S, require_one_healthy, worst
-from app.serving.replicas import Replicas
+from app.serving.replicas import Replicas, far_from
 from app.serving.servers.held import Held, Place
 from app.serving.servers.wire import aborted, gone, whole
 from app.serving.whereabouts import Whereabouts
@@ -34,7 +35,7 @@ PATIENCE_S = 10.0
 """How long a request waits for a version that no server holds: one that is being replaced in place comes back within seconds."""
 POLL_S = 0.2
 
-Holders = Callable[[str], Mapping[str, str | None]]
+Holders = Callable[[str], Mapping[str, Holder]]
 Asking = tuple[str, dict[str, Any]]
 """A path and its body."""
 
@@ -83,7 +84,8 @@ class Dialect(Protocol):
 
 class ServerEngines:
     """The `Engines` port over servers of one make. `holders` (the ledger) says which of them are ready with a digest, and what is wrong
-    with their log-probabilities; without it, or where it knows none, each server is asked itself. Belongs to one event loop."""
+    with their log-probabilities; without it, or where it knows none, each server is asked itself. `region`: servers of it first, by the
+    region of the process that looks after them. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -91,6 +93,7 @@ class ServerEngines:
         urls: Sequence[str],
         *,
         holders: Holders | None = None,
+        region: str = "",
         api_key: str | None = None,
         client: httpx.AsyncClient | None = None,
         timeout_s: float = 120.0,
@@ -98,7 +101,8 @@ class ServerEngines:
     ) -> None:
         self._dialect = dialect
         self._urls = [url.rstrip("/") for url in urls]
-        self._whereabouts = None if holders is None else Whereabouts(holders, nothing={}, forget_s=FORGET_S)
+        self._whereabouts = None if holders is None else Whereabouts(holders, nothing=dict[str, Holder](), forget_s=FORGET_S)
+        self._region = region
         self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
         self._client = client or httpx.AsyncClient(timeout=httpx.Timeout(timeout_s, connect=2.0), trust_env=False)
         self._patience_s = patience_s
@@ -240,7 +244,7 @@ class ServerEngines:
         ready = await self._ready_with(digest)
         places: list[Place] = []
         named = [url for url in self._urls if url in ready] or self._urls
-        for url in self._replicas.ordered(named):
+        for url in self._replicas.ordered(named, far=far_from(self._region, ready)):
             if places and self._replicas.ejected(url):  # those come last, and are asked where nobody else has it
                 break
             try:
@@ -249,15 +253,15 @@ class ServerEngines:
                 refusals.append(error)
                 self._note(url, error)
                 continue
-            if (place := held.place(digest, url, doubt=ready.get(url))) is not None:
+            if (place := held.place(digest, url, doubt=ready.get(url, Holder()).doubt)) is not None:
                 places.append(place)
         return places
 
-    async def _ready_with(self, digest: str) -> Mapping[str, str | None]:
+    async def _ready_with(self, digest: str) -> Mapping[str, Holder]:
         if self._whereabouts is None:
             return {}
         found = await self._whereabouts.of(digest)
-        return {url.removeprefix(self._dialect.scheme).rstrip("/"): doubt for url, doubt in found.items()}
+        return {url.removeprefix(self._dialect.scheme).rstrip("/"): holder for url, holder in found.items()}
 
     async def _held_by(self, url: str) -> Held:
         known_at, held = self._held.get(url, (0.0, None))

@@ -26,6 +26,7 @@ from typing import Any
 
 from safetensors import safe_open
 
+from app.contact import Contact, Part
 from app.domain.errors import BadInput, RatchetError, Refused
 from app.domain.ports import EngineLedger, EngineState, WeightStore
 from app.policy.scoring.fixed_probe import Expected, expected, not_arrived, strange
@@ -94,20 +95,34 @@ class Residency:
     """What both ways share: failures are remembered, reported and tried again later."""
 
     def __init__(
-        self, server: KeptServer, ledger: EngineLedger, *, only: frozenset[str] | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        server: KeptServer,
+        ledger: EngineLedger,
+        *,
+        only: frozenset[str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        contact: Contact | None = None,
     ) -> None:
         self._server = server
         self._control = server.control
         self._ledger = ledger
         self._only = only
         """Policies that this server serves; all of them where None."""
+        self.contact = contact or Contact()
+        """With the ledger."""
         self._clock = clock
         self._failed: dict[str, tuple[float, str]] = {}
 
     def _wanted(self) -> dict[str, list[str]]:
         """Policies by digest: two may start from the same base."""
+        try:
+            said = self._ledger.wanted()
+        except RatchetError as error:
+            self.contact.lost(Part.DATABASE, str(error))
+            raise
+        self.contact.heard(Part.DATABASE)
         wanted: dict[str, list[str]] = {}
-        for policy, digest in sorted(self._ledger.wanted()):
+        for policy, digest in sorted(said):
             if self._only is None or policy in self._only:
                 wanted.setdefault(digest, []).append(policy)
         return wanted
@@ -174,9 +189,9 @@ class InPlace(Residency):
 
     def __init__(
         self, server: KeptServer, ledger: EngineLedger, *, policy: str, role: str = "champion", pause: Pause = Pause.KEEP,
-        linger_s: float = LINGER_S, clock: Callable[[], float] = time.monotonic,
+        linger_s: float = LINGER_S, clock: Callable[[], float] = time.monotonic, contact: Contact | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(server, ledger, only=frozenset({policy}), clock=clock)
+        super().__init__(server, ledger, only=frozenset({policy}), clock=clock, contact=contact)
         self._policy = policy
         self._role = role
         self._pause = pause
@@ -287,9 +302,13 @@ def _header(folder: Path) -> dict[str, tuple[tuple[int, ...], str]]:
 
 def keep_versions(residency: Adapters | InPlace, *, stop: threading.Event, every_s: float = 1.0) -> None:
     """Keep one server as the ledger wants it until `stop` is set; a server or database that is away is waited for."""
+    told: str | None = None
     while not stop.is_set():
         try:
             residency.turn()
+            told = None
         except RatchetError as error:
-            log.warning("residency waits error=%s", error)
+            if told is None and not residency.contact.silences():
+                log.warning("residency waits error=%s", error)
+            told = str(error)
         stop.wait(every_s)

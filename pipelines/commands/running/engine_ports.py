@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from app import wiring
+from app.contact import Contact
 from app.domain.errors import BadConfig
 from app.settings import LOOPBACK, Settings, is_loopback
 
@@ -22,6 +23,11 @@ def engine_barrier(settings: Settings, host: str) -> "Barrier":
 
     named = frozenset(name for url in settings.engines if (name := urlsplit(url).hostname))
     return Barrier(hosts=settings.hosts | reached_as(host) | named, loopback=host in LOOPBACK)
+
+
+def engine_id(settings: Settings, place: str) -> str:
+    """What an engine is called in the ledger: names of machines come again in other regions."""
+    return f"{settings.region}/{place}" if settings.region else place
 
 
 def engine_key(settings: Settings, host: str) -> str | None:
@@ -42,14 +48,17 @@ def keep_server(
     if role is not None and len(only) != 1:
         raise BadConfig(f"a server whose weights are replaced in place serves one policy and {len(only)} are meant: name it with --policy")
     address = f"{control.scheme}{control.url}"
-    ledger = wiring.engine_ledger(settings, engine_id=control.url, address=address)
+    ledger = wiring.engine_ledger(settings, engine_id=engine_id(settings, control.url), address=address)
     server = KeptServer(control, wiring.open_weights(settings))
+    contact = Contact(region=settings.region)
     residency = (
-        Adapters(server, ledger, only=frozenset(only))
+        Adapters(server, ledger, only=frozenset(only), contact=contact)
         if role is None
-        else InPlace(server, ledger, policy=only[0], role=role, pause=Pause(pause))
+        else InPlace(server, ledger, policy=only[0], role=role, pause=Pause(pause), contact=contact)
     )
-    wiring.instruments(settings, "engine").ready = True
+    own = wiring.instruments(settings, "engine")
+    own.sampled("ratchet_control_plane_silent_seconds", contact.seconds)
+    own.ready = True
     log.info("engine ready address=%s kind=%s way=%s", address, control.name, role or "adapters")
     keep_versions(residency, stop=stop)
     ledger.forget()

@@ -18,7 +18,7 @@ from app import wiring
 from app.domain.retention import days, retention
 from app.logging import configure
 from app.settings import Settings, from_environment, owner_of, read_toml
-from pipelines.commands.running.engine_ports import engine_barrier, engine_key, keep_server
+from pipelines.commands.running.engine_ports import engine_barrier, engine_id, engine_key, keep_server
 from pipelines.commands.running.repeating import outlast, repeat
 
 if TYPE_CHECKING:
@@ -325,7 +325,7 @@ def engine(
 
     key = engine_key(settings, host)
     address = f"http://{host}:{port}"
-    ledger = wiring.engine_ledger(settings, engine_id=f"{socket.gethostname()}:{port}", address=address)
+    ledger = wiring.engine_ledger(settings, engine_id=engine_id(settings, f"{socket.gethostname()}:{port}"), address=address)
     weights = wiring.open_weights(settings)
     serve_engine(
         ledger,
@@ -339,6 +339,7 @@ def engine(
         stop=stop,
         drain_s=drain_s,
         version=wiring.release_of_code(),
+        region=settings.region,
         barrier=engine_barrier(settings, host),
         key=key,
     )

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Self
 
 
@@ -104,6 +105,17 @@ class Network:
         subprocess.run([*self.inside(name), "nft", "-f", "-"], input=LOSING, text=True, check=True, capture_output=True)
         shape = ("tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", RATE, "burst", "16kb", "latency", "400ms")
         subprocess.run([*self.inside(name), *shape], check=True, capture_output=True)
+
+    def narrow(self, name: str, rate: str) -> None:
+        """From now on no more than that passes in either direction (`20mbit`), and what comes faster waits in line."""
+        shape = ("root", "tbf", "rate", rate, "burst", "64kb", "latency", "400ms")
+        for before, device in ((self.inside(name), "eth0"), ((), self._end(name))):
+            subprocess.run([*before, "tc", "qdisc", "replace", "dev", device, *shape], check=True, capture_output=True)
+
+    def crossed(self, name: str) -> tuple[int, int]:
+        """Bytes that went to it and that came from it so far, heads of packets included."""
+        counted = Path("/sys/class/net") / self._end(name) / "statistics"
+        return int((counted / "tx_bytes").read_text()), int((counted / "rx_bytes").read_text())
 
     def mend(self, name: str) -> None:
         """Its line is a good one again."""

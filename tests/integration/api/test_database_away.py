@@ -48,6 +48,10 @@ class Away:
         assert reply.status_code == 200, reply.text
         return time.monotonic() - began
 
+    def health(self) -> str:
+        """What `/health` says of the control plane."""
+        return str(self.client.get("/health").json()["control_plane"])
+
     def kept(self) -> set[str]:
         """Kinds and keys of what is in the inbox."""
         with reading(self.database) as connection:
@@ -93,5 +97,9 @@ def test_people_are_answered_while_it_is_silent_and_nothing_of_it_is_lost(away: 
     assert away.client.get("/status").status_code == 200, "a readiness that asked the database would take every api out of service at once"
     took = [away.ask(user=f"person-{number}") for number in range(20)]
     assert sorted(took)[-2] < GOES_ON_S, took
+    said = away.health()
+    assert said.startswith("cut off from the database since "), said
+    assert f"may be old (composer {CHAMPION})" in said
     away.postgres.resume()
     until(lambda: len(away.kept()) == 2 * 22)
+    until(lambda: away.health() == "ok")

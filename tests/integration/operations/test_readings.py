@@ -78,9 +78,11 @@ def fill(engine: Engine) -> None:
         connection.execute(insert(alarms), {**alarm, "raised_at": NOON})
         connection.execute(insert(circuit_breakers), {"policy": "composer", "reason": "", "frozen_at": NOON, "unfreeze_votes": []})
         held = {"policy": "composer", "digest": CHAMPION, "address": "http://e", "state": "ready", "changed_at": NOON, "seen_at": NOON}
-        gone = {**held, "engine_id": "gone", "detail": None, "seen_at": AGO}
+        held |= {"region": ""}
+        gone = {**held, "engine_id": "gone", "detail": None, "seen_at": AGO, "region": "us", "digest": "older"}
         connection.execute(
-            insert(engine_versions), [{**held, "engine_id": "good", "detail": None}, {**held, "engine_id": "off", "detail": "kl 0.3"}, gone]
+            insert(engine_versions),
+            [{**held, "engine_id": "good", "detail": None, "region": "eu"}, {**held, "engine_id": "off", "detail": "kl 0.3"}, gone],
         )
         connection.execute(insert(leases), {"name": "relay", "owner": "x", "token": 3, "expires_at": NOON + timedelta(seconds=3)})
         connection.execute(insert(audit_head), {"id": 1, "seq": 12, "hash": "h"})
@@ -115,6 +117,12 @@ def test_the_values_are_those_of_the_rows(engine: Engine) -> None:
     assert value["ratchet_rollbacks_total", ""] == 1
     assert value["ratchet_engines_holding_champion", ""] == 2, "one has not been heard of for a minute"
     assert value["ratchet_engines_mismatched", ""] == 1
+    where = {(r.metric, r.labels["region"]): r.value for r in found if "region" in r.labels}
+    engines = {region: where["ratchet_region_engines", region] for region in ("", "eu", "us")}
+    assert engines == {"": 1, "eu": 1, "us": 0}, "one in each of two, and none of the third was heard of for a minute"
+    assert (where["ratchet_region_lag_seconds", "eu"], where["ratchet_region_lag_champions", "eu"]) == (0, 0)
+    assert where["ratchet_region_lag_seconds", "us"] > 0
+    assert ("ratchet_region_lag_champions", "us") not in where, "it holds no champion of this policy"
     assert value["ratchet_relay_in_office", ""] == 1
     assert value["ratchet_backup_age_seconds", ""] == 30 * 3600
     assert value["ratchet_promotions_frozen", ""] == 1

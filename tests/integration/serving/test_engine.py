@@ -182,7 +182,7 @@ def test_a_dead_engine_costs_nothing_while_another_lives(running: RunningEngine,
 
 def test_the_ledger_says_where_a_version_is(running: RunningEngine, first: str) -> None:
     async def scenario() -> None:
-        chunks = await ask(request(first), "http://127.0.0.1:9", addresses=running.ledger.addresses)
+        chunks = await ask(request(first), "http://127.0.0.1:9", holders=running.ledger.holders)
         assert chunks[-1].finish_reason is not None
 
     asyncio.run(scenario())

@@ -3,14 +3,14 @@
 from datetime import datetime, timedelta
 
 import pytest
-from sqlalchemy import Engine, insert, select
+from sqlalchemy import Engine, insert, select, text
 
 from app.db.engine import reading, writing
 from app.db.release.engine_reads import read_engines
 from app.db.release.engines import SqlEngineLedger
 from app.db.release.pointer import swap_pointer
 from app.db.tables import deployment_pointer, engine_versions
-from app.domain.ports import EngineState
+from app.domain.ports import EngineState, Holder
 from app.domain.release.releases import Pointer
 from tests.fakes.clock import FrozenClock
 
@@ -84,7 +84,24 @@ def test_whose_log_probabilities_are_in_doubt_is_said_with_who_holds_the_version
     one, two = ledger_of(engine, clock, "one"), ledger_of(engine, clock, "two")
     one.report("composer", "d1", EngineState.READY, "raw log-probabilities")
     two.report("composer", "d1", EngineState.READY)
-    assert dict(one.holders("d1")) == {"http://one": "raw log-probabilities", "http://two": None}
+    assert dict(one.holders("d1")) == {"http://one": Holder(doubt="raw log-probabilities"), "http://two": Holder()}
+
+
+def test_an_engine_says_in_which_region_it_stands_and_rows_of_the_release_before_are_of_none(engine: Engine, clock: FrozenClock) -> None:
+    SqlEngineLedger(engine, engine_id="eu/one", address="http://one", region="eu", clock=clock).report("composer", "d1", EngineState.READY)
+    before = {"engine_id": "old", "policy": "composer", "digest": "d1", "address": "http://old", "state": "ready"}
+    with writing(engine) as connection:
+        connection.execute(
+            text("INSERT INTO engine_versions (engine_id, policy, digest, address, state, changed_at, seen_at) "
+                 "VALUES (:engine_id, :policy, :digest, :address, :state, 0, :seen_at)"),
+            {**before, "seen_at": int(clock().timestamp() * 1e6)},
+        )  # fmt: skip
+    with reading(engine) as connection:
+        listed = read_engines(connection, None, now=clock())
+    assert {entry["engine"]: entry["region"] for entry in listed} == {"eu/one": "eu", "old": ""}
+    assert {address: holder.region for address, holder in ledger_of(engine, clock, "me").holders("d1").items()} == {
+        "http://one": "eu", "http://old": "",
+    }  # fmt: skip
 
 
 def test_engines_are_listed_with_their_lag_behind_the_pointer(engine: Engine, clock: FrozenClock) -> None:

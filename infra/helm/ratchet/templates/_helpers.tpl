@@ -84,6 +84,9 @@ capabilities: {drop: [ALL]}
 - {name: RATCHET_METRICS, value: "0.0.0.0:9464"}
 - {name: RATCHET_LOG_FORMAT, value: json}
 - {name: RATCHET_LOG_LEVEL, value: {{ $s.logLevel | quote }}}
+{{- if $s.region }}
+- {name: RATCHET_REGION, value: {{ $s.region | quote }}}
+{{- end }}
 - {name: RATCHET_KAFKA_BOOTSTRAP, value: {{ $s.kafka | quote }}}
 - {name: RATCHET_SEGMENTS, value: {{ $s.segments | quote }}}
 - {name: RATCHET_WEIGHTS, value: {{ $s.weights | quote }}}

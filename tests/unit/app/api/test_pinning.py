@@ -109,3 +109,5 @@ def test_engines_are_listed_with_what_they_hold_and_how_they_do() -> None:
     (held,) = client.get("/v1/engines?policy=tab").json()["data"][0]["policies"]
     assert (held["policy"], held["lag"]["champions"]) == ("tab", 0)
     assert (held["versions"][0]["digest"], held["versions"][0]["role"]) == (CHAMPION, "champion")
+    (region,) = client.get("/v1/engines?policy=tab").json()["regions"]
+    assert (engine["region"], region["region"], region["engines"], region["champions"], region["seconds"]) == ("eu", "eu", 1, 0, 2.5)

@@ -13,7 +13,7 @@ from app.db.release.engines import SqlEngineLedger
 from app.db.release.needed_weights import SqlNeededWeights
 from app.domain.access import Scope
 from app.domain.people import Role
-from app.domain.ports import EngineState
+from app.domain.ports import EngineState, Holder
 from tests.fakes.clock import FrozenClock
 from tests.unit.app.db.rows import NOON, POLICY, fill
 
@@ -166,6 +166,6 @@ def test_an_engine_s_row_is_its_own_and_goes_with_it(sqlite_engine: Engine) -> N
     with reading(sqlite_engine) as connection:
         row = connection.execute(select(tables.engine_versions).where(tables.engine_versions.c.engine_id == "1")).one()
     assert (row.changed_at, row.seen_at, row.detail) == (NOON + timedelta(seconds=1), NOON + timedelta(seconds=2), "slow")
-    assert two.holders("d") == {"http://2": None, "http://1": "slow"}, "the most recently heard of first"
+    assert two.holders("d") == {"http://2": Holder(), "http://1": Holder(doubt="slow")}, "the most recently heard of first"
     two.forget()
     assert two.everywhere() == ["http://1"]

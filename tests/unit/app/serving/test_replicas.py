@@ -1,6 +1,7 @@
 """Engines that fail are passed over for a while, and none is ever locked out."""
 
-from app.serving.replicas import EJECT_AFTER, FIRST_S, LONGEST_S, Replicas
+from app.domain.ports import Holder
+from app.serving.replicas import EJECT_AFTER, FIRST_S, LONGEST_S, Replicas, far_from
 
 URLS = ("http://a", "http://b", "http://c")
 
@@ -48,6 +49,18 @@ def test_an_ejected_engine_comes_last_and_gets_one_trial_when_its_time_is_over()
     clock.at += FIRST_S
     replicas.answered(URLS[1])
     assert replicas.health(URLS[1]).failures == 0
+
+
+def test_those_that_are_far_come_after_the_others_and_before_ejected_ones() -> None:
+    replicas = Replicas(clock=Hand())
+    assert {tuple(replicas.ordered(URLS, far={URLS[1]})) for _ in range(6)} == {(URLS[0], URLS[2], URLS[1]), (URLS[2], URLS[0], URLS[1])}
+    failed(replicas, URLS[0])
+    assert {tuple(replicas.ordered(URLS, far=URLS[1:])) for _ in range(6)} == {(URLS[1], URLS[2], URLS[0]), (URLS[2], URLS[1], URLS[0])}
+
+
+def test_far_is_who_stands_in_another_region_for_whoever_stands_in_one() -> None:
+    holders = {"a": Holder(region="eu"), "b": Holder(region="us"), "c": Holder()}
+    assert (far_from("", holders), far_from("eu", holders)) == (set(), {"b", "c"})
 
 
 def test_the_time_has_an_end() -> None:

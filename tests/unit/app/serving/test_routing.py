@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from app.domain.errors import Overloaded, Unavailable
+from app.domain.ports import Holder
 from app.domain.telemetry.serving import GenerateRequest, GenerationChunk
 from app.domain.telemetry.turns import FinishReason, SamplingParams
 from app.serving.client import HttpEngines
@@ -134,22 +135,66 @@ def test_one_that_drains_is_passed_over_at_its_first_word() -> None:
 
 def test_while_the_ledger_is_away_the_engines_it_named_last_answer(caplog: pytest.LogCaptureFixture) -> None:
     servers = Servers(one=dead, two=whole)
-    said = [["http://two"]]
+    said = [{"http://two": Holder()}]
 
-    def ledger(_: str) -> list[str]:
+    def ledger(_: str) -> dict[str, Holder]:
         if not said:
             raise Unavailable("the database does not answer")
         return said.pop()
 
     async def inside() -> None:
         client = httpx.AsyncClient(transport=httpx.MockTransport(servers.answer))
-        async with HttpEngines(["http://one"], addresses=ledger, client=client, forget_s=0.0) as engines:
+        async with HttpEngines(["http://one"], holders=ledger, client=client, forget_s=0.0) as engines:
             for _ in range(3):
                 assert [chunk async for chunk in engines.generate(ASKED)] == [FIRST, LAST]
 
     asyncio.run(inside())
     assert servers.asked == ["two"] * 3
     assert "the ledger is away" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("eu", "asked"),
+    [(whole, ["eu"] * 6), (refusing(429), ["eu", "us"] * 6), (dies_at_once, None), (dead, None)],
+)
+def test_another_region_s_engine_is_asked_where_none_of_ones_own_answers(eu: Answer, asked: list[str] | None) -> None:
+    servers = Servers(eu=eu, us=whole)
+    held = {"http://us": Holder(region="us"), "http://eu": Holder(region="eu")}
+
+    async def inside() -> None:
+        client = httpx.AsyncClient(transport=httpx.MockTransport(servers.answer))
+        async with HttpEngines(["http://eu"], holders=lambda _: held, region="eu", client=client) as engines:
+            for _ in range(6):
+                assert [chunk async for chunk in engines.generate(ASKED)] == [FIRST, LAST]
+
+    asyncio.run(inside())
+    # one that fails is asked until it is ejected, and goes behind the far one then
+    assert servers.asked == (asked or [*["eu", "us"] * EJECT_AFTER, *["us"] * (6 - EJECT_AFTER)])
+
+
+def test_an_answer_that_broke_off_in_ones_own_region_is_not_begun_again_in_another() -> None:
+    servers = Servers(eu=dies_later, us=whole)
+    held = {"http://us": Holder(region="us"), "http://eu": Holder(region="eu")}
+
+    async def inside() -> FinishReason | None:
+        client = httpx.AsyncClient(transport=httpx.MockTransport(servers.answer))
+        async with HttpEngines(["http://eu"], holders=lambda _: held, region="eu", client=client) as engines:
+            return [chunk async for chunk in engines.generate(ASKED)][-1].finish_reason
+
+    assert (asyncio.run(inside()), servers.asked) == (FinishReason.ERROR, ["eu"])
+
+
+def test_where_ones_own_region_does_not_hold_the_version_another_one_answers() -> None:
+    servers = Servers(eu=whole, us=whole)
+
+    async def inside() -> None:
+        client = httpx.AsyncClient(transport=httpx.MockTransport(servers.answer))
+        held = {"http://us": Holder(region="us")}
+        async with HttpEngines(["http://eu"], holders=lambda _: held, region="eu", client=client) as engines:
+            assert [chunk async for chunk in engines.generate(ASKED)] == [FIRST, LAST]
+
+    asyncio.run(inside())
+    assert servers.asked == ["us"]
 
 
 def test_when_all_are_ejected_they_are_still_asked() -> None:

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from app.domain.errors import BadRequest, NotFound, Overloaded, Unavailable
+from app.domain.ports import Holder
 from app.domain.telemetry.serving import GenerateRequest, GenerationChunk, Likely, ScoreRequest
 from app.domain.telemetry.turns import FinishReason, Form, SamplingParams, Shape
 from app.serving.servers.engines import ServerEngines
@@ -29,7 +30,7 @@ def request(**changes: Any) -> GenerateRequest:
 
 def with_engines(
     server: FakeSglang, scenario: Callable[[ServerEngines], Coroutine[Any, Any, Any]], *, patience_s: float = 0.0,
-    holders: Callable[[str], Mapping[str, str | None]] | None = None,
+    holders: Callable[[str], Mapping[str, Holder]] | None = None,
 ) -> Any:  # fmt: skip
     async def run() -> Any:
         client = httpx.AsyncClient(transport=httpx.ASGITransport(server.app))
@@ -182,7 +183,9 @@ def test_a_server_that_is_too_old_is_said_to_be_so() -> None:
 
 
 def test_a_server_in_doubt_answers_without_log_probabilities() -> None:
-    chunks = complete(FakeSglang(DIGEST), request(sampling=SamplingParams(top_p=0.9)), holders=lambda _: {"sglang+http://sglang": "raw"})
+    chunks = complete(
+        FakeSglang(DIGEST), request(sampling=SamplingParams(top_p=0.9)), holders=lambda _: {"sglang+http://sglang": Holder(doubt="raw")}
+    )
     assert [token for chunk in chunks for token in chunk.tokens] == [11, 12, 2]
     assert [logprob for chunk in chunks for logprob in chunk.logprobs] == []
     assert chunks[-1].kept_log_mass is None

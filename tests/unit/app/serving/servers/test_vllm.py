@@ -10,6 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from app.domain.errors import BadRequest, Overloaded, Unavailable
+from app.domain.ports import Holder
 from app.domain.telemetry.events import EventType
 from app.domain.telemetry.serving import GenerateRequest, GenerationChunk, Likely, ScoreRequest
 from app.domain.telemetry.turns import MIXED_VERSIONS, FinishReason, Form, SamplingParams, Shape, TurnServed
@@ -32,7 +33,7 @@ def request(**changes: Any) -> GenerateRequest:
 
 def with_engines(
     server: FakeVllm, scenario: Callable[[ServerEngines], Coroutine[Any, Any, Any]], *, urls: int = 1, patience_s: float = 0.0,
-    holders: Callable[[str], Mapping[str, str | None]] | None = None,
+    holders: Callable[[str], Mapping[str, Holder]] | None = None,
 ) -> Any:  # fmt: skip
     async def run() -> Any:
         client = httpx.AsyncClient(transport=httpx.ASGITransport(server.app))
@@ -156,7 +157,7 @@ def test_an_answer_aborted_by_the_server_is_the_engines_fault_and_not_the_person
 
 
 def test_a_server_in_doubt_answers_without_log_probabilities() -> None:
-    chunks = complete(FakeVllm(DIGEST), request(), holders=lambda _: {"vllm+http://vllm-0": "raw"})
+    chunks = complete(FakeVllm(DIGEST), request(), holders=lambda _: {"vllm+http://vllm-0": Holder(doubt="raw")})
     assert [token for chunk in chunks for token in chunk.tokens] == [11, 12, 2]
     assert [logprob for chunk in chunks for logprob in chunk.logprobs] == []
 
@@ -177,6 +178,25 @@ def test_a_request_waits_for_a_version_that_is_being_put_in_place() -> None:
     assert with_engines(server, scenario, patience_s=20.0) is FinishReason.STOP
 
 
+def test_servers_of_ones_own_region_are_asked_first() -> None:
+    async def run() -> set[str]:
+        asked: set[str] = set()
+
+        async def note(sent: httpx.Request) -> None:
+            if "generate" in sent.url.path:
+                asked.add(sent.url.host)
+
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(FakeVllm(DIGEST).app), event_hooks={"request": [note]})
+        held = {f"vllm+http://vllm-{n}": Holder(region=region) for n, region in enumerate(("us", "eu", ""))}
+        urls = ["http://vllm-0", "http://vllm-1", "http://vllm-2"]
+        async with ServerEngines(Vllm(), urls, client=client, holders=lambda _: held, region="eu") as engines:
+            for _ in range(3):
+                assert [chunk async for chunk in engines.generate(request())]
+        return asked
+
+    assert asyncio.run(run()) == {"vllm-1"}
+
+
 def test_only_servers_that_the_ledger_calls_ready_are_asked() -> None:
     async def run() -> set[str]:
         asked: set[str] = set()
@@ -186,7 +206,7 @@ def test_only_servers_that_the_ledger_calls_ready_are_asked() -> None:
 
         client = httpx.AsyncClient(transport=httpx.ASGITransport(FakeVllm(DIGEST).app), event_hooks={"request": [note]})
         urls = ["http://vllm-0", "http://vllm-1", "http://vllm-2"]
-        async with ServerEngines(Vllm(), urls, client=client, holders=lambda _: {"vllm+http://vllm-1": None}) as engines:
+        async with ServerEngines(Vllm(), urls, client=client, holders=lambda _: {"vllm+http://vllm-1": Holder()}) as engines:
             for _ in range(3):
                 assert [chunk async for chunk in engines.generate(request())]
         return asked
