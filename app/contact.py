@@ -10,10 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import TypeVar
 
+from app.domain.errors import RatchetError
 from app.domain.ids import utc_now
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Part(StrEnum):
@@ -58,6 +61,23 @@ class Contact:
             self._silences.setdefault(part, Silence(since=self._clock() - timedelta(seconds=for_s), why=why))
         if is_new:
             log.warning("cut off, serving what is here part=%s region=%s error=%s", part, self.region or "-", why)
+
+    def asked(self, part: Part, act: Callable[[], T]) -> T:
+        """What a question to it gives; how it went is noted. Raises what the question raises."""
+        try:
+            found = act()
+        except RatchetError as error:
+            self.lost(part, str(error))
+            raise
+        self.heard(part)
+        return found
+
+    def let_go(self, part: Part) -> None:
+        """Nobody needs it any more: whether it answers is not known, and an alarm about it has to end."""
+        with self._lock:
+            silence = self._silences.pop(part, None)
+        if silence is not None:
+            log.warning("not needed any more part=%s region=%s after_s=%.0f", part, self.region or "-", self._age_s(silence))
 
     def silences(self) -> dict[Part, Silence]:
         """The parts that do not answer now."""

@@ -254,7 +254,7 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
             raise Unavailable("; ".join(said))
 
     async def database() -> None:
-        await asyncio.to_thread(_asked, adapters)
+        await asyncio.to_thread(adapters.contact.asked, Part.DATABASE, adapters.reads.ping)
 
     async def control_plane() -> None:
         if (said := adapters.contact.sentence()) is not None:
@@ -306,16 +306,6 @@ def _collaborators(settings: Settings, adapters: wiring.HttpAdapters) -> Collabo
             hosts=settings.hosts | reached_as(settings.host), origins=settings.origins, loopback=settings.host in LOOPBACK
         ),
     )  # fmt: skip
-
-
-def _asked(adapters: wiring.HttpAdapters) -> None:
-    """Ask the database whether it is there, and note what it said. Raises `Unavailable`."""
-    try:
-        adapters.reads.ping()
-    except RatchetError as error:
-        adapters.contact.lost(Part.DATABASE, str(error))
-        raise
-    adapters.contact.heard(Part.DATABASE)
 
 
 def _hands(settings: Settings, adapters: wiring.HttpAdapters) -> Hands:

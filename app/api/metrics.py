@@ -7,8 +7,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
 from app.api.pressure import Waits
-from app.contact import Contact
-from app.domain.readings import Readings
+from app.contact import Contact, Part
+from app.domain.readings import Reading, Readings
 from app.telemetry.instruments import Instruments
 
 
@@ -32,9 +32,10 @@ class Metrics:
         self.shadow_tokens = own.counter("ratchet_api_shadow_tokens_total")
         self.waits = Waits()
         self.skew_s = own.gauge("ratchet_clock_skew_seconds")
-        own.sampled("ratchet_control_plane_silent_seconds", (contact or Contact()).seconds)
+        heard = contact or Contact()
+        own.sampled("ratchet_control_plane_silent_seconds", heard.seconds)
         if readings is not None:
-            own.told_by(readings)
+            own.told_by(_Noted(readings, heard))
 
     def count_events(self, statuses: Sequence[str]) -> None:
         """Count answers of the door."""
@@ -45,6 +46,18 @@ class Metrics:
         """The exposition format, of one policy's series where one is named. Reads the database: call it in a thread."""
         registry = self.instruments.registry
         return generate_latest(registry if policy is None else _OfPolicy(registry, policy))
+
+
+class _Noted:
+    """Readings, of which is noted whether the database gave them: a scrape comes where nobody asks for an answer."""
+
+    def __init__(self, inner: Readings, contact: Contact) -> None:
+        self._inner = inner
+        self._contact = contact
+
+    def readings(self) -> list[Reading]:
+        """See `Readings`."""
+        return self._contact.asked(Part.DATABASE, self._inner.readings)
 
 
 class _OfPolicy(CollectorRegistry):

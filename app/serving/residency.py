@@ -163,6 +163,8 @@ class Residency:
             if state in (EngineState.READY, EngineState.FAILED) and now - self._wanted_at[digest] >= self._linger_s:
                 self._worker.drop(digest)
                 self._settle(digest, EngineState.DROPPED, "nobody wants it any more")
+        if all(self._worker.holds(digest) for _, digest in wanted):
+            self.contact.let_go(Part.STORAGE)
         self._report_all()
 
     def _missing(self, digest: str, now: float) -> bool:

@@ -115,12 +115,7 @@ class Residency:
 
     def _wanted(self) -> dict[str, list[str]]:
         """Policies by digest: two may start from the same base."""
-        try:
-            said = self._ledger.wanted()
-        except RatchetError as error:
-            self.contact.lost(Part.DATABASE, str(error))
-            raise
-        self.contact.heard(Part.DATABASE)
+        said = self.contact.asked(Part.DATABASE, self._ledger.wanted)
         wanted: dict[str, list[str]] = {}
         for policy, digest in sorted(said):
             if self._only is None or policy in self._only:

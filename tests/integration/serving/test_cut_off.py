@@ -68,6 +68,10 @@ def test_without_its_storage_an_engine_lives_and_takes_the_version_up_later(tiny
         running.ledger.wants.add(("composer", new))
         until(lambda: (cut_off(running.url) or {"since": {}})["since"].keys() == {"storage"})
         assert running.ledger.states[("composer", old)][0] is EngineState.READY
+        running.ledger.wants.remove(("composer", new))
+        until(lambda: cut_off(running.url) is None)  # nobody needs it
+        running.ledger.wants.add(("composer", new))
+        until(lambda: cut_off(running.url) is not None)
         store.fault = None
         until(lambda: running.ledger.states[("composer", new)][0] is EngineState.READY)
         assert cut_off(running.url) is None

@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 
 from app.contact import Contact, Part
+from app.domain.errors import Unavailable
 from tests.fakes.clock import FrozenClock
 
 
@@ -29,6 +30,22 @@ def test_a_part_that_falls_silent_is_told_once_and_its_return_once(caplog: pytes
     first, last = (record.getMessage() for record in caplog.records)
     assert first == "cut off, serving what is here part=database region=eu error=no route to host"
     assert last == "in contact again part=database region=eu after_s=60"
+
+
+def test_a_question_is_noted_and_what_nobody_needs_is_no_alarm(caplog: pytest.LogCaptureFixture) -> None:
+    contact = Contact(clock=FrozenClock())
+
+    def fails() -> int:
+        raise Unavailable("gone")
+
+    assert contact.asked(Part.DATABASE, lambda: 3) == 3
+    with pytest.raises(Unavailable):
+        contact.asked(Part.STORAGE, fails)
+    assert list(contact.silences()) == [Part.STORAGE]
+    for _ in range(2):
+        contact.let_go(Part.STORAGE)
+    assert (contact.silences(), contact.seconds()) == ({}, {("", "database"): 0.0, ("", "storage"): 0.0})
+    assert [record.getMessage().split(" part")[0] for record in caplog.records] == ["cut off, serving what is here", "not needed any more"]
 
 
 def test_parts_fall_silent_by_themselves() -> None:
