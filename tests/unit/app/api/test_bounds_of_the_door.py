@@ -44,6 +44,9 @@ def test_a_bucket_holds_a_second_s_worth_and_at_least_one() -> None:
     with pytest.raises(Overloaded, match=r"limit is 4 a second: come back in 0\.8 s") as raised:
         fast.take(1)
     assert raised.value.retry_after_s == 0.75
+    seconds.at += 0.75
+    fast.take(1)
+    assert fast.left() == 0.0
 
 
 def form(*chunks: bytes, kind: str = "application/x-www-form-urlencoded") -> dict[str, str] | str:

@@ -96,12 +96,21 @@ def test_sixty_four_kilobytes_of_headers_are_waited_for_and_no_byte_more() -> No
     connection.data_received(HEAD)  # the message began with it
     for _ in range(2):
         connection.data_received(b"x-a: " + b"a" * (HEAD_BYTES // 2 - 5))
-    assert (wire.written, wire.done) == (b"", [])
+    assert (HEAD_BYTES, wire.written, wire.done) == (65_536, b"", [])
     connection.data_received(b"a")
     assert wire.written == b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
     told = wire.written
     connection.data_received(b"a")
     assert (wire.done, wire.written) == (["closed"], told), "it is told once"
+
+
+def test_blank_lines_before_a_request_have_an_end_too() -> None:
+    wire = Wire()
+    connection = opened(Loop(), wire)
+    connection.data_received(b"\r\n" * (HEAD_BYTES // 2))
+    assert wire.done == []
+    connection.data_received(b"\r\n")
+    assert wire.done == ["closed"]
 
 
 def test_a_body_may_be_longer_than_that_and_each_request_begins_its_count_anew() -> None:
@@ -124,7 +133,7 @@ def test_a_body_that_was_refused_is_read_at_a_hundred_megabytes_a_second_and_ano
     loop, wire = Loop(), Wire()
     connection = opened(loop, wire)
     connection.data_received(HEAD + b"\r\n" + b"x" * 1000)
-    assert (loop.later, wire.done) == ([], [])
+    assert (loop.later, wire.done, connection.cycle.body) == ([], [], b"x" * 1000)
     connection.cycle.response_complete = True
     connection.data_received(b"x" * 50_000)
     ((delay, resume),) = loop.later
