@@ -2,7 +2,7 @@
 
 Signed in, that is the session; before, a cookie of the page with the form, so that nobody can be signed in to a stranger's account (login
 CSRF); on an open loopback deployment nothing, and the token is then a secret that other sites' pages cannot read. The barrier
-(`app.api.entry.barrier`) refuses what a browser says comes from another site besides.
+(`app.listening.barrier`) refuses what a browser says comes from another site besides.
 """
 
 import hmac

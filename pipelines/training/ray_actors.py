@@ -263,4 +263,5 @@ class RayTrainers:
             self.stop()
             trainer = RayTrainer(token_file=self._token_file, workers=workers, threads=threads, timeout_s=timeout_s, storage=self._storage)
             self._warm = ((workers, threads), trainer)
+        self._warm[1].timeout_s = timeout_s  # of this run, not of the one that started the actors
         return self._warm[1]

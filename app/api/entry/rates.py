@@ -22,9 +22,7 @@ class Bucket:
 
         Raises `Overloaded`.
         """
-        now = self._now()
-        self._tokens = min(self._size, self._tokens + (now - self._at) * self._rate)
-        self._at = now
+        self._fill()
         wanted = min(float(count), self._size)
         if self._tokens < wanted:
             wait_s = (wanted - self._tokens) / self._rate
@@ -33,7 +31,13 @@ class Bucket:
 
     def owe(self, count: int) -> None:
         """Take `count` tokens more of what is let in already; whoever comes next waits until they are paid."""
+        self._fill()  # while a body came, no more gathered than at any other time
         self._tokens -= count
+
+    def _fill(self) -> None:
+        now = self._now()
+        self._tokens = min(self._size, self._tokens + (now - self._at) * self._rate)
+        self._at = now
 
     def left(self) -> float:
         """Tokens that could be taken now."""

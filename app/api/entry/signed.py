@@ -23,7 +23,6 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 T = TypeVar("T", bound=Ending)
-SIGNATURE_CHARS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,4 +53,4 @@ class Signed(Generic[T]):
         return content if now.timestamp() < content.expires else None
 
     def _sign(self, secret: str, body: str) -> str:
-        return hmac.new(secret.encode(), f"{self.purpose}:{body}".encode(), hashlib.sha256).hexdigest()[:SIGNATURE_CHARS]
+        return hmac.new(secret.encode(), f"{self.purpose}:{body}".encode(), hashlib.sha256).hexdigest()

@@ -16,6 +16,7 @@ from app.api.telemetry.intake import Limits
 from app.domain.telemetry.events import EventType
 from app.domain.telemetry.turns import FinishReason, TurnServed
 from app.listening.connections import Connection
+from app.listening.sockets import bound
 from app.main import create_app, listen
 from app.policy.storage.store import LocalWeights
 from app.serving import process
@@ -227,3 +228,16 @@ def test_small_answers_leave_at_once(whose: str) -> None:
             return found
 
     assert asyncio.run(story()) == 1
+
+
+@pytest.mark.parametrize(("host", "family"), [("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)])
+def test_a_place_that_was_left_a_moment_ago_is_taken_again_and_one_that_is_taken_leaves_nothing_open(
+    host: str, family: socket.AddressFamily
+) -> None:
+    """A socket that were left open would be a ResourceWarning, and that an error."""
+    with bound(host, 0) as listener:
+        assert (listener.family, listener.type, listener.proto) == (family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR) == 1
+        listener.listen()
+        with pytest.raises(OSError, match="in use"):
+            bound(host, listener.getsockname()[1])

@@ -1,7 +1,9 @@
 """What an OpenID Connect provider may answer, and what is refused: each check of an ID token, broken once."""
 
+import base64
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -219,3 +221,83 @@ def test_a_provider_that_is_wrong_or_away_is_named() -> None:
     with pytest.raises(RatchetError):
         require_https("http://id.example")
     assert require_https("http://127.0.0.1:3000")
+
+
+def test_an_address_in_the_token_is_taken_without_asking_once_more() -> None:
+    browser = Browser()
+    browser.provider.spoil = lambda claims: claims.update(email="ADA@example.com", email_verified=True)
+    assert browser.back()[0].startswith("session of ada")
+    assert "/me" not in [request.url.path for request in browser.provider.asked]
+
+
+def test_where_a_provider_tells_no_address_at_all_nobody_is_found_by_one() -> None:
+    browser = Browser()
+    del browser.provider.meta["userinfo_endpoint"]
+    browser.now += 3600
+    browser.oidc.begin("/console")
+    browser.now -= 3600
+    with pytest.raises(SignInRefused, match="an admin adds you first"):
+        browser.back()
+
+
+def test_a_minute_of_clocks_that_differ_is_no_reason_to_refuse() -> None:
+    browser = Browser()
+    browser.provider.spoil = lambda claims: claims.update(exp=int(NOW) - LEEWAY_S + 1, iat=int(NOW) + LEEWAY_S)
+    assert browser.back()[0].startswith("session of ada")
+    assert (LEEWAY_S, PENDING_S) == (60, 600)
+
+
+def test_somebody_may_take_ten_minutes_at_the_provider() -> None:
+    browser = Browser()
+    browser.provider.spoil = lambda claims: claims.update(iat=int(NOW) + 599, exp=int(NOW) + 900)
+    browser.now = NOW + 599.9
+    assert browser.back()[0].startswith("session of ada")
+
+
+def test_whose_account_it_is_is_said_by_issuer_and_subject_and_what_we_are_by_name_and_secret() -> None:
+    seen, browser = list[tuple[str, str | None]](), Browser()
+
+    class Noting(Book):
+        def of_account(self, subject: str, email: str | None) -> Person | None:
+            seen.append((subject, email))
+            return super().of_account(subject, email)
+
+    browser.oidc._book = Noting()
+    browser.oidc._registration = replace(browser.oidc._registration, client_secret="s3: cret")
+    browser.back()
+    assert seen == [(f"{ISSUER} s1", "ada@example.com")]
+    (asked,) = [request for request in browser.provider.asked if request.url.path == "/token"]
+    assert asked.headers["authorization"] == "Basic " + base64.b64encode(b"ratchet:s3%3A+cret").decode()
+    assert parse_qs(asked.content.decode())["redirect_uri"] == ["https://here/console/oidc"]
+    assert browser.asked["scope"] == "openid email"
+
+
+def test_a_provider_that_ends_the_line_is_away_and_is_waited_for_ten_seconds() -> None:
+    browser = Browser()
+
+    def gone(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    browser.oidc._transport = httpx.MockTransport(gone)
+    with pytest.raises(Unavailable, match=r"id\.example does not answer"):
+        browser.back()
+    with browser.oidc._client() as client:
+        assert client.timeout == httpx.Timeout(10.0)
+
+
+def test_a_provider_with_a_stroke_at_its_end_is_asked_at_the_same_place() -> None:
+    provider = Provider()
+    provider.meta["issuer"] = f"{ISSUER}/"
+    registration = Registration(issuer=f"{ISSUER}/", client_id="ratchet", client_secret="s", redirect_uri="https://here")
+    oidc = Oidc(registration, Book(), secrets=lambda: ("s",), now=lambda: NOW, transport=httpx.MockTransport(provider))
+    oidc.begin("/console")
+    assert str(provider.asked[0].url) == f"{ISSUER}/.well-known/openid-configuration"
+    assert oidc.name == "id.example"
+    assert Oidc(replace(registration, issuer="odd"), Book(), secrets=lambda: ("s",)).name == "odd"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:9", "localhost", "[::1]"])
+def test_a_provider_on_this_machine_may_be_asked_in_clear(host: str) -> None:
+    assert require_https(f"http://{host}/x") == f"http://{host}/x"
+    with pytest.raises(BadConfig, match="has to begin with https"):
+        require_https(f"ftp://{host}/x")

@@ -37,7 +37,7 @@ def test_where_there_is_no_password_none_fits() -> None:
     passwords = quick_passwords()
     assert not passwords.fits(PASSWORD, None)
     assert not passwords.fits("a password that nobody has", None), "what is compared instead is nobody's"
-    assert not passwords.fits(PASSWORD, "no hash at all")
+    assert passwords.fits(PASSWORD, "no hash at all") is False
 
 
 def test_two_hashes_at_a_time_are_computed_and_every_one_is_given_back() -> None:
@@ -45,3 +45,9 @@ def test_two_hashes_at_a_time_are_computed_and_every_one_is_given_back() -> None
     for _ in range(5):
         assert not passwords.fits(PASSWORD, "no hash at all")
         assert passwords.fits(PASSWORD, passwords.hash(PASSWORD, of="zoe"))
+
+
+def test_a_third_who_asks_at_the_same_time_waits() -> None:
+    """Each takes 64 MiB."""
+    turn = quick_passwords()._turn
+    assert [turn.acquire(blocking=False) for _ in range(3)] == [True, True, False]

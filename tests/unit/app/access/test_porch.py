@@ -42,3 +42,19 @@ def test_who_was_looked_at_in_vain_makes_room_as_well() -> None:
                 await porch.take(lambda: 1 // 0)
 
     asyncio.run(come())
+
+
+def test_who_was_looked_at_makes_room_for_one_and_no_more() -> None:
+    async def come() -> None:
+        porch, door = Porch(waiting=1), threading.Event()
+        await porch.take(lambda: None)
+        first = asyncio.create_task(porch.take(lambda: door.wait(10)))
+        await asyncio.sleep(0)
+        try:
+            with pytest.raises(Overloaded):
+                await asyncio.wait_for(porch.take(lambda: None), 1)
+        finally:
+            door.set()
+        assert await first
+
+    asyncio.run(come())

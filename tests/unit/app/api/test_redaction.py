@@ -140,6 +140,7 @@ def test_recall_and_precision() -> None:
         ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----\nend", "[SECRET]\nend"),
         ("4111 1111 1111 1112", "4111 1111 1111 1112"),  # the check digit is wrong
         ("256.1.1.1", "256.1.1.1"),
+        ("from ::ffff:10.0.0.1 it came", "from [IP] it came"),  # whole: its end was once left standing
         ("nothing here", "nothing here"),
         ("", ""),
     ],

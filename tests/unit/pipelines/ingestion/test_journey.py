@@ -106,3 +106,12 @@ def test_a_row_that_gets_through_between_begins_anew_and_one_that_cannot_be_sent
     assert counted(setbacks, [None, ack(0)]) == {}
     assert counted(setbacks, [Unsendable(reason="too large"), ack(1)]) == {0: "too large"}
     assert counted(setbacks, [None, ack(0)]) == {}, "what was given up is not held against it"
+
+
+def test_the_first_record_of_a_partition_that_nobody_has_read_is_under_way() -> None:
+    journey = Journey()
+    journey.sent(NOON, [ack(0), ack(0, THERE)])
+    journey.arrived({HERE: 1}, NOON)
+    assert under_way(journey, NOON)
+    journey.arrived({HERE: 1, THERE: 1}, NOON)
+    assert not under_way(journey, NOON)

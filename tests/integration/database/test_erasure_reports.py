@@ -1,0 +1,175 @@
+"""What forgetting somebody counts, says and leaves behind, thing by thing; on SQLite alone."""
+
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, insert, update
+
+from app.db.access.erasures import PAGE, SqlEraser, announce, erased_at
+from app.db.engine import reading, writing
+from app.db.ingestion.inbox import SqlInbox
+from app.db.release import audit
+from app.db.tables import (
+    batch_items,
+    batches,
+    dead_letters,
+    inbox,
+    labels,
+    observations,
+    outbox,
+    returned_items,
+    training_runs,
+    turns,
+    versions,
+)
+from app.db.tables import erasures as erasures_table
+from tests.fakes.served import at, erasure, event_of, exposure, observation, turn
+from tests.integration.database.test_erasing import Place
+
+
+@pytest.fixture
+def place(sqlite_engine: Engine) -> Place:
+    return Place(sqlite_engine)
+
+
+def letter(number: int, payload: bytes) -> dict[str, Any]:
+    return {
+        "topic": "t", "partition": 0, "offset": number, "reason": "odd", "headers": {}, "payload": payload, "first_seen_at": at(0),
+        "last_seen_at": at(0),
+    }  # fmt: skip
+
+
+def buried(place: Place, *rows: dict[str, Any]) -> None:
+    with writing(place.engine) as connection:
+        connection.execute(insert(dead_letters), rows)
+
+
+def test_a_report_counts_everything_once_and_what_came_since_again(place: Place) -> None:
+    said = observation("o1", of="a"), observation("o2", episode="e"), observation("o3", of="x", actor="alice"), observation("o4", of="x")
+    place.apply(turn("a", episode="e"), turn("b", episode="e"), turn("x", actor="bob"), *said, exposure("a"))
+    door = SqlInbox(place.engine, clock=lambda: at(1))
+    door.append_blocking([event_of(turn("a", episode="e"))])
+    door.close()
+    buried(place, letter(1, b'{"actor": "alice"}'))
+    row = {
+        "inference_id": "a", "revision": 1, "current": True, "policy": "composer", "version": "v1", "reward": 0.5, "terms": [],
+        "rule_set": "r", "segment": "", "held_out": False, "finished_at": at(0), "labelled_at": at(60), "actor": "alice",
+    }  # fmt: skip
+    with writing(place.engine) as connection:
+        connection.execute(insert(labels), row)
+    heard = list[tuple[str, Any]]()
+
+    def forget() -> Any:
+        eraser = SqlEraser(
+            place.engine, place.engine, erase_from_segment=place.segments.erase, note=lambda actor, moment: heard.append((actor, moment))
+        )
+        return eraser.erase(erasure("alice", occurred=100), now=at(200))
+
+    report = forget()
+    assert (report.turns, report.observations, report.labels, report.exposures) == (2, 3, 1, 1)
+    assert (report.inbox_payloads, report.dead_letters, report.segments, report.trained_versions) == (1, 1, 1, ())
+    assert (report.actor, report.already_erased, heard) == ("alice", False, [("alice", at(100))])
+    place.apply(observation("o5", of="x", actor="alice"), received=300, now=300)
+    again = forget()
+    assert (again.turns, again.observations, again.labels, again.already_erased) == (0, 1, 0, True)
+    ((stored,),) = place.rows(erasures_table.c.report)
+    assert stored == {
+        "turns": 2, "observations": 4, "labels": 1, "exposures": 1, "inbox_payloads": 1, "dead_letters": 1, "segments": 1,
+        "trained_versions": [],
+    }  # fmt: skip
+    with reading(place.engine) as connection:
+        told = [entry for entry in audit.entries(connection, subject="alice") if entry.action == "erase"]
+    assert {entry.actor for entry in told} == {"user:tester"}
+    assert sorted((entry.detail["turns"], entry.detail["again"]) for entry in told) == [(0, True), (2, False)]
+
+
+def test_a_shell_is_due_at_once_and_whatever_was_read_of_it_is_stale(place: Place) -> None:
+    place.apply(turn("a"), turn("b", actor="bob"))
+    with writing(place.engine) as connection:
+        connection.execute(update(turns).values(labelled_at=at(61), needs_relabel=True))
+    before = {row.inference_id: row.evidence for row in place.rows(turns.c.inference_id, turns.c.evidence)}
+    place.erase("alice", occurred=100)
+    shell, other = place.rows(
+        turns.c.inference_id, turns.c.erased_at, turns.c.labelled_at, turns.c.needs_relabel, turns.c.label_due_at, turns.c.evidence
+    )
+    assert shell == ("a", at(100), None, False, at(100), before["a"] + 1)
+    assert (other.erased_at, other.labelled_at, other.needs_relabel, other.evidence) == (None, at(61), True, before["b"])
+
+
+def test_every_turn_and_episode_has_a_tombstone_on_both_topics(place: Place) -> None:
+    place.apply(turn("a", episode="e"), turn("b", episode="e"))
+    place.erase("alice")
+    found = [tuple(row) for row in place.rows(outbox.c.topic, outbox.c.key, outbox.c.payload) if not row.payload]
+    assert sorted((topic, key) for topic, key, _ in found) == [
+        (topic, key) for topic in ("ratchet.events", "ratchet.labels") for key in ("a", "b", "e")
+    ]
+
+
+@pytest.mark.parametrize(("occurred", "counts"), [(99, 100), (100, 100), (101, 101)])
+def test_the_newest_of_two_requests_is_kept(place: Place, occurred: int, counts: int) -> None:
+    announce(place.engine, erasure("alice", occurred=100))
+    announce(place.engine, erasure("alice", occurred=occurred))
+    with reading(place.engine) as connection:
+        assert erased_at(connection, ["alice", "bob"]) == {"alice": at(counts)}
+
+
+def test_letters_are_looked_into_page_after_page_and_word_by_word(place: Place) -> None:
+    harmless = [letter(number, b'{"actor": "alice-too", "said": "malice"}') for number in range(PAGE)]
+    named = [letter(PAGE, b'{"actor":"alice"}'), letter(PAGE + 1, b"odd {turn:a} words"), letter(PAGE + 2, b"['alice'\\n")]
+    place.apply(turn("a"))
+    buried(place, *harmless, *named)
+    copies = [
+        {"event_id": key, "topic": "ratchet.dead-letters", "key": key, "type": "x", "payload": b"words", "created_at": at(0)}
+        for key in (f"t:0:{PAGE}", "t:0:0")
+    ]
+    with writing(place.engine) as connection:
+        connection.execute(insert(outbox), copies)
+    assert place.erase("alice").dead_letters == 3
+    assert len(place.rows(dead_letters.c.id)) == PAGE
+    assert [row.key for row in place.rows(outbox.c.key, outbox.c.payload) if row.payload] == ["t:0:0"]
+
+
+def test_versions_that_learned_from_somebody_are_named_and_by_their_digest_where_they_have_no_name(place: Place) -> None:
+    place.apply(turn("a"), turn("b", actor="bob"))
+    batch = {
+        "policy": "composer", "slot": 1, "champion": "c", "anchor": "c", "rule_set": "r", "window_from": at(0), "window_to": at(1),
+        "left_out": {}, "created_at": at(0),
+    }  # fmt: skip
+    run = {"policy": "composer", "parent": "p", "status": "succeeded", "metrics": {}, "config": {}, "started_at": at(0)}
+    item = {"episode_id": "e", "reward": 1.0, "label_revision": 1, "segment": ""}
+    version = {
+        "policy": "composer", "kind": "rl", "step": 1, "base_model": "m", "licence": "l", "tags": {}, "created_at": at(0),
+    }  # fmt: skip
+    with writing(place.engine) as connection:
+        connection.execute(insert(batches), [batch | {"id": id_, "slot": n} for n, id_ in enumerate(("mine", "named", "bobs", "back"))])
+        made = {"mine": "d1", "named": "d2", "bobs": "d3", "back": "d4"}
+        connection.execute(insert(training_runs), [run | {"id": f"r-{id_}", "batch_id": id_, "candidate": made[id_]} for id_ in made])
+        connection.execute(insert(training_runs), run | {"id": "held", "batch_id": "mine", "candidate": None, "status": "held"})
+        connection.execute(insert(versions), [version | {"digest": "d2", "name": "tiny-2"}, version | {"digest": "d3", "name": "tiny-3"}])
+        mine = [
+            item | {"inference_id": "a", "batch_id": "mine", "actor": None},
+            item | {"inference_id": "z", "batch_id": "named", "actor": "alice"},
+        ]
+        connection.execute(insert(batch_items), [*mine, item | {"inference_id": "b", "batch_id": "bobs", "actor": "bob"}])
+        connection.execute(insert(returned_items), item | {"inference_id": "y", "batch_id": "back", "actor": "alice"})
+    assert place.erase("alice").trained_versions == ("d1", "d4", "tiny-2")
+    assert place.rows(batch_items.c.inference_id, batch_items.c.actor) == [("a", None), ("b", "bob"), ("z", None)]
+    assert place.rows(returned_items.c.actor) == [(None,)]
+
+
+def test_of_what_was_not_sent_every_body_is_looked_into_and_what_belongs_to_it_goes_too(place: Place) -> None:
+    door = SqlInbox(place.engine, clock=lambda: at(1))
+    waiting, about = turn("w", episode="e"), observation("o", of=None, episode="e", name="comment", value="words")
+    door.append_blocking([event_of(effect) for effect in (waiting, about, turn("b", actor="bob"), turn("m", actor="malice"))])
+    door.close()
+    assert place.erase("alice").inbox_payloads >= 2
+    left = {row.event_id for row in place.rows(inbox.c.event_id, inbox.c.payload) if row.payload}
+    assert "turn-b" in left
+    assert not left & {"turn-w", "o"}
+
+
+def test_what_was_said_about_an_episode_stays_while_another_turn_of_it_does(place: Place) -> None:
+    place.apply(turn("mine", episode="e", actor="bob"), observation("said", episode="e"), received=1)
+    announce(place.engine, erasure("alice"))
+    place.apply(turn("late", episode="e"), received=50, now=120)
+    assert place.rows(observations.c.id) == [("said",)]
