@@ -41,6 +41,7 @@ class Heads:
             record = (nearest_record if is_first else read_record)(self._weights, digest)
             if record is not None and record != self._records.get(digest):
                 self._take(digest, record)
+            self._faults.pop(digest, None)
         except (RatchetError, OSError, RuntimeError, ValueError) as error:
             if self._faults.get(digest) != str(error):
                 log.warning("draft head not used digest=%s: %s", digest, error)
@@ -65,5 +66,4 @@ class Heads:
         head = HeadDrafter(read_head(self._weights, record), self._worker.policy(digest)) if record.kept else None
         self._worker.equip(digest, head)
         self._records[digest] = record
-        self._faults.pop(digest, None)
         log.info("draft head %s digest=%s trained_for=%s", "taken up" if record.kept else "refused", digest, record.trained_for)

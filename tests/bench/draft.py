@@ -40,7 +40,7 @@ from pipelines.training.drafting.run import make_head
 from tests.bench.train import conversations
 
 MODEL = Path(".cache/models/smollm2-135m-instruct")
-LONGEST_PROMPT, ANSWER, ROWS = 200, 48, 16
+LONGEST_PROMPT, ANSWER, ROWS = 80, 48, 16
 BOUND = 0.97
 KINDS = ("plain", "adaptive", "forced")
 
@@ -145,9 +145,10 @@ def served(policy: Policy, head: DraftHead, prompts: Sequence[list[int]], *, sec
 
 def missed(found: dict[str, Any]) -> list[str]:
     """What does not hold. By the processor's seconds, because other programs run here."""
-    faults = [f"{found['differing_answers']} answers differ"] if found["differing_answers"] else []
-    if found["adaptive"]["cpu_ratio"] < BOUND:
-        faults.append(f"an adaptive head costs too much: {found['adaptive']['cpu_ratio']} of the time without, {BOUND} is the bound")
+    serving = found["serving"]
+    faults = [f"{serving['differing_answers']} answers differ"] if serving["differing_answers"] else []
+    if serving["adaptive"]["cpu_ratio"] < BOUND:
+        faults.append(f"an adaptive head costs too much: {serving['adaptive']['cpu_ratio']} of the time without, {BOUND} is the bound")
     return faults
 
 
@@ -171,8 +172,8 @@ def main(arguments: list[str] | None = None) -> int:
     trained_cpu_s = time.process_time() - cpu
     found: dict[str, Any] = {
         "dtype": str(policy.model.dtype), "threads": options.threads, "kept": made.verdict.passes, "reason": made.verdict.reason,
-        **made.figures, "training_cpu_s": round(trained_cpu_s, 1), **served(policy, made.head, prompts[:100], seconds=options.serve_s),
-        "load": round(os.getloadavg()[0], 1),
+        **made.figures, "training_cpu_s": round(trained_cpu_s, 1), "load": round(os.getloadavg()[0], 1),
+        "serving": served(policy, made.head, prompts[:100], seconds=options.serve_s),
     }  # fmt: skip
     found["missed"] = missed(found)
     print(json.dumps(found))

@@ -44,8 +44,8 @@ class DraftHead(nn.Module):
         """Small random weights, of `seed`; states begin as copies of the target's, whose size by component is `scale_D`."""
         random = torch.Generator().manual_seed(seed)
         with torch.no_grad():
-            for linear in (self.join, self.gate_up, self.down):
-                linear.weight.copy_(torch.randn(linear.weight.shape, generator=random) * linear.in_features**-0.5 * 0.5)
+            for linear, size in ((self.join, 0.1), (self.gate_up, 1.0), (self.down, 0.0)):
+                linear.weight.copy_(torch.randn(linear.weight.shape, generator=random) * linear.in_features**-0.5 * size)
             self.join.weight[:, : len(scale_D)] += torch.eye(len(scale_D))
             self.get_parameter("after").copy_(scale_D)
 

@@ -64,14 +64,14 @@ class Drafting:
 
     def drafts(self, rows: list[Generation]) -> list[list[int]]:
         """What may follow each row's newest token; nothing where so many rows decode that feeding more costs as much as it saves."""
+        began = 0.0 if self.head is None else time.perf_counter()
+        self._step = began, 0, None
         if len(rows) > self.rows:
-            self._step = 0.0, 0, None
             return [[] for _ in rows]
-        began = time.perf_counter()
         room = [min(row.max_tokens - len(row.tokens), self.context - row.cached - 1) - 1 for row in rows]
         drafts = [[] if row.lookup is None else row.lookup.draft(most) for row, most in zip(rows, room, strict=True)]
-        found = any(drafts)
         if self.head is not None:
+            found = any(drafts)
             by_head = self._by_head(self.head, rows, drafts, room)
             self._step, self._emitted = (began, len(rows), None if found else by_head), 0
         return drafts

@@ -12,6 +12,8 @@ from app.policy.decoding.sampling import Decoder
 from app.policy.model import Policy
 
 ROUNDS, STEPS = 9, 8
+ENOUGH_S, LEAST = 30.0, 3
+"""Seconds after which no further round begins, and rounds that there are in any case."""
 
 
 class Always(PromptLookup):
@@ -34,7 +36,10 @@ def costs_of(policy: Policy, drafter: HeadDrafter, prompt: Sequence[int], *, lon
     endless = replace(policy, end_tokens=frozenset())
     prompt = prompt[: max(1, policy.context - 4 * STEPS * (longest + 1))]
     found: dict[int, list[float]] = {length: [] for length in range(1, longest + 1)}
-    for _ in range(rounds):
+    began = time.monotonic()
+    for done in range(rounds):
+        if done >= LEAST and time.monotonic() - began > ENOUGH_S:
+            break
         plain = _step_s(endless, prompt, 0, drafter)
         for length, ratios in found.items():
             ratios.append(_step_s(endless, prompt, length, drafter) / plain)

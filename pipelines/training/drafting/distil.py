@@ -58,7 +58,7 @@ def distil(
 
     The learning rate falls in the last third of the steps, or of the time where that is shorter: only then do seconds change the result.
     """
-    embedding_VD = embedding_of(policy).detach().to("cpu", torch.float32, copy=True)
+    embedding_VD = embedding_of(policy).detach().to("cpu")
     rows_RD = output_rows(policy, torch.tensor(vocabulary)).detach().to("cpu", torch.float32, copy=True)
     hidden = rows_RD.shape[1]
     head = DraftHead(hidden=hidden, inner=round(config.inner * hidden), vocabulary=vocabulary)
@@ -84,7 +84,7 @@ def distil(
 def _loss(head: DraftHead, lessons: Lessons, at_N: Tensor, embedding_VD: Tensor, rows_RD: Tensor) -> Tensor:
     state_ND, total = lessons.states_TD[at_N].float(), torch.zeros(())
     for depth in range(DEPTHS):
-        state_ND = head(state_ND, embedding_VD[lessons.tokens_T[at_N + depth]])
+        state_ND = head(state_ND, embedding_VD[lessons.tokens_T[at_N + depth]].float())
         with torch.no_grad():
             wanted_NR = torch.softmax(lessons.teacher_TD[at_N + depth + 1].float() @ rows_RD.T, -1)
         total = total - (wanted_NR * functional.log_softmax(state_ND @ rows_RD.T, -1)).sum(-1).mean()

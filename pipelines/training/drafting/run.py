@@ -11,6 +11,7 @@ from app.domain.ids import utc_now
 from app.domain.ports import Beside, ProgressLog, WeightStore
 from app.policy.decoding.draft_head import DraftHead, HeadDrafter
 from app.policy.decoding.payoff import LONGEST
+from app.policy.experts import routers
 from app.policy.model import Policy, load_policy
 from app.policy.storage.heads import HeadRecord, write_head
 from pipelines.training.drafting.answers import LoggedAnswer, frequent, read, split, usable
@@ -49,9 +50,8 @@ def draft(
     """
     target = load_policy(weights.path(digest), digest=digest)
     kept = usable(answers, target, tokens=config.tokens)
-    if len(kept) < config.least_answers:
-        reason = f"{len(kept)} answers of this version can be used, {config.least_answers} are the least: try again when it has served more"
-        record = HeadRecord(trained_for=digest, kept=False, reason=reason, made_at=clock(), figures={"answers": len(kept)})
+    if (unfit := _unfit(target, kept, config)) is not None:
+        record = HeadRecord(trained_for=digest, kept=False, reason=unfit, made_at=clock(), figures={"answers": len(kept)})
         return _write(weights, record, None)
     made = make_head(kept, target, policy=policy, progress=progress, config=config, costs=costs)
     verdict = made.verdict
@@ -80,6 +80,17 @@ def make_head(
         "covered": round(cover, 4), "steps": len(losses), "loss": round(losses[-1], 4), "seconds": round(took_s, 1), "seed": config.seed,
     }  # fmt: skip
     return Made(head=head, verdict=verdict, figures=figures)
+
+
+def _unfit(target: Policy, answers: Sequence[LoggedAnswer], config: DraftingConfig) -> str | None:
+    """Why nothing is trained; None where it is."""
+    if routers(target.model):
+        return "engines draft nothing for a mixture of experts, whose routes are logged token by token: no head is trained"
+    if len(answers) < config.least_answers:
+        return (
+            f"{len(answers)} answers of this version can be used, {config.least_answers} are the least: try again when it has served more"
+        )
+    return None
 
 
 def _write(weights: HeadWeights, record: HeadRecord, head: DraftHead | None) -> HeadRecord:

@@ -16,6 +16,7 @@ from app.policy.storage.heads import nearest_record, read_head, read_record
 from app.policy.storage.prune import prune
 from app.policy.storage.snapshot import HEAD, HEAD_RECORD, snapshot_digest, write_snapshot
 from app.policy.storage.store import LocalWeights
+from app.policy.tiny_moe import Architecture, write_tiny_moe
 from pipelines.training.drafting import DraftingConfig, LoggedAnswer, draft
 from pipelines.training.drafting.answers import frequent, read, split, usable
 from pipelines.training.drafting.costs import costs_of
@@ -127,6 +128,15 @@ def test_too_little_trains_nothing_and_the_record_says_so(weights: LocalWeights,
     assert not record.kept
     assert record.reason.startswith(sentence)
     assert read_record(weights, digest) == record
+
+
+def test_nothing_is_trained_for_a_mixture_of_experts(tmp_path: Path) -> None:
+    write_tiny_moe(tmp_path / "moe", Architecture.QWEN3_MOE)
+    store = LocalWeights(tmp_path / "weights")
+    digest = store.publish(tmp_path / "moe")
+    record = draft(logged(60), policy="composer", digest=digest, weights=store, progress=Progress(), config=CONFIG)
+    assert not record.kept
+    assert "mixture of experts" in record.reason
 
 
 def test_too_few_held_out_people_judge_nothing(toy: Policy) -> None:
