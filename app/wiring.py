@@ -1180,6 +1180,17 @@ def learned_answers(settings: Settings, policy: str, *, batch: str | None = None
     return [payload.completion for payload in trajectories(settings).read(found).values()]
 
 
+def own_answers(settings: Settings, policy: str, version: str, *, newest: int = 20_000) -> "list[tuple[str, TurnPayload]]":
+    """Who asked, and the tokens, of the newest answers of a version that may be trained on, the newest first."""
+    from app.db.engine import reading
+    from app.db.learning.learned_turns import own_turns
+
+    with opened_state(settings) as state, reading(state) as connection:
+        found = own_turns(connection, policy, version, newest=newest)
+    payloads = trajectories(settings).read((segment, inference_id) for segment, inference_id, _ in found)
+    return [(unit, payloads[inference_id]) for _, inference_id, unit in found if inference_id in payloads]
+
+
 def run_history(settings: Settings) -> "Callable[[str, str], list[PastRun]]":
     """The runs behind a champion's line, oldest first."""
     from app.db.engine import reading

@@ -293,7 +293,23 @@ class WeightStore(Protocol):
     def exists(self, digest: str) -> bool: ...
 
 
-class EngineWeights(WeightStore, Protocol):
+class Beside(Protocol):
+    """Small files beside a version's weights: added after it was published, removed with it, no part of its digest."""
+
+    def read_beside(self, digest: str, name: str) -> bytes | None:
+        """None where there is none."""
+        ...
+
+    def put_beside(self, digest: str, name: str, content: bytes) -> None:
+        """Put one there, or another in its place. Raises `NotFound` (no such version)."""
+        ...
+
+    def take_beside(self, digest: str, name: str) -> None:
+        """Take one away; harmless when it is not there."""
+        ...
+
+
+class EngineWeights(WeightStore, Beside, Protocol):
     """The same, as engines use it."""
 
     def way(self, digest: str, held: Collection[str]) -> Way | None:

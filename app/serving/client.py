@@ -149,6 +149,7 @@ class HttpEngines:
             address=url, answers=True, ejected=ejected, draining=is_leaving, fault=health.fault, queue=said.get("load"),
             sampled_tokens=said.get("sampled_tokens"), acceptance=said.get("acceptance"), last_swap=said.get("last_swap"),
             precision=said.get("precision"), mismatch=said.get("mismatch") or None,
+            drafters=said.get("drafters") or None,
         )  # fmt: skip
 
     async def _answer(self, path: str, request: GenerateRequest | ScoreRequest) -> bytes:

@@ -146,7 +146,7 @@ def _looking(app: FastAPI, worker: Worker, residency: Residency, own: Instrument
         return _json({
             "status": "draining" if worker.draining else "ok", "ready": ready, "load": worker.load, "sampled_tokens": worker.sampled_tokens,
             "precision": residency.precision, "mismatch": {digest: asdict(found) for digest, found in residency.mismatches().items()},
-            "last_swap": residency.last_swap, "acceptance": worker.acceptance,
+            "last_swap": residency.last_swap, "acceptance": worker.acceptance, "drafters": residency.drafters(),
             "batch_invariant": None if residency.invariance is None else residency.invariance.holds,
             "region": residency.contact.region, "cut_off": _cut_off(residency, ready),
         })  # fmt: skip

@@ -29,6 +29,7 @@ from app.policy.decoding.invariance import TEXTS, Invariance, invariance
 from app.policy.model import Policy, load_policy
 from app.policy.patching import follow
 from app.policy.precision import Precision
+from app.serving.heads import EVERY_S, Heads
 from app.serving.probe import MAX_KL, Mismatch, answers_strangely, mismatch, probe
 from app.serving.worker import Worker
 
@@ -63,6 +64,7 @@ class Residency:
         linger_s: float = 5.0,
         retry_s: float = RETRY_S,
         report_every_s: float = REPORT_EVERY_S,
+        heads_every_s: float = EVERY_S,
         brought: Callable[[float], None] = lambda seconds: None,
         contact: Contact | None = None,
     ) -> None:
@@ -72,6 +74,7 @@ class Residency:
         self._load = load if precision is Precision.BF16 else partial(load, precision=precision)
         self.precision = precision
         """What versions are rounded to before they are served."""
+        self._heads = Heads(worker, weights, every_s=heads_every_s)
         self._mismatches: dict[str, Mismatch] = {}
         self._check = check
         """Says what is wrong with a version's log-probabilities."""
@@ -126,6 +129,10 @@ class Residency:
         """How far each version that is served rounded is from what was published, by digest."""
         return dict(self._mismatches)
 
+    def drafters(self) -> dict[str, dict[str, Any]]:
+        """By version and drafter: what was drafted and drawn."""
+        return self._heads.said()
+
     def _run(self) -> None:
         with suppress(OSError):  # of this thread alone; whatever threads it starts inherit it
             thread = threading.get_native_id()
@@ -160,6 +167,8 @@ class Residency:
             if self._missing(digest, now) and not (self._worker.is_dropping and self._worker.copies >= COPIES):
                 self._bring(digest)
         for digest, (state, _) in list(self._states.items()):
+            if state is EngineState.READY and digest in self._worker.digests:
+                self._heads.look(digest)
             if state in (EngineState.READY, EngineState.FAILED) and now - self._wanted_at[digest] >= self._linger_s:
                 self._worker.drop(digest)
                 self._settle(digest, EngineState.DROPPED, "nobody wants it any more")
@@ -264,3 +273,4 @@ class Residency:
                 self._reported.pop((policy, digest), None)
             del self._states[digest]
             self._mismatches.pop(digest, None)
+            self._heads.forget(digest)

@@ -20,12 +20,14 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from app.domain.errors import BadRequest, NotFound, Overloaded, RatchetError, Unavailable
 from app.domain.telemetry.serving import GenerateRequest, GenerationChunk, ScoreRequest
 from app.domain.telemetry.turns import FinishReason
+from app.policy.decoding.drafting import Head
 from app.policy.decoding.sampling import Decoder
 from app.policy.decoding.shaping import Shaper
 from app.policy.model import Policy
@@ -125,6 +127,15 @@ class Worker:
                 return done.result(timeout=1.0)
         return 0.0
 
+    def equip(self, digest: str, head: Head | None) -> None:
+        """Let a version draft with this head from the next step on, or with none; nothing where the version is not in memory."""
+
+        def command() -> None:
+            if (decoder := self._decoders.get(digest)) is not None:
+                decoder.drafting.equip(head)
+
+        self._commands.put(command)
+
     def drop(self, digest: str) -> None:
         """Take no more requests for a version and free it when those it has are done."""
         self._commands.put(lambda: self._leaving.add(digest))
@@ -138,6 +149,11 @@ class Worker:
         """Of the tokens that were fed ahead for the versions in memory, the share that were drawn; None where none were."""
         drafted = sum(decoder.drafted for decoder in self._decoders.values())
         return sum(decoder.accepted for decoder in self._decoders.values()) / drafted if drafted else None
+
+    @property
+    def drafters(self) -> dict[str, dict[str, Any]]:
+        """By version and drafter: what was drafted and drawn."""
+        return {digest: decoder.drafting.said() for digest, decoder in self._decoders.items()}
 
     @property
     def digests(self) -> frozenset[str]:
@@ -317,7 +333,9 @@ class Worker:
         self._jobs = [job for job in self._jobs if job.decoder is not decoder]
         self._count(-len(broken))
         decoder.close()
-        self._decoders = {**self._decoders, digest: self._decoder(decoder.policy)}
+        fresh = self._decoder(decoder.policy)
+        fresh.drafting.equip(decoder.drafting.head)
+        self._decoders = {**self._decoders, digest: fresh}
         self._deliver([(job, last_of(job, FinishReason.ERROR, message=f"sampling failed: {error}")) for job in broken])
 
     def _free(self, digest: str) -> None:

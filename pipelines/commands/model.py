@@ -1,4 +1,4 @@
-"""`ratchet model`: fetch or make the models a deployment starts from, and list those that are there."""
+"""`ratchet model`: fetch or make the models a deployment starts from, list and clear what is there, and train draft heads."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from app.settings import models_folder
 
 @click.group()
 def model() -> None:
-    """Fetch or make the quickstart's models."""
+    """Fetch or make the quickstart's models, clear weights away, train draft heads."""
 
 
 @model.command()
@@ -67,6 +67,28 @@ def prune(keep: int, older_than_h: float, dry_run: bool) -> None:
     for digest in gone:
         click.echo(f"{'would remove' if dry_run else 'removed'} {digest[:12]}")
     click.echo(f"{len(gone)} of {len(weights.ages_s()) + (0 if dry_run else len(gone))} versions in {settings.weights}")
+
+
+@model.command()
+@click.option("--policy", required=True, help="Whose live version is drafted for.")
+@click.option("--seconds", type=click.FloatRange(1), default=600.0, show_default=True, help="Of training, at most.")
+@click.option("--tokens", type=click.IntRange(1), default=60_000, show_default=True, help="Of its newest answers, at most.")
+@click.option("--seed", type=int, default=0, show_default=True)
+def draft(policy: str, seconds: float, tokens: int, seed: int) -> None:
+    """Train a draft head for the live version on its own answers. Kept only if it gains on answers of people it did not see; it changes no
+    answer, and engines that lose time with it switch it off."""
+    from app import wiring
+    from app.settings import from_environment
+    from pipelines.commands.drafting import draft_for_live
+    from pipelines.commands.operating import os_user
+    from pipelines.training.drafting.config import DraftingConfig
+
+    settings = from_environment()
+    wiring.require_policy(wiring.load_policies(settings), policy)
+    record = draft_for_live(settings, policy, DraftingConfig(seconds=seconds, tokens=tokens, seed=seed), by=os_user())
+    click.echo(f"{'kept' if record.kept else 'not kept'} for {record.trained_for[:12]}: {record.reason}")
+    for name, figure in record.figures.items():
+        click.echo(f"  {name.replace('_', ' ')}: {figure}")
 
 
 @model.command(name="list")

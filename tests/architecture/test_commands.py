@@ -42,6 +42,7 @@ LOOKED_AT = {
     ),
     "tests/integration/rollouts/test_env_commands.py": "env-list env-check env-try env-run",
     "tests/integration/cycle/test_pretrained_cycle.py": "pretrain",
+    "tests/integration/training/test_draft_command.py": "model-draft",
     "tests/integration/operations/test_doctor.py": "doctor backup-note",
 }
 """Which test file runs which: the words of a subcommand with dashes between."""

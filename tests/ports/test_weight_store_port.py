@@ -16,7 +16,7 @@ from app.domain.errors import BadConfig, BadInput, NotFound
 from app.domain.ports import WeightStore
 from app.policy.storage.remote import RemoteWeights, open_store
 from app.policy.storage.remote_files import RemoteFiles
-from app.policy.storage.snapshot import snapshot_digest, verify_snapshot, write_snapshot
+from app.policy.storage.snapshot import HEAD_RECORD, snapshot_digest, verify_snapshot, write_snapshot
 from app.policy.storage.store import LocalWeights
 
 
@@ -44,6 +44,37 @@ def test_publishing_again_changes_nothing_and_the_source_stays(store: WeightStor
     digest = store.publish(tiny_model)
     assert store.publish(tiny_model) == digest
     assert verify_snapshot(tiny_model) == digest
+
+
+def test_a_file_beside_a_version_is_added_replaced_and_taken_away_and_changes_no_digest(
+    store: LocalWeights | RemoteWeights, tiny_model: Path
+) -> None:
+    digest = store.publish(tiny_model)
+    assert store.read_beside(digest, HEAD_RECORD) is None
+    for content in (b"first", b"second"):
+        store.put_beside(digest, HEAD_RECORD, content)
+        assert store.read_beside(digest, HEAD_RECORD) == content
+    assert verify_snapshot(store.path(digest)) == digest
+    store.take_beside(digest, HEAD_RECORD)
+    store.take_beside(digest, HEAD_RECORD)
+    assert store.read_beside(digest, HEAD_RECORD) is None
+    store.put_beside(digest, HEAD_RECORD, b"third")
+    store.remove(digest)
+    assert store.read_beside(digest, HEAD_RECORD) is None, "it goes with its version"
+    with pytest.raises(NotFound, match="weights"):
+        store.put_beside(digest, HEAD_RECORD, b"fourth")
+
+
+def test_what_lies_beside_a_version_is_not_fetched_with_its_weights(tiny_model: Path, tmp_path: Path) -> None:
+    import fsspec
+
+    url = f"memory://bucket-{uuid4().hex}/weights"
+    digest = RemoteWeights(url, cache=tmp_path / "one").publish(tiny_model)
+    RemoteWeights(url, cache=tmp_path / "one").put_beside(digest, HEAD_RECORD, b"{}")
+    other = RemoteWeights(url, cache=tmp_path / "two")
+    assert {file.name for file in other.path(digest).iterdir()} == {file.name for file in tiny_model.iterdir()}
+    assert other.read_beside(digest, HEAD_RECORD) == b"{}"
+    fsspec.filesystem("memory").store.clear()
 
 
 def test_what_was_never_published_is_not_found(store: WeightStore) -> None:

@@ -97,6 +97,9 @@ class EngineSight(msgspec.Struct, frozen=True, kw_only=True):
     """Since it was started."""
     acceptance: float | None = None
     """Share of the speculated tokens that were the ones drawn; None where nothing was speculated."""
+    drafters: dict[str, Any] | None = None
+    """By digest, then by drafter (`lookup`, `head`): tokens drafted and drawn; of a head which version it was trained for, whether it
+    drafts, rests because it lost or is being measured, and what it gained. None where it does not say."""
     precision: str | None = None
     """What it serves its versions in (`bf16` is as published); None where it does not say."""
     mismatch: dict[str, Any] | None = None

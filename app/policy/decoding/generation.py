@@ -3,10 +3,13 @@
 import random
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from app.domain.telemetry.serving import Likely
 from app.domain.telemetry.turns import FinishReason, SamplingParams
 from app.policy.decoding.logits import LogitsProcessor
 from app.policy.decoding.lookup import PromptLookup
+from app.policy.decoding.payoff import Pace
 from app.policy.decoding.textstream import TextStream
 
 
@@ -40,7 +43,12 @@ class Generation:
     uniforms: list[float] = field(default_factory=list[float])
     """Drawn from `random` and not used yet: one per token, in order."""
     lookup: PromptLookup | None = None
-    """Where drafts come from; None where none are made."""
+    """Where drafts come from first; None where none are made."""
+    pace: Pace = field(default_factory=Pace)
+    state: Tensor | None = None
+    """[D] that the newest token was drawn from, where a draft head goes on from there."""
+    by_head: bool = False
+    """Whether it was the head that drafted what is being fed."""
     cached: int = 0
     """Tokens of prompt and completion whose keys and values are in the cache."""
 

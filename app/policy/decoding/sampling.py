@@ -8,10 +8,10 @@
 | prefill | at most `chunk` tokens a step  | nothing: decoding rows go on       | the end of its prompt             |
 | decode  | one token per row and step     | nothing                            | end token, stop string, length    |
 
-**Speculation.** Where few rows decode, tokens that may follow are fed along with a row's newest one (`app.policy.decoding.lookup`), and the
-sampler is replayed over them: each position's token is drawn from the target's own distribution with the uniform number that is its turn,
-and the next position counts as long as the drawn token is the one that was fed. Nothing is accepted or rejected: what is emitted is what
-would have been drawn without, whatever the drafts are.
+**Speculation.** Where few rows decode, tokens that may follow are fed along with a row's newest one (`app.policy.decoding.drafting`), and
+the sampler is replayed over them: each position's token is drawn from the target's own distribution with the uniform number that is its
+turn, and the next position counts as long as the drawn token is the one that was fed. Nothing is accepted or rejected: what is emitted is
+what would have been drawn without, whatever the drafts are.
 
 A `Decoder` belongs to one `Policy`, so a batch never mixes weights, and to one thread.
 Shapes: n decoding rows, Q tokens fed to each, N positions a token is drawn for, D hidden size, V vocabulary, L layers, K experts a token.
@@ -30,6 +30,7 @@ from app.domain.errors import BadRequest
 from app.domain.telemetry.serving import Likely
 from app.domain.telemetry.turns import FinishReason, SamplingParams, Shape
 from app.policy.decoding.body import body_of, product
+from app.policy.decoding.drafting import Drafting
 from app.policy.decoding.drawing import Drawn, draw_all
 from app.policy.decoding.generation import Generation
 from app.policy.decoding.keyvalues import KeyValues
@@ -54,9 +55,7 @@ class Decoder:
     ) -> None:
         self.policy = policy
         self._body = body_of(policy.model)
-        self._draft_rows = draft_rows
-        self.drafted = self.accepted = 0
-        """Tokens that were fed ahead, and those of them that were drawn."""
+        self.drafting = Drafting(rows=draft_rows, context=policy.context)
         self.fed = self.prompted = 0
         """Tokens that went through the model, prompts' included; those of prompts."""
         self.max_rows = max_rows
@@ -72,6 +71,16 @@ class Decoder:
     @property
     def _head(self) -> nn.Module:
         return cast("nn.Module", self.policy.model.get_output_embeddings())
+
+    @property
+    def drafted(self) -> int:
+        """Tokens that were fed ahead."""
+        return self.drafting.by_lookup.drafted + self.drafting.by_head.drafted
+
+    @property
+    def accepted(self) -> int:
+        """Those of them that were drawn."""
+        return self.drafting.by_lookup.accepted + self.drafting.by_head.accepted
 
     @property
     def busy(self) -> bool:
@@ -105,7 +114,7 @@ class Decoder:
             max_tokens=min(sampling.max_tokens, room),
             stream=TextStream(self.policy.chat, stop=sampling.stop),
             random=random.Random(sampling.seed),
-            lookup=PromptLookup(prompt) if self._draft_rows and processor is None and not self._recorder.records else None,
+            lookup=PromptLookup(prompt) if self.drafting.rows and processor is None and not self._recorder.records else None,
         )
         self._waiting.append(generation)
         return generation
@@ -128,8 +137,8 @@ class Decoder:
         """Advance: one token for every decoding row, a chunk of prompt for the one that joins. Returns those that got a token."""
         if not self.busy:
             return []
-        rows = list(self._rows)
-        drafts = self._drafts(rows)
+        rows, prompted = list(self._rows), self.prompted
+        drafts = self.drafting.drafts(rows)
         hidden, experts = self._decode(rows, drafts) if rows else ([], [])
         for generation, hidden_1D, experts_1LK in self._prefill():
             rows.append(generation)
@@ -142,6 +151,7 @@ class Decoder:
                 self._leave(generation)
         if not self.busy:
             self._cache.release()
+        self.drafting.stepped(alone=prompted == self.prompted)
         return rows
 
     @torch.inference_mode()
@@ -161,11 +171,18 @@ class Decoder:
             raise BadRequest(
                 f"a token id is outside the model's vocabulary of {known}: these tokens are another model's", param="prompt_tokens"
             )
-        hidden_TD = self._read([*prompt, *completion[:-1]])[len(prompt) - 1 :]
+        hidden_TD = self.read([*prompt, *completion[:-1]])[len(prompt) - 1 :]
         self._recorder.take()  # the routes of this pass belong to no answer
         logits_TV = product(self._head, hidden_TD).float()
         logprobs_TV = nucleus_logprobs(logits_TV, temperature=temperature, top_p=top_p, top_k=top_k)
         return logprobs_TV.gather(1, torch.tensor(completion, device=logits_TV.device)[:, None])[:, 0].tolist()
+
+    @torch.inference_mode()
+    def read(self, tokens: Sequence[int]) -> Tensor:
+        """Hidden states [T, D] of a text, beside the cache, by the same body that samples."""
+        device, length, beside = self.policy.model.device, len(tokens), KeyValues(max_rows=1)
+        beside.plan_prefill(0, 0, length)
+        return self._body(torch.tensor([list(tokens)], device=device), torch.arange(length, device=device)[None], beside, width=length)[0]
 
     def close(self) -> None:
         """Detach from the model and drop the cache."""
@@ -173,20 +190,7 @@ class Decoder:
         self._cache.release()
         self._prompts.clear()
 
-    def _read(self, tokens: list[int]) -> Tensor:
-        """Hidden states [T, D] of a text, beside the cache, by the same body that samples."""
-        device, length, beside = self.policy.model.device, len(tokens), KeyValues(max_rows=1)
-        beside.plan_prefill(0, 0, length)
-        return self._body(torch.tensor([tokens], device=device), torch.arange(length, device=device)[None], beside, width=length)[0]
-
     # --- forward passes ---------------------------------------------------------------------------------------------------------
-
-    def _drafts(self, rows: list[Generation]) -> list[list[int]]:
-        """What may follow each row's newest token; nothing where so many rows decode that feeding more costs as much as it saves."""
-        if len(rows) > self._draft_rows:
-            return [[] for _ in rows]
-        room = [min(row.max_tokens - len(row.tokens), self.policy.context - row.cached - 1) - 1 for row in rows]
-        return [[] if row.lookup is None else row.lookup.draft(most) for row, most in zip(rows, room, strict=True)]
 
     def _decode(self, rows: list[Generation], drafts: list[list[int]]) -> tuple[list[Tensor], list[Tensor | None]]:
         """The newest token and the draft of each row; hidden states [1 + drafted, D] row by row, and routes per row."""
@@ -279,10 +283,10 @@ class Decoder:
                 row.fault = "what the answer has to be leaves no token to draw, or takes too much work to follow"
                 self._finish(row, FinishReason.ERROR)
             else:
-                self._replay(row, draft, drawn[at : at + 1 + len(draft)], experts[index])
+                self._replay(row, draft, drawn[at : at + 1 + len(draft)], hidden_ND[at:], experts[index])
             at += 1 + len(draft)
 
-    def _replay(self, row: Generation, draft: list[int], drawn: Sequence[Drawn], experts: Tensor | None) -> None:
+    def _replay(self, row: Generation, draft: list[int], drawn: Sequence[Drawn], hidden_ND: Tensor, experts: Tensor | None) -> None:
         """Emit what was drawn, up to the first token that is not the one that was fed after it."""
         emitted = 0
         for place, each in enumerate(drawn):
@@ -296,9 +300,7 @@ class Decoder:
                 break
         del row.uniforms[:emitted]
         row.cached += emitted - 1
-        self.drafted, self.accepted = self.drafted + len(draft), self.accepted + emitted - 1
-        if row.lookup is not None:
-            row.lookup.emitted(row.tokens[-emitted:], drafted=len(draft))
+        self.drafting.replayed(row, drafted=len(draft), emitted=emitted, state_D=hidden_ND[emitted - 1])
 
     def _likely(self, logprobs_V: Tensor, token: int, logprob: float, count: int) -> list[Likely]:
         """The sampled token, then the likeliest of its place that could have been drawn."""

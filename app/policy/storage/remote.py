@@ -24,7 +24,7 @@ from app.domain.ports import Way
 from app.policy.storage.delta import apply_delta, encode_delta, read_base, read_head
 from app.policy.storage.prune import base_of
 from app.policy.storage.remote_files import RemoteFiles, folder_at, is_url
-from app.policy.storage.snapshot import ADAPTER_CONFIG, PARENT, PROBE, READY, WEIGHTS, finish_snapshot, snapshot_digest
+from app.policy.storage.snapshot import ADAPTER_CONFIG, HEAD, HEAD_RECORD, PARENT, PROBE, READY, WEIGHTS, finish_snapshot, snapshot_digest
 from app.policy.storage.store import FARTHEST, LocalWeights, scratch
 
 log = logging.getLogger(__name__)
@@ -102,13 +102,13 @@ class RemoteWeights:
 
     def _by_snapshot(self, digest: str) -> Path:
         with scratch(self._cache.root, digest) as incoming:
-            self._fetch(digest, incoming, without=(DELTA, KEYFRAME))
+            self._fetch(digest, incoming, without=(DELTA, KEYFRAME, HEAD, HEAD_RECORD))
             return self._taken(digest, incoming)
 
     def _by_delta(self, digest: str) -> Path:
         """From its parent, which is fetched as well if need be."""
         with scratch(self._cache.root, digest) as incoming:
-            self._fetch(digest, incoming, without=(WEIGHTS, KEYFRAME, READY))
+            self._fetch(digest, incoming, without=(WEIGHTS, KEYFRAME, READY, HEAD, HEAD_RECORD))
             delta = (incoming / DELTA).read_bytes()
             base = self.path(read_head(delta).base)
             tensors = apply_delta(load_file(base / WEIGHTS), delta, base_digest=snapshot_digest(base))
@@ -146,9 +146,23 @@ class RemoteWeights:
         for task in self._uploading:
             task.result()
 
+    def read_beside(self, digest: str, name: str) -> bytes | None:
+        """A small file that lies beside a version's weights, as it is there now; None where there is none."""
+        return self._files.read(digest, name) if self._files.exists(digest, name) else None
+
+    def put_beside(self, digest: str, name: str, content: bytes) -> None:
+        """Put one there, or another in its place. Raises `NotFound` (no such version)."""
+        if not self.exists(digest):
+            raise NotFound(f"the weights {digest[:12]} are not at {self._files.url}: nothing is put beside them")
+        self._files.write(digest, name, content)
+
+    def take_beside(self, digest: str, name: str) -> None:
+        """Take one away; harmless when it is not there."""
+        self._files.remove(digest, name)
+
     def _upload(self, digest: str, folder: Path) -> None:
         for file in sorted(folder.iterdir()):
-            if file.is_file() and file.name not in (WEIGHTS, READY, PARENT):
+            if file.is_file() and file.name not in (WEIGHTS, READY, PARENT, HEAD, HEAD_RECORD):
                 self._files.put(digest, file)
         with scratch(self._cache.root, digest) as outgoing:
             delta = self._as_delta(digest, folder, outgoing)

@@ -26,7 +26,9 @@ ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 """The same version as a low-rank adapter (PEFT's layout), where it was trained as one: for engines that keep a base and load adapters."""
 PROBE = "PROBE.json"
 """What the weights say of a fixed text (`app.policy.scoring.fixed_probe`): tells of an engine whether it really computes with them."""
-OF_THESE_WEIGHTS = frozenset({WEIGHTS, PARENT, READY, ADAPTER_CONFIG, ADAPTER, PROBE})
+HEAD, HEAD_RECORD = "draft_head.safetensors", "draft_head.json"
+"""What drafts for this version, and how it did (`app.policy.storage.heads`): added after it was published, and no part of its digest."""
+OF_THESE_WEIGHTS = frozenset({WEIGHTS, PARENT, READY, ADAPTER_CONFIG, ADAPTER, PROBE, HEAD, HEAD_RECORD})
 """Files that belong to one version's weights; everything else is the same for every version of a line."""
 
 

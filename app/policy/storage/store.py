@@ -67,6 +67,31 @@ class LocalWeights:
                 return Way(base=at, snapshot=self.root / digest, probe=probe.read_bytes() if probe.is_file() else None)
         return None
 
+    def read_beside(self, digest: str, name: str) -> bytes | None:
+        """A small file that lies beside a version's weights; None where there is none."""
+        try:
+            return (self.root / digest / name).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def put_beside(self, digest: str, name: str, content: bytes) -> None:
+        """Put one there, or another in its place: whole or not at all, durable when this returns. Raises `NotFound` (no such version)."""
+        folder = self.path(digest)
+        incoming = folder / f".{name}.{uuid.uuid4().hex[:8]}"
+        try:
+            incoming.write_bytes(content)
+            sync(incoming)
+            incoming.rename(folder / name)
+            sync(folder)
+        except FileNotFoundError as error:
+            raise NotFound(f"the weights {digest[:12]} were removed from {self.root} meanwhile: nothing is put beside them") from error
+        finally:
+            incoming.unlink(missing_ok=True)
+
+    def take_beside(self, digest: str, name: str) -> None:
+        """Take one away; harmless when it is not there."""
+        (self.root / digest / name).unlink(missing_ok=True)
+
     def _place(self, incoming: Path, digest: str) -> None:
         try:
             incoming.rename(self.root / digest)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from sqlalchemy import Engine, insert
 
 from app.db.engine import reading, writing
-from app.db.learning.learned_turns import learned_turns
+from app.db.learning.learned_turns import learned_turns, own_turns
 from app.db.learning.rewarded_turns import rewarded_turns
 from app.db.tables import batch_items, batches
 from app.domain.learning.batches import RewardedTurn
@@ -54,3 +54,19 @@ def test_what_was_learned_is_that_of_one_batch_or_of_the_newest_ones_without_wha
         assert learned_turns(connection, "composer", batch="second", newest=10) == [c]
         assert learned_turns(connection, "composer", batch=None, newest=10) == [c, a, b]
         assert learned_turns(connection, "composer", batch=None, newest=2) == [c, a]
+
+
+def test_a_head_learns_from_a_versions_own_answers_of_people_who_agreed_the_newest_first(engine: Engine) -> None:
+    add_turn(engine, "old", minute=1, actor="ada")
+    add_turn(engine, "new", minute=2)
+    add_turn(engine, "held-out", held_out=True, minute=3, actor="bob")
+    add_turn(engine, "refused-training", train_consent=False, exclusion="no_consent", minute=4)
+    add_turn(engine, "other-version", version="older", minute=5)
+    add_turn(engine, "other-policy", policy="tab", minute=6)
+    add_turn(engine, "no-tokens", payload_segment=None, minute=7)
+    add_turn(engine, "erased", erased_at=NOON, minute=8)
+    add_turn(engine, "imported", source="import:arena", minute=9)
+    with reading(engine) as connection:
+        found = own_turns(connection, "composer", "champion", newest=10)
+        assert [(turn, unit) for _, turn, unit in found] == [("new", "episode-of-new"), ("old", "ada")]
+        assert own_turns(connection, "composer", "champion", newest=1) == found[:1]

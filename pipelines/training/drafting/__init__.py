@@ -1,0 +1,14 @@
+"""A draft head for a version, distilled from its own logged answers and judged on those of people it did not see.
+
+    answers ──▶ read: states of one forward pass each ──▶ distil ──▶ gate: drawn as often as it costs? ──▶ kept beside the version
+                                                                        └─ no: the record says why, and no head is kept
+
+Fed by the trajectory store and the version's own weights / feeds the engines, which find the head by the version's digest. Changes no
+answer: engines replay the sampler over whatever is drafted.
+"""
+
+from pipelines.training.drafting.answers import LoggedAnswer
+from pipelines.training.drafting.config import DraftingConfig
+from pipelines.training.drafting.run import draft
+
+__all__ = ["DraftingConfig", "LoggedAnswer", "draft"]
