@@ -79,7 +79,7 @@ def draft(policy: str, seconds: float, tokens: int, seed: int) -> None:
     answer, and engines that lose time with it switch it off."""
     from app import wiring
     from app.settings import from_environment
-    from pipelines.commands.drafting import draft_for_live
+    from pipelines.commands.maintenance.drafting import draft_for_live
     from pipelines.commands.operating import os_user
     from pipelines.training.drafting.config import DraftingConfig
 
