@@ -8,6 +8,7 @@ from sqlalchemy import Engine, insert, update
 from app.db.access.erasures import PAGE, SqlEraser, announce, erased_at
 from app.db.engine import reading, writing
 from app.db.ingestion.inbox import SqlInbox
+from app.db.ingestion.turn_counts import count_labelled, read_turn_counts, recount
 from app.db.release import audit
 from app.db.tables import (
     batch_items,
@@ -87,6 +88,7 @@ def test_a_shell_is_due_at_once_and_whatever_was_read_of_it_is_stale(place: Plac
     place.apply(turn("a"), turn("b", actor="bob"))
     with writing(place.engine) as connection:
         connection.execute(update(turns).values(labelled_at=at(61), needs_relabel=True))
+        count_labelled(connection, [("composer", "v1")] * 2)
     before = {row.inference_id: row.evidence for row in place.rows(turns.c.inference_id, turns.c.evidence)}
     place.erase("alice", occurred=100)
     shell, other = place.rows(
@@ -94,6 +96,8 @@ def test_a_shell_is_due_at_once_and_whatever_was_read_of_it_is_stale(place: Plac
     )
     assert shell == ("a", at(100), None, False, at(100), before["a"] + 1)
     assert (other.erased_at, other.labelled_at, other.needs_relabel, other.evidence) == (None, at(61), True, before["b"])
+    with reading(place.engine) as connection:
+        assert read_turn_counts(connection) == recount(connection) == [("composer", "v1", 2, 1)]
 
 
 def test_every_turn_and_episode_has_a_tombstone_on_both_topics(place: Place) -> None:

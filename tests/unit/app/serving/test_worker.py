@@ -135,7 +135,8 @@ def test_there_is_room_for_a_row_each_and_for_those_who_wait(decoders: int, capa
 
 
 def test_a_request_is_counted_when_it_is_taken_and_the_one_too_many_is_not() -> None:
-    worker = Bench(Counting(), rows=1, waiting=1)
+    worker = Bench(held := Counting(), rows=1, waiting=1)
+    assert cast(Any, worker.policy("d")) is held.policy
     for _ in range(2):
         worker.take(asked())
     with pytest.raises(Overloaded, match="has 2 requests in hand") as raised:

@@ -1,14 +1,18 @@
 """The driver's side of training on Ray: who is asked what, who shares what, and which actors stay; with workers that only answer."""
 
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 from app.domain.errors import Held, Unavailable
 from app.domain.learning.training import AdamParams, Datum, ForwardBackward, LossSpec, StepOutcome
+from app.policy.storage.snapshot import snapshot_digest
 from pipelines.training.elsewhere.storage import Storage
+from pipelines.training.numerics.state_files import digest_of
 from pipelines.training.ray_actors import RayTrainer, RayTrainers, share_out
 from pipelines.training.trainer import TrainerSetup
 
@@ -114,8 +118,8 @@ def test_who_has_no_share_joins_in_with_a_turn_that_weighs_nothing_and_counts_no
     assert (whole.loss, whole.tokens, whole.logprobs) == (1.0, 6, ((6.0,),))
 
 
-def setup(**more: Any) -> TrainerSetup:
-    return TrainerSetup(snapshot=Path("snapshot"), scratch=Path("scratch"), **more)
+def setup(*, snapshot: Path = Path("snapshot"), **more: Any) -> TrainerSetup:
+    return TrainerSetup(snapshot=snapshot, scratch=Path("scratch"), **more)
 
 
 def test_all_compute_in_what_the_first_one_resolves_and_find_the_snapshots_that_it_names() -> None:
@@ -183,3 +187,39 @@ def test_a_run_has_its_own_time_whichever_run_started_the_actors() -> None:
     trainers._warm = ((1, 2), driver)
     trainers.warm(workers=1, threads=2, timeout_s=9.0)
     assert driver.timeout_s == 9.0
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_on_other_machines_snapshots_are_named_by_url_and_the_first_worker_s_comes_back_whole_or_not_at_all(
+    tmp_path: Path, damaged: bool
+) -> None:
+    place = f"memory://ray-driver-{uuid.uuid4().hex}"
+    (tmp_path / "like").mkdir()
+    for name, content in {"model.safetensors": "like", "READY": "d" * 64, "config.json": "{}", "tokenizer.json": "{}"}.items():
+        (tmp_path / "like" / name).write_text(content)
+    (tmp_path / "sent").write_bytes(b"weights")
+    files = fsspec.filesystem("memory")
+
+    def hand_over(url: str, like: str) -> tuple[str, dict[str, str]]:
+        files.pipe_file(f"{url}/model.safetensors", b"odd" if damaged else b"weights")
+        return "digest", {"model.safetensors": digest_of(tmp_path / "sent")}
+
+    driver = Driver(["a", "b"], apart=True, hand_over=lambda *_: ("another", {}), resolve="float32")
+    driver.workers_[0]._answers["hand_over"] = hand_over
+    driver.storage = Storage(weights=f"{place}/weights", states=f"{place}/states")
+    driver.open(setup(snapshot=tmp_path / "like"))
+    named = f"{place}/weights/{snapshot_digest(tmp_path / 'like')}"
+    assert [worker.of("open")[0][1:] for worker in driver.workers_] == [(named, None)] * 2
+    driver.retreat(0.5, tmp_path / "like")
+    driver.retreat(0.5, f"{place}/states/x")
+    assert [asked[1:] for asked in driver.workers_[1].of("retreat")] == [(named, True), (f"{place}/states/x", False)]
+    made = tmp_path / "made"
+    made.mkdir()
+    (made / "left over").write_bytes(b"of an earlier attempt")
+    if damaged:
+        with pytest.raises(Unavailable, match="is not what a worker sent"):
+            driver.save_weights_for_sampler(made, tmp_path / "like")
+        return
+    assert driver.save_weights_for_sampler(made, tmp_path / "like") == "digest"
+    assert [(file.name, file.read_bytes()) for file in made.iterdir()] == [("model.safetensors", b"weights")]
+    assert not files.find(f"{place}/states"), "what was handed over is not kept"
