@@ -28,7 +28,7 @@ def router(*, reads: Reads, engines: GatewayEngines, clock: Clock = utc_now) -> 
     ) -> Response:
         """Engines by address: their region and their versions by policy with the lag behind the pointer (from the ledger), and queue, last
         swap, acceptance of speculated tokens and health (asked now). `regions`: of each policy and region how many engines report, and how
-        far behind the one is that is farthest."""
+        far behind the one is that is least behind."""
         if caller.policy is not None and policy not in (None, caller.policy):
             raise UnknownPolicy(f"this key is for the policy {caller.policy!r} only")
         wanted = policy or caller.policy

@@ -11,8 +11,9 @@ REMEMBERED = timedelta(days=7)
 def regions_of(engines: Iterable[Mapping[str, Any]], *, now: datetime) -> list[dict[str, Any]]:
     """One entry per policy and region, of the ledger's entries per engine and policy (`read_engines`).
 
-    A region is as far as the engine of it that is farthest: gateways ask that one. Where none of it was heard of in the last seconds, as
-    far as its engines were by their last words. `champions` and `seconds` are those of that engine's lag; None where nothing was deployed.
+    A region is as far behind as that engine of it which is least behind: gateways ask that one. Where none of it was heard of in the last
+    seconds, as far as its engines were by their last words. `champions` and `seconds` are those of that engine's lag; None where nothing
+    was deployed.
     """
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for engine in engines:
@@ -24,11 +25,11 @@ def regions_of(engines: Iterable[Mapping[str, Any]], *, now: datetime) -> list[d
 def _summed(policy: str, region: str, entries: list[Mapping[str, Any]]) -> dict[str, Any]:
     reporting = [entry for entry in entries if entry["reports"]]
     lags = [entry["lag"] for entry in reporting or entries if entry["lag"] is not None]
-    farthest = min(lags, key=_behind, default={"champions": None, "seconds": None})
+    newest = min(lags, key=_behind, default={"champions": None, "seconds": None})
     heard_at = max(map(_heard_at, entries))
     return {
-        "policy": policy, "region": region, "engines": len(reporting), "champions": farthest["champions"],
-        "seconds": farthest["seconds"], "heard_at": heard_at.isoformat(),
+        "policy": policy, "region": region, "engines": len(reporting), "champions": newest["champions"],
+        "seconds": newest["seconds"], "heard_at": heard_at.isoformat(),
     }  # fmt: skip
 
 

@@ -134,6 +134,7 @@ def test_what_an_endpoint_answers(url: str, token: str, since: datetime, path: s
         told["data"] = [
             {name: one[name] for name in ("address", "policies")} if one["address"] == "http://e" else one for one in told["data"]
         ]
+        told["regions"] = [{name: value for name, value in one.items() if name != "engines"} for one in told["regions"]]
     text = re.sub(r"\b\d{5,}\.\d+\b", "<seconds since the clock stood>", json.dumps(told, indent=1, ensure_ascii=False))
     assert differences(f"endpoints/{named(path)}", f"{answer.status_code}\n{settled(text, since=since)}\n") == []
 

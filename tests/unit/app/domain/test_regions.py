@@ -1,4 +1,4 @@
-"""A region is as far as its farthest engine that reports."""
+"""A region is as far behind as that engine of it which is least behind."""
 
 from datetime import datetime, timedelta
 from typing import Any

@@ -13,6 +13,7 @@ import pytest
 from app.domain.errors import BadRequest, NotFound, Overloaded, Unavailable
 from app.domain.telemetry.serving import GenerateRequest, ScoreRequest
 from app.domain.telemetry.turns import FinishReason, SamplingParams
+from app.policy.decoding.drafting import Drafting
 from app.policy.decoding.generation import Generation
 from app.policy.decoding.sampling import Decoder
 from app.policy.model import Policy
@@ -37,6 +38,7 @@ class Counting:
         self.policy = Weights(digest)
         self.busy = False
         self.drafted = self.accepted = self.prompted = 0
+        self.drafting = Drafting(rows=0, context=1)
         self.steps, self.closed = 0, 0
         self.gives: Any = []
         self.feeds = 0
