@@ -132,3 +132,29 @@ def test_a_use_that_could_not_be_written_is_written_when_the_database_answers_ag
 
     asyncio.run(story())
     assert last_uses(keys) == [clock()]
+
+
+def test_one_use_is_written_after_the_other_and_none_of_them_twice() -> None:
+    free, written = threading.Event(), list[int]()
+
+    class Stuck(MemoryKeys):
+        def note_used(self, used: Mapping[str, datetime]) -> None:
+            assert free.wait(60)
+            written.append(len(used))
+            super().note_used(used)
+
+    keys = Stuck()
+    one, other = keys.add(Scope.INGEST), keys.add(Scope.INGEST)
+    access = Access(keys, clock=FrozenClock(), sessions=SESSIONS)
+    access.load()
+
+    async def story() -> None:
+        await access.identify(headers(one))
+        await asyncio.sleep(0)  # its writing began
+        await access.identify(headers(other))
+        await asyncio.sleep(0)
+        free.set()
+        await until(lambda: None not in last_uses(keys))
+
+    asyncio.run(story())
+    assert written == [1, 1]
