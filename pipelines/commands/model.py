@@ -77,15 +77,26 @@ def prune(keep: int, older_than_h: float, dry_run: bool) -> None:
 def draft(policy: str, seconds: float, tokens: int, seed: int) -> None:
     """Train a draft head for the live version on its own answers. Kept only if it gains on answers of people it did not see; it changes no
     answer, and engines that lose time with it switch it off."""
+    import msgspec
+
     from app import wiring
     from app.settings import from_environment
-    from pipelines.commands.maintenance.drafting import draft_for_live
     from pipelines.commands.operating import os_user
-    from pipelines.training.drafting.config import DraftingConfig
+    from pipelines.training import drafting
 
     settings = from_environment()
     wiring.require_policy(wiring.load_policies(settings), policy)
-    record = draft_for_live(settings, policy, DraftingConfig(seconds=seconds, tokens=tokens, seed=seed), by=os_user())
+    digest = wiring.release_desk(settings).pointer(policy).digest
+    answers = [
+        drafting.LoggedAnswer(unit=unit, prompt=tuple(payload.prompt_tokens), completion=tuple(payload.completion_tokens))
+        for unit, payload in wiring.own_answers(settings, policy, digest)
+    ]
+    record = drafting.draft(
+        answers, policy=policy, digest=digest, weights=wiring.open_weights(settings), progress=wiring.progress_log(settings),
+        config=drafting.DraftingConfig(seconds=seconds, tokens=tokens, seed=seed),
+    )  # fmt: skip
+    detail = msgspec.to_builtins(record)
+    wiring.write_audit(settings, actor=os_user(), action="draft_head.trained", subject=f"{policy}:{digest}", detail=detail)
     click.echo(f"{'kept' if record.kept else 'not kept'} for {record.trained_for[:12]}: {record.reason}")
     for name, figure in record.figures.items():
         click.echo(f"  {name.replace('_', ' ')}: {figure}")
