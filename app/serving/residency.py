@@ -138,12 +138,8 @@ class Residency:
             thread = threading.get_native_id()
             os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICER)
         while not self._stop.is_set():
-            try:
-                self.turn()
-            except RatchetError as error:  # the ledger does not answer: keep serving what is here
-                self.contact.lost(Part.DATABASE, str(error))
-            else:
-                self.contact.heard(Part.DATABASE)
+            with suppress(RatchetError):  # the ledger does not answer, which is noted: keep serving what is here
+                self.contact.asked(Part.DATABASE, self.turn)
             self._stop.wait(self._poll_s)
 
     def _tell(self) -> None:

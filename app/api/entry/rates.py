@@ -34,14 +34,15 @@ class Bucket:
         self._fill()  # while a body came, no more gathered than at any other time
         self._tokens -= count
 
+    def left(self) -> float:
+        """Tokens that could be taken now."""
+        self._fill()
+        return self._tokens
+
     def _fill(self) -> None:
         now = self._now()
         self._tokens = min(self._size, self._tokens + (now - self._at) * self._rate)
         self._at = now
-
-    def left(self) -> float:
-        """Tokens that could be taken now."""
-        return min(self._size, self._tokens + (self._now() - self._at) * self._rate)
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """The limit, what is left of it and in how many seconds it is whole again (IETF draft ratelimit-headers, as of version 07)."""

@@ -297,13 +297,13 @@ def _header(folder: Path) -> dict[str, tuple[tuple[int, ...], str]]:
 
 def keep_versions(residency: Adapters | InPlace, *, stop: threading.Event, every_s: float = 1.0) -> None:
     """Keep one server as the ledger wants it until `stop` is set; a server or database that is away is waited for."""
-    told: str | None = None
+    is_told = False
     while not stop.is_set():
         try:
             residency.turn()
-            told = None
+            is_told = False
         except RatchetError as error:
-            if told is None and not residency.contact.silences():
+            if not is_told and not residency.contact.silences():
                 log.warning("residency waits error=%s", error)
-            told = str(error)
+            is_told = True
         stop.wait(every_s)
