@@ -5,10 +5,10 @@ Nothing happens at import. Every process calls the few functions it needs; tests
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from app.contact import Contact
 from app.domain.errors import BadConfig, Unavailable, UnknownPolicy
 from app.domain.ids import checked_pseudonym, hash_actor, utc_now, uuid7
 from app.domain.policies import PolicyConfig
+from app.domain.ports import Lease
 from app.domain.release.terms import Terms
 from app.domain.release.versions import KEPT_CHAMPIONS
 from app.domain.retention import retention
@@ -1189,6 +1190,35 @@ def own_answers(settings: Settings, policy: str, version: str, *, newest: int = 
         found = own_turns(connection, policy, version, newest=newest)
     payloads = trajectories(settings).read((segment, inference_id) for segment, inference_id, _ in found)
     return [(unit, payloads[inference_id]) for _, inference_id, unit in found if inference_id in payloads]
+
+
+def count_own_answers(settings: Settings, policy: str, version: str, *, most: int) -> int:
+    """How many answers a version has that `own_answers` would read, counted up to so many."""
+    from app.db.engine import reading
+    from app.db.learning.learned_turns import own_turns
+
+    with opened_state(settings) as state, reading(state) as connection:
+        return len(own_turns(connection, policy, version, newest=most))
+
+
+def drafting_term(settings: Settings, *, owner: str) -> Callable[[], AbstractContextManager[Callable[[], None] | None]]:
+    """The right to train draft heads, for one process of the deployment at a time: what renews it, or None while another has it."""
+    from app.db import leases
+    from app.db.clock import database_now
+    from app.db.engine import writing
+
+    state, ttl = open_state(settings), timedelta(minutes=1)
+
+    @contextmanager
+    def term() -> Iterator[Callable[[], None] | None]:
+        with leases.term(state, "drafting", owner, ttl=ttl, clock=database_now) as lease:
+            yield None if lease is None else partial(renew, lease)
+
+    def renew(lease: Lease) -> None:
+        with writing(state) as connection:
+            leases.renew(connection, lease, ttl=ttl, now=database_now(connection))
+
+    return term
 
 
 def run_history(settings: Settings) -> "Callable[[str, str], list[PastRun]]":

@@ -17,6 +17,7 @@ from pipelines.ingestion.config import IngestionConfig, RelayConfig
 from pipelines.labelling.config import LabellingConfig
 from pipelines.rollouts.config import RolloutsConfig
 from pipelines.training import TrainingConfig
+from pipelines.training.drafting import DraftingConfig
 
 
 class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,6 +49,7 @@ class LoopConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     labelling: LabellingConfig = LabellingConfig()
     batching: BatchingConfig = BatchingConfig()
     training: TrainingConfig = TrainingConfig()
+    drafting: DraftingConfig = DraftingConfig()
     offline: OfflineConfig = OfflineConfig()
     gates: GatesConfig = GatesConfig()
     rollouts: RolloutsConfig = RolloutsConfig()

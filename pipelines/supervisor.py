@@ -102,7 +102,7 @@ class Supervisor:
         with (self._logs / f"{name}.log").open("ab") as output:
             process.running = subprocess.Popen(
                 process.program.command, env=dict(process.program.environment), stdin=subprocess.DEVNULL, stdout=output,
-                stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_die_with_parent,
+                stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=die_with_parent,
             )  # fmt: skip
 
     def start_all(self) -> None:
@@ -188,8 +188,8 @@ def owning(data: Path) -> Generator[None]:
         yield
 
 
-def _die_with_parent() -> None:
-    """In the child: end when the supervisor does, even by SIGKILL."""
+def die_with_parent() -> None:
+    """In the child: end when its parent does, even by SIGKILL."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

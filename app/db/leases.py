@@ -7,11 +7,14 @@ A failover to a standby that had not everything takes commits back, and would gi
 begins with the timeline of the database, which every failover raises: what was given out before it is never given out after it.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, Connection, case, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Engine, case, or_, select, update
 
-from app.db.engine import insert_or_ignore
+from app.db.clock import ConnectionClock
+from app.db.engine import insert_or_ignore, writing
 from app.db.operations.server import timeline
 from app.db.tables import leases
 from app.domain.errors import LeaseLost
@@ -77,6 +80,19 @@ def require(connection: Connection, lease: Lease) -> None:
 def release(connection: Connection, lease: Lease, *, now: datetime) -> None:
     """Give the lease back; harmless when it was lost already."""
     connection.execute(update(leases).where(leases.c.name == lease.name, leases.c.token == lease.token).values(expires_at=now))
+
+
+@contextmanager
+def term(engine: Engine, name: str, owner: str, *, ttl: timedelta, clock: ConnectionClock) -> Iterator[Lease | None]:
+    """The lease for as long as the block takes, given back at its end; None while another owner holds it. The block renews it."""
+    with writing(engine) as connection:
+        lease = acquire(connection, name, owner, ttl=ttl, now=clock(connection))
+    try:
+        yield lease
+    finally:
+        if lease is not None:
+            with writing(engine) as connection:
+                release(connection, lease, now=clock(connection))
 
 
 def _lost(lease: Lease) -> LeaseLost:

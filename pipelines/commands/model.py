@@ -71,20 +71,23 @@ def prune(keep: int, older_than_h: float, dry_run: bool) -> None:
 
 @model.command()
 @click.option("--policy", required=True, help="Whose live version is drafted for.")
-@click.option("--seconds", type=click.FloatRange(1), default=600.0, show_default=True, help="Of training, at most.")
-@click.option("--tokens", type=click.IntRange(1), default=60_000, show_default=True, help="Of its newest answers, at most.")
-@click.option("--seed", type=int, default=0, show_default=True)
-def draft(policy: str, seconds: float, tokens: int, seed: int) -> None:
+@click.option("--seconds", type=click.FloatRange(1), help="Of training, at most; as [drafting] says by default, which says 600.")
+@click.option("--tokens", type=click.IntRange(1), help="Of its newest answers, at most; likewise, 60,000.")
+@click.option("--seed", type=int, help="Likewise, 0.")
+def draft(policy: str, seconds: float | None, tokens: int | None, seed: int | None) -> None:
     """Train a draft head for the live version on its own answers. Kept only if it gains on answers of people it did not see; it changes no
     answer, and engines that lose time with it switch it off."""
     import msgspec
 
     from app import wiring
-    from app.settings import from_environment
+    from app.settings import from_environment, read_toml
     from pipelines.commands.operating import os_user
+    from pipelines.config import loop_config
     from pipelines.training import drafting
 
     settings = from_environment()
+    asked = {name: value for name, value in (("seconds", seconds), ("tokens", tokens), ("seed", seed)) if value is not None}
+    config = msgspec.structs.replace(loop_config(read_toml(settings.config)).drafting, **asked)
     wiring.require_policy(wiring.load_policies(settings), policy)
     digest = wiring.release_desk(settings).pointer(policy).digest
     answers = [
@@ -93,7 +96,7 @@ def draft(policy: str, seconds: float, tokens: int, seed: int) -> None:
     ]
     record = drafting.draft(
         answers, policy=policy, digest=digest, weights=wiring.open_weights(settings), progress=wiring.progress_log(settings),
-        config=drafting.DraftingConfig(seconds=seconds, tokens=tokens, seed=seed),
+        config=config,
     )  # fmt: skip
     detail = msgspec.to_builtins(record)
     wiring.write_audit(settings, actor=os_user(), action="draft_head.trained", subject=f"{policy}:{digest}", detail=detail)

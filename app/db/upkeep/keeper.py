@@ -9,7 +9,7 @@ applied long ago is deleted, and that is true whoever looks.
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
@@ -65,14 +65,10 @@ class SqlUpkeep:
     @contextmanager
     def office(self) -> Iterator[Lease | None]:
         """The lease, or None while another process keeps house. Raises `Unavailable`."""
-        with expected_to_answer("what is old stays for now"), writing(self._state) as connection:
-            lease = leases.acquire(connection, LEASE, self._owner, ttl=TERM, now=self._now(connection))
-        try:
+        with ExitStack() as held:
+            with expected_to_answer("what is old stays for now"):
+                lease = held.enter_context(leases.term(self._state, LEASE, self._owner, ttl=TERM, clock=self._now))
             yield lease
-        finally:
-            if lease is not None:
-                with writing(self._state) as connection:
-                    leases.release(connection, lease, now=self._now(connection))
 
     def retire(self, lease: Lease, *, stopping: Callable[[], bool] = lambda: False) -> dict[str, int]:
         """Drop everything that is old and that nothing needs; returns how much of each class. Raises `LeaseLost`, `Unavailable`."""

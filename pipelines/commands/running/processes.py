@@ -213,6 +213,7 @@ def label() -> None:
 def loop() -> None:
     """Run one cycle per slot and policy: batch, update, judge, queue."""
     from pipelines.commands.maintenance.upkeep import keep_house_and_say
+    from pipelines.commands.running.drafting import DUE_EVERY_S, drafting_beside
     from pipelines.commands.running.loop_ports import loop_world
     from pipelines.config import loop_config
     from pipelines.cycle import run_cycle
@@ -248,6 +249,9 @@ def loop() -> None:
     repeat("projection", lambda: project_once(policies, projection), stop, every_s=PROJECT_EVERY_S, at_once=True)
     repeat("prune", pruning(settings), stop, every_s=PRUNE_EVERY_S)
     repeat("upkeep", lambda: keep_house_and_say(settings, stop), stop, every_s=HOUSE_EVERY_S)
+    if config.drafting.after_answers:
+        beside = drafting_beside(settings, policies, ports.cycles, config=config.drafting, owner=owner())
+        repeat("drafting", partial(beside.once, stop), stop, every_s=DUE_EVERY_S)
     # In this thread, because Ray's own processes die with the thread that started them; and it takes SIGTERM, which is given back to us.
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     world.warm()

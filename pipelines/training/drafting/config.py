@@ -8,6 +8,9 @@ from app.domain.errors import BadConfig
 class DraftingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One head, from a version's own answers."""
 
+    after_answers: int = 0
+    """So many answers a new champion has given when the loop trains its head, between cycles and at the lowest priority. 0: never by
+    itself, `ratchet model draft` does it."""
     seconds: float = 600.0
     """Of training, reading the answers included: a third of it at most. The first of `seconds` and `steps` ends it."""
     steps: int = 20_000
@@ -35,5 +38,10 @@ class DraftingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name in ("seconds", "steps", "tokens", "vocabulary", "inner", "positions", "learning_rate"):
             if not getattr(self, name) > 0:
                 raise BadConfig(f"drafting.{name} is {getattr(self, name)}: give a number above 0")
+        if self.after_answers and self.after_answers < self.least_answers:
+            raise BadConfig(
+                f"drafting.after_answers is {self.after_answers}, and a head is trained on {self.least_answers} answers at least "
+                "(drafting.least_answers): wait for as many, or 0 for no head"
+            )
         if not 0.0 < self.held_out < 1.0 or self.margin < 0:
             raise BadConfig("drafting.held_out is a share between 0 and 1, and drafting.margin at least 0")

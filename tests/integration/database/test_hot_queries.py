@@ -19,6 +19,7 @@ from app.db.ingestion.relay import SqlRelayOffice, has_backlog
 from app.db.ingestion.streams import SqlEffects
 from app.db.learning.batches import SqlBatchStore
 from app.db.learning.labels import SqlLabels, count_trainable
+from app.db.learning.learned_turns import own_turns
 from app.db.operations.readings import SqlReadings
 from app.db.release.evidence import SqlEvidenceBook
 from app.db.tables import EPOCH, metadata
@@ -96,6 +97,10 @@ def acts(engine: Engine) -> dict[str, Callable[[], object]]:
         with writing(engine) as connection:
             return count_trainable(connection, POLICY, VERSION)
 
+    def own() -> int:
+        with writing(engine) as connection:
+            return len(own_turns(connection, POLICY, VERSION, newest=50))
+
     def cut() -> object:
         config = BatchingConfig(min_turns=8, max_turns=64)
         return cut_batch(SqlBatchStore(engine), policy=POLICY, slot=3, champion=VERSION, anchor=VERSION, config=config, now=NOW)
@@ -105,6 +110,7 @@ def acts(engine: Engine) -> dict[str, Callable[[], object]]:
         "expire": lambda: store.expire_parked(now=NOW),
         "due": lambda: book.due(POLICY, now=NOW, limit=100),
         "pool": pool,
+        "own answers": own,
         "cut": cut,
         "unsent": lambda: (term.unsent_inbox(100), term.unsent_outbox(100)),
         "mark": lambda: term.mark_inbox([1, 2, 3], now=NOW),

@@ -47,7 +47,7 @@ REFUSED = [
     ("[schedule]\nchain = 3", r"\[schedule\] chain = 3: at most \[batching\] staleness \(2\)"),
     ("[schedule]\nchain = -1", r"\[schedule\] chain = -1"),
     ("[offline]\nblind_pairs = 1\n[gates.people]\nenabled = true", r"keeps 1 pairs: set blind_pairs to \d+"),
-    ("[scedule]\nslot_s = 1", r"unknown tables scedule; known ones are batching, gates,"),
+    ("[scedule]\nslot_s = 1", r"unknown tables scedule; known ones are batching, drafting, gates,"),
     ("[schedule]\nslots = 1", r"the configuration: .*slots.*schedule"),
 ]
 
