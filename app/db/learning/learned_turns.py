@@ -1,6 +1,6 @@
 """Where the answers lie that versions of a policy were trained on, or may draft like."""
 
-from sqlalchemy import Connection, exists, func, select
+from sqlalchemy import Connection, false, func, select
 
 from app.db.tables import batch_items, batches, labels, turns
 from app.domain.telemetry.events import GATEWAY
@@ -24,11 +24,13 @@ def learned_turns(connection: Connection, policy: str, *, batch: str | None, new
 def own_turns(connection: Connection, policy: str, version: str, *, newest: int) -> list[tuple[str, str, str]]:
     """(segment, inference_id, who asked) of the newest answers that a version gave people who let them be trained on and are not held out,
     the newest first; who asked is the actor, or the episode where nobody is named."""
-    held_out = exists().where(labels.c.inference_id == turns.c.inference_id, labels.c.current, labels.c.held_out)
+    # one look-up per answer: as an EXISTS, PostgreSQL reads every held-out label there is
+    held_out = select(labels.c.held_out).where(labels.c.inference_id == turns.c.inference_id, labels.c.current).limit(1).scalar_subquery()
     query = (
         select(turns.c.payload_segment, turns.c.inference_id, func.coalesce(turns.c.actor, turns.c.episode_id).label("unit"))
         .where(turns.c.policy == policy, turns.c.version == version, turns.c.source == GATEWAY, turns.c.kind == "answer")
-        .where(~held_out, turns.c.train_consent, turns.c.payload_segment.is_not(None), turns.c.erased_at.is_(None))
+        .where(func.coalesce(held_out, false()).is_(False))
+        .where(turns.c.train_consent, turns.c.payload_segment.is_not(None), turns.c.erased_at.is_(None))
         .order_by(turns.c.finished_at.desc(), turns.c.inference_id)
         .limit(newest)
     )
