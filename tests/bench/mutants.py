@@ -2,12 +2,12 @@
 
 Every file has its turn before any has a second one; the order is decided by `--seed`. For each mutant those tests run that run its line, as
 `make coverage` found (run it first: build/coverage), the nearest and the quickest first, until one fails; of a constant, a field or a
-default, those that run a line that reads it, and those that read all of them. Where they are few, and without the data, the test files
-that import its module run, at most `--files` of them. A test that failed is believed if it passes without the mutant and fails with it
-again; one that hangs fails at ten times what it takes. At most 90 measured seconds of tests a mutant, and `--limit` by the clock: what
-nothing decided by then counts as survived and is told as undecided. Left out are end-to-end and learning tests, tests of the benches and,
-where a test runs on both databases, the PostgreSQL half (a server takes seconds to start). So what is printed is a lower bound of what the
-whole suite catches.
+default, those in whose own text its name stands, those that run a line that reads it, and those that read all of them. Where they are few,
+and without the data, the test files that import its module run, at most `--files` of them. A test that failed is believed if it passes
+without the mutant and fails with it again; one that hangs fails at ten times what it takes. At most 90 measured seconds of tests a mutant,
+and `--limit` by the clock: what nothing decided by then counts as survived and is told as undecided. Left out are end-to-end and learning
+tests, tests of the benches and, where a test runs on both databases, the PostgreSQL half (a server takes seconds to start). So what is
+printed is a lower bound of what the whole suite catches.
 
 Who has read a survivor and found that it changes nothing anybody can see writes it down in tests/data/equivalent_mutants.txt, with the
 reason. `--resume FILE` appends to a file of JSON lines and passes over what it holds; with `--again` it tries anew what survived there,
@@ -29,7 +29,7 @@ from typing import Any
 from tests.bench.mutating.covering import Covered
 from tests.bench.mutating.mutants import Mutant, apply, sample
 from tests.bench.mutating.reach import Reach
-from tests.bench.mutating.readers import readers_of
+from tests.bench.mutating.readers import readers_of, tests_that_name
 from tests.bench.mutating.trying import Copy, Outcome, preload
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,7 +119,8 @@ def _tests_of(mutant: Mutant, covered: Covered, near: Sequence[str]) -> list[str
     if len(tests) < FEW:
         tests += covered.tests_in(near)
     at_once = [test for place, test in AT_ONCE.items() if at_import and mutant.file.startswith(place)]
-    return list(dict.fromkeys([*covered.tests_in(at_once), *tests]))
+    named = covered.tests_named(tests_that_name(ROOT, mutant.file, mutant.line)) if at_import else []
+    return list(dict.fromkeys([*covered.tests_in(at_once), *named, *tests]))
 
 
 def _row(mutant: Mutant, outcome: Outcome, asked: int) -> dict[str, Any]:

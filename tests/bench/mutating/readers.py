@@ -14,19 +14,45 @@ Line = tuple[str, int]
 
 def readers_of(root: Path, file: str, line: int) -> tuple[bool, list[Line]]:
     """Whether a line runs at import, and if so the lines that read the constant, the field or the default that is set on it."""
-    source = (root / file).read_text()
-    for statement in _at_import(ast.parse(source).body):
-        if statement.lineno <= line <= (statement.end_lineno or statement.lineno):
-            match statement:
-                case ast.FunctionDef() | ast.AsyncFunctionDef() if line >= statement.body[0].lineno > statement.lineno:
-                    return False, []
-                case ast.FunctionDef() | ast.AsyncFunctionDef():
-                    return True, [(file, inside.lineno) for inside in ast.walk(statement) if isinstance(inside, ast.stmt)]
-                case ast.Assign(targets=[ast.Name(name), *_]) | ast.AnnAssign(target=ast.Name(name)):
-                    return True, list(_mentions(root, file, name, but=statement))
-                case _:
-                    return True, []
-    return True, []
+    match statement := _statement(root / file, line):
+        case ast.FunctionDef() | ast.AsyncFunctionDef() if line >= statement.body[0].lineno > statement.lineno:
+            return False, []
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            return True, [(file, inside.lineno) for inside in ast.walk(statement) if isinstance(inside, ast.stmt)]
+        case ast.Assign(targets=[ast.Name(name), *_]) | ast.AnnAssign(target=ast.Name(name)):
+            return True, list(_mentions(root, file, name, but=statement))
+        case _:
+            return True, []
+
+
+def tests_that_name(root: Path, file: str, line: int) -> list[str]:
+    """Tests (file::function) in whose text the constant or the field stands that a line sets: they may read it past any line of the
+    product. The whole file where the name stands in it and in none of its tests; none where it is a common word."""
+    match _statement(root / file, line):
+        case ast.Assign(targets=[ast.Name(name), *_]) | ast.AnnAssign(target=ast.Name(name)):
+            word = re.compile(rf"\b{re.escape(name)}\b")
+        case _:
+            return []
+    found: list[str] = []
+    for path in sorted((root / "tests").rglob("test_*.py")):
+        text, place = path.read_text(), path.relative_to(root).as_posix()
+        if name in text and word.search(text):
+            tests = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+            said = [f"{place}::{test.name}" for test in tests if test.name.startswith("test_") and word.search(_text(text, test))]
+            found += said or [place]
+    return found if len(found) <= AT_MOST else []
+
+
+def _text(source: str, test: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    """Of a function, its decorators included."""
+    first = min([test.lineno, *(decorator.lineno for decorator in test.decorator_list)])
+    return "\n".join(source.splitlines()[first - 1 : test.end_lineno])
+
+
+def _statement(path: Path, line: int) -> ast.stmt | None:
+    """The one of the module or of its classes that the line is of."""
+    statements = _at_import(ast.parse(path.read_text()).body)
+    return next((found for found in statements if found.lineno <= line <= (found.end_lineno or found.lineno)), None)
 
 
 def _at_import(statements: list[ast.stmt]) -> Iterator[ast.stmt]:

@@ -16,7 +16,7 @@ from tests.bench.covering import by_room
 from tests.bench.mutating.covering import Covered
 from tests.bench.mutating.mutants import Mutant, apply, is_sound, mutants_of, sample
 from tests.bench.mutating.reach import Reach
-from tests.bench.mutating.readers import readers_of
+from tests.bench.mutating.readers import AT_MOST, readers_of, tests_that_name
 from tests.bench.mutating.trying import Outcome
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -177,6 +177,7 @@ def test_the_tests_that_ran_a_line_are_asked_the_quick_ones_first_and_the_near_o
     assert covered.tests_of(("app/db/a.py", 9), near=["near.py"]) == []
     assert covered.tests_of(("app/db/c.py", 10), near=[]) == []
     assert covered.tests_of(("app/db/c.py", 10), ("app/db/a.py", 20), ("app/db/b.py", 1), near=["near.py"]) == expected
+    assert covered.tests_named(["near.py", "far.py::x", "far.py::quic"]) == ["far.py::x[sqlite]", "near.py::slow"]
     assert covered.tests_in(["near.py", "new.py"]) == ["near.py::slow", "new.py"], "a file that was never measured is asked as a whole"
 
 
@@ -194,6 +195,25 @@ def test_what_is_set_at_import_is_noticed_where_it_is_read(tmp_path: Path) -> No
     assert field == (True, [("pipelines/b.py", 3)])
     assert {line for _, line in default[1]} >= {6, 7}
     assert body == (False, [])
+
+
+def test_a_constant_is_asked_of_the_tests_that_speak_of_it(tmp_path: Path) -> None:
+    tests = (
+        "import pytest\nfrom app import a\n@pytest.mark.parametrize('n', [a.MOST])\ndef test_one(n):\n    assert n\n"
+        "def test_two():\n    assert a.MOSTLY\nasync def test_three():\n    assert a.MOST == 3\n"
+    )
+    files = {
+        "app/a.py": "MOST = 3\ndef grown(by=1):\n    return by * MOST\n", "tests/test_a.py": tests, "tests/helping.py": "MOST = 1\n",
+        "tests/test_b.py": "from app.a import MOST\nROWS = [MOST]\ndef test_rows():\n    assert ROWS\n",
+    }  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert tests_that_name(tmp_path, "app/a.py", 1) == ["tests/test_a.py::test_one", "tests/test_a.py::test_three", "tests/test_b.py"]
+    assert tests_that_name(tmp_path, "app/a.py", 3) == [], "a line of a function is no constant"
+    many = "".join(f"def test_{n}():\n    assert MOST\n" for n in range(AT_MOST))
+    (tmp_path / "tests" / "test_c.py").write_text(many)
+    assert tests_that_name(tmp_path, "app/a.py", 1) == [], "a common word"
 
 
 def test_files_of_a_room_are_counted_together() -> None:
