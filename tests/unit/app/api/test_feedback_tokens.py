@@ -164,3 +164,15 @@ def test_an_open_service_takes_no_wrong_token_either() -> None:
 
 def test_what_is_not_recorded_has_no_token() -> None:
     assert "feedback_token" not in Service().answer(**{"tensorzero::dryrun": True})
+
+
+@pytest.mark.parametrize(("more", "status"), [(0, 200), (1, 413)])
+def test_what_a_browser_says_is_at_most_16_kib(more: int, status: int) -> None:
+    service = Service()
+    token = service.answer()["feedback_token"]
+    body = b'{"metric_name": "rating", "value": true}'
+    padded = body + b" " * (16 * 1024 - len(body) + more)
+    service.clock.advance(1)
+    said = service.client.post("/feedback", content=padded, headers=bearer(token) | {"content-type": "application/json"})
+    assert said.status_code == status
+    assert len(service.heard()) == (status == 200)

@@ -108,3 +108,14 @@ def test_the_terms_are_told_in_a_sentence() -> None:
         "before for 30 days"
     )
     assert "lies above -0.25 within" in PeopleTerms(rule=Rule.NON_INFERIOR, margin=0.25).told()
+
+
+def test_an_interval_that_begins_at_the_bound_does_not_lie_above_it() -> None:
+    votes = said(28, 22, 10)
+    low, _ = preference_interval([{F.CANDIDATE: 1.0, F.CHAMPION: -1.0, F.SAME: 0.0}[vote] for vote in votes])
+    assert -1.0 < low < 0.0
+    at, above = (
+        judge(msgspec.structs.replace(TERMS, rule=Rule.NON_INFERIOR, margin=margin), votes, pairs=100, people=2, waited_s=0.0)
+        for margin in (-low, -low + 1e-9)
+    )
+    assert (at.action, above.action) == (CanaryAction.CONTINUE, CanaryAction.READY)
