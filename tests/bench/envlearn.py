@@ -1,10 +1,10 @@
 """`make bench-envlearn`: SmolLM2-135M practises the small functions: sample in groups, grade in boxes, learn against the group, again.
 
     python -m tests.bench.envlearn --quick                                         one seed, one cycle, a third of the tasks
-    python -m tests.bench.envlearn --resume build/envlearn.jsonl --minutes 9       again and again: a piece is a cycle of a seed, 3 to 5 min
+    python -m tests.bench.envlearn --resume build/envlearn.jsonl --minutes 9       again and again: a piece is a cycle of a seed, 2 to 5 min
 
 Everything real: the model, the grades, the update with its guards; one box's gateway and the book are left out. The first version and the
-last one of each seed are judged on 16 tries a task that nobody learns from: pass@1 is their mean, pass@8 the unbiased estimate (Chen et al.
+last one of each seed are judged on 64 tries a task that nobody learns from: pass@1 is their mean, pass@8 the unbiased estimate (Chen et al.
 2021, arXiv 2107.03374). Intervals are of the rise from the first to the last, drawing tasks and seeds again. The tasks are those that are
 practised: what is shown is that practice teaches what is practised. A cheating policy is planted beside: it answers with every stock hack.
 
@@ -43,7 +43,9 @@ from tests.fakes.learning import NOON, FakeTrajectories, FakeWeights, fake_ports
 
 MODEL = ROOT / ".cache" / "models" / "smollm2-135m-instruct"
 CONFIG = TrainingConfig(estimator="group_mean", learning_rate=2e-5, turns_per_step=32, kl_beta=0.0)
-K, JUDGED, TOKENS, AT_ONCE = 8, 16, 72, 192
+K, TOKENS, AT_ONCE = 8, 72, 192
+JUDGED = 64
+"""Tries a task, before and after. With 16 the noise of pass@8 on tasks that are solved once in twenty tries was as large as their rise."""
 GRADER = Grader(boxes=BubblewrapBoxes())
 
 
@@ -147,7 +149,7 @@ def told(pieces: Pieces, folder: Path, tasks: Sequence[TaskData], *, seeds: int,
     """Measure, print, judge."""
     cheated = [(task, f"```python\n{files[FILE]}\n```") for task in tasks for files in task.hacks.values()]
     cheat = float(np.mean(pieces.get("cheats", partial(graded, cheated))))
-    first = np.array(pieces.get("first version", partial(judged, MODEL, tasks, tries=tries, seed=999_000)))
+    first = np.array(pieces.get("first version", partial(judged, MODEL, tasks, tries=tries, seed=777_000)))
     practice: list[list[list[list[float]]]] = []
     last: list[list[int]] = []
     for seed in range(1, seeds + 1):
@@ -160,7 +162,7 @@ def told(pieces: Pieces, folder: Path, tasks: Sequence[TaskData], *, seeds: int,
             practice[-1].append(before["rewards"])
         assert before is not None
         weights = folder / f"seed-{seed}" / "weights" / before["digest"]
-        last.append(pieces.get(f"seed {seed} last version", partial(judged, weights, tasks, tries=tries, seed=999_000 + seed)))
+        last.append(pieces.get(f"seed {seed} last version", partial(judged, weights, tasks, tries=tries, seed=777_000 + seed)))
     rises = {k: pass_at(k, np.array(last), tries) - pass_at(k, first, tries)[None] for k in (1, K)}
     paid = np.array(practice)  # [seeds, cycles, tasks, K]
     figures = {

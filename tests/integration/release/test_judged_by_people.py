@@ -6,14 +6,14 @@ from datetime import timedelta
 
 import msgspec
 import pytest
-from sqlalchemy import Engine, update
+from sqlalchemy import Engine, insert, update
 
 from app.db.engine import open_engine, reading, writing
 from app.db.release.evidence import SqlEvidenceBook
 from app.db.release.pairs import SqlPairs
 from app.db.release.pointer import read_route
 from app.db.release.release_views import SqlReleaseViews
-from app.db.tables import gate_results
+from app.db.tables import credential_acts, gate_results
 from app.domain.errors import DoneAlready, Refused, StaleGeneration
 from app.domain.release.by_people import BY_PEOPLE, PeopleTerms
 from app.domain.release.gates import CanaryAction, GateName
@@ -170,6 +170,19 @@ def test_one_person_or_many_whom_nothing_proves_are_not_two(engine: Engine) -> N
     say(room, release, range(35, 40), by=EVE, proven=False)
     room.watch.tick()
     assert room.room.desk.find(release.id).state is S.JUDGING
+
+
+@pytest.mark.parametrize(("made_by", "state"), [(None, S.READY), (ADA, S.JUDGING), (EVE, S.READY)])
+def test_two_of_whom_one_made_the_other_s_credential_today_are_one(engine: Engine, made_by: str | None, state: ReleaseState) -> None:
+    room = small(engine)
+    release = judging(engine, room)
+    if made_by is not None:
+        with writing(engine) as connection:
+            connection.execute(insert(credential_acts).values(person=BOB, made_by=made_by, what="password", at=room.room.clock.now))
+    say(room, release, range(12), by=ADA)
+    say(room, release, range(12, 24), by=BOB)
+    room.watch.tick()
+    assert room.room.desk.find(release.id).state is state
 
 
 def _votes(room: WatchedRoom, release: Release) -> list[BlindVote]:

@@ -98,6 +98,11 @@ def _missing(evidence: Evidence) -> Evidence:
     )
 
 
+def _unmeasured(evidence: Evidence) -> Evidence:
+    """Every value stands for a signal that nobody gave."""
+    return _lanes(evidence, lambda lane: msgspec.structs.replace(lane, missing={**lane.missing, "task_success": len(lane)}))
+
+
 def _certain(evidence: Evidence) -> Evidence:
     return _lanes(evidence, lambda lane: msgspec.structs.replace(lane, probability=np.ones(len(lane)).tobytes()))
 
@@ -109,6 +114,7 @@ def _certain(evidence: Evidence) -> Evidence:
         _outside,
         _constant,
         _missing,
+        _unmeasured,
         _certain,
         lambda e: msgspec.structs.replace(e, duplicates=200),
         lambda e: msgspec.structs.replace(e, swapped=1),
@@ -118,7 +124,10 @@ def _certain(evidence: Evidence) -> Evidence:
         lambda e: msgspec.structs.replace(e, stage=1),
         lambda e: msgspec.structs.replace(e, hard=("no engine can load it",)),
     ],
-    ids=["NaN", "outside", "constant", "missing", "impossible", "duplicated", "swapped", "lagging", "stale", "mismatch", "early", "hard"],
+    ids=[
+        "NaN", "outside", "constant", "missing", "unmeasured", "impossible",
+        "duplicated", "swapped", "lagging", "stale", "mismatch", "early", "hard",
+    ],
 )  # fmt: skip
 def test_evidence_that_is_broken_in_one_way_never_promotes(good: Evidence, spoil: Callable[[Evidence], Evidence]) -> None:
     decision = decide(CONFIG, spoil(good))
