@@ -23,6 +23,8 @@ class FakeVllm(FakeServer):
     def __init__(self, base: str, *, folder: Path | None = None, raw: bool = False, stale_head: bool = False) -> None:
         super().__init__(base, folder=folder, raw=raw, stale_head=stale_head)
         self.updating: tuple[str, Brain | None] | None = None
+        self.is_open = False
+        """Whether an update was started and not finished: no other begins meanwhile."""
         self.app.get("/v1/models")(self._list)
         self.app.get("/weight_info")(self._weight_info)
         self.app.get("/metrics")(self._metrics)
@@ -58,6 +60,10 @@ class FakeVllm(FakeServer):
             self.paused = True
         elif path == "/resume":
             self.paused = False
+        elif path == "/start_weight_update":
+            if self.is_open:
+                return JSONResponse({"error": {"message": "start_weight_update called while a weight update is in progress."}}, 500)
+            self.is_open = True
         elif path == "/update_weights":
             return self._update(body["update_info"])
         elif path == "/finish_weight_update":
@@ -76,10 +82,12 @@ class FakeVllm(FakeServer):
         return JSONResponse({"message": "Weights updated"})
 
     def _finish(self, version: str | None) -> Response:
-        if self.updating is None:
+        if not self.is_open:
             return JSONResponse({"error": {"message": "finish_weight_update called without a matching start_weight_update."}}, 500)
-        (_, self.brain), self.updating = self.updating, None
-        self.version = version or self.version
+        self.is_open = False
+        if self.updating is not None:
+            (_, self.brain), self.updating = self.updating, None
+            self.version = version or self.version
         return JSONResponse({"message": "Weight update finished"})
 
     async def _load(self, request: Request) -> Response:

@@ -90,6 +90,7 @@ def test_cookies_are_out_of_reach_of_scripts_other_sites_and_plain_http(town: To
     for cookie in answer.headers.get_list("set-cookie"):
         assert {"httponly", "samesite=lax", "secure"} <= {part.strip().lower() for part in cookie.split(";")}, cookie
     assert "no-store" in answer.headers["cache-control"]
+    assert FORM_COOKIE not in client.cookies, "the form's is dropped"
 
 
 def test_a_form_without_its_token_or_with_somebody_elses_does_nothing(town: Town) -> None:

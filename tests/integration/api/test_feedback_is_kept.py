@@ -87,6 +87,11 @@ def test_phoenix_annotates_traces_and_sessions_and_is_told_what_can_be_about_not
         (inference, None, "rating", True), (None, episode, "comment", "went well"),
     ]  # fmt: skip
     assert made["id"] == observed(inbox)[0].id
+    again = uuid7()
+    client.sessions.add_session_annotation(**(about | {"session_id": again}), explanation="went well")  # type: ignore[call-overload]
+    client.sessions.add_session_annotation(**about, explanation="went badly")  # type: ignore[call-overload]
+    said = [(o.episode_id, o.value) for o in observed(inbox)[1:]]
+    assert sorted(said) == sorted([(episode, "went badly"), (again, "went well")]), "said again of the same session, it replaces"
     assert observed(inbox)[0].tags == {"key": "thumb", "label": "great", "annotator_kind": "HUMAN"}
     with pytest.raises(httpx.HTTPStatusError):
         client.spans.add_span_annotation(span_id="f" * 16, annotation_name="rating", annotator_kind="HUMAN", score=1, sync=True)

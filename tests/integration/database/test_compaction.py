@@ -121,6 +121,12 @@ def test_a_day_that_is_not_over_is_left_alone(place: Place) -> None:
     assert place.compact(now=at(3600)) is None
 
 
+def test_a_day_is_over_for_as_long_as_was_said_before_its_segments_are_merged(place: Place) -> None:
+    midnight = at(0).replace(hour=0) + timedelta(days=1)
+    assert place.compact(now=midnight + timedelta(hours=5, minutes=59), over_for=timedelta(hours=6)) is None
+    assert place.compact(now=midnight + timedelta(hours=6), over_for=timedelta(hours=6)) is not None
+
+
 def test_a_file_is_closed_at_its_size_and_the_rest_goes_on(place: Place) -> None:
     with reading(place.engine) as connection:
         large = max(connection.execute(select(segments.c.bytes)).scalars())

@@ -335,7 +335,9 @@ def test_of_an_answer_nothing_is_read_past_its_status(sqlite_engine: Engine, boo
         assert sum(sent) < 20_000_000, "what the sockets hold"
 
 
-def test_a_receiver_that_takes_its_time_keeps_nobody_else_waiting(sqlite_engine: Engine, book: SqlWebhookBook) -> None:
+def test_a_receiver_that_takes_its_time_keeps_nobody_else_waiting(
+    sqlite_engine: Engine, book: SqlWebhookBook, caplog: pytest.LogCaptureFixture
+) -> None:
     """Of one that never answers sixty deliveries are due, older than the other's one."""
     room, stop = _room(sqlite_engine), threading.Event()
     with dripping(b"", every_s=0.2) as (slow, _), dripping(b"", first=b"HTTP/1.1 204 No Content\r\n\r\n") as (quick, _):
@@ -357,6 +359,7 @@ def test_a_receiver_that_takes_its_time_keeps_nobody_else_waiting(sqlite_engine:
     assert not delivering.is_alive()
     assert book.deliveries(hook.id)[0]["last_status"] == "204"
     assert {row["attempts"] for row in book.deliveries(late.id)} == {0}
+    assert "webhooks wait" not in caplog.text, "nothing went wrong"
 
 
 def test_of_each_receiver_a_few_are_due_at_a_time(sqlite_engine: Engine, book: SqlWebhookBook) -> None:

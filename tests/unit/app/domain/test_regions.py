@@ -25,6 +25,7 @@ def summed(*engines: dict[str, Any]) -> list[tuple[str, int, int | None, float |
         ([engine("eu", 0, 2.0, reports=False), engine("eu", 3, 40.0)], [("eu", 1, 3, 40.0)]),
         ([engine("eu", 2, 30.0, reports=False), engine("eu", 1, 20.0, reports=False)], [("eu", 0, 1, 20.0)]),
         ([engine("eu", None, 4.0), engine("eu", 5, 4.0)], [("eu", 2, 5, 4.0)]),
+        ([engine("eu", 3, 2.0), engine("eu", 1, 9.0)], [("eu", 2, 1, 9.0)]),
         ([{**engine("eu", 0, 0.0), "lag": None}], [("eu", 1, None, None)]),
         ([engine("eu", 0, 0.0, reports=False, seen_at=NOON - REMEMBERED)], [("eu", 0, 0, 0.0)]),
         ([engine("eu", 0, 0.0, reports=False, seen_at=NOON - REMEMBERED - timedelta(microseconds=1))], []),

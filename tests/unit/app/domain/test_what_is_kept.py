@@ -141,7 +141,9 @@ def test_a_letter_counts_from_when_it_came_in(micros: str, received: datetime) -
 
 def test_a_letter_is_told_without_what_it_says_and_whole() -> None:
     stored = letter(7, b"\xff{")
-    assert letter_of(Letters(stored), 7) is stored
+    letters = Letters(stored)
+    assert letter_of(letters, 7) is stored
+    assert [pending for pending, _, _ in letters.asked] == [False], "one that was replayed is found too"
     assert told(stored) == {
         "id": 7, "topic": "events", "partition": 3, "offset": 47, "reason": "it made no sense", "attempts": 2,
         "first_seen_at": NOW - timedelta(days=1), "last_seen_at": NOW, "replayed_at": None,

@@ -2,9 +2,11 @@
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 
+from pipelines.labelling.follow_up.classifier import model
 from pipelines.labelling.follow_up.examples import is_unread
 from pipelines.labelling.follow_up.fit import calibration_error, punish_from, wilson
 from pipelines.labelling.follow_up.grams import grams, rarities, weighted
@@ -67,3 +69,13 @@ def test_intervals_and_calibration_by_hand() -> None:
 def test_parts_of_one_conversation_are_unread_together_and_a_quarter_is() -> None:
     shares = sum(is_unread(f"conversation-{number}") for number in range(4000)) / 4000
     assert shares == pytest.approx(0.25, abs=0.03)
+
+
+def test_a_gram_without_a_weight_for_each_class_is_an_error_and_no_reading() -> None:
+    whole = model()
+    words = whole.blocks["word"]
+    short = msgspec.structs.replace(words, weights=words.weights | {"wrong": words.weights["wrong"][:-1]})
+    spoiled = msgspec.structs.replace(whole, blocks={**whole.blocks, "word": short})
+    assert spoiled.probabilities("thanks", "an answer") == whole.probabilities("thanks", "an answer")
+    with pytest.raises(ValueError, match="zip"):
+        spoiled.probabilities("this is wrong", "an answer")

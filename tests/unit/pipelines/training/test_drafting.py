@@ -196,6 +196,7 @@ def test_costs_are_measured_by_length(toy: Policy) -> None:
     costs = costs_of(toy, HeadDrafter(head, toy), learnt[0].prompt, longest=3, rounds=1)
     assert list(costs) == [1, 2, 3]
     assert all(cost > 0 for cost in costs.values())
+    assert max(abs(cost - 1.0) for cost in costs.values()) > 1e-3, "three drafted tokens take some time"
 
 
 def test_a_version_without_a_head_finds_its_nearest_ancestors_and_one_that_was_refused_finds_none(

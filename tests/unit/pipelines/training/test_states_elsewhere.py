@@ -19,9 +19,10 @@ from app.domain.ports import Trainer
 from app.policy.storage.remote import RemoteWeights
 from app.policy.storage.remote_files import RemoteFiles
 from pipelines.training.elsewhere.node import NodeFiles
+from pipelines.training.elsewhere.sealed import download
 from pipelines.training.elsewhere.states import RemoteStates, open_states
 from pipelines.training.elsewhere.storage import Storage
-from pipelines.training.numerics.state_files import Rows, StateFiles
+from pipelines.training.numerics.state_files import MANIFEST, Rows, StateFiles, digest_of
 from pipelines.training.states import Inheritance, LocalStates
 from tests.fakes.learning import small_snapshot
 from tests.fakes.releases import version
@@ -131,6 +132,19 @@ def test_a_file_that_is_not_what_was_written_is_found_by_its_reader_and_the_stat
     states.set_aside(travelled.place)
     older = states.newest_checkpoint("run")
     assert (older.progress, older.damaged) == ({"next_step": 1}, (f"{place}/DAMAGED",))
+
+
+def test_what_is_missing_and_what_is_another_thing_is_told_by_name(tmp_path: Path, url: str) -> None:
+    files, folder = RemoteFiles(url), "sealed"
+    (tmp_path / "to").mkdir()
+    assert download(files, folder, ["a"], tmp_path / "to") == [MANIFEST]
+    filesystem = fsspec.filesystem("memory")
+    (tmp_path / "a").write_bytes(b"as written")
+    filesystem.pipe_file(f"{url}/{folder}/{MANIFEST}", json.dumps(dict.fromkeys(("a", "b", "c"), digest_of(tmp_path / "a"))).encode())
+    for name, content in (("a", b"as written"), ("b", b"something else"), ("d", b"as written")):
+        filesystem.pipe_file(f"{url}/{folder}/{name}", content)
+    assert download(files, folder, ["a", "b", "c", "d"], tmp_path / "to") == ["b", "c", "d"]
+    assert download(files, folder, ["a"], tmp_path / "to") == []
 
 
 def test_what_is_missing_or_changed_in_a_checkpoint_is_passed_over_by_name(tmp_path: Path, states: RemoteStates) -> None:
