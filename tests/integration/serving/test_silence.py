@@ -6,7 +6,9 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import msgspec
+import pytest
 
+from app.domain.errors import Unavailable
 from app.domain.telemetry.serving import GenerateRequest, GenerationChunk
 from app.domain.telemetry.turns import FinishReason, SamplingParams
 from app.serving.client import HttpEngines
@@ -70,6 +72,17 @@ def test_an_engine_that_is_gone_before_its_first_token_is_passed_over_for_the_ne
                 assert [chunk async for chunk in engines.generate(ASKED)] == [FIRST, LAST]
                 took.append(time.monotonic() - began)
             assert sum(seconds > 0.3 for seconds in took) == 1, took  # one finds out, nobody else waits
+
+    asyncio.run(asyncio.wait_for(inside(), 30))
+
+
+def test_where_the_only_engine_is_gone_it_is_named_with_the_cure() -> None:
+    async def inside() -> None:
+        async with engine(before_s=60, well=False) as gone:
+            with pytest.raises(
+                Unavailable, match=f"no engine holds the weights {ASKED.digest[:12]}.*the engine at {gone} is gone .*start it"
+            ):
+                await ask(gone)
 
     asyncio.run(asyncio.wait_for(inside(), 30))
 
