@@ -101,8 +101,12 @@ def test_a_key_of_one_policy_acts_on_no_other(sqlite_engine: Engine, room: Relea
     for act, body in acts.items():
         assert client.post(f"/v1/releases/{release.id}/{act}", json=body, headers=theirs).status_code == 404, act
     room.desk.freeze(POLICY, AlarmKind.GAP, actor="system:watch", reason="alarms")
-    for act in ("anchor", "unfreeze"):
-        assert client.post(f"/v1/policies/{POLICY}/{act}", json={"reason": "x"}, headers=theirs).status_code == 403, act
+    for act in ("anchor", "unfreeze", "quarantine/v2/lift", "versions/v1/pin", "versions/v1/unpin"):
+        refused = client.post(f"/v1/policies/{POLICY}/{act}", json={"reason": "x"}, headers=theirs)
+        assert (refused.status_code, "v1" in refused.text) == (403, False), act
+    assert client.get(f"/v1/policies/{POLICY}/deployment", headers=theirs).status_code == 403
+    for path in ("/v1/slots", "/v1/releases"):
+        assert client.get(path, params={"policy": POLICY}, headers=theirs).status_code == 403
     assert client.get(f"/v1/releases/{release.id}", headers=theirs).status_code == 404
     assert room.ledger.find(release.id).state is ReleaseState.READY
     assert SqlReleaseViews(sqlite_engine).release(release.id)["approvals"] == []

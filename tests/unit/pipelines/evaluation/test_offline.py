@@ -355,8 +355,9 @@ def test_a_question_is_kept_once_and_one_that_was_trained_on_never() -> None:
     for task in double.tasks:
         for digest, text in (("champion", "no"), ("candidate", "yes")):
             hearing(double, task, 0, digest, text)
-    scores = {"known": (np.zeros((4, 2)), np.ones((4, 2)))}
+    scores = {"known": (np.array([[0.1, 0.9]] * 4), np.array([[0.6, 0.2]] * 4))}
     made = pairs_of(
         hearing, [double], scores, release="r", policy="p", champion="champion", candidate="candidate", draw="d", most=9, without={"t1"}
     )
     assert {pair.task for pair in made} == {"t0", "t2", "t3"}
+    assert {(pair.champion_score, pair.candidate_score) for pair in made} == {(0.1, 0.6)}, "of the sample that is shown, the first"
