@@ -5,10 +5,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, delete, update
 
-from app.db.engine import reading
+from app.db.engine import reading, writing
 from app.db.release import audit
+from app.db.tables import gate_results
 from app.domain.errors import NotFound, Refused, StaleGeneration
 from app.domain.release.alarms import AlarmKind
 from app.domain.release.gates import GateName, Verdict
@@ -168,6 +169,21 @@ def test_a_champion_and_one_before_it_are_rolled_back_instead_of_aborted(room: R
     assert room.desk.abort(champion.id, actor=ADA, reason="bad").state is S.ROLLED_BACK
     room.champion("v3")
     assert room.desk.abort(moved(room, "v1").id, actor=ADA, reason="leaks").state is S.ROLLED_BACK
+
+
+@pytest.mark.parametrize("spoiled", [None, {"verdict": "INCONCLUSIVE"}, {"digest": "v1"}], ids=["gone", "no pass", "of another version"])
+def test_without_a_passing_canary_of_its_own_nothing_is_promoted_whatever_was_approved(
+    sqlite_engine: Engine, spoiled: dict[str, str] | None
+) -> None:
+    """As whoever changes a row of the database would have it."""
+    room = with_terms(sqlite_engine, approvals=1)
+    release = room.desk.begin_promotion(room.approved("v2").id)
+    its_own = (gate_results.c.release_id == release.id) & (gate_results.c.gate == GateName.CANARY)
+    with writing(sqlite_engine) as connection:
+        connection.execute(delete(gate_results).where(its_own) if spoiled is None else update(gate_results).where(its_own).values(spoiled))
+    with pytest.raises(Refused, match="has no passing g3_canary on record: only an explicit pass promotes"):
+        room.desk.promote(release.id)
+    assert room.desk.pointer(POLICY).digest == "v1"
 
 
 def test_what_a_promotion_makes_of_the_pointer(room: ReleaseRoom) -> None:
