@@ -171,7 +171,9 @@ def test_a_champion_and_one_before_it_are_rolled_back_instead_of_aborted(room: R
     assert room.desk.abort(moved(room, "v1").id, actor=ADA, reason="leaks").state is S.ROLLED_BACK
 
 
-@pytest.mark.parametrize("spoiled", [None, {"verdict": "INCONCLUSIVE"}, {"digest": "v1"}], ids=["gone", "no pass", "of another version"])
+@pytest.mark.parametrize(
+    "spoiled", [None, {"verdict": Verdict.INCONCLUSIVE.value}, {"digest": "v1"}], ids=["gone", "no pass", "of another version"]
+)
 def test_without_a_passing_canary_of_its_own_nothing_is_promoted_whatever_was_approved(
     sqlite_engine: Engine, spoiled: dict[str, str] | None
 ) -> None:
