@@ -6,6 +6,7 @@ from sqlalchemy import Engine
 
 from app.db.engine import open_engine, reading, writing
 from app.db.release.alarms import SHOWN, insert_alarm, read_alarms
+from app.db.sight.needs import read_needs
 from app.domain.release.alarms import Alarm, AlarmKind
 from tests.fakes.clock import FrozenClock
 
@@ -29,7 +30,8 @@ def test_an_open_alarm_is_told_before_a_hundred_newer_ones_that_ended(database_u
     with reading(engine) as connection:
         told, about = read_alarms(connection, "tab"), read_alarms(connection, "tab", release_id="r")
         waiting = read_alarms(connection, "tab", open_only=True)
+        needs = read_needs(connection, "tab")
     assert [len(told), len(about)] == [SHOWN + 1] * 2
     assert (told[0].id, told[-1].id) == (f"{SHOWN + 5:04}", "0000")
-    assert [one.id for one in waiting] == ["0000"]
+    assert [one.id for one in waiting] == [one.id for one in needs.alarms] == ["0000"]
     engine.dispose()
