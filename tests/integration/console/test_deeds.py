@@ -207,6 +207,7 @@ def test_a_key_is_made_rotated_and_revoked_and_no_page_tells_it_again(engine: En
     filled = ask(client, "make_key", "new") | {"name": "the editor", "scope_ingest": "on", "for_policy": "tab", "rate_per_s": "50"}
     assert "at least one scope" in send(client, "make_key", "new", {k: v for k, v in filled.items() if k != "scope_ingest"}).text
     assert "a number above 0" in send(client, "make_key", "new", filled | {"rate_per_s": "-1"}).text
+    assert "36500" in send(client, "make_key", "new", filled | {"expires_days": "36501"}).text.replace(",", "")
     secret = secret_of(send(client, "make_key", "new", filled | {"expires_days": "30"}))
     (key,) = [key for key in book.all() if key.name == "the editor"]
     assert key.matches((split_key(secret) or ("", ""))[1])

@@ -14,7 +14,7 @@ from sqlalchemy import delete, insert, update
 
 from app import wiring
 from app.db.engine import open_engine, writing
-from app.db.operations.examination import BACKUP, SqlDeploymentState
+from app.db.operations.examination import BACKUP, DRILL, SqlDeploymentState
 from app.db.tables import audit, deployment_facts, engine_versions
 from app.domain.errors import BadConfig, RatchetError
 from app.domain.ids import utc_now
@@ -164,6 +164,17 @@ def test_a_backup_that_is_old_is_told_with_its_age(terminal: Terminal) -> None:
     SqlDeploymentState(engine).note(BACKUP, {}, at=utc_now() - timedelta(days=9))
     engine.dispose()
     assert terminal.told("--only", "backup")["backup"][0]["says"].startswith("the last backup was 9.0 days ago")
+
+
+@pytest.mark.parametrize(
+    ("backup_h", "drill_h", "states"), [(25.9, 167.9, ["ok", "ok"]), (26.1, 167.9, ["warn", "ok"]), (25.9, 168.1, ["ok", "warn"])]
+)
+def test_a_backup_is_of_a_day_and_a_drill_of_a_week(terminal: Terminal, backup_h: float, drill_h: float, states: list[str]) -> None:
+    engine = open_engine(terminal.settings.database_url)
+    for what, hours in ((BACKUP, backup_h), (DRILL, drill_h)):
+        SqlDeploymentState(engine).note(what, {}, at=utc_now() - timedelta(hours=hours))
+    engine.dispose()
+    assert [row["state"] for row in terminal.told("--only", "backup")["backup"]] == states
 
 
 def test_two_deployments_on_one_bucket_are_refused_before_anything_starts(terminal: Terminal, tmp_path: Path) -> None:
