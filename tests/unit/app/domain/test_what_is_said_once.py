@@ -43,3 +43,9 @@ def test_only_the_models_own_faults_say_something_about_it() -> None:
     assert mine == {
         Outcome.SOLVED, Outcome.FAILED, Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT, Outcome.AGENT_TIMEOUT, Outcome.TOOL_ABUSE,
     }  # fmt: skip
+
+
+def test_a_policy_s_own_times_join_its_turns_and_the_configured_ones_all_others() -> None:
+    rules = JoinRules(policies={"composer": policy_config(label_wait_s=60.0, lateness_s=7.0)}, label_wait_s=1800.0, lateness_s=90.0)
+    found = [(rules.label_wait(name).total_seconds(), rules.lateness(name).total_seconds()) for name in ("composer", "gone", None)]
+    assert found == [(60.0, 7.0), (1800.0, 90.0), (1800.0, 90.0)]

@@ -2,11 +2,15 @@
 
 import pytest
 
-from pipelines.training.config import TrackerConfig
+from app.domain.learning.batches import BatchItem, BatchManifest
+from pipelines.training.config import TrackerConfig, TrainingConfig
 from pipelines.training.estimators import RewardedTurn
 from pipelines.training.estimators.batch_mean import BatchMean
+from pipelines.training.estimators.choice import estimator_of
 from pipelines.training.estimators.group_mean import GroupMean
+from pipelines.training.estimators.grouped import Grouped
 from pipelines.training.estimators.segment_tracker import SegmentTracker
+from tests.fakes.learning import NOON, FakeRuns
 
 
 def turn(reward: float, *, unit: str = "", segment: str = "", prompt: str = "", channels: str = "") -> RewardedTurn:
@@ -88,3 +92,16 @@ def test_an_episode_counts_once_in_its_group_however_many_turns_it_took() -> Non
     # tries at one task: one of three turns that earned 1 each, one of a single turn that earned 0: b = (1 + 0)/2
     turns = [turn(1, unit="long", prompt="task")] * 3 + [turn(0, unit="short", prompt="task")]
     assert GroupMean().baselines(turns) == [0.5] * 4
+
+
+@pytest.mark.parametrize(("groups", "is_grouped"), [(["", ""], False), (["", "g"], True), (["g", "g"], True)])
+def test_practice_in_a_batch_is_measured_against_its_group_whatever_else_is_in_it(groups: list[str], is_grouped: bool) -> None:
+    items = tuple(
+        BatchItem(inference_id=str(n), episode_id=str(n), reward=0.0, label_revision=1, segment="", actor=None, group=group)
+        for n, group in enumerate(groups)
+    )
+    batch = BatchManifest(
+        id="b", policy="composer", slot=0, champion="c", anchor="c", rule_set="r", window_from=NOON, window_to=NOON, items=items
+    )  # fmt: skip
+    made = estimator_of(batch, TrainingConfig(estimator="batch_mean"), FakeRuns(), parent="c")
+    assert isinstance(made, Grouped if is_grouped else BatchMean)
