@@ -306,7 +306,7 @@ def test_weights_that_nobody_needs_are_pruned_and_a_strangers_and_a_fresh_one_s_
     assert [weights.exists(digest) for digest in (needless, fresh, stranger, newer, newest, base)] == [False, *[True] * 5]
     ready = settings.data / "weights" / fresh / "READY"
     for age_s, gone in ((2 * 3600 - 60, False), (2 * 3600 + 1, True)):
-        os.utime(ready, (time.time() - age_s,) * 2)
+        os.utime(ready, (time.time() - age_s, time.time() - age_s))
         assert (f"would remove {fresh[:12]}" in prune("--older-than-h", "2", "--dry-run")) is gone
     ready.touch()
     assert f"removed {fresh[:12]}" in prune("--older-than-h", "0")
