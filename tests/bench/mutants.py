@@ -29,7 +29,7 @@ from typing import Any
 from tests.bench.mutating.covering import Covered
 from tests.bench.mutating.mutants import Mutant, apply, sample
 from tests.bench.mutating.reach import Reach
-from tests.bench.mutating.readers import readers_of, tests_that_name
+from tests.bench.mutating.readers import readers_of, named_in_tests
 from tests.bench.mutating.trying import Copy, Outcome, preload
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,7 +119,7 @@ def _tests_of(mutant: Mutant, covered: Covered, near: Sequence[str]) -> list[str
     if len(tests) < FEW:
         tests += covered.tests_in(near)
     at_once = [test for place, test in AT_ONCE.items() if at_import and mutant.file.startswith(place)]
-    named = covered.tests_named(tests_that_name(ROOT, mutant.file, mutant.line)) if at_import else []
+    named = covered.tests_named(named_in_tests(ROOT, mutant.file, mutant.line)) if at_import else []
     return list(dict.fromkeys([*covered.tests_in(at_once), *named, *tests]))
 
 

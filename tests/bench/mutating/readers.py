@@ -25,7 +25,7 @@ def readers_of(root: Path, file: str, line: int) -> tuple[bool, list[Line]]:
             return True, []
 
 
-def tests_that_name(root: Path, file: str, line: int) -> list[str]:
+def named_in_tests(root: Path, file: str, line: int) -> list[str]:
     """Tests (file::function) in whose text the constant or the field stands that a line sets: they may read it past any line of the
     product. The whole file where the name stands in it and in none of its tests; none where it is a common word."""
     match _statement(root / file, line):

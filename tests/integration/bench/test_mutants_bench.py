@@ -16,7 +16,7 @@ from tests.bench.covering import by_room
 from tests.bench.mutating.covering import Covered
 from tests.bench.mutating.mutants import Mutant, apply, is_sound, mutants_of, sample
 from tests.bench.mutating.reach import Reach
-from tests.bench.mutating.readers import AT_MOST, readers_of, tests_that_name
+from tests.bench.mutating.readers import AT_MOST, readers_of, named_in_tests
 from tests.bench.mutating.trying import Outcome
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -209,11 +209,11 @@ def test_a_constant_is_asked_of_the_tests_that_speak_of_it(tmp_path: Path) -> No
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert tests_that_name(tmp_path, "app/a.py", 1) == ["tests/test_a.py::test_one", "tests/test_a.py::test_three", "tests/test_b.py"]
-    assert tests_that_name(tmp_path, "app/a.py", 3) == [], "a line of a function is no constant"
+    assert named_in_tests(tmp_path, "app/a.py", 1) == ["tests/test_a.py::test_one", "tests/test_a.py::test_three", "tests/test_b.py"]
+    assert named_in_tests(tmp_path, "app/a.py", 3) == [], "a line of a function is no constant"
     many = "".join(f"def test_{n}():\n    assert MOST\n" for n in range(AT_MOST))
     (tmp_path / "tests" / "test_c.py").write_text(many)
-    assert tests_that_name(tmp_path, "app/a.py", 1) == [], "a common word"
+    assert named_in_tests(tmp_path, "app/a.py", 1) == [], "a common word"
 
 
 def test_files_of_a_room_are_counted_together() -> None:
