@@ -29,7 +29,7 @@ from typing import Any
 from tests.bench.mutating.covering import Covered
 from tests.bench.mutating.mutants import Mutant, apply, sample
 from tests.bench.mutating.reach import Reach
-from tests.bench.mutating.readers import readers_of, named_in_tests
+from tests.bench.mutating.readers import named_in_tests, readers_of
 from tests.bench.mutating.trying import Copy, Outcome, preload
 
 ROOT = Path(__file__).resolve().parents[2]

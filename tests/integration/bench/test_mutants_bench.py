@@ -16,7 +16,7 @@ from tests.bench.covering import by_room
 from tests.bench.mutating.covering import Covered
 from tests.bench.mutating.mutants import Mutant, apply, is_sound, mutants_of, sample
 from tests.bench.mutating.reach import Reach
-from tests.bench.mutating.readers import AT_MOST, readers_of, named_in_tests
+from tests.bench.mutating.readers import AT_MOST, named_in_tests, readers_of
 from tests.bench.mutating.trying import Outcome
 
 ROOT = Path(__file__).resolve().parents[3]
