@@ -239,10 +239,19 @@ def mixed(answers: Sequence[tuple[str, list[GenerationChunk]]], policies: dict[s
             with torch.inference_mode():
                 gaps.append((token_logprobs(policies[name].model, chunks[-1].prompt_tokens or [], tokens) - logged).abs())
         others = torch.stack(gaps[1:]).min(0).values if len(gaps) > 1 else torch.full_like(gaps[0], torch.inf)
-        # bfloat16 blurs a token by up to a few tenths; three tokens in a row of another version are no blur
-        foreign = ((gaps[0] > 0.3) & (others < gaps[0] / 4)).int().tolist()
-        wrong += any(sum(foreign[i : i + 3]) == 3 for i in range(len(foreign))) or float(gaps[0].mean()) > 0.2
+        wrong += is_mixed(gaps[0], others)
     return wrong, len(chosen)
+
+
+def is_mixed(own_T: Tensor, others_T: Tensor) -> bool:
+    """By how far each token's log-probability is from its own version's, and from the nearest of its neighbours'.
+
+    bfloat16 blurs a token by a few tenths, and an answer by .4 on average where norms are 1.25 times as large; its neighbours are 1 to 3
+    away. Three tokens in a row of another version are no blur, nor is an answer a third as far from its own version as from another.
+    """
+    foreign = ((own_T > 0.3) & (others_T < own_T / 4)).int().tolist()
+    own, other = float(own_T.mean()), float(others_T.mean())
+    return any(sum(foreign[i : i + 3]) == 3 for i in range(len(foreign))) or (own > 0.2 and own > other / 3)
 
 
 async def waited(holds: Callable[[], bool], within_s: float) -> bool:
