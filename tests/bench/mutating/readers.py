@@ -19,20 +19,17 @@ def readers_of(root: Path, file: str, line: int) -> tuple[bool, list[Line]]:
             return False, []
         case ast.FunctionDef() | ast.AsyncFunctionDef():
             return True, [(file, inside.lineno) for inside in ast.walk(statement) if isinstance(inside, ast.stmt)]
-        case ast.Assign(targets=[ast.Name(name), *_]) | ast.AnnAssign(target=ast.Name(name)):
-            return True, list(_mentions(root, file, name, but=statement))
         case _:
-            return True, []
+            name = _set_by(statement)
+            return True, [] if statement is None or name is None else list(_mentions(root, file, name, but=statement))
 
 
 def named_in_tests(root: Path, file: str, line: int) -> list[str]:
     """Tests (file::function) in whose text the constant or the field stands that a line sets: they may read it past any line of the
     product. The whole file where the name stands in it and in none of its tests; none where it is a common word."""
-    match _statement(root / file, line):
-        case ast.Assign(targets=[ast.Name(name), *_]) | ast.AnnAssign(target=ast.Name(name)):
-            word = re.compile(rf"\b{re.escape(name)}\b")
-        case _:
-            return []
+    if (name := _set_by(_statement(root / file, line))) is None:
+        return []
+    word = _word(name)
     found: list[str] = []
     for path in sorted((root / "tests").rglob("test_*.py")):
         text, place = path.read_text(), path.relative_to(root).as_posix()
@@ -55,6 +52,19 @@ def _statement(path: Path, line: int) -> ast.stmt | None:
     return next((found for found in statements if found.lineno <= line <= (found.end_lineno or found.lineno)), None)
 
 
+def _set_by(statement: ast.stmt | None) -> str | None:
+    """The constant or the field that a statement sets."""
+    match statement:
+        case ast.Assign(targets=[ast.Name(name), *_]) | ast.AnnAssign(target=ast.Name(name)):
+            return name
+        case _:
+            return None
+
+
+def _word(name: str) -> re.Pattern[str]:
+    return re.compile(rf"\b{re.escape(name)}\b")
+
+
 def _at_import(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
     """Statements of a module and of its classes."""
     for statement in statements:
@@ -65,7 +75,7 @@ def _at_import(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _mentions(root: Path, file: str, name: str, *, but: ast.stmt) -> Iterator[Line]:
-    word = re.compile(rf"\b{re.escape(name)}\b")
+    word = _word(name)
     own = range(but.lineno, (but.end_lineno or but.lineno) + 1)
     others = [] if name.startswith("_") else sorted(path for part in ("app", "pipelines") for path in (root / part).rglob("*.py"))
     found = 0
