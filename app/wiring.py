@@ -1192,13 +1192,18 @@ def own_answers(settings: Settings, policy: str, version: str, *, newest: int = 
     return [(unit, payloads[inference_id]) for _, inference_id, unit in found if inference_id in payloads]
 
 
-def count_own_answers(settings: Settings, policy: str, version: str, *, most: int) -> int:
-    """How many answers a version has that `own_answers` would read, counted up to so many."""
+def own_answers_counted(settings: Settings, *, at_most: int) -> Callable[[str, str], int]:
+    """How many answers a policy's version has that `own_answers` would read, counted no further than `at_most`."""
     from app.db.engine import reading
-    from app.db.learning.learned_turns import own_turns
+    from app.db.learning.learned_turns import count_own_turns
 
-    with opened_state(settings) as state, reading(state) as connection:
-        return len(own_turns(connection, policy, version, newest=most))
+    engine = open_state(settings)
+
+    def count(policy: str, version: str) -> int:
+        with reading(engine) as connection:
+            return count_own_turns(connection, policy, version, at_most=at_most)
+
+    return count
 
 
 def drafting_term(settings: Settings, *, owner: str) -> Callable[[], AbstractContextManager[Callable[[], None] | None]]:

@@ -83,7 +83,8 @@ def draft(policy: str, seconds: float | None, tokens: int | None, seed: int | No
     from app.settings import from_environment, read_toml
     from pipelines.commands.operating import os_user
     from pipelines.config import loop_config
-    from pipelines.training import drafting
+    from pipelines.training.drafting.answers import LoggedAnswer
+    from pipelines.training.drafting.run import draft as train
 
     settings = from_environment()
     asked = {name: value for name, value in (("seconds", seconds), ("tokens", tokens), ("seed", seed)) if value is not None}
@@ -91,10 +92,10 @@ def draft(policy: str, seconds: float | None, tokens: int | None, seed: int | No
     wiring.require_policy(wiring.load_policies(settings), policy)
     digest = wiring.release_desk(settings).pointer(policy).digest
     answers = [
-        drafting.LoggedAnswer(unit=unit, prompt=tuple(payload.prompt_tokens), completion=tuple(payload.completion_tokens))
+        LoggedAnswer(unit=unit, prompt=tuple(payload.prompt_tokens), completion=tuple(payload.completion_tokens))
         for unit, payload in wiring.own_answers(settings, policy, digest)
     ]
-    record = drafting.draft(
+    record = train(
         answers, policy=policy, digest=digest, weights=wiring.open_weights(settings), progress=wiring.progress_log(settings),
         config=config,
     )  # fmt: skip

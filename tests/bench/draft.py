@@ -36,7 +36,8 @@ from app.policy.decoding.lookup import PromptLookup
 from app.policy.decoding.payoff import Payoff
 from app.policy.decoding.sampling import Decoder, Generation
 from app.policy.model import Policy, load_policy
-from pipelines.training.drafting import DraftingConfig, LoggedAnswer
+from pipelines.training.drafting import DraftingConfig
+from pipelines.training.drafting.answers import LoggedAnswer
 from pipelines.training.drafting.run import make_head
 from tests.bench.train import conversations
 

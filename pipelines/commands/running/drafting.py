@@ -96,9 +96,7 @@ class Drafting:
 
 
 @contextmanager
-def running(
-    command: list[str], *, environment: Mapping[str, str], told: IO[bytes]
-) -> Generator["subprocess.Popen[bytes]"]:  # fmt: skip
+def running(command: list[str], *, environment: Mapping[str, str], told: IO[bytes]) -> Generator["subprocess.Popen[bytes]"]:
     """A child at the lowest priority, ended with the block and with this process."""
     child = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=told, stderr=told, env=dict(environment), preexec_fn=_last_in_line,
@@ -114,17 +112,14 @@ def running(
             child.wait()
 
 
-def drafting_beside(
-    settings: Settings, policies: Collection[str], cycles: CycleBook, *, config: DraftingConfig, owner: str
-) -> Drafting:  # fmt: skip
+def drafting_beside(settings: Settings, policies: Collection[str], cycles: CycleBook, *, config: DraftingConfig, owner: str) -> Drafting:
     """Over the deployment's own books."""
     weights, pointers = wiring.open_weights(settings), wiring.release_ledger(settings)
-
     return Drafting(
         policies=policies, champion=lambda policy: pointers.pointer(policy).digest,
         has_record=lambda digest: read_record(weights, digest) is not None,
-        answers=lambda policy, digest: wiring.count_own_answers(settings, policy, digest, most=config.after_answers),
-        after_answers=config.after_answers, is_busy=lambda: any(cycles.running(policy) is not None for policy in policies),
+        answers=wiring.own_answers_counted(settings, at_most=config.after_answers), after_answers=config.after_answers,
+        is_busy=lambda: any(cycles.running(policy) is not None for policy in policies),
         term=wiring.drafting_term(settings, owner=owner),
         command=lambda policy: [sys.executable, "-m", "pipelines", "model", "draft", "--policy", policy],
     )  # fmt: skip

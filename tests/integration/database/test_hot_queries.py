@@ -19,7 +19,7 @@ from app.db.ingestion.relay import SqlRelayOffice, has_backlog
 from app.db.ingestion.streams import SqlEffects
 from app.db.learning.batches import SqlBatchStore
 from app.db.learning.labels import SqlLabels, count_trainable
-from app.db.learning.learned_turns import own_turns
+from app.db.learning.learned_turns import count_own_turns, own_turns
 from app.db.operations.readings import SqlReadings
 from app.db.release.evidence import SqlEvidenceBook
 from app.db.tables import EPOCH, metadata
@@ -99,7 +99,7 @@ def acts(engine: Engine) -> dict[str, Callable[[], object]]:
 
     def own() -> int:
         with writing(engine) as connection:
-            return len(own_turns(connection, POLICY, VERSION, newest=50))
+            return len(own_turns(connection, POLICY, VERSION, newest=50)) + count_own_turns(connection, POLICY, VERSION, at_most=50)
 
     def cut() -> object:
         config = BatchingConfig(min_turns=8, max_turns=64)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -94,13 +94,8 @@ def test_nothing_is_trained_while_a_cycle_runs_or_another_process_trains(world: 
 
 
 def test_what_another_process_trained_meanwhile_is_not_trained_again(world: World) -> None:
-    drafting = world.drafting()
     asked = iter([False, True])
-    beside = Drafting(
-        policies=drafting.policies, champion=drafting.champion, has_record=lambda digest: next(asked), answers=drafting.answers,
-        after_answers=50, is_busy=drafting.is_busy, term=drafting.term, command=drafting.command,
-    )  # fmt: skip
-    beside.once(threading.Event())
+    replace(world.drafting(), has_record=lambda digest: next(asked)).once(threading.Event())
     assert world.trained == []
 
 
@@ -118,7 +113,7 @@ def is_gone(pid: int) -> bool:
 
 
 def test_a_cycle_that_begins_ends_the_training_and_it_begins_anew_afterwards(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    number, trains = told_to_write_its_number(world), world.script
+    number = told_to_write_its_number(world)
     world.busy = number.exists
     with caplog.at_level(logging.INFO):
         once(world)
@@ -127,7 +122,7 @@ def test_a_cycle_that_begins_ends_the_training_and_it_begins_anew_afterwards(wor
     number.unlink()
     world.script = World.script
     once(world)
-    assert world.trained == ["composer"], trains
+    assert world.trained == ["composer"]
 
 
 def test_a_process_that_is_told_to_stop_takes_its_training_along(world: World) -> None:

@@ -17,11 +17,12 @@ from app.policy.storage.prune import prune
 from app.policy.storage.snapshot import HEAD, HEAD_RECORD, snapshot_digest, write_snapshot
 from app.policy.storage.store import LocalWeights
 from app.policy.tiny_moe import Architecture, write_tiny_moe
-from pipelines.training.drafting import DraftingConfig, LoggedAnswer, draft
-from pipelines.training.drafting.answers import frequent, read, split, usable
+from pipelines.training.drafting import DraftingConfig
+from pipelines.training.drafting.answers import LoggedAnswer, frequent, read, split, usable
 from pipelines.training.drafting.costs import costs_of
 from pipelines.training.drafting.distil import Lessons, distil, lessons_of
 from pipelines.training.drafting.gate import judge, rate
+from pipelines.training.drafting.run import draft
 from tests.fakes.toys import FIRST, WORDS, walk, write_toy
 
 COSTS = {1: 1.2, 2: 1.3, 3: 1.4}
