@@ -4,10 +4,12 @@ MLflow is written, never read for a decision: an alias is an unconditional merge
 (`facts/gates.md`, section 8). `reconcile` repairs what drifted and says what it repaired, so that the drift can be alarmed on.
 """
 
+import fcntl
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -37,13 +39,27 @@ class MlflowRegistry:
     """The `VersionRegistry` port on MLflow."""
 
     def __init__(self, uri: str, *, weights: str | None = None) -> None:
-        """`weights`: the URL below which versions lie, where that is no folder of this machine: a server takes no path of ours."""
-        self._uri = uri
+        """`weights`: the URL below which versions lie, where that is no folder of this machine: a server takes no path of ours.
+
+        A SQLite file that is not there is made. Raises `Unavailable` where what is there cannot be opened.
+        """
+        file = _file_of(uri)
+        self._login = "" if file else uri[uri.find("://") + len("://") : uri.rfind("@") + 1]
+        """Who logs in there and with what, which no message says; empty where nobody does."""
+        self._place = uri.replace(self._login, "", 1)
         self._weights = weights
         for name, value in IMPATIENT.items():
             os.environ.setdefault(name, value)
         mlflow.set_tracking_uri(uri)
-        self.client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+        if file is not None:
+            _make_whole(file)
+        try:
+            self.client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+        except MlflowException as error:  # such as tables of an older MLflow, with the command that upgrades them
+            raise Unavailable(f"MLflow at {self._place} is not opened: {self._said(error)}") from error
+        except Exception as error:  # its database library's own errors come through
+            cure = "ask its administrator" if file is None else "move the file away, and it is written anew from the ledger"
+            raise Unavailable(f"MLflow's tables in {self._place} are not whole ({_first_line(error)}): {cure}") from error
 
     def register(self, version: Version, *, folder: Path, run: TrainingRun | None, card: str) -> None:
         """Create the model version with its run, metrics, parameters and model card. Idempotent by digest. Raises `Unavailable`."""
@@ -51,7 +67,7 @@ class MlflowRegistry:
             if self._find(version.policy, version.digest) is None:
                 self._create(version, folder=folder, run=run, card=card)
         except MlflowException as error:
-            raise Unavailable(f"MLflow at {self._uri} did not take version {version.name}: {error.message}") from error
+            raise Unavailable(f"MLflow at {self._place} did not take version {version.name}: {self._said(error)}") from error
 
     def reconcile(self, policy: str, wanted: Mapping[str, str]) -> list[str]:
         """Make the aliases of a policy what SQL says (alias → digest); returns a sentence per repair. Raises `Unavailable`.
@@ -61,7 +77,11 @@ class MlflowRegistry:
         try:
             return self._reconcile(policy, wanted)
         except MlflowException as error:
-            raise Unavailable(f"MLflow at {self._uri} did not take the aliases of {policy}: {error.message}") from error
+            raise Unavailable(f"MLflow at {self._place} did not take the aliases of {policy}: {self._said(error)}") from error
+
+    def _said(self, error: MlflowException) -> str:
+        """MLflow's own words, which have the whole address in them."""
+        return str(error.message).replace(self._login, "") if self._login else str(error.message)
 
     def _reconcile(self, policy: str, wanted: Mapping[str, str]) -> list[str]:
         have = {alias: str(number) for alias, number in self.client.get_registered_model(policy).aliases.items()}
@@ -111,6 +131,41 @@ class MlflowRegistry:
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
+
+
+def _file_of(uri: str) -> Path | None:
+    """The file of a SQLite database; None for a server and for a database in memory."""
+    scheme, _, path = uri.partition("?")[0].partition(":///")
+    return Path(path) if scheme.startswith("sqlite") and path not in ("", ":memory:") else None
+
+
+def _make_whole(file: Path) -> None:
+    """Make MLflow's tables beside the file, and give it its name when all are there; nothing where it is there.
+
+    MLflow makes them one by one in the file itself: a process killed meanwhile leaves what no later one can open, and of two that begin
+    at once one ends in the other's tables (both measured).
+    """
+    with _alone(file):
+        if file.exists():
+            return
+        half = file.with_name(f"{file.name}.half")
+        for left in file.parent.glob(f"{half.name}*"):
+            left.unlink()
+        MlflowClient(tracking_uri=f"sqlite:///{half}")
+        half.replace(file)
+
+
+@contextmanager
+def _alone(file: Path) -> Generator[None]:
+    """Wait until no other process of this machine has it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.with_name(f"{file.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _millis(moment: datetime) -> int:

@@ -1,16 +1,23 @@
 """The MLflow projection over a real MLflow on SQLite."""
 
+import shutil
+import sqlite3
 import subprocess
 import sys
+import time
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from app.domain.errors import Unavailable
 from app.domain.release.versions import RunStatus, TrainingRun, Version, VersionKind
 from app.registry.mlflow_registry import MlflowRegistry, _metrics, _millis, _params
 
 ROOT = Path(__file__).resolve().parents[3]
+TABLES = 200_000
+"""Bytes of a file in which some of MLflow's tables are, and not all of them."""
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
@@ -108,3 +115,74 @@ def test_parameters_are_named_by_their_tables_and_cut_where_mlflow_refuses_more(
 
 def test_moments_are_milliseconds() -> None:
     assert _millis(datetime(2026, 1, 1, 0, 0, 1, 500_900, tzinfo=UTC)) == 1_767_225_601_500
+
+
+OPENING = """
+import sys
+from app.registry.mlflow_registry import MlflowRegistry
+print("loaded", flush=True)
+sys.stdin.readline()
+print(len(MlflowRegistry(sys.argv[1]).client.search_registered_models()), flush=True)
+"""
+
+
+def opener(file: Path) -> "subprocess.Popen[str]":
+    """A process that has everything loaded and opens the registry when it is told to."""
+    command = [sys.executable, "-c", OPENING, f"sqlite:///{file}"]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "loaded\n"
+    return process
+
+
+def tell(process: "subprocess.Popen[str]") -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def test_two_that_open_it_for_the_first_time_at_once_both_have_it(tmp_path: Path) -> None:
+    two = [opener(tmp_path / "mlflow.db") for _ in range(2)]
+    for process in two:
+        tell(process)
+    for process in two:
+        said, complained = process.communicate(timeout=300)
+        assert (process.returncode, said) == (0, "0\n"), complained
+
+
+def test_one_killed_while_it_makes_the_tables_leaves_nothing_that_the_next_one_falls_over(tmp_path: Path) -> None:
+    first = opener(tmp_path / "mlflow.db")
+    tell(first)
+    deadline = time.monotonic() + 300
+    while not any(file.stat().st_size > TABLES for file in tmp_path.glob("mlflow.db*")):
+        assert time.monotonic() < deadline, "no table is made"
+        time.sleep(0.005)
+    first.kill()
+    first.communicate()
+    second = opener(tmp_path / "mlflow.db")
+    said, complained = second.communicate("\n", timeout=300)
+    assert (second.returncode, said) == (0, "0\n"), complained
+    assert not list(tmp_path.glob("*.half*"))
+
+
+def test_tables_that_are_not_whole_are_told_with_the_cure(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:
+        database.execute("CREATE TABLE secrets (words TEXT)")
+    with pytest.raises(Unavailable, match=r"mlflow\.db are not whole \(.*\): move the file away, and it is written anew from the ledger$"):
+        MlflowRegistry(f"sqlite:///{tmp_path}/mlflow.db")
+
+
+def test_tables_of_another_mlflow_are_told_with_the_command_that_upgrades_them(tmp_path: Path) -> None:
+    MlflowRegistry(f"sqlite:///{tmp_path}/made.db")
+    shutil.copy(tmp_path / "made.db", tmp_path / "older.db")
+    with closing(sqlite3.connect(tmp_path / "older.db")) as database, database:
+        database.execute("UPDATE alembic_version SET version_num = 'df50e92ffc5e'")
+    with pytest.raises(Unavailable, match=r"older\.db is not opened: .*mlflow db upgrade"):
+        MlflowRegistry(f"sqlite:///{tmp_path}/older.db")
+
+
+def test_who_logs_in_is_no_part_of_a_complaint(tmp_path: Path) -> None:
+    nobody = MlflowRegistry("http://ratchet:open-sesame@127.0.0.1:1")
+    with pytest.raises(Unavailable, match=r"MLflow at http://127\.0\.0\.1:1 did not take") as told:
+        nobody.register(version(1, "p"), folder=tmp_path, run=None, card="")
+    assert "open-sesame" not in str(told.value)
