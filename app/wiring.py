@@ -309,7 +309,9 @@ def check_tracking(settings: Settings) -> None:
     try:
         httpx.get(f"{settings.mlflow_uri.rstrip('/')}/health", timeout=5.0).raise_for_status()
     except httpx.HTTPError as error:
-        raise Unavailable(f"MLflow at {settings.mlflow_uri} does not answer ({error}): check RATCHET_MLFLOW_URI") from error
+        why = f"HTTP {error.response.status_code}" if isinstance(error, httpx.HTTPStatusError) else str(error)  # httpx tells who logged in
+        place = settings.mlflow_uri.rpartition("@")[2]
+        raise Unavailable(f"MLflow at {place} does not answer ({why}): check RATCHET_MLFLOW_URI") from error
 
 
 def tracing(settings: Settings, process: str) -> "Traces":

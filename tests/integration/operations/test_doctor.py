@@ -1,8 +1,10 @@
 """`ratchet doctor` names what is wrong with a deployment and the cure, and everything else in spite of it."""
 
 import json
+import threading
 from collections.abc import Callable
 from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from app import wiring
 from app.db.engine import open_engine, writing
 from app.db.operations.examination import BACKUP, DRILL, SqlDeploymentState
 from app.db.tables import audit, deployment_facts, engine_versions
-from app.domain.errors import BadConfig, RatchetError
+from app.domain.errors import BadConfig, RatchetError, Unavailable
 from app.domain.ids import utc_now
 from app.domain.release.versions import Version, VersionKind
 from app.policy.storage.claiming import MARK, claim, faults
@@ -148,6 +150,28 @@ def test_secrets_that_others_may_read_and_a_registry_that_is_away_are_told(termi
     away = terminal.told("--only", "tracking", RATCHET_MLFLOW_URI="http://127.0.0.1:9")["tracking"]
     assert [row["state"] for row in away] == ["warn"], "the loop goes on without it"
     assert "MLflow at http://127.0.0.1:9 does not answer" in away[0]["says"]
+
+
+class Locked(BaseHTTPRequestHandler):
+    """Lets nobody in."""
+
+    def do_GET(self) -> None:
+        self.send_error(401)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+def test_a_registry_that_lets_nobody_in_is_told_without_who_asked(tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Locked) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        place = f"127.0.0.1:{server.server_port}"
+        settings = from_environment({"RATCHET_DATA": str(tmp_path), "RATCHET_MLFLOW_URI": f"http://ada:open-sesame@{place}"})
+        with pytest.raises(Unavailable, match=rf"^MLflow at {place} does not answer \(HTTP 401\): check RATCHET_MLFLOW_URI$"):
+            wiring.check_tracking(settings)
+        server.shutdown()
+    with pytest.raises(Unavailable, match=rf"^MLflow at {place} does not answer \(.*refused.*\): check RATCHET_MLFLOW_URI$"):
+        wiring.check_tracking(settings)
 
 
 def test_a_laptop_without_keys_is_warned_and_a_service_that_others_reach_fails(terminal: Terminal) -> None:
