@@ -134,14 +134,15 @@ class Fleet:
                 log = self.folder / "logs" / f"{name}.log"
                 self.replicas[name] = Replica(name=name, role=role, host=host, port=free_port(), log=log)
 
-    def start(self) -> None:
-        """The broker, then `count` replicas of every process, each ready."""
+    def start(self, *, in_turn: bool = False) -> None:
+        """The broker, then `count` replicas of every process, each ready; `in_turn`: the first of each before any second one."""
         self.start_broker()
-        for role in self.roles:
-            for number in range(1, self.count + 1):
-                self.spawn(self.replicas[f"{role}-{number}"], self.tree)
-        for replica in self.running():
-            self.await_ready(replica)
+        seats = [[f"{role}-{number}" for role in self.roles] for number in range(1, self.count + 1)]
+        for names in seats if in_turn else [[name for row in seats for name in row]]:
+            for name in names:
+                self.spawn(self.replicas[name], self.tree)
+            for name in names:
+                self.await_ready(self.replicas[name])
 
     def command(self, *arguments: str, tree: Path) -> str:
         """A command of `ratchet` as the code in `tree` has it; returns what it printed. Raises `RuntimeError`."""
