@@ -21,7 +21,8 @@ BASE, IMAGE = f"localhost/ratchet-debian:{SUITE}", "localhost/ratchet-test"
 BASE_PACKAGES = "python3,python3-venv,ca-certificates"
 """What infra/Dockerfile asks of BASE."""
 PROGRAMS = {
-    "podman": "podman runc netavark aardvark-dns catatonit nftables iptables", "buildah": "buildah", "debootstrap": "debootstrap",
+    "podman": "podman runc netavark aardvark-dns catatonit", "iptables": "iptables", "nft": "nftables", "buildah": "buildah",
+    "debootstrap": "debootstrap",
 }  # fmt: skip
 MOST = {resource.RLIMIT_NOFILE: 16_384, resource.RLIMIT_NPROC: 16_384}
 """Of files and processes; buildah may not pass on more than it has itself."""
