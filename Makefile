@@ -30,12 +30,12 @@ up: ## the whole deployment without the simulated product
 	$(SETUP) venv model
 	@$(BIN)/ratchet up $(ARGS)
 
-# What starts whole deployments comes last and one at a time, because each takes all cores. The demo is one of them.
+# What starts whole deployments comes last and two at a time: the demo, and beside it everything else; each waits more than it works.
 test: ## all tests (ARGS="-k words" for some)
 	$(SETUP) venv model data
 ifeq ($(strip $(ARGS)),)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not e2e and not real"
-	@$(BIN)/python -m pytest -m e2e
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m e2e
 else
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 endif

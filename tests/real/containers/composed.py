@@ -7,12 +7,15 @@
 | objects | moto, in memory | nor is SeaweedFS's |
 | prometheus | Debian's 2.42 | nor is its own |
 | model | the tiny random model | SmolLM2 takes minutes where two cores are shared |
+| `configs` with their `content` | files beside compose.yaml, mounted | podman-compose passes them over without a word |
 
-Ports are free ones, and the image is the one that `built_image` made. Everything else is read from the files.
+The broker asks for no password, so neither does the ratchet.toml of the test. Ports are free ones, and the image is the one that
+`built_image` made. Everything else is read from the files.
 """
 
 import json
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -70,6 +73,8 @@ class Composed:
     name: str = field(default_factory=lambda: f"ratchet-{os.getpid()}-{secrets.token_hex(2)}")
     port: int = field(default_factory=free_port)
     prometheus_port: int = field(default_factory=free_port)
+    _contents: dict[str, str] = field(default_factory=dict[str, str])
+    """What the files ask to be in each of their `configs`."""
 
     def lay_out(self, config: str) -> None:
         """A copy of infra/ with the files as they are used here, and secrets; `config` is the ratchet.toml."""
@@ -82,7 +87,10 @@ class Composed:
         self.keep_secret(METRICS_KEY="none yet")
 
     def _of(self, told: dict[str, Any], image: str) -> dict[str, Any]:
+        self._contents |= {name: said["content"] for name, said in told.pop("configs", {}).items()}
         for name, service in told["services"].items():
+            for config in service.pop("configs", []):
+                service["volumes"].append(f"./{config['source']}.config:{config['target']}:ro")
             service |= replaced(image).get(name, {})
             if service.get("image") == "ratchet":
                 service["image"] = image
@@ -94,13 +102,15 @@ class Composed:
         return {key: value for key, value in told.items() if not key.startswith("x-")}
 
     def keep_secret(self, **known: str) -> None:
-        """infra/.env: a random value for everything in the example, but what is known."""
+        """infra/.env: a random value for everything in the example, but what is known; and the files that hold one of them."""
         lines = (INFRA / "env.example").read_text().splitlines()
         names = [line.removesuffix("=") for line in lines if line.endswith("=") and not line.startswith("#")]
         file = self.folder / ".env"
         before = dict(line.split("=", 1) for line in file.read_text().splitlines()) if file.is_file() else {}
         values = {name: known.get(name) or before.get(name) or secrets.token_hex(24) for name in names}
         file.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
+        for name, content in self._contents.items():
+            (self.folder / f"{name}.config").write_text(re.sub(r"\$\{(\w+):\?\}", lambda found: values[found[1]], content))
 
     def compose(self, *words: str, check: bool = True) -> "subprocess.CompletedProcess[str]":
         """One command of podman-compose over both files."""
@@ -162,6 +172,10 @@ class Composed:
         """What each container does."""
         told = podman("ps", "--all", "--filter", f"label=com.docker.compose.project={self.name}", "--format", "json").stdout
         return {one["Labels"]["com.docker.compose.service"]: one["State"] for one in json.loads(told)}
+
+    def restarts(self) -> dict[str, int]:
+        """How often each container was started again."""
+        return {name: int(podman("inspect", "--format={{.RestartCount}}", self.container(name)).stdout) for name in self.states()}
 
     def down(self) -> None:
         """Everything goes, volumes too."""

@@ -36,7 +36,8 @@ def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
     profile = replace(PROFILES["tiny"], model=MODEL, min_turns=64, max_turns=96)
     shipped = (INFRA / "ratchet.toml").read_text()
     config = write_config(profile, folder, slot_s=20).read_text() + "\n" + shipped[shipped.index("[kafka]") :]
-    config = config.replace("[kafka]", "[kafka]\npartitions = 4")  # as many as the broker in Kafka's place gives a topic that is asked for
+    asked = [line for line in config.splitlines() if line.partition(" ")[0] not in ("security", "sasl_mechanism", "username")]
+    config = "\n".join(asked).replace("[kafka]", "[kafka]\npartitions = 4")  # as many as the broker in Kafka's place gives a topic
     made = Composed(folder=folder / "infra")
     made.lay_out(config)
     for path in (folder, made.folder, *made.folder.rglob("*")):  # whoever is in a container is not this user
@@ -91,6 +92,16 @@ def test_every_service_of_both_files_runs(composed: Composed, client: httpx.Clie
     assert states.keys() == named
     assert {name for name, state in states.items() if state == "exited"} == set(ONCE)
     assert {state for name, state in states.items() if name not in ONCE} == {"running"}, states
+    before = composed.restarts()
+    time.sleep(15)
+    assert composed.restarts() == before, "somebody starts again and again"
+
+
+def test_mlflow_lets_in_whoever_has_the_password_and_nobody_else(composed: Composed, client: httpx.Client) -> None:
+    asking = "import httpx, os; print(httpx.get('http://mlflow:5000/api/2.0/mlflow/experiments/search?max_results=1'{}).status_code)"
+    known = asking.format(", auth=('ratchet', os.environ['MLFLOW_TRACKING_PASSWORD'])")
+    until("MLflow", 120.0, lambda: inside(composed, known, check=False) == "200\n")
+    assert inside(composed, asking.format("")) == "401\n"
 
 
 def test_the_demos_product_is_learned_from_over_postgresql_kafka_s3_and_mlflow(composed: Composed, client: httpx.Client, key: str) -> None:
@@ -113,9 +124,9 @@ def test_the_demos_product_is_learned_from_over_postgresql_kafka_s3_and_mlflow(c
     until("the candidate in MLflow", 120.0, lambda: digest in inside(composed, tracked))
 
 
-def inside(composed: Composed, code: str) -> str:
+def inside(composed: Composed, code: str, *, check: bool = True) -> str:
     """What Python says in the container of the loop."""
-    return podman("exec", composed.container("loop"), "python", "-c", code).stdout
+    return podman("exec", composed.container("loop"), "python", "-c", code, check=check).stdout
 
 
 def test_prometheus_reads_every_process(composed: Composed, client: httpx.Client) -> None:
