@@ -169,16 +169,17 @@ def _watched(driver: "subprocess.Popen[bytes]") -> Iterator[tuple[str, dict[str,
     """What it says, by event: `made NAME`, `lost ATTEMPT`, or one word. Raises `RuntimeError` where it fails."""
     assert driver.stdout is not None
     until = time.monotonic() + WATCHED_S
-    for said in driver.stdout:
-        if time.monotonic() > until:
-            raise RuntimeError(f"the driver was not done after {WATCHED_S:g} s")
-        if not said.startswith(b"{"):  # Ray's own words about machines
-            _note(said.decode(errors="replace").rstrip())
-            continue
-        line = json.loads(said)
-        event = " ".join(str(line[key]) for key in ("event", "name", "attempt") if key in line)
-        _note(f"{event}: {json.dumps({key: value for key, value in line.items() if key not in ('event', 'at')})}")
-        yield event, line
+    with driver.stdout as told:
+        for said in told:
+            if time.monotonic() > until:
+                raise RuntimeError(f"the driver was not done after {WATCHED_S:g} s")
+            if not said.startswith(b"{"):  # Ray's own words about machines
+                _note(said.decode(errors="replace").rstrip())
+                continue
+            line = json.loads(said)
+            event = " ".join(str(line[key]) for key in ("event", "name", "attempt") if key in line)
+            _note(f"{event}: {json.dumps({key: value for key, value in line.items() if key not in ('event', 'at')})}")
+            yield event, line
     if driver.wait() != 0:
         raise RuntimeError(f"the driver ended with {driver.returncode}: its error is above")
 
