@@ -64,14 +64,17 @@ class Machine:
     """Its /tmp, as this process sees it."""
     inside: tuple[str, ...]
     environment: Mapping[str, str]
+    _started: list["subprocess.Popen[bytes]"] = field(default_factory=list["subprocess.Popen[bytes]"])
 
     def start(self, *command: str | Path, log: IO[bytes] | int, private: Path | None = None, **more: str) -> "subprocess.Popen[bytes]":
         """Run a program on it; `private` is a folder that this program alone has as /tmp/driver."""
         words = [*self.inside, "sh", "-c", ENTER, "sh", self.home, ROOT, private or "", *command]
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [str(word) for word in words], env={**self.environment, **more}, stdin=subprocess.DEVNULL, stdout=log,
             stderr=None if log == subprocess.PIPE else subprocess.STDOUT,
         )  # fmt: skip
+        self._started.append(process)
+        return process
 
     def run(self, *command: str | Path) -> None:
         """Run a program to its end. Raises `OSError` with its last words."""
@@ -86,7 +89,10 @@ class Machine:
 
     def kill(self) -> int:
         """SIGKILL for all of them at once; returns how many there were."""
-        return _kill(self.inside[-1])
+        killed = _kill(self.inside[-1])
+        for process in self._started:
+            process.wait(START_S)
+        return killed
 
 
 @dataclass(kw_only=True)
