@@ -46,6 +46,8 @@ from tests.bench.planted_bugs import Found, caught, hunt
 from tests.broker import running_broker
 
 FINAL_PHASE_S = 90.0
+TOLD = 6
+"""Labels that are not alike, at most, of each part."""
 KILLS_P99_S = 20.0
 """From the door to its effect, 99 events of a hundred, where somebody is killed every three seconds."""
 
@@ -79,11 +81,13 @@ def run(*, events: int, per_s: float, seed: int, database: str, torment: Torment
         drain_s = _drained(engine, story)
         print(f"#   slowness {world.slowness:.1f}", flush=True)
         world.stop()
-        labels = label_lines(engine)
+        labels, wanted = label_lines(engine), fault_free_labels(story, Path(name))
+        for line in sorted(set(labels) ^ set(wanted))[:TOLD]:
+            print(f"#   {'made here' if line in labels else 'without a fault'}: {line}", flush=True)
         result = Result(
             database=database, torment=torment.name, events=len(story.told), kills=world.kills, lost=len(lost(engine, story)),
             duplicated=duplicated(engine, ParquetSegments(f"{name}/segments"), story), labels=len(labels),
-            labels_differ=differences(labels, fault_free_labels(story, Path(name))), applied_p99_s=applied_p99_s(door, engine),
+            labels_differ=differences(labels, wanted), applied_p99_s=applied_p99_s(door, engine),
             drain_s=drain_s,
         )  # fmt: skip
         if keep := os.environ.get("KEEP_FAULTS"):
