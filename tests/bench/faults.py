@@ -36,7 +36,7 @@ from app.db.engine import open_engine
 from app.db.migrate import upgrade
 from app.domain.ids import utc_now
 from app.trajectories.segments import ParquetSegments
-from tests.bench.faulty.checks import applied_p99_s, differences, duplicated, fault_free_labels, label_lines, lost, settled
+from tests.bench.faulty.checks import applied_p99_s, differences, duplicated, fault_free_labels, label_lines, lost, settled, unlike
 from tests.bench.faulty.deployment import Torment, tormented
 from tests.bench.faulty.story import Story, make_story, utc
 from tests.bench.faulty.trials import run_trials
@@ -82,8 +82,8 @@ def run(*, events: int, per_s: float, seed: int, database: str, torment: Torment
         print(f"#   slowness {world.slowness:.1f}", flush=True)
         world.stop()
         labels, wanted = label_lines(engine), fault_free_labels(story, Path(name))
-        for line in sorted(set(labels) ^ set(wanted))[:TOLD]:
-            print(f"#   {'made here' if line in labels else 'without a fault'}: {line}", flush=True)
+        for line in sorted(unlike(labels, wanted))[:TOLD]:
+            print(f"#   not alike: {line}", flush=True)
         result = Result(
             database=database, torment=torment.name, events=len(story.told), kills=world.kills, lost=len(lost(engine, story)),
             duplicated=duplicated(engine, ParquetSegments(f"{name}/segments"), story), labels=len(labels),

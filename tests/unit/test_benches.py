@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.bench import cluster, corrections, cycle, demo, drill, learning, precision, products, upgrade
+from tests.bench.faulty.checks import differences
 from tests.learning.policy_iteration import is_allowed
 
 
@@ -175,3 +176,10 @@ def machines(**more: Any) -> dict[str, Any]:
 def test_two_machines_that_lose_or_change_something_are_told(wrong: dict[str, Any], sentence: str) -> None:
     assert cluster.missed(machines()) == []
     assert cluster.missed(machines(**wrong)) == [sentence]
+
+
+def test_labels_under_faults_are_alike_but_for_the_sign_of_a_zero() -> None:
+    assert differences(['["t", -0.0, -0.05, [-0.0]]'], ['["t", 0.0, -0.05, [0.0]]']) == 0
+    assert differences(['["t", -0.05]'], ['["t", 0.05]']) == 2
+    assert differences(['["t", -0.0103]'], ['["t", 0.0103]']) == 2
+    assert differences(['["t", 1.0]', '["t", 1.0]'], ['["t", 1.0]']) == 1, "one is there twice"

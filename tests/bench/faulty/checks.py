@@ -1,6 +1,7 @@
 """What a fault run is judged by: every effect there, none twice, and labels byte for byte those of a run without faults."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -129,5 +130,14 @@ def _effect(event: dict[str, Any]) -> Effect:
 
 
 def differences(found: Sequence[str], wanted: Sequence[str]) -> int:
-    """Labels that are not byte for byte in both."""
-    return len(set(found) ^ set(wanted)) + abs(len(found) - len(wanted))
+    """Labels that are not byte for byte in both, but for the sign of a zero, which SQLite does not keep and PostgreSQL does."""
+    return len(unlike(found, wanted)) + abs(len(found) - len(wanted))
+
+
+def unlike(found: Sequence[str], wanted: Sequence[str]) -> set[str]:
+    """Those that are in one of both alone."""
+    return {_unsigned(line) for line in found} ^ {_unsigned(line) for line in wanted}
+
+
+def _unsigned(line: str) -> str:
+    return re.sub(r"-0\.0(?![\d.e])", "0.0", line)
