@@ -11,7 +11,6 @@ censored, when the editor says so or the branch is changed; a horizon that passe
 """
 
 import logging
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ import click
 import httpx
 
 from app.logging import configure
+from app.stopping import until_told
 from pipelines.commands.collecting.door import open_door
 from pipelines.commands.collecting.spool import Spool
 
@@ -61,9 +61,7 @@ def watch(spool: Spool, client: httpx.Client, stop: threading.Event, *, poll_s: 
 def collect(directory: Path, url: str, key: str, spool: Path | None, port: int, horizons: tuple[float, ...], poll_s: float) -> None:
     """Watch DIRECTORY (a git tree or any folder) and report how registered edits persist in it, at each horizon (seconds)."""
     configure("collect", "INFO")
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda _number, _frame: stop.set())
+    stop = until_told()
     edits = Spool(spool or directory / ".ratchet" / "edits", directory, horizons)
     headers = {"Authorization": f"Bearer {key}"}
     with open_door(edits, port) as at, httpx.Client(base_url=url, headers=headers, timeout=10.0) as client:

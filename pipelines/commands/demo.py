@@ -1,7 +1,6 @@
 """`ratchet demo`: the whole loop on this machine with simulated people, live in the terminal."""
 
 import json
-import signal
 import tempfile
 import threading
 import time
@@ -13,6 +12,7 @@ import click
 
 from app import wiring
 from app.settings import read_toml
+from app.stopping import until_told
 from pipelines.commands.demonstration.closing import close, pages
 from pipelines.commands.demonstration.outcome import Outcome
 from pipelines.commands.demonstration.planning import TARGET_S, Plan, Speed, fit, measuring
@@ -87,9 +87,7 @@ def perform(
     stage: Stage, outcome: Outcome, screen: Screen, *, began: float, deadline: float | None, stay: bool, picture: Path | None
 ) -> None:
     """Start everything, tell the story, sum it up, and end everything: after Ctrl-C only with `stay`. What went wrong is in `outcome`."""
-    ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda _number, _frame: ended.set())
+    ended = until_told()
     deployment = stage.deployment
     supervisor = Supervisor(deployment.programs(), logs=deployment.logs)
     story = Story(

@@ -1,6 +1,5 @@
 """`ratchet env`: the tasks that agents practise at (`pipelines.rollouts`)."""
 
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from app import wiring
 from app.domain.errors import BadConfig, BadInput, Refused, Unavailable
 from app.logging import configure
 from app.settings import Settings, from_environment, read_toml
+from app.stopping import when_told
 from pipelines.config import LoopConfig, loop_config
 from pipelines.rollouts.bridged import Graders
 from pipelines.rollouts.check import HeldTasks, check, validity
@@ -197,8 +197,7 @@ def run_tasks(taskset: str | None, policy: str, groups: int | None, url: str, ap
         looked_at=place.held.looked_at(), hold=place.held.hold,
         until_promotion_s=lambda: slot_s - time.time() % slot_s + config.staleness * slot_s,
     )  # fmt: skip
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda _number, _frame: dispatch.stop())
+    when_told(dispatch.stop)
     counted = dispatch.run(groups=groups, taskset=next(iter(tasksets)) if taskset else None)
     click.echo(", ".join(f"{count} {outcome}" for outcome, count in sorted(counted.items())) or "nothing was to be done")
 

@@ -24,7 +24,6 @@ import json
 import multiprocessing
 import os
 import random
-import signal
 import socket
 import sys
 import tempfile
@@ -57,6 +56,7 @@ from app.policy.storage.snapshot import PARENT, PROBE, READY, WEIGHTS
 from app.policy.storage.weights import digest_of
 from app.serving.client import HttpEngines
 from app.serving.process import serve_engine
+from app.stopping import until_told
 
 SMOLLM2, TINY = Path(".cache/models/smollm2-135m-instruct"), Path(".cache/models/tiny")
 REPLICAS, STREAMS, TOKENS = 3, 6, 24
@@ -125,8 +125,7 @@ def _replace(file: Path, content: object) -> None:
 
 def run_engine(folder: Path, index: int, port: int) -> None:
     """An engine process."""
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    stop = until_told()
     ledger = FolderLedger(folder, f"engine{index}", f"http://127.0.0.1:{port}")
     weights = RemoteWeights(f"local://{folder}/remote", cache=folder / f"cache{index}")
     serve_engine(ledger, weights, host="127.0.0.1", port=port, only=None, rows=8, threads=1, stop=stop)

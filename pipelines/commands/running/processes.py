@@ -18,6 +18,7 @@ from app import wiring
 from app.domain.retention import days, retention
 from app.logging import configure
 from app.settings import Settings, from_environment, owner_of, read_toml
+from app.stopping import until_told
 from pipelines.commands.running.engine_ports import engine_barrier, engine_id, engine_key, keep_server
 from pipelines.commands.running.repeating import outlast, repeat
 
@@ -36,10 +37,7 @@ def begin(process: str) -> tuple[Settings, threading.Event]:
     """Settings from the environment, logging, and the event that SIGTERM and SIGINT set."""
     settings = from_environment()
     configure(process, settings.log_level, form=settings.log_format)
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda _number, _frame: stop.set())
-    return settings, stop
+    return settings, until_told()
 
 
 class SkewedClock(Protocol):

@@ -1,12 +1,11 @@
 """`ratchet up`: every process of a deployment on this machine, supervised, until Ctrl-C."""
 
-import signal
-import threading
 from contextlib import closing
 from pathlib import Path
 
 import click
 
+from app.stopping import until_told
 from pipelines.commands.running.deployment import Deployment, bring_models, check, plan, prepare_apart
 from pipelines.supervisor import Supervisor, owning
 
@@ -30,9 +29,7 @@ def up(config: Path | None, data: Path | None, port: int | None) -> None:
 
 def supervise(deployment: Deployment) -> None:
     """Run the processes until SIGINT or SIGTERM; crashes are told and repaired."""
-    ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda _number, _frame: ended.set())
+    ended = until_told()
     supervisor = Supervisor(deployment.programs(), logs=deployment.logs)
     try:
         supervisor.start_all()
