@@ -17,7 +17,7 @@ from tests.postgres import _binaries, _server_user, _short_temporary_folder
 START_TIMEOUT_S = 120.0
 OPTIONS = {
     "listen_addresses": "", "wal_level": "replica", "archive_mode": "on", "max_connections": "100", "shared_buffers": "64MB",
-    "archive_timeout": "60", "fsync": "on", "max_wal_senders": "4",
+    "archive_timeout": "30", "fsync": "on", "max_wal_senders": "4",
 }  # fmt: skip
 
 
@@ -52,14 +52,14 @@ class ArchivedPostgres:
 
     def moment(self) -> datetime:
         """The server's time now, committed into its log, and that log archived."""
-        with psycopg.connect(self._conninfo, autocommit=True) as connection:
+        with psycopg.connect(self.conninfo, autocommit=True) as connection:
             row = connection.execute("SELECT clock_timestamp()").fetchone()
             assert row is not None
             return row[0]
 
     def switch(self) -> None:
         """Close the current log file, so that it is archived."""
-        with psycopg.connect(self._conninfo, autocommit=True) as connection:
+        with psycopg.connect(self.conninfo, autocommit=True) as connection:
             name = connection.execute("SELECT pg_walfile_name(pg_switch_wal())").fetchone()
         assert name is not None
         until = time.monotonic() + START_TIMEOUT_S
@@ -73,33 +73,40 @@ class ArchivedPostgres:
         self._end(signal.SIGKILL)
         shutil.rmtree(self.home / "data")
 
-    def restore(self, base: Path, moment: datetime) -> None:
-        """The base backup, carried on from the archive to the moment, on a timeline of its own."""
+    def forget_archive(self) -> None:
+        """Remove what a base backup made after this does not need."""
+        for file in self.archive.iterdir():
+            file.unlink()
+
+    def restore(self, base: Path, moment: datetime | None, *, patience_s: float = START_TIMEOUT_S) -> None:
+        """The base backup, carried on from the archive to the moment (None: to its end), on a timeline of its own."""
         data = self.home / "restored"
         shutil.copytree(base, data)
         (data / "recovery.signal").touch()
         with (data / "postgresql.auto.conf").open("a") as settings:
             settings.write(f"restore_command = 'cp {self.archive}/%f %p'\n")
-            settings.write(f"recovery_target_time = '{moment.isoformat()}'\nrecovery_target_action = 'promote'\n")
+            if moment is not None:
+                settings.write(f"recovery_target_time = '{moment.isoformat()}'\nrecovery_target_action = 'promote'\n")
         for path in (data, *data.rglob("*")):
             self._give(path)
         data.chmod(0o700)
-        self._start(data, writable=True)
+        self._start(data, writable=True, patience_s=patience_s)
 
     @property
-    def _conninfo(self) -> str:
+    def conninfo(self) -> str:
+        """As psycopg takes it."""
         return self.url.replace("+psycopg", "")
 
-    def _start(self, data: Path, *, writable: bool = False) -> None:
+    def _start(self, data: Path, *, writable: bool = False, patience_s: float = START_TIMEOUT_S) -> None:
         told = {**OPTIONS, "archive_command": f"cp %p {self.archive}/%f"}
         options = [argument for name, value in told.items() for argument in ("-c", f"{name}={value}")]
         with (self.home / "log").open("ab") as log:
             command = [self._programs / "postgres", "-D", data, "-k", self.home, *options]
             self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, **self._as_owner())
-        until = time.monotonic() + START_TIMEOUT_S
+        until = time.monotonic() + patience_s
         while time.monotonic() < until and self._process.poll() is None:
             try:
-                with psycopg.connect(self._conninfo, connect_timeout=2) as connection:
+                with psycopg.connect(self.conninfo, connect_timeout=2) as connection:
                     row = connection.execute("SELECT pg_is_in_recovery()").fetchone()
                     if row == (False,) or not writable:
                         return

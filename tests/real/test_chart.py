@@ -240,6 +240,7 @@ def test_the_schema_is_migrated_before_the_new_processes_come(rendered: dict[str
 
 def test_the_references_are_what_durability_needs(rendered: dict[str, Rendered]) -> None:
     kinds = {one["kind"]: one for one in rendered["large"]}
+    assert kinds["Cluster"]["spec"]["postgresql"]["parameters"]["archive_timeout"] == "30s"  # what a restore may leave out
     assert kinds["Cluster"]["spec"]["postgresql"]["synchronous"] == {"method": "any", "number": 1, "dataDurability": "required"}
     kafka = kinds["Kafka"]
     assert (kafka["apiVersion"], kafka["spec"]["kafka"]["config"]["min.insync.replicas"]) == ("kafka.strimzi.io/v1", 2)

@@ -64,6 +64,8 @@ def database(settings: Settings) -> Iterator[Finding]:
     yield ok("database", f"PostgreSQL {server.version}, timeline {server.timeline}")
     for weak in server.weaknesses():
         yield (fail if weak.here else _weight(settings))("database", weak.what, weak.cure)
+    if (told := server.unarchived()) is not None:
+        yield warn("database", *told)
     if server.encoding != "UTF8":
         yield fail("database", f"its encoding is {server.encoding}", "create it with ENCODING 'UTF8'")
     if missing := state.unlimited():

@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -283,6 +284,22 @@ def test_what_may_lose_an_event_with_this_machine_alone_is_told_from_what_a_fail
     assert server is not None
     of_this_server = {"fsync is off": True, "full_page_writes is off": True}
     assert {weak.what: weak.here for weak in server.weaknesses()} == of_this_server | told
+
+
+def test_what_a_restore_would_leave_out_is_told(postgres_url: str) -> None:
+    engine = open_engine(postgres_url)
+    server = SqlDeploymentState(engine).server()
+    engine.dispose()
+    assert server is not None
+    told = server.unarchived()
+    assert told is not None
+    assert told[0] == "no log is archived: a restore goes back to the last base backup"
+    assert replace(server, archives=True).unarchived() == (
+        "a file of its log is archived when it is full", "set archive_timeout = '30s': what is in the open file is lost with the disk",
+    )  # fmt: skip
+    assert replace(server, archives=True, archived_every_s=30).unarchived() is None
+    assert replace(server, archives=True, archived_every_s=60).unarchived() is None
+    assert (replace(server, archives=True, archived_every_s=300).unarchived() or ("",))[0] == "a file of its log is archived after 300 s"
 
 
 def test_a_check_that_breaks_hides_no_other() -> None:
