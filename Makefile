@@ -17,7 +17,7 @@ endif
 BIN := .venv/bin
 SETUP = @$(if $(PYTHON),$(PYTHON),$(error Ratchet needs Python 3.11, 3.12 or 3.13 and found none on the path: install one, or name it with make PYTHON=/path/to/python3.13)) infra/setup.py
 
-.PHONY: help setup venv model data demo up test test-real test-machine coverage drill check clean lock release
+.PHONY: help setup venv model data demo up test test-real test-image test-machine coverage drill check clean lock release
 
 help: ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,10 @@ endif
 test-real: ## real servers, clients and a browser of other make (vLLM, litellm, AI SDK, Chromium, …), in environments of their own
 	$(SETUP) venv model
 	@$(BIN)/python -m pytest -m "real and not machine" tests/real $(ARGS)
+
+test-image: ## the image built, and every process of the loop run from it: needs root, podman and buildah, which it installs
+	$(SETUP) venv model
+	@$(BIN)/python -m pytest -m machine tests/real/containers/test_image.py $(ARGS)
 
 test-machine: ## what needs root and a kernel to itself: the image, compose, Patroni in network namespaces, a disk that loses its power
 	$(SETUP) venv model

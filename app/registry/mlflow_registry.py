@@ -41,7 +41,7 @@ class MlflowRegistry:
     def __init__(self, uri: str, *, weights: str | None = None) -> None:
         """`weights`: the URL below which versions lie, where that is no folder of this machine: a server takes no path of ours.
 
-        A SQLite file that is not there is made. Raises `Unavailable` where what is there cannot be opened.
+        A SQLite file that is not there is made. Raises `Unavailable` where it cannot be, or what is there cannot be opened.
         """
         file = _file_of(uri)
         self._login = "" if file else uri[uri.find("://") + len("://") : uri.rfind("@") + 1]
@@ -52,14 +52,21 @@ class MlflowRegistry:
             os.environ.setdefault(name, value)
         mlflow.set_tracking_uri(uri)
         if file is not None:
-            _make_whole(file)
+            self._make(file)
         try:
             self.client = MlflowClient(tracking_uri=uri, registry_uri=uri)
         except MlflowException as error:  # such as tables of an older MLflow, with the command that upgrades them
             raise Unavailable(f"MLflow at {self._place} is not opened: {self._said(error)}") from error
         except Exception as error:  # its database library's own errors come through
-            cure = "ask its administrator" if file is None else "move the file away, and it is written anew from the ledger"
+            cure = "ask its administrator" if file is None else "move the file away, and what is in use is written anew from the ledger"
             raise Unavailable(f"MLflow's tables in {self._place} are not whole ({_first_line(error)}): {cure}") from error
+
+    def _make(self, file: Path) -> None:
+        try:
+            _make_whole(file)
+        except Exception as error:  # the file system's, or its database library's own
+            cure = f"let it write to {file.parent}, and give it space"
+            raise Unavailable(f"MLflow's tables in {self._place} are not made ({_first_line(error)}): {cure}") from error
 
     def register(self, version: Version, *, folder: Path, run: TrainingRun | None, card: str) -> None:
         """Create the model version with its run, metrics, parameters and model card. Idempotent by digest. Raises `Unavailable`."""

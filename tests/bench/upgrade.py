@@ -1,11 +1,12 @@
-"""A rolling upgrade under load, and back: `make bench-upgrade` (`ARGS=--quick` with shorter rests)
+"""A rolling upgrade under load, and back: `make bench-upgrade` (`ARGS=--quick` with shorter rests, `--images` from image to image)
 
     the release before (a git revision's tree) ─ all processes, two of each, people at work ─▶ p99 while nothing happens
     `ratchet prepare` of this code ─▶ replace one process after the other by this code's ─▶ rest
     replace one process after the other by the release before's, on the new schema ─▶ what was promised against the database
 
 A replacement is ready before the balancer forgets the process that it replaces, which then is told to end, as the chart does it. No
-attempt is repeated: what fails once is an error. Without `--from` the release before is what came before the newest revision of the schema.
+attempt is repeated: what fails once is an error. With `--images` (root, podman) both releases are images, each built by its own Dockerfile;
+else both run on this environment's packages. Without `--from` the release before is what came before the newest revision of the schema.
 
 p99 is that of answers while processes are replaced over that of rest. It is not judged where others took more than a quarter of the cores
 before anything was started here (`others`, `p99_judged`): then it tells of them.
@@ -35,9 +36,11 @@ from app.db.engine import open_engine
 from app.db.migrate import head_revision
 from tests.bench.fleet.accounts import doubled, ended_cycles, held_up, lost, slots_lost, unlabelled
 from tests.bench.fleet.deployment import ROLES, ROOT, Fleet
+from tests.bench.fleet.images import Images, built
 from tests.bench.fleet.people import People
 from tests.broker import free_port
 from tests.killable_postgres import KillablePostgres
+from tests.real.containers.podman import IMAGE
 
 SETTLE_S = 120.0
 BOUNDS = {"errors": 0, "lost": 0, "doubled": 0, "slots_lost": 0}
@@ -88,10 +91,10 @@ def _git(*words: str) -> str | None:
 
 
 def upgrade_and_back(
-    folder: Path, before: Path, database: str, *, plan: Plan, roles: Sequence[str] = ROLES, count: int = 2
+    folder: Path, before: Path, database: str, *, plan: Plan, roles: Sequence[str] = ROLES, count: int = 2, images: Images | None = None
 ) -> dict[str, Any]:
     """The whole story; figures."""
-    fleet = Fleet(folder=folder, database=database, tree=before, roles=roles, count=count)
+    fleet = Fleet(folder=folder, database=database, tree=before, roles=roles, count=count, images=images)
     people = People(key=fleet.prepare(), retries=0, own_answers="engine" not in roles)
     fleet.on_join = lambda replica: people.add(replica.url) if replica.role == "api" else None
     fleet.on_leave = lambda replica: people.remove(replica.url) if replica.role == "api" else None
@@ -164,12 +167,19 @@ def missed(found: dict[str, Any]) -> list[str]:
     return told + ([f"{found['unlabelled']} turns have no label"] if found["unlabelled"] else [])
 
 
+def _images(before: Path, folder: Path, revision: str) -> Images:
+    """Both releases', built."""
+    folder.mkdir()
+    return Images(of={before: built(before, f"localhost/ratchet-before:{revision}"), ROOT: built(ROOT, IMAGE)}, folder=folder)
+
+
 def main() -> int:
     """Run it, print it."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.upgrade")
     parser.add_argument("--quick", action="store_true", help="shorter rests")
     parser.add_argument("--count", type=int, default=2, help="replicas of each process")
     parser.add_argument("--from", dest="revision", help="the release before, as a git revision")
+    parser.add_argument("--images", action="store_true", help="from the release before's image to this one's")
     parser.add_argument("--roles", default=",".join(ROLES), help="which processes there are")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing is left running
@@ -182,14 +192,15 @@ def main() -> int:
         except NoReleaseBefore as error:
             print(json.dumps({"from": None, "why": str(error)}))
             return 2
+        images = _images(before, folder, revision) if options.images else None
         others = round(psutil.cpu_percent(LOOK_S) / 100, 2)
         print(f"# from {revision} to this code ({head_revision()}); others take {others:.0%} of the cores", file=sys.stderr, flush=True)
         with KillablePostgres(port=port):
             url = f"postgresql+psycopg://postgres@127.0.0.1:{port}/postgres"
-            found = upgrade_and_back(folder, before, url, plan=plan, roles=options.roles.split(","), count=options.count)
+            found = upgrade_and_back(folder, before, url, plan=plan, roles=options.roles.split(","), count=options.count, images=images)
     found |= {"others": others, "p99_judged": others <= OTHERS}
     told = missed(found)
-    print(json.dumps({"from": revision, "to": head_revision(), **found, "missed": told}))
+    print(json.dumps({"from": revision, "to": head_revision(), "images": images is not None, **found, "missed": told}))
     return 1 if told else 0
 
 

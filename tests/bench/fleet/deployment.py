@@ -22,6 +22,7 @@ from app.messaging.broker import broker_command
 from app.settings import models_folder
 from pipelines.commands.demonstration.profiles import PROFILES, write_config
 from pipelines.commands.running.deployment import QUIET
+from tests.bench.fleet.images import Images
 from tests.bench.fleet.network import Network
 from tests.broker import free_port
 
@@ -93,6 +94,8 @@ class Fleet:
     """And of single replicas, by name."""
     tree: Path = ROOT
     """The code that whoever starts runs, until somebody is replaced."""
+    images: Images | None = None
+    """What each tree runs from; None: from the tree itself."""
     replicas: dict[str, Replica] = field(default_factory=dict[str, Replica])
     on_leave: Callable[[Replica], None] = lambda _: None
     """Told before a replica is told to end, as a balancer is."""
@@ -122,6 +125,8 @@ class Fleet:
             **self.settings,
         }  # fmt: skip
         self._take_seats()
+        if self.images is not None:
+            self.images.give()
         self.command("prepare", tree=self.tree)
         # past the service, which does not run yet
         return self.command("keys", "create", "--name", "bench", "--scope", "admin", "--break-glass", tree=self.tree).split()[0]
@@ -150,6 +155,8 @@ class Fleet:
         if self.network is not None:  # it runs outside, where the database is at the same address
             environment["RATCHET_HOST"] = self.network.outside
         command = [sys.executable, "-m", "pipelines", *arguments]
+        if self.images is not None:
+            command, environment = self.images.command(tree, self._container("once"), arguments, environment)
         done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"ratchet {' '.join(arguments)} ended with {done.returncode}: {done.stderr.strip()[-1500:]}")
@@ -162,11 +169,16 @@ class Fleet:
         replica.tree = tree
         inside = ("nice", f"-n{MEEK}") if meekly else ()
         inside += () if self.network is None else self.network.inside(replica.name)
+        command, environment = [sys.executable, "-m", "pipelines", *self._arguments(replica)], self._of(replica)
+        if self.images is not None:
+            command, environment = self.images.command(tree, self._container(replica.name), self._arguments(replica), environment)
         with replica.log.open("ab") as log:
             replica.process = subprocess.Popen(
-                [*inside, sys.executable, "-m", "pipelines", *self._arguments(replica)], cwd=tree, stdout=log, stderr=log,
-                stdin=subprocess.DEVNULL, env=self._of(replica), start_new_session=True,
-            )  # fmt: skip
+                [*inside, *command], cwd=tree, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment, start_new_session=True
+            )
+
+    def _container(self, name: str) -> str:
+        return f"{self.folder.parent.name}-{name}"
 
     def _arguments(self, replica: Replica) -> list[str]:
         if replica.role != "engine":
@@ -208,6 +220,8 @@ class Fleet:
         self.spawn(free, tree, meekly=True)
         self.await_ready(free)
         assert free.process is not None
+        if self.images is not None:
+            self.images.hasten(self._container(free.name))
         os.setpriority(os.PRIO_PGRP, free.process.pid, os.getpriority(os.PRIO_PROCESS, 0))  # all of its threads
         self.end(old)
         return free
@@ -243,4 +257,6 @@ class Fleet:
         for child in children:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
+        if self.images is not None:
+            self.images.remove([self._container(name) for name in self.replicas])
         self.kill_broker()

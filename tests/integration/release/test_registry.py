@@ -172,8 +172,15 @@ def test_one_killed_while_it_makes_the_tables_leaves_nothing_that_the_next_one_f
 def test_tables_that_are_not_whole_are_told_with_the_cure(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:
         database.execute("CREATE TABLE secrets (words TEXT)")
-    with pytest.raises(Unavailable, match=r"mlflow\.db are not whole \(.*\): move the file away, and it is written anew from the ledger$"):
+    cure = "move the file away, and what is in use is written anew from the ledger"
+    with pytest.raises(Unavailable, match=rf"mlflow\.db are not whole \(.*\): {cure}$"):
         MlflowRegistry(f"sqlite:///{tmp_path}/mlflow.db")
+
+
+def test_tables_that_cannot_be_made_are_told_with_the_cure(tmp_path: Path) -> None:
+    (tmp_path / "full").touch()  # a file where a folder is wanted
+    with pytest.raises(Unavailable, match=rf"mlflow\.db are not made \(.*\): let it write to {tmp_path}/full, and give it space$"):
+        MlflowRegistry(f"sqlite:///{tmp_path}/full/mlflow.db")
 
 
 def test_tables_of_another_mlflow_are_told_with_the_command_that_upgrades_them(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 The base image that infra/Dockerfile names is on a registry that not every machine reaches. In its place stands one of Debian's own packages
 (debootstrap), which is kept under .cache; the layers above it are podman's to keep, so that only what changed is built again.
+
+    python -m tests.real.containers.podman      whether containers run on this machine: exit code 3 and the reason where they do not
 """
 
 import os
@@ -12,6 +14,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
 
 from tests.real.parts import ROOT, debian, missing
 
@@ -37,6 +41,9 @@ events_logger = "file"
 network_backend = "netavark"
 """
 """No more of anything than this machine may give: podman's own limits are above those of a machine that is a container itself."""
+
+LOCKED = ("--read-only", "--read-only-tmpfs=false", "--cap-drop=all", "--security-opt=no-new-privileges", "--tmpfs=/tmp:mode=1777")
+"""As production runs containers: a root that cannot be written, no capabilities, nobody's rights."""
 
 
 def tools() -> dict[str, str]:
@@ -80,6 +87,17 @@ def _debootstrap(packed: Path) -> None:
     shutil.rmtree(root)
 
 
+def refusal() -> str | None:
+    """Why no container runs here as production runs them, with a port of this machine; None where one does."""
+    try:
+        base = base_image()
+    except pytest.fail.Exception as cannot:
+        return str(cannot)
+    command = ["podman", "run", "--rm", *LOCKED, "--publish=127.0.0.1::80", base, "true"]
+    done = subprocess.run(command, env=tools(), capture_output=True, text=True, check=False)
+    return f"{' '.join(command)}: {done.stderr.strip()[-600:]}" if done.returncode else None
+
+
 def built_image() -> str:
     """The image of infra/Dockerfile, of the code as it lies here."""
     return build(IMAGE, "--file", "infra/Dockerfile", "--build-arg", f"BASE={base_image()}", *pip_volumes(), ".")
@@ -111,12 +129,17 @@ def pip_volumes() -> list[str]:
 
 
 def running(name: str, image: str, words: Sequence[str], *options: str) -> None:
-    """Start a container as production does: a root that cannot be written, no capabilities, nobody's rights."""
-    locked = ("--read-only", "--read-only-tmpfs=false", "--cap-drop=all", "--security-opt=no-new-privileges", "--tmpfs=/tmp:mode=1777")
-    podman("run", "--detach", "--name", name, *locked, *options, image, *words)
+    """Start a container, locked."""
+    podman("run", "--detach", "--name", name, *LOCKED, *options, image, *words)
 
 
 def logs(name: str) -> str:
     """Everything that a container said."""
     done = podman("logs", name, check=False)
     return done.stdout + done.stderr
+
+
+if __name__ == "__main__":
+    why = refusal()
+    print(why or "containers run here", file=sys.stderr if why else sys.stdout)
+    sys.exit(3 if why else 0)
