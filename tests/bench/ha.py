@@ -21,7 +21,7 @@ The whole takes about 25 minutes on two cores. It comes in pieces: a deployment 
 those of the servers; `--resume FILE` keeps what they found. All processes are there in each.
 
 Ends with {"killed", "paused", "cut", "failed_requests", "lost", "doubled", "slots_lost", "failover_s", …}; exit code 1 where a bound does
-not hold. Without root, network namespaces or nftables nothing is cut off or made poor, and the line says why.
+not hold, or nothing could be cut off or made poor (no root, network namespaces or nftables) and `--faults` does not leave it out.
 """
 
 import argparse
@@ -195,7 +195,8 @@ def day(folder: Path, *, roles: Sequence[str], faults: Sequence[tuple[str, str]]
                 said.suffer(role, fault)
         time.sleep(5)
         people.stop()
-        return _judged(said) | ({"not_cut": refusal} if refusal else {}) | ({"not_poor": poor} if poor else {})
+        why, wanted = {"cut": refusal, "poor": poor}, {fault for _, fault in faults}
+        return _judged(said) | {f"not_{fault}": reason for fault, reason in why.items() if reason and fault in wanted}
 
 
 def _judged(said: Day) -> dict[str, Any]:
@@ -247,6 +248,7 @@ def missed(found: dict[str, Any]) -> list[str]:
     zero = ("failed_requests", "lost", "doubled", "slots_lost", "unlabelled")
     told = [f"{name} is {found[name]}, 0 is the bound" for name in zero if found[name]]
     told += [f"nothing was served any more after {name}" for name in found["unserved"]]
+    told += [f"no {fault} was tried: {found[f'not_{fault}']}" for fault in ON_THE_LINE if f"not_{fault}" in found]
     return told + ([f"failover_s is {found['failover_s']}, {FAILOVER_S:g} is the bound"] if found["failover_s"] > FAILOVER_S else [])
 
 

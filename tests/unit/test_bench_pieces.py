@@ -62,6 +62,7 @@ def test_the_days_of_the_bench_of_replicas_add_up_and_every_bound_is_judged() ->
     assert found["first_lost"] == ["i"]
     assert ha.missed(ha.together([calm])) == []
     assert [line.split()[0] for line in ha.missed(found)] == ["lost", "nothing", "failover_s"]
+    assert ha.missed(ha.together([calm, calm | {"not_cut": "not root"}])) == ["no cut was tried: not root"]
 
 
 def test_every_process_meets_every_fault_once_in_a_piece_of_its_own_and_the_quick_run_leaves_a_third_out() -> None:
