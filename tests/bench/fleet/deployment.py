@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -114,8 +115,10 @@ class Fleet:
 
     def prepare(self) -> str:
         """Configuration, schema, first version; returns a key that may do everything."""
-        tiny = str(models_folder() / "tiny")  # by its place, because the release before knows no models by name
-        profile = replace(PROFILES["tiny"], min_turns=64, max_turns=96, model=tiny)
+        tiny = models_folder() / "tiny"  # by its place, because the release before knows no models by name
+        if self.images is not None:
+            tiny = Path(shutil.copytree(tiny, self.folder / "tiny"))
+        profile = replace(PROFILES["tiny"], min_turns=64, max_turns=96, model=str(tiny))
         config = write_config(profile, self.folder, slot_s=self.slot_s)
         (self.folder / "logs").mkdir()
         kept = {name: value for name, value in os.environ.items() if not name.startswith("RATCHET_")}

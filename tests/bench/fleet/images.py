@@ -9,7 +9,6 @@ from pathlib import Path
 
 import psutil
 
-from app.settings import models_folder
 from pipelines.commands.running.deployment import QUIET
 from tests.real.containers.podman import LOCKED, base_image, build, pip_volumes, podman, tools
 
@@ -40,10 +39,9 @@ class Images:
     def command(self, tree: Path, name: str, words: Sequence[str], variables: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
         """What runs `ratchet` with these words in a container of that name, and the variables that podman needs for it."""
         told = [key for key in variables if key.startswith("RATCHET_") or key in TOLD]
-        models = f"{models_folder().resolve()}:{models_folder()}:ro"
         options = [
             f"--name={name}", "--replace", "--rm", "--network=host", "--shm-size=512m", f"--volume={self.folder}:{self.folder}",
-            f"--volume={models}", *(f"--env={key}" for key in told),
+            *(f"--env={key}" for key in told),
         ]  # fmt: skip
         return ["podman", "run", *LOCKED, *options, self.of[tree], *words], {**tools(), **{key: variables[key] for key in told}}
 
