@@ -3,7 +3,7 @@
 The base image that infra/Dockerfile names is on a registry that not every machine reaches. In its place stands one of Debian's own packages
 (debootstrap), which is kept under .cache; the layers above it are podman's to keep, so that only what changed is built again.
 
-    python -m tests.real.containers.podman      whether containers run on this machine: exit code 3 and the reason where they do not
+    python -m tests.real.containers.podman      whether images are built and containers run here: exit code 3 and the reason where not
 """
 
 import os
@@ -42,6 +42,8 @@ network_backend = "netavark"
 """
 """No more of anything than this machine may give: podman's own limits are above those of a machine that is a container itself."""
 
+LAYERS_BYTES = 12_000_000_000
+"""What the image and the layers that it is made of take."""
 LOCKED = ("--read-only", "--read-only-tmpfs=false", "--cap-drop=all", "--security-opt=no-new-privileges", "--tmpfs=/tmp:mode=1777")
 """As production runs containers: a root that cannot be written, no capabilities, nobody's rights."""
 
@@ -88,14 +90,19 @@ def _debootstrap(packed: Path) -> None:
 
 
 def refusal() -> str | None:
-    """Why no container runs here as production runs them, with a port of this machine; None where one does."""
+    """Why no image can be built here that fetches a package, or no container of it runs as production runs them, with a port of this
+    machine; None where all of that is so."""
+    free = shutil.disk_usage("/var").free
+    if free < LAYERS_BYTES:
+        return f"{free / 1e9:.0f} GB are free below /var, where images lie, and {LAYERS_BYTES / 1e9:.0f} are needed"
     try:
-        base = base_image()
-    except pytest.fail.Exception as cannot:
+        arguments = ("--file", str(Path(__file__).with_name("Probe")), "--build-arg", f"BASE={base_image()}", *pip_volumes())
+        probe = build("localhost/ratchet-probe", *arguments, str(ROOT / "infra"))
+        podman("run", "--rm", *LOCKED, "--publish=127.0.0.1::80", probe, "true")
+        podman("rmi", probe)
+    except (pytest.fail.Exception, AssertionError) as cannot:
         return str(cannot)
-    command = ["podman", "run", "--rm", *LOCKED, "--publish=127.0.0.1::80", base, "true"]
-    done = subprocess.run(command, env=tools(), capture_output=True, text=True, check=False)
-    return f"{' '.join(command)}: {done.stderr.strip()[-600:]}" if done.returncode else None
+    return None
 
 
 def built_image() -> str:
