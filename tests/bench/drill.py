@@ -1,7 +1,9 @@
 """A bad day, from beginning to end: `make drill`.
 
-    base backup ─▶ traffic ─▶ MOMENT ─▶ an erasure, more traffic ─▶ the server and its disk are gone
-    restore to MOMENT (new timeline) ─▶ forget again ─▶ verify: rows, audit chain, segments, weights, MLflow ─▶ go on ─▶ noted
+    base backup ─▶ traffic, a batch ─▶ MOMENT ─▶ an erasure, more traffic, a batch ─▶ the server and its disk are gone
+    restore to MOMENT (new timeline) ─▶ forget again ─▶ verify: rows, audit chain, segments, weights, MLflow ─▶ go on, a batch ─▶ noted
+
+The batch after the restore holds no turn of the one before the moment: nothing is trained on twice.
 
 Everything is real: PostgreSQL 18 with its archived log, segments and weights in folders that survive (a bucket would), MLflow's
 database, the code of the commands. Injected: SIGKILL of the server and `rm -r` of its data folder. Prints one line of JSON; exit
@@ -16,7 +18,7 @@ import tempfile
 import time
 from contextlib import closing
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +32,22 @@ from app.db.operations.server import timeline
 from app.db.tables import turns
 from app.domain.ids import utc_now, uuid7
 from app.domain.release.versions import Version, VersionKind
-from app.domain.telemetry.events import Erasure
+from app.domain.telemetry.events import Erasure, Observation
 from app.domain.telemetry.streams import EffectBatch, JoinRules
+from app.domain.telemetry.turns import TurnServed
 from app.policy.storage.snapshot import verify_snapshot
 from app.policy.tiny import write_tiny
 from app.settings import Settings, from_environment
 from pipelines.__main__ import ratchet
+from pipelines.batching import BatchingConfig, cut_batch
+from pipelines.labelling.labeller import label_due
+from pipelines.labelling.rule_set import default_toml, parse_rule_set
 from tests.archived_postgres import ArchivedPostgres
-from tests.fakes.served import applied, turn
+from tests.fakes.served import applied, observation, turn
 
 POLICY = "composer"
 BOUND_S = 300.0
-PEOPLE, TURNS = 20, 2_000
+PEOPLE, TURNS, BATCH = 20, 2_000, 128
 """Turns before the moment; half as many after it, which the restore must leave out."""
 
 
@@ -86,9 +92,22 @@ class Drill:
         store, now = wiring.effect_store(self.settings, rules=rules), utc_now()
         for start in range(self.served, self.served + count, 100):
             batch = range(start, min(start + 100, self.served + count))
-            served = [turn(f"turn-{n}", actor=f"person-{n % PEOPLE}", version=digest, started_at=now, finished_at=now) for n in batch]
-            store.apply(EffectBatch(events=tuple(applied(t, offset=start + i) for i, t in enumerate(served))), now=now)
+            said: list[TurnServed | Observation] = [
+                turn(f"turn-{n}", actor=f"person-{n % PEOPLE}", version=digest, started_at=now, finished_at=now) for n in batch
+            ]
+            said += [observation(f"said-{n}", of=f"turn-{n}", value=float(n % 2), occurred_at=now) for n in batch]
+            store.apply(EffectBatch(events=tuple(applied(one, offset=2 * start + i) for i, one in enumerate(said))), now=now)
         self.served += count
+
+    def learn(self, slot: int, digest: str) -> set[str]:
+        """Label what was served, an hour later, and cut the slot's batch; its turns."""
+        later, policy = utc_now() + timedelta(hours=1), wiring.load_policies(self.settings)[POLICY]
+        book, rules = wiring.label_book(self.settings), parse_rule_set(default_toml())
+        while label_due(book, policy=POLICY, config=policy, rule_set=rules, now=later, limit=500):
+            pass
+        batches, config = wiring.batch_store(self.settings), BatchingConfig(max_turns=BATCH)
+        cut = cut_batch(batches, policy=POLICY, slot=slot, champion=digest, anchor=digest, config=config, now=later)
+        return {item.inference_id for item in cut.items}
 
     def run(self, *arguments: str) -> str:
         """A command of `ratchet`, as a person runs it."""
@@ -104,9 +123,11 @@ def drill(server: ArchivedPostgres, folder: Path) -> dict[str, Any]:
     digest = day.deploy()
     base = server.base_backup()
     day.serve(TURNS, digest)
+    trained = day.learn(1, digest)
     moment = server.moment()
     gone = _erase(day, "person-3")
     day.serve(TURNS // 2, digest)
+    day.learn(2, digest)
     before = _token(server.url)
     server.switch()
     lost_at = time.monotonic()
@@ -115,7 +136,9 @@ def drill(server: ArchivedPostgres, folder: Path) -> dict[str, Any]:
     forgotten = day.run("recover", "erasures")
     found = _verify(day, digest, gone)
     day.serve(100, digest)  # it goes on: ids that the lost history had are new again
+    again = day.learn(2, digest)
     found |= {"forgotten": forgotten.strip(), "token_above": _token(server.url) > before}
+    found |= {"trained": [len(trained), len(again)], "trained_twice": len(trained & again)}
     day.run("backup", "note", "--drill")
     return {"restored_s": round(restored_s, 2), "total_s": round(time.monotonic() - lost_at, 2), **found}
 
@@ -173,6 +196,7 @@ def missed(found: dict[str, Any]) -> list[str]:
     wanted = {
         "rows": found["expected_rows"], "left_of_the_erased": 0, "segments_missing": 0, "forgot": [], "audit": "intact", "pointer_is": True,
         "weights_verified": True, "mlflow_versions": 1, "token_above": True, "timeline": 2,
+        "trained": [BATCH, BATCH], "trained_twice": 0,
     }  # fmt: skip
     told = [f"{name} is {found[name]!r} and not {value!r}" for name, value in wanted.items() if found[name] != value]
     return told + ([f"total_s is {found['total_s']}, above {BOUND_S:g}"] if found["total_s"] > BOUND_S else [])

@@ -73,7 +73,8 @@ def test_what_production_would_hold_is_told_by_its_default_guards(share: float, 
 
 GOOD_DAY: dict[str, Any] = {
     "rows": 2000, "expected_rows": 2000, "left_of_the_erased": 0, "segments_missing": 0, "forgot": [], "audit": "intact",
-    "pointer_is": True, "weights_verified": True, "mlflow_versions": 1, "token_above": True, "timeline": 2, "total_s": 20.0,
+    "pointer_is": True, "weights_verified": True, "mlflow_versions": 1, "token_above": True, "timeline": 2, "trained": [128, 128],
+    "trained_twice": 0, "total_s": 20.0,
 }  # fmt: skip
 
 
@@ -84,6 +85,7 @@ GOOD_DAY: dict[str, Any] = {
         ({"left_of_the_erased": 100}, ["left_of_the_erased is 100 and not 0"]),
         ({"rows": 2900}, ["rows is 2900 and not 2000"]),
         ({"audit": "entry 3 was edited"}, ["audit is 'entry 3 was edited' and not 'intact'"]),
+        ({"trained_twice": 3}, ["trained_twice is 3 and not 0"]),
         ({"timeline": 1, "token_above": False}, ["token_above is False and not True", "timeline is 1 and not 2"]),
         ({"total_s": 400.0}, ["total_s is 400.0, above 300"]),
     ],
