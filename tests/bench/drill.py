@@ -47,8 +47,9 @@ from tests.fakes.served import applied, observation, turn
 
 POLICY = "composer"
 BOUND_S = 300.0
-PEOPLE, TURNS, BATCH = 20, 2_000, 128
-"""Turns before the moment; half as many after it, which the restore must leave out."""
+PEOPLE, TURNS, BATCH = 20, 2_000, 800
+"""Turns before the moment; half as many after it, which the restore must leave out. Two batches hold most of what there is: were it not
+known any more what the first one held, the second would meet it."""
 
 
 @dataclass
@@ -105,7 +106,10 @@ class Drill:
         book, rules = wiring.label_book(self.settings), parse_rule_set(default_toml())
         while label_due(book, policy=POLICY, config=policy, rule_set=rules, now=later, limit=500):
             pass
-        batches, config = wiring.batch_store(self.settings), BatchingConfig(max_turns=BATCH)
+        batches, config = (
+            wiring.batch_store(self.settings),
+            BatchingConfig(max_turns=BATCH, max_turns_per_actor=BATCH, max_turns_per_rater=BATCH),
+        )
         cut = cut_batch(batches, policy=POLICY, slot=slot, champion=digest, anchor=digest, config=config, now=later)
         return {item.inference_id for item in cut.items}
 

@@ -73,7 +73,7 @@ def test_what_production_would_hold_is_told_by_its_default_guards(share: float, 
 
 GOOD_DAY: dict[str, Any] = {
     "rows": 2000, "expected_rows": 2000, "left_of_the_erased": 0, "segments_missing": 0, "forgot": [], "audit": "intact",
-    "pointer_is": True, "weights_verified": True, "mlflow_versions": 1, "token_above": True, "timeline": 2, "trained": [128, 128],
+    "pointer_is": True, "weights_verified": True, "mlflow_versions": 1, "token_above": True, "timeline": 2, "trained": [800, 800],
     "trained_twice": 0, "total_s": 20.0,
 }  # fmt: skip
 
