@@ -106,11 +106,9 @@ class Drill:
         book, rules = wiring.label_book(self.settings), parse_rule_set(default_toml())
         while label_due(book, policy=POLICY, config=policy, rule_set=rules, now=later, limit=500):
             pass
-        batches, config = (
-            wiring.batch_store(self.settings),
-            BatchingConfig(max_turns=BATCH, max_turns_per_actor=BATCH, max_turns_per_rater=BATCH),
-        )
-        cut = cut_batch(batches, policy=POLICY, slot=slot, champion=digest, anchor=digest, config=config, now=later)
+        config = BatchingConfig(max_turns=BATCH, max_turns_per_actor=BATCH, max_turns_per_rater=BATCH)
+        store = wiring.batch_store(self.settings)
+        cut = cut_batch(store, policy=POLICY, slot=slot, champion=digest, anchor=digest, config=config, now=later)
         return {item.inference_id for item in cut.items}
 
     def run(self, *arguments: str) -> str:
