@@ -36,11 +36,11 @@ from app.db.engine import open_engine
 from app.db.migrate import head_revision
 from tests.bench.fleet.accounts import doubled, ended_cycles, held_up, lost, slots_lost, unlabelled
 from tests.bench.fleet.deployment import ROLES, ROOT, Fleet
-from tests.bench.fleet.images import Images, built
+from tests.bench.fleet.images import Images
 from tests.bench.fleet.people import People
 from tests.broker import free_port
 from tests.killable_postgres import KillablePostgres
-from tests.real.containers.podman import IMAGE
+from tests.real.containers.podman import built_image
 
 SETTLE_S = 120.0
 BOUNDS = {"errors": 0, "lost": 0, "doubled": 0, "slots_lost": 0}
@@ -170,7 +170,7 @@ def missed(found: dict[str, Any]) -> list[str]:
 def _images(before: Path, folder: Path, revision: str) -> Images:
     """Both releases', built."""
     folder.mkdir()
-    return Images(of={before: built(before, f"localhost/ratchet-before:{revision}"), ROOT: built(ROOT, IMAGE)}, folder=folder)
+    return Images(of={before: built_image(f"localhost/ratchet-before:{revision}", before), ROOT: built_image()}, folder=folder)
 
 
 def main() -> int:

@@ -157,9 +157,7 @@ class Fleet:
         environment = {**self._environment, "PYTHONPATH": str(tree)}
         if self.network is not None:  # it runs outside, where the database is at the same address
             environment["RATCHET_HOST"] = self.network.outside
-        command = [sys.executable, "-m", "pipelines", *arguments]
-        if self.images is not None:
-            command, environment = self.images.command(tree, self._container("once"), arguments, environment)
+        command, environment = self._run(tree, "once", arguments, environment)
         done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"ratchet {' '.join(arguments)} ended with {done.returncode}: {done.stderr.strip()[-1500:]}")
@@ -172,13 +170,17 @@ class Fleet:
         replica.tree = tree
         inside = ("nice", f"-n{MEEK}") if meekly else ()
         inside += () if self.network is None else self.network.inside(replica.name)
-        command, environment = [sys.executable, "-m", "pipelines", *self._arguments(replica)], self._of(replica)
-        if self.images is not None:
-            command, environment = self.images.command(tree, self._container(replica.name), self._arguments(replica), environment)
+        command, environment = self._run(tree, replica.name, self._arguments(replica), self._of(replica))
         with replica.log.open("ab") as log:
             replica.process = subprocess.Popen(
                 [*inside, *command], cwd=tree, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment, start_new_session=True
             )
+
+    def _run(self, tree: Path, name: str, words: Sequence[str], variables: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+        """What runs `ratchet` with these words, and the variables for it: a process, or a container of the tree's image."""
+        if self.images is None:
+            return [sys.executable, "-m", "pipelines", *words], variables
+        return self.images.command(tree, self._container(name), words, variables)
 
     def _container(self, name: str) -> str:
         return f"{self.folder.parent.name}-{name}"

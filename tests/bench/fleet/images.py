@@ -10,18 +10,12 @@ from pathlib import Path
 import psutil
 
 from pipelines.commands.running.deployment import QUIET
-from tests.real.containers.podman import LOCKED, base_image, build, pip_volumes, podman, tools
+from tests.real.containers.podman import LOCKED, podman, tools
 
 USER = 10_001
 """Of the image: it has to own the folder that it writes to."""
 TOLD = (*QUIET, "OMP_NUM_THREADS", "RUST_LOG")
 """Variables of a process besides ours (RATCHET_*); the rest is the machine's, and not the image's."""
-
-
-def built(tree: Path, name: str) -> str:
-    """The image of a tree, as its own Dockerfile builds it; the name."""
-    file = str(tree / "infra" / "Dockerfile")
-    return build(name, "--file", file, "--build-arg", f"BASE={base_image()}", *pip_volumes(), str(tree))
 
 
 @dataclass(frozen=True, kw_only=True)

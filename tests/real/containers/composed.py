@@ -28,7 +28,7 @@ from typing import Any
 import yaml
 
 from tests.broker import free_port
-from tests.real.containers.podman import base_image, build, built_image, pip_volumes, podman, tools
+from tests.real.containers.podman import build, built_image, podman, tools
 from tests.real.parts import ROOT, from_wheels
 
 INFRA = ROOT / "infra"
@@ -62,7 +62,7 @@ def replaced(image: str) -> dict[str, dict[str, Any]]:
 def servers_image() -> str:
     """PostgreSQL, S3 and Prometheus in one image."""
     folder = Path(__file__).parent / "servers"
-    return build(SERVERS, "--file", str(folder / "Containerfile"), "--build-arg", f"BASE={base_image()}", *pip_volumes(), str(folder))
+    return build(SERVERS, folder / "Containerfile", folder)
 
 
 @dataclass(kw_only=True)

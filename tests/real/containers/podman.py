@@ -96,8 +96,7 @@ def refusal() -> str | None:
     if free < LAYERS_BYTES:
         return f"{free / 1e9:.0f} GB are free below /var, where images lie, and {LAYERS_BYTES / 1e9:.0f} are needed"
     try:
-        arguments = ("--file", str(Path(__file__).with_name("Probe")), "--build-arg", f"BASE={base_image()}", *pip_volumes())
-        probe = build("localhost/ratchet-probe", *arguments, str(ROOT / "infra"))
+        probe = build("localhost/ratchet-probe", Path(__file__).with_name("Probe"), ROOT / "infra")
         podman("run", "--rm", *LOCKED, "--publish=127.0.0.1::80", probe, "true")
         podman("rmi", probe)
     except (pytest.fail.Exception, AssertionError) as cannot:
@@ -105,16 +104,16 @@ def refusal() -> str | None:
     return None
 
 
-def built_image() -> str:
-    """The image of infra/Dockerfile, of the code as it lies here."""
-    return build(IMAGE, "--file", "infra/Dockerfile", "--build-arg", f"BASE={base_image()}", *pip_volumes(), ".")
+def built_image(name: str = IMAGE, tree: Path = ROOT) -> str:
+    """The image of a tree as its own infra/Dockerfile builds it; without arguments of the code as it lies here. Returns the name."""
+    return build(name, tree / "infra" / "Dockerfile", tree)
 
 
-def build(name: str, *arguments: str) -> str:
-    """Build, with the layers of before where they still fit; the image that had the name goes. Returns the name."""
+def build(name: str, file: Path, context: Path) -> str:
+    """Build on our base, with the layers of before where they still fit; the image that had the name goes. Returns the name."""
     command = [
         "buildah", "build", "--isolation=chroot", "--network=host", "--format=docker", "--layers", "--platform=linux/amd64",
-        "--tag", name, *arguments,
+        "--tag", name, "--file", str(file), "--build-arg", f"BASE={base_image()}", *pip_volumes(), str(context),
     ]  # fmt: skip
     before = podman("image", "inspect", "--format={{.Id}}", name, check=False).stdout.strip()
     done = subprocess.run(command, env=tools(), cwd=ROOT, capture_output=True, text=True, check=False)
