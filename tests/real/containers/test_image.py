@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -162,18 +163,21 @@ def test_the_demos_product_is_learned_from(client: httpx.Client, pod: Pod) -> No
     )  # fmt: skip
     assert told.returncode == 0, told.stderr[-2000:]
     assert "refused" not in told.stderr, told.stderr[-2000:]
-    until("the release of a version that was trained", LEARNT_S, lambda: learnt(client, pod))
+    versions = until("a candidate", LEARNT_S, lambda: learnt(client, pod))
+    until("its release", LEARNT_S, lambda: versions[0]["digest"] in released(client))
 
 
-def learnt(client: httpx.Client, pod: Pod) -> set[str]:
-    """Versions that were trained and have a release, which comes some moments later. Raises `AssertionError` with the log of a loop that
-    has ended."""
+def released(client: httpx.Client) -> set[str]:
+    """Versions that have a release, which comes some moments after them."""
+    return {release["digest"] for release in client.get("/v1/releases").raise_for_status().json()["data"]}
+
+
+def learnt(client: httpx.Client, pod: Pod) -> list[dict[str, Any]]:
+    """Versions that were trained. Raises `AssertionError` with the log of a loop that has ended."""
     state = podman("inspect", "--format={{.State.Status}}", pod.container("loop")).stdout.strip()
     assert state == "running", logs(pod.container("loop"))[-3000:]
-    versions = client.get("/v1/versions", params={"policy": "composer"}).raise_for_status().json()["data"]
-    releases = client.get("/v1/releases").raise_for_status().json()["data"]
-    trained = {version["digest"] for version in versions if version["parent"] is not None}
-    return trained & {release["digest"] for release in releases}
+    found = client.get("/v1/versions", params={"policy": "composer"}).raise_for_status().json()["data"]
+    return [version for version in found if version["parent"] is not None]
 
 
 def test_everything_ends_when_it_is_told_to(client: httpx.Client, pod: Pod) -> None:
