@@ -22,6 +22,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from app.db.operations.server import MOST_LOST_S
 from tests.archived_postgres import ArchivedPostgres
 
 ROW_BYTES = 1_000
@@ -33,7 +34,6 @@ REPLAYED = 0.1
 QUIET_S = (40.0, 100.0)
 """How long the second hand goes before the end; the moment is drawn, because a file of the log may just have been closed."""
 BEAT_S = 0.1
-LOST_S = 60.0
 RESTORED_PER_10_GB_S = 600.0
 
 
@@ -104,7 +104,7 @@ def _timed(took: dict[str, float], name: str) -> Iterator[None]:
 
 def missed(found: dict[str, Any]) -> list[str]:
     """Bounds that do not hold."""
-    bounds = {"lost_s": LOST_S, "restored_per_10_gb_s": RESTORED_PER_10_GB_S}
+    bounds = {"lost_s": MOST_LOST_S, "restored_per_10_gb_s": RESTORED_PER_10_GB_S}
     told = [f"{name} is {found[name]}, {bound:g} is the bound" for name, bound in bounds.items() if found[name] > bound]
     return told + ([] if found["whole"] else ["what was restored has gaps"])
 
