@@ -446,8 +446,7 @@ def effect_store(settings: Settings, *, rules: JoinRules | None = None) -> "SqlE
     rules = rules or join_rules(load_policies(settings), read_toml(settings.config))
     segments = trajectories(settings)
     return SqlEffects(
-        open_state(settings), rules=lambda: rules, write_segment=segments.write_sized, erase_from_segment=segments.erase,
-        holds=segments.holds,
+        open_state(settings), rules=lambda: rules, segments=segments, holds=segments.holds,
     )  # fmt: skip
 
 
@@ -479,7 +478,7 @@ def eraser(settings: Settings) -> "SqlEraser":
     from app.db.access.erasures import SqlEraser
 
     store = trajectories(settings)
-    return SqlEraser(open_state(settings), open_inbox(settings), erase_from_segment=store.erase, note=store.note_erasure)
+    return SqlEraser(open_state(settings), open_inbox(settings), segments=store, note=store.note_erasure)
 
 
 def pseudonym_of(settings: Settings, *, actor: str | None = None, pseudonym: str | None = None) -> str:
@@ -523,19 +522,25 @@ def recovery_findings(settings: Settings, *, kafka: bool) -> "list[Finding]":
         return [*recovery(settings).findings(place), *durability_of(state)]
 
 
-def erase_again(settings: Settings) -> tuple[int, int]:
-    """Forget whom the database forgot to have forgotten, and words of erased people in files that came back; how many people, and files."""
+def erase_again(settings: Settings) -> tuple[int, int, int]:
+    """Turns find their words in files that took the place of others; then those are forgotten whom the database forgot to have forgotten,
+    and words of erased people in files that came back. How many turns, people, and files."""
+    from app.db.ingestion import segment_rows
+    from app.db.recovery.adoption import adopt, let_go
     from app.domain.ids import uuid7
     from app.domain.telemetry.events import Erasure
 
-    store, found = trajectories(settings), recovery(settings)
+    store, found, now = trajectories(settings), recovery(settings), clock(settings)()
+    with opened_state(settings) as state:
+        turns = adopt(state, store, now=now)
     lost = found.lost_erasures(store.noted_erasures())
     for actor, moment in lost.items():
-        eraser(settings).erase(Erasure(id=uuid7(), actor=actor, requested_by="recovery", occurred_at=moment), now=clock(settings)())
+        eraser(settings).erase(Erasure(id=uuid7(), actor=actor, requested_by="recovery", occurred_at=moment), now=now)
     files = list(found.words_of_shells((name, store.turns(name)) for name in store.names()))
-    for name, shells in files:
-        store.erase(name, shells)
-    return len(lost), len(files)
+    with opened_state(settings) as state:
+        segment_rows.forget_in(state, store, files, now=now)
+        let_go(state, store, now=now)
+    return turns, len(lost), len(files)
 
 
 def traces(settings: Settings) -> "SqlTraces":
@@ -564,7 +569,7 @@ def sweep_segments(settings: Settings) -> int:
     with opened_state(settings) as state:
         unknown = unknown_among(state, names)
     for name in unknown:
-        store.erase(name, None)
+        store.drop(name)
     return len(unknown)
 
 

@@ -261,10 +261,11 @@ segments = Table(
     Column("created_at", UtcMicros, nullable=False),
     Column("state", String(16), nullable=False, server_default="whole"),
     _partial("ix_segments_writing", "created_at", where="state = 'writing'"),
+    _partial("ix_segments_owing", "name", where="state IN ('trimming', 'dropping')"),
     Index("ix_segments_time", "created_at", "name"),
 )
-"""`state`: `writing` before its file is begun, `whole` with the rows that point into it, `dropping` when nobody points into it any more.
-What stays `writing` is swept with its file, and so is what is `dropping`."""
+"""`state`: `writing` before its file is begun, `whole` with the rows that point into it, `trimming` where it holds turns besides that point
+elsewhere, `dropping` when nobody points into it any more: see `app.db.ingestion.segment_rows`."""
 
 turn_counts = Table(
     "turn_counts",

@@ -261,10 +261,6 @@ class TrajectoryStore(Protocol):
         """Payloads by inference id for (segment, inference_id) pairs; what is gone is absent from the answer."""
         ...
 
-    def erase(self, name: str, inference_ids: frozenset[str] | None) -> int:
-        """Rewrite a segment without these turns (None: without any, which removes it); returns how many were removed."""
-        ...
-
 
 @dataclass(frozen=True, kw_only=True)
 class Way:

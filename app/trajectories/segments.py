@@ -1,10 +1,10 @@
 """Segments: immutable Parquet files (zstd) of token payloads, in a local folder or under s3://bucket/prefix.
 
 A segment is whole or absent: it is written beside its place, synchronised, and renamed (S3: an object appears when its upload ends).
-The only change ever made to one is leaving turns out of it when their person is erased. One holds what one transaction of ingestion
-brought; those of a day that is over are merged into large ones, a policy each (`merge`), which are read and rewritten a row group at a
-time. A turn too large for an event has a segment of its own (`claims/`), written by the gateway; the turn's row points at it like at any
-other, and it is not merged.
+What is in one never changes: when a person is erased, it is copied without them under a new name. One holds what one transaction of
+ingestion brought; those of a day that is over are merged into large ones, a policy each (`merge`), which are read and copied a row group
+at a time. A turn too large for an event has a segment of its own (`claims/`), written by the gateway; the turn's row points at it like at
+any other, and it is not merged.
 """
 
 import hashlib
@@ -77,30 +77,19 @@ class ParquetSegments:
             wanted.setdefault(name, []).append(inference_id)
         return {payload.inference_id: payload for name, ids in wanted.items() for payload in self._read(name, ids)}
 
-    def erase(self, name: str, inference_ids: frozenset[str] | None) -> int:
-        """Rewrite a segment without these turns; returns how many were removed. An empty one is deleted; None deletes it unread."""
-        path = self._path(name)
-        if inference_ids is None:
-            return self._remove(path)
+    def copy(self, name: str, to: str, *, without: Collection[str]) -> int:
+        """Write a segment's turns, without these, into another, a row group at a time; returns its bytes. 0 where there is no such file."""
         try:
-            with self._filesystem.open_input_file(path) as source:
-                return self._leave_out(path, pq.ParquetFile(source), inference_ids)
-        except FileNotFoundError:
-            return 0
-
-    def _leave_out(self, path: str, file: pq.ParquetFile, inference_ids: frozenset[str]) -> int:
-        ids = file.read(columns=["inference_id"])
-        removed = ids.num_rows - ids.filter(invert(_is_in(ids, inference_ids))).num_rows
-        if removed == ids.num_rows:
-            self._filesystem.delete_file(path)
-        elif removed:
-            with self._replacing(path) as writer:
+            with self._filesystem.open_input_file(self._path(name)) as source, self._replacing(self._path(to)) as writer:
+                file = pq.ParquetFile(source)
                 for number in range(file.num_row_groups):
                     group = file.read_row_group(number)
-                    kept = group.filter(invert(_is_in(group, inference_ids)))
+                    kept = group.filter(invert(_is_in(group, without)))
                     if kept.num_rows:
                         writer.write_table(kept)
-        return removed
+        except FileNotFoundError:
+            return 0
+        return self.size(to)
 
     def merge(self, sources: Mapping[str, int], *, target: Callable[[str], str], at_most_bytes: int) -> dict[str, frozenset[str]]:
         """Write the turns of these segments (name and bytes) into one for each policy, or several of about that size, each named by
@@ -211,16 +200,6 @@ class ParquetSegments:
             sync(Path(partial))
             os.replace(partial, path)
             sync(Path(path).parent)
-
-    def _remove(self, path: str) -> int:
-        try:
-            with self._filesystem.open_input_file(path) as file:
-                rows = pq.ParquetFile(file).metadata.num_rows
-        except (FileNotFoundError, pa.ArrowInvalid):  # never written, or by a process that was killed in the middle
-            rows = 0
-        if self._filesystem.get_file_info(path).type != pafs.FileType.NotFound:
-            self._filesystem.delete_file(path)
-        return rows
 
     def _read(self, name: str, ids: Sequence[str]) -> list[TurnPayload]:
         """Row groups whose statistics say that none of the turns is in them are not read."""

@@ -50,7 +50,7 @@ def served(number: int, draw: random.Random) -> TurnServed:
 def fill(engine: Engine, files: ParquetSegments, *, number: int) -> None:
     """Ingest them, a segment for each five hundred."""
     draw, rules = random.Random(1), JoinRules(policies={})
-    store = SqlEffects(engine, rules=lambda: rules, write_segment=files.write_sized, erase_from_segment=files.erase)
+    store = SqlEffects(engine, rules=lambda: rules, segments=files)
     order = draw.sample(range(number), number)  # a person's turns lie in several segments
     for start in range(0, number, PER_SEGMENT):
         events = [applied(served(n, draw), offset=start + k) for k, n in enumerate(order[start : start + PER_SEGMENT])]
@@ -87,7 +87,7 @@ def run(number: int, at_most_bytes: int) -> tuple[dict[str, float], bool]:
         fill(engine, files, number=number)
         draw = random.Random(2)
         wanted = sorted(draw.sample([id_ for _, id_ in places(engine)], min(BATCH, number)))
-        eraser = SqlEraser(engine, engine, erase_from_segment=files.erase)
+        eraser = SqlEraser(engine, engine, segments=files)
 
         def figures(person: int) -> dict[str, float]:
             return {

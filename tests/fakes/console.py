@@ -28,6 +28,7 @@ from app.domain.people import Action, Role, Visitor, actions_of
 from app.domain.telemetry.events import Erasure
 from app.domain.telemetry.streams import EffectStore, ErasureReport, JoinRules
 from app.release.jury import ReleaseJury
+from tests.fakes.streaming import MemorySegments
 
 OPERATOR = Visitor(actor="user:ada", actions=actions_of({Role.OPERATOR}), policy=None, csrf="token")
 VIEWER = Visitor(actor="user:vic", actions=actions_of({Role.VIEWER}), policy=None)
@@ -46,7 +47,7 @@ class Found:
 
 def hands_of(engine: Engine) -> Hands:
     """What pages act through, over this database alone: there are no segments, and nobody's letters make sense."""
-    eraser = SqlEraser(engine, engine, erase_from_segment=lambda *_: 0)
+    eraser = SqlEraser(engine, engine, segments=MemorySegments())
 
     def forget(pseudonym: str, *, by: str) -> ErasureReport:
         erasure = Erasure(id=uuid7(), actor=pseudonym, requested_by=by, occurred_at=utc_now())
@@ -56,7 +57,7 @@ def hands_of(engine: Engine) -> Hands:
         return hash_actor(actor or "", salt="pepper") if pseudonym is None else checked_pseudonym(pseudonym)
 
     def store() -> EffectStore:
-        return SqlEffects(engine, rules=lambda: JoinRules(policies={}), write_segment=_nowhere, erase_from_segment=lambda *_: 0)
+        return SqlEffects(engine, rules=lambda: JoinRules(policies={}), segments=MemorySegments())
 
     return Hands(
         people=SqlPeople(engine), keys=SqlKeys(engine), requests=SqlRequests(engine), letters=SqlDeadLetters(engine), store=store,
@@ -64,10 +65,6 @@ def hands_of(engine: Engine) -> Hands:
         pseudonym_of=pseudonym_of, forget=forget, rotate=partial(_rotated, engine), policies=("tab", "composer"), address="http://here",
         clock=utc_now,
     )  # fmt: skip
-
-
-def _nowhere(*_: object) -> int:
-    raise AssertionError("nothing here has tokens")
 
 
 def _rotated(engine: Engine, *, by: str) -> None:

@@ -38,12 +38,6 @@ class FakeTrajectories:
     def read(self, locations: Iterable[tuple[str, str]]) -> dict[str, TurnPayload]:
         return {i: self.segments[name][i] for name, i in locations if i in self.segments.get(name, {})}
 
-    def erase(self, name: str, inference_ids: frozenset[str] | None) -> int:
-        before = len(self.segments[name])
-        gone = self.segments[name].keys() if inference_ids is None else inference_ids
-        self.segments[name] = {i: p for i, p in self.segments[name].items() if i not in gone}
-        return before - len(self.segments[name])
-
 
 class FakeWeights:
     """Snapshots in a folder, by digest."""

@@ -1,7 +1,8 @@
 """Doubles of the streaming ports, each named for how it behaves."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 from app.domain.errors import BadRequest, OwnFault, Unavailable
 from app.domain.learning.batches import TurnPayload
@@ -28,12 +29,35 @@ class MemorySegments:
         """What is there."""
         return {id_: self.written[name][id_] for name, id_ in locations if id_ in self.written.get(name, {})}
 
-    def erase(self, name: str, inference_ids: frozenset[str] | None) -> int:
-        """Leave turns out."""
-        if inference_ids is None:
-            return len(self.written.pop(name, {}))
-        segment = self.written.get(name, {})
-        return len([segment.pop(id_) for id_ in inference_ids & set(segment)])
+    def copy(self, name: str, to: str, *, without: Collection[str]) -> int:
+        """Under another name, without some."""
+        kept = [payload for id_, payload in self.written.get(name, {}).items() if id_ not in without]
+        return self.write_sized(to, kept) if kept else 0
+
+    def turns(self, name: str) -> list[str]:
+        """Whose words it holds."""
+        return list(self.written.get(name, {}))
+
+    def size(self, name: str) -> int:
+        """A hundred bytes a turn."""
+        return 100 * len(self.written.get(name, {}))
+
+    def drop(self, name: str) -> None:
+        """Forget a segment."""
+        self.written.pop(name, None)
+
+
+def acting(segments: Any, **acts: Any) -> Any:
+    """Segments of which some acts are others: `acting(segments, drop=die)`."""
+    return _Acting(segments, **acts)
+
+
+class _Acting:
+    def __init__(self, segments: Any, **acts: Any) -> None:
+        self._segments, self._acts = segments, acts
+
+    def __getattr__(self, name: str) -> Any:
+        return self._acts[name] if name in self._acts else getattr(self._segments, name)
 
 
 class MemoryClaims:

@@ -13,6 +13,7 @@ import pytest
 from app.domain.errors import BadInput, Unavailable
 from app.domain.learning.batches import TurnPayload, payload_of
 from app.domain.ports import TrajectoryStore
+from app.domain.telemetry.streams import SegmentFiles
 from app.domain.telemetry.turns import SamplingParams
 from app.trajectories.segments import ParquetSegments
 from tests.disk import asked_of_the_disk
@@ -55,8 +56,8 @@ def test_segments_of_before_a_column_are_read_merged_and_erased_from_as_any(tmp_
     assert store.read([("old", "rich"), ("new", "narrow")]) == {"rich": RICH, "narrow": narrow}
     store.merge({"old": 1, "new": 1}, target=lambda policy: "day", at_most_bytes=1 << 20)
     assert store.read([("day", "rich"), ("day", "narrow")]) == {"rich": RICH, "narrow": narrow}
-    assert store.erase("old", frozenset({"bare"})) == 1
-    assert store.read([("old", "rich"), ("old", "bare")]) == {"rich": RICH}
+    assert store.copy("old", "new-2", without={"bare"}) == store.size("new-2")
+    assert store.read([("new-2", "rich"), ("new-2", "bare")]) == {"rich": RICH}
 
 
 def test_what_is_gone_is_absent_from_the_answer(store: TrajectoryStore) -> None:
@@ -71,22 +72,26 @@ def test_writing_the_same_segment_again_changes_nothing_and_a_longer_one_replace
     assert set(store.read([("s-0-1", "bare"), ("s-0-1", "rich")])) == {"bare", "rich"}
 
 
-def test_erasing_rewrites_the_segment_and_a_second_time_removes_nothing(store: TrajectoryStore) -> None:
-    store.write("s-0-1", [BARE, RICH])
-    assert store.erase("s-0-1", frozenset({"bare", "unknown"})) == 1
-    assert store.erase("s-0-1", frozenset({"bare"})) == 0
-    assert set(store.read([("s-0-1", "bare"), ("s-0-1", "rich")])) == {"rich"}
-    assert store.erase("s-0-1", frozenset({"rich"})) == 1
-    assert store.read([("s-0-1", "rich")]) == {}
-    assert store.erase("no-such", frozenset({"rich"})) == 0
+@pytest.mark.parametrize("kind", ["files", "memory"])
+def test_a_copy_leaves_turns_out_and_what_it_was_made_from_stays_as_it_was(tmp_path: Path, kind: str) -> None:
+    files: SegmentFiles = ParquetSegments(str(tmp_path)) if kind == "files" else MemorySegments()
+    assert files.write_sized("s-0-1", [BARE, RICH]) > 0
+    assert files.copy("s-0-1", "s-0-1.2", without={"bare", "unknown"}) > 0
+    assert (sorted(files.turns("s-0-1")), files.turns("s-0-1.2")) == (["bare", "rich"], ["rich"])
+    assert files.copy("no-such", "s-0-1.3", without={"rich"}) == 0
+    assert (files.turns("no-such"), files.turns("s-0-1.3")) == ([], [])
+    for _ in range(2):
+        files.drop("s-0-1")
+    assert (files.turns("s-0-1"), files.turns("s-0-1.2")) == ([], ["rich"])
 
 
 def test_a_file_holds_nothing_of_an_erased_turn_and_no_partial_files_are_left(tmp_path: Path) -> None:
     store = ParquetSegments(str(tmp_path))
     store.write("s-0-1", [payload("a", completion="canary-word-of-a"), payload("b")])
-    store.erase("s-0-1", frozenset({"a"}))
-    assert [path.name for path in tmp_path.iterdir()] == ["s-0-1.parquet"]
-    assert b"canary-word-of-a" not in (tmp_path / "s-0-1.parquet").read_bytes()
+    store.copy("s-0-1", "s-0-2", without={"a"})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["s-0-1.parquet", "s-0-2.parquet"]
+    words = [b"canary-word-of-a" in (tmp_path / f"s-0-{n}.parquet").read_bytes() for n in (1, 2)]
+    assert words == [True, False]
 
 
 def test_a_segment_is_on_the_disk_before_it_has_its_name_and_its_name_before_anything_refers_to_it(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class Trace:
     cure: str = ""
 
 
-class SegmentFiles(Protocol):
+class EveryFile(Protocol):
     """The files that turns' words lie in."""
 
     def names(self) -> list[str]:
@@ -66,7 +66,7 @@ class SqlTraces:
         state: Engine,
         inbox_engine: Engine,
         *,
-        files: SegmentFiles,
+        files: EveryFile,
         topics: Callable[[bytes], Mapping[str, int]],
         exported: Callable[[], Iterable[str]],
         folders: Iterable[Path],

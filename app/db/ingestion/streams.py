@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -39,10 +39,12 @@ from app.db.verdicts import judged
 from app.domain.errors import Unavailable
 from app.domain.learning.batches import payload_of
 from app.domain.telemetry.events import Erasure, Exposure, Observation, Retraction
-from app.domain.telemetry.streams import AppliedEvent, EffectBatch, EraseFromSegment, JoinRules, Position, TopicPartition, WriteSegment
+from app.domain.telemetry.streams import AppliedEvent, EffectBatch, JoinRules, Position, SegmentFiles, TopicPartition
 from app.domain.telemetry.turns import PayloadClaim, TurnServed
 
 E = TypeVar("E")
+Counts = Counter[tuple[str, str]]
+"""By (policy, what)."""
 log = logging.getLogger(__name__)
 
 
@@ -54,14 +56,12 @@ class SqlEffects:
         engine: Engine,
         *,
         rules: Callable[[], JoinRules],
-        write_segment: WriteSegment,
-        erase_from_segment: EraseFromSegment,
+        segments: SegmentFiles,
         holds: Callable[[PayloadClaim], bool] = lambda _: False,
     ) -> None:
         self._engine = engine
         self._rules = rules
-        self._write_segment = write_segment
-        self._erase_from_segment = erase_from_segment
+        self._segments = segments
         self._holds = holds
 
     def apply(self, batch: EffectBatch, *, now: datetime) -> int:
@@ -74,25 +74,26 @@ class SqlEffects:
                 erasures.announce(self._engine, erasure)
             segment = self._write_segment_of(batch, now)
             try:
-                return locks.settled(self._engine, lambda connection: self._apply(connection, batch, segment, missing, now))
+                count, owing = locks.settled(self._engine, lambda connection: self._apply(connection, batch, segment, missing, now))
             except BaseException:
                 self._abandon(segment)
                 raise
+            self._tidy(owing, now)
+            return count
 
     def _write_segment_of(self, batch: EffectBatch, now: datetime) -> "_Segment | None":
-        """Write the tokens of the batch's new turns, before the transaction: a slow disk or bucket holds no lock.
+        """Write the tokens of the batch's new turns, named after the first of them, before the transaction: a slow bucket holds no lock.
 
-        Named after the first of them. What is not new any more, or its person erased, when the transaction looks again is left out then.
-        """
+        What is not new any more, or its person erased, when the transaction looks again is left out after it."""
         planned = self._new_turns(batch)
         if not planned:
             return None
         first = min((event.delivery for event, _ in planned), key=lambda at: (at.topic, at.partition, at.offset))
         name = segment_rows.intend(self._engine, f"{first.topic}-{first.partition}-{first.offset:020d}", now=now)
         try:
-            size = self._write_segment(name, [payload_of(turn) for _, turn in planned])
+            size = self._segments.write_sized(name, [payload_of(turn) for _, turn in planned])
         except BaseException:
-            segment_rows.abandon(self._engine, name, self._erase_from_segment)
+            segment_rows.abandon(self._engine, name, self._segments)
             raise
         return _Segment(name=name, turns=frozenset(turn.inference_id for _, turn in planned), size_bytes=size)
 
@@ -111,7 +112,15 @@ class SqlEffects:
         """As far as possible now; `sweep` does the rest."""
         if segment is not None:
             with suppress(exc.SQLAlchemyError, OSError):
-                segment_rows.abandon(self._engine, segment.name, self._erase_from_segment)
+                segment_rows.abandon(self._engine, segment.name, self._segments)
+
+    def _tidy(self, owing: Collection[str], now: datetime) -> None:
+        """What this batch leaves in files must not stay there. It is applied whatever comes of it: the upkeep does the rest."""
+        if owing:
+            try:
+                segment_rows.tidy(self._engine, self._segments, now=now, names=owing)
+            except (exc.SQLAlchemyError, OSError, Unavailable) as error:
+                log.warning("event=segments_owing count=%d error=%s", len(owing), error)
 
     def expire_parked(self, *, now: datetime) -> int:
         """Ledger observations whose turn never came as orphans, after joining those whose turn came at the same moment.
@@ -119,7 +128,7 @@ class SqlEffects:
         And remove what a member that was killed left half done: segments that it had begun.
         """
         with judged():
-            swept = segment_rows.sweep(self._engine, self._erase_from_segment, now=now)
+            swept = segment_rows.sweep(self._engine, self._segments, now=now)
             if swept:
                 log.warning("event=segments_swept count=%d", swept)
             return locks.settled(self._engine, lambda connection: self._expire(connection, now))
@@ -141,20 +150,23 @@ class SqlEffects:
             log.error("event=claim_missing inference_id=%s alarm=the payload of a turn is not in the trajectory store", id_)
         return missing
 
-    def _apply(self, connection: Connection, batch: EffectBatch, segment: "_Segment | None", missing: frozenset[str], now: datetime) -> int:
+    def _apply(
+        self, connection: Connection, batch: EffectBatch, segment: "_Segment | None", missing: frozenset[str], now: datetime
+    ) -> tuple[int, set[str]]:
+        """How many were new, and which segments owe something now."""
         locks.share(connection, locks.ERASURES)
         fresh, counts = _deduplicate(connection, batch.events, now)
         counts["", "claim_missing"] += sum(turn.inference_id in missing for _, turn in _of(fresh, TurnServed))
         rules = self._rules()
         fresh = self._forget_erased(connection, fresh, counts)
         _lock_touched(connection, fresh)
-        joined, new = self._apply_turns(connection, fresh, segment, missing, rules, now)
+        joined, new, owing = self._apply_turns(connection, fresh, segment, missing, rules, now)
         counts["", "exposure_ignored"] += insert_exposures(connection, [e for _, e in _of(fresh, Exposure)])
         joined.merge(apply_retractions(connection, [r for _, r in _of(fresh, Retraction)]))
         joined.merge(insert_observations(connection, _of(fresh, Observation), rules=rules))
         note_evidence(connection, joined.changed_turns)
         for _, erasure in _of(fresh, Erasure):
-            erasures.erase_actor(connection, erasure, erase_from_segment=self._erase_from_segment, now=now)
+            owing |= erasures.erase_actor(connection, erasure, now=now).segments
         dead_letters.bury(connection, batch.dead, now=now)
         counts["", "dead_lettered"] += len(batch.dead)
         if batch.replayed_dead_letters:
@@ -162,9 +174,9 @@ class SqlEffects:
         count_turns(connection, [(turn.policy, turn.version) for turn in new])
         add_counts(connection, counts + joined.counts)
         save_offsets(connection, batch, now=now)
-        return len(fresh)
+        return len(fresh), owing
 
-    def _forget_erased(self, connection: Connection, fresh: list[AppliedEvent], counts: Counter[tuple[str, str]]) -> list[AppliedEvent]:
+    def _forget_erased(self, connection: Connection, fresh: list[AppliedEvent], counts: Counts) -> list[AppliedEvent]:
         """Without what people said or saw before they were erased; their turns stay, and become shells."""
         gone = erasures.erased_at(connection, {actor for event in fresh if (actor := _actor(event)) is not None})
         if not gone:
@@ -181,42 +193,47 @@ class SqlEffects:
     def _apply_turns(
         self, connection: Connection, fresh: Sequence[AppliedEvent], segment: "_Segment | None", missing: frozenset[str], rules: JoinRules,
         now: datetime,
-    ) -> tuple[Joined, list[TurnServed]]:  # fmt: skip
-        """What came together by these turns, and those of them that were not known."""
+    ) -> tuple[Joined, list[TurnServed], set[str]]:  # fmt: skip
+        """What came together by these turns, those of them that were not known, and which segments owe something."""
         served = _of(fresh, TurnServed)
         shells = _shells(connection, served)
         inserted = insert_turns(connection, [turn for _, turn in served], rules=rules, erased=shells)
         new = list({turn.inference_id: turn for _, turn in served if turn.inference_id in inserted}.values())
-        if segment is not None:
-            self._point(connection, segment, {turn.inference_id for turn in new if not turn.payload} - set(shells))
-        self._claim(connection, [turn for turn in new if turn.inference_id not in missing], frozenset(shells), now)
+        owing = self._claim(connection, [turn for turn in new if turn.inference_id not in missing], frozenset(shells), now)
+        if segment is not None and not self._point(connection, segment, {t.inference_id for t in new if not t.payload} - set(shells)):
+            owing.add(segment.name)
         joined = join_waiting(connection, sorted(inserted), sorted({turn.episode_id for turn in new}), rules=rules)
         erasures.forget_said(connection, sorted(inserted & set(shells)))
         joined.changed_turns.difference_update(shells)
         joined.counts["", "turn_ignored"] += len(served) - len(new)
-        return joined, new
+        return joined, new, owing
 
-    def _claim(self, connection: Connection, new: Sequence[TurnServed], shells: frozenset[str], now: datetime) -> None:
-        """Point at the segments that were written before their events; those of people who were erased meanwhile go."""
+    def _claim(self, connection: Connection, new: Sequence[TurnServed], shells: frozenset[str], now: datetime) -> set[str]:
+        """Point at the segments that were written before their events; those of people who were erased meanwhile are to go."""
+        owing: set[str] = set()
         for turn in new:
-            if turn.payload and turn.inference_id in shells:
-                self._erase_from_segment(turn.payload.segment, frozenset({turn.inference_id}))
-            elif turn.payload:
-                segment_rows.record(connection, turn.payload.segment, rows=1, size_bytes=turn.payload.bytes, now=now)
-                point_to_segment(connection, turn.payload.segment, [turn.inference_id])
+            if not turn.payload:
+                continue
+            name = turn.payload.segment
+            segment_rows.record(connection, name, rows=1, size_bytes=turn.payload.bytes, now=now)
+            if turn.inference_id in shells:
+                segment_rows.supersede(connection, [name])
+                owing.add(name)
+            else:
+                point_to_segment(connection, name, [turn.inference_id])
+        return owing
 
-    def _point(self, connection: Connection, segment: "_Segment", placed: set[str]) -> None:
-        """Say where the tokens of these turns lie, and leave the others out of the file: nobody would find them there again."""
-        if not placed <= segment.turns - segment.left_out:
+    def _point(self, connection: Connection, segment: "_Segment", placed: set[str]) -> bool:
+        """Say where the tokens of these turns lie; whether the file holds no others. Nobody would find those there again."""
+        if not placed <= segment.turns:
             raise Unavailable("turns became new again after their segment was written without them: the batch is applied again")
-        if unplaced := segment.turns - placed:
-            segment.left_out.update(unplaced)
-            self._erase_from_segment(segment.name, None if unplaced == segment.turns else unplaced)
+        exact = placed == segment.turns
         if placed:
-            segment_rows.complete(connection, segment.name, rows=len(placed), size_bytes=segment.size_bytes)
+            segment_rows.complete(connection, segment.name, rows=len(placed), size_bytes=segment.size_bytes, exact=exact)
             point_to_segment(connection, segment.name, sorted(placed))
         else:
-            segment_rows.forget(connection, segment.name)
+            segment_rows.supersede(connection, [segment.name])
+        return exact
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,8 +243,6 @@ class _Segment:
     name: str
     turns: frozenset[str]
     size_bytes: int
-    left_out: set[str] = field(default_factory=set[str])
-    """What an attempt at the transaction has taken out of the file already."""
 
 
 def _shells(connection: Connection, served: Sequence[tuple[AppliedEvent, TurnServed]]) -> dict[str, datetime]:
@@ -256,11 +271,9 @@ def _actor(event: AppliedEvent) -> str | None:
     return getattr(event.effect, "actor", None)
 
 
-def _deduplicate(
-    connection: Connection, events: Sequence[AppliedEvent], now: datetime
-) -> tuple[list[AppliedEvent], Counter[tuple[str, str]]]:
+def _deduplicate(connection: Connection, events: Sequence[AppliedEvent], now: datetime) -> tuple[list[AppliedEvent], Counts]:
     """The events that were never applied before, in order, and counts of the others."""
-    counts: Counter[tuple[str, str]] = Counter()
+    counts: Counts = Counter()
     first: dict[tuple[str, str], AppliedEvent] = {}
     for event in events:
         if first.setdefault((event.source, event.id), event) is not event:

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, ScalarSelect, exists, func, select
 
 from app.db.chunks import chunked, one_of
 from app.db.engine import expected_to_answer, reading
-from app.db.ingestion.segment_rows import WHOLE
+from app.db.ingestion.segment_rows import TRIMMING, WHOLE
 from app.db.ingestion.streams import offsets
 from app.db.operations.server import server_state
 from app.db.tables import (
@@ -75,7 +75,11 @@ class SqlRecovery:
             ),
             ("champions whose weights are not in the store", self.missing_weights(place.versions), "restore the store of the weights"),
             ("turns that were trained on twice", self.trained_twice(), "roll back to the version before the second batch"),
-            ("segments whose file is missing", self.missing_segments(place.size), "restore the store of the segments"),
+            (
+                "segments whose file is missing",
+                self.missing_segments(place.size),
+                "run `ratchet recover erasures`, and restore what it does not find",
+            ),
         ]
         found = [Finding(what=what, count=len(names), first=min(names), cure=cure) for what, names, cure in named if names]
         if behind:
@@ -89,13 +93,13 @@ class SqlRecovery:
             known = {row.actor: row.erased_at for row in connection.execute(select(erasures.c.actor, erasures.c.erased_at))}
         return {actor: moment for actor, moment in sorted(noted.items()) if actor not in known or known[actor] < moment}
 
-    def words_of_shells(self, held: Iterable[tuple[str, list[str]]]) -> Iterator[tuple[str, frozenset[str]]]:
-        """Segments with turns in them whose person was erased: an older copy of a file came back. `held`: (segment, whose turns)."""
+    def words_of_shells(self, held: Iterable[tuple[str, list[str]]]) -> Iterator[str]:
+        """Segments with turns in them whose person was erased: an older file came back. `held`: (segment, whose turns)."""
         with expected_to_answer(), reading(self._state) as connection:
             for name, ids in held:
                 gone = select(turns.c.inference_id).where(one_of(connection, turns.c.inference_id, ids), turns.c.erased_at.is_not(None))
-                if shells := frozenset(connection.execute(gone).scalars()):
-                    yield name, shells
+                if connection.execute(gone.limit(1)).first() is not None:
+                    yield name
 
     def behind(self, group: str, committed: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """By how many records ingestion's positions lie behind what it told Kafka after its commits: commits were lost."""
@@ -135,7 +139,7 @@ class SqlRecovery:
 
     def missing_segments(self, size: Callable[[str], int]) -> list[str]:
         """Segments that rows tell of and whose file is not there."""
-        told = select(segments.c.name).where(segments.c.state == WHOLE, segments.c.rows > 0).order_by(segments.c.name)
+        told = select(segments.c.name).where(segments.c.state.in_([WHOLE, TRIMMING]), segments.c.rows > 0).order_by(segments.c.name)
         with expected_to_answer(), reading(self._state) as connection:
             names = connection.execute(told).scalars().all()
         return [name for name in names if not size(name)]

@@ -8,7 +8,7 @@ day: of a policy with little traffic every step makes a small one.
 
 Killed before the transaction, the new files are swept with their rows; killed after it, the small ones are removed by whoever comes next.
 Whoever looked up a place before the transaction and reads after it finds the turn by its row (`places_of`). An erasure that came while the
-files were written is seen in the transaction: its turns point nowhere, and are left out of the new file before anybody points into it.
+files were written is seen in the transaction: its turns point nowhere, and the new file is copied without them at once (`tidy`).
 """
 
 import logging
@@ -26,6 +26,7 @@ from app.db.engine import reading
 from app.db.ingestion import segment_rows
 from app.db.ingestion.segment_rows import WHOLE
 from app.db.tables import segments, turn_counts, turns
+from app.domain.telemetry.streams import SegmentFiles
 
 MERGED = "day-"
 """Segments that begin so are merged ones."""
@@ -36,7 +37,7 @@ FEWEST, MOST = 2, 10_000
 log = logging.getLogger(__name__)
 
 
-class MergingFiles(Protocol):
+class MergingFiles(SegmentFiles, Protocol):
     """The segments' files."""
 
     def merge(self, sources: Mapping[str, int], *, target: Callable[[str], str], at_most_bytes: int) -> Mapping[str, frozenset[str]]:
@@ -46,10 +47,6 @@ class MergingFiles(Protocol):
 
     def size(self, name: str) -> int:
         """Bytes of a segment."""
-        ...
-
-    def erase(self, name: str, inference_ids: frozenset[str] | None) -> int:
-        """Rewrite a segment without these turns; None deletes it unread."""
         ...
 
 
@@ -66,7 +63,7 @@ def compact(
     fence: Callable[[Connection], None] = lambda connection: None,
 ) -> Merged | None:  # fmt: skip
     """Merge the oldest small segments that belong together; None where there are none. One call is one transaction of turns."""
-    segment_rows.finish(engine, files.erase)
+    segment_rows.tidy(engine, files, now=now)
     sources = _together(engine, before=_midnight(now - over_for), at_most_bytes=at_most_bytes)
     if len(sources) < FEWEST:
         sources = _still_small(engine, at_most_bytes=at_most_bytes)
@@ -83,16 +80,16 @@ def compact(
     try:
         held = files.merge({row.name: row.bytes for row in sources}, target=target, at_most_bytes=at_most_bytes)
         missing = frozenset(name for name in names if not files.size(name))
-        lost = locks.settled(engine, lambda connection: _switch(connection, files, sources, held, missing, fence))
+        sizes = {name: files.size(name) for name in held}
+        lost = locks.settled(engine, lambda connection: _switch(connection, sources, held, sizes, missing, fence))
     except Exception:
         for name in made:  # a process that is killed leaves this to `sweep`
-            segment_rows.abandon(engine, name, files.erase)
+            segment_rows.abandon(engine, name, files)
         raise
-    written = sum(files.size(name) for name in held)
-    segment_rows.finish(engine, files.erase)
+    segment_rows.tidy(engine, files, now=now)
     if lost:
         log.error("event=segments_missing count=%d first=%s alarm=files that rows tell of are gone", len(lost), lost[0])
-    return Merged(len(sources) - len(lost), len(held), written)
+    return Merged(len(sources) - len(lost), len(held), sum(sizes.values()))
 
 
 def _midnight(moment: datetime) -> datetime:
@@ -134,7 +131,7 @@ def _still_small(engine: Engine, *, at_most_bytes: int) -> list[Row[*tuple[Any, 
 
 
 def _switch(
-    connection: Connection, files: MergingFiles, sources: Sequence[Row[*tuple[Any, ...]]], held: Mapping[str, frozenset[str]],
+    connection: Connection, sources: Sequence[Row[*tuple[Any, ...]]], held: Mapping[str, frozenset[str]], sizes: Mapping[str, int],
     missing: frozenset[str], fence: Callable[[Connection], None],
 ) -> list[str]:  # fmt: skip
     """Everything at once: turns, new rows, old rows. Returns sources whose file is gone: they stay, and so does what points into them."""
@@ -143,17 +140,17 @@ def _switch(
     places = _lock(connection, sorted(id_ for ids in held.values() for id_ in ids), set(names))
     for name, ids in sorted(held.items()):
         here = sorted(ids & places.keys())
-        gone = ids - places.keys()
-        if gone:  # erased meanwhile, or never pointed at: a turn that lies in two files is left in the other one
-            files.erase(name, frozenset(gone) if here else None)
         if not here:
-            segment_rows.forget(connection, name)
+            segment_rows.supersede(connection, [name])
             continue
-        segment_rows.complete(connection, name, rows=len(here), size_bytes=files.size(name), created_at=newest)
+        exact = len(here) == len(ids)  # else erased meanwhile, or never pointed at: a turn that lies in two files stays in the other one
+        segment_rows.complete(connection, name, rows=len(here), size_bytes=sizes[name], created_at=newest, exact=exact)
         for some in chunked(here, 5_000):
             connection.execute(update(turns).where(one_of(connection, turns.c.inference_id, some)).values(payload_segment=name))
-    # An erasure that emptied a file removed it: its row says that nothing is in it.
-    full = select(segments.c.name).where(one_of(connection, segments.c.name, sorted(missing)), segments.c.rows > 0)
+    # A row that says that nothing is in it: a version before this one removed the file of which an erasure left nothing.
+    full = select(segments.c.name).where(
+        one_of(connection, segments.c.name, sorted(missing)), segments.c.rows > 0, segments.c.state == WHOLE
+    )
     lost = sorted(connection.execute(full).scalars()) if missing else []
     segment_rows.supersede(connection, [name for name in names if name not in lost])
     return lost

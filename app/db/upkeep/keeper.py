@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from sqlalchemy import Connection, Engine, select
 
@@ -40,15 +40,11 @@ LATER = timedelta(days=1)
 """Deduplication rows outlive the inbox's identities: what the inbox takes for new once more is still known behind it."""
 
 
-class Files(old_segments.Files, MergingFiles, Protocol):
-    """The segments' files."""
-
-
 class SqlUpkeep:
     """Keeps house in the state and the inbox databases."""
 
     def __init__(
-        self, state: Engine, inbox: Engine, *, files: Files, retention: Retention, owner: str, clock: Clock = utc_now,
+        self, state: Engine, inbox: Engine, *, files: MergingFiles, retention: Retention, owner: str, clock: Clock = utc_now,
         database_clock: ConnectionClock | None = None, own: Clock | None = None, rows: int = ROWS,
     ) -> None:  # fmt: skip
         self._state = state
@@ -216,7 +212,9 @@ class SqlUpkeep:
 
         def step() -> int | None:
             nonlocal after
-            looked = old_segments.drop_old(self._state, self._files, before=before, limit=SEGMENTS, after=after, fence=fence)
+            looked = old_segments.drop_old(
+                self._state, self._files, now=self._clock(), before=before, limit=SEGMENTS, after=after, fence=fence
+            )
             after = looked.until
             return None if looked.until is None else looked.dropped
 

@@ -1,13 +1,13 @@
 """Tokens and words in segments, when they are old and nothing needs them.
 
 which are old ──▶ whose turns they hold (the file is read, no lock is held) ──▶ the turns let go of them, one transaction
-                      └── all of them? the row becomes `dropping`, then the file goes, then the row ◀── killed in between: `finish`
-                      └── some are needed? the file is rewritten without the others, as an erasure does it
+                      └── all of them? the row becomes `dropping`, then the file goes, then the row ◀── killed in between: `tidy`
+                      └── some are needed? the row becomes `trimming`: a copy without the others takes its place, as after an erasure
 """
 
 from collections.abc import Callable, Collection
 from datetime import datetime
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from sqlalchemy import Connection, Engine, func, select, update
 
@@ -18,18 +18,7 @@ from app.db.ingestion import segment_rows
 from app.db.ingestion.segment_rows import WHOLE
 from app.db.tables import batch_items, segments, turns
 from app.db.upkeep.needs import Needs, needs
-
-
-class Files(Protocol):
-    """The segments' files."""
-
-    def turns(self, name: str) -> list[str]:
-        """Ids of the turns whose words a segment holds."""
-        ...
-
-    def erase(self, name: str, inference_ids: frozenset[str] | None) -> int:
-        """Rewrite a segment without these turns; None deletes it unread."""
-        ...
+from app.domain.telemetry.streams import SegmentFiles
 
 
 class Looked(NamedTuple):
@@ -42,7 +31,7 @@ class Looked(NamedTuple):
 
 
 def drop_old(
-    engine: Engine, files: Files, *, before: datetime, limit: int, after: tuple[datetime, str] | None = None,
+    engine: Engine, files: SegmentFiles, *, now: datetime, before: datetime, limit: int, after: tuple[datetime, str] | None = None,
     fence: Callable[[Connection], None] = lambda connection: None,
 ) -> Looked:  # fmt: skip
     """Let go of the oldest segments before that moment; `fence` is asked in every transaction."""
@@ -58,14 +47,14 @@ def drop_old(
 
         def let_go(connection: Connection, name: str = row.name, held: Collection[str] = held) -> int:
             fence(connection)
-            return _let_go(connection, files, name, held)
+            return _let_go(connection, name, held)
 
         dropped += locks.settled(engine, let_go)
-    segment_rows.finish(engine, files.erase)
+    segment_rows.tidy(engine, files, now=now)
     return Looked(dropped, (found[-1].created_at, found[-1].name) if found else None)
 
 
-def _let_go(connection: Connection, files: Files, name: str, held: Collection[str]) -> int:
+def _let_go(connection: Connection, name: str, held: Collection[str]) -> int:
     t = turns.c
     policies = select(t.policy).where(one_of(connection, t.inference_id, held)).distinct()
     for policy in sorted(connection.execute(policies).scalars()):
@@ -83,11 +72,10 @@ def _let_go(connection: Connection, files: Files, name: str, held: Collection[st
     }
     gone = sorted({row.inference_id for row in rows} - kept)
     connection.execute(update(turns).where(one_of(connection, t.inference_id, gone)).values(payload_segment=None))
-    unneeded = sorted(set(held) - kept)
     if not kept:
         segment_rows.supersede(connection, [name])
-    elif unneeded:
-        segment_rows.erase_from(connection, [(name, id_) for id_ in unneeded], files.erase)
+    elif kept < set(held):
+        segment_rows.leave_out(connection, [name])
     return len(gone)
 
 

@@ -3,7 +3,7 @@
 inbox, outbox ──Relay──▶ EventSink ──▶ (Kafka) ──▶ EventSource ──ingest──▶ EffectStore ──▶ rows, segments, offsets
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Protocol
@@ -196,10 +196,24 @@ class ErasureReport:
     """Whether an earlier request had done it; then the counts are what was left since."""
 
 
-WriteSegment = Callable[[str, Sequence[TurnPayload]], int]
-"""Write a segment durably, answer its size in bytes."""
-EraseFromSegment = Callable[[str, frozenset[str] | None], int]
-"""Rewrite a segment without these turns (None: without any, which removes it), answer how many were removed."""
+class SegmentFiles(Protocol):
+    """Files with the words of turns. What is in a file never changes: to leave turns out, it is copied without them under a new name."""
+
+    def write_sized(self, name: str, payloads: Sequence[TurnPayload]) -> int:
+        """Write a segment durably; returns its size in bytes."""
+        ...
+
+    def copy(self, name: str, to: str, *, without: Collection[str]) -> int:
+        """Write the turns of a segment, without these, durably into another; returns its size in bytes."""
+        ...
+
+    def turns(self, name: str) -> list[str]:
+        """Ids of the turns whose words a segment holds; none where there is no such file."""
+        ...
+
+    def drop(self, name: str) -> None:
+        """Remove a segment; one that is gone already is fine."""
+        ...
 
 
 class EventSink(Protocol):

@@ -30,9 +30,13 @@ def check(*, kafka: bool) -> None:
 
 @recover.command()
 def erasures() -> None:
-    """Forget again whom the database forgot to have forgotten, and whose words came back with older files."""
-    people, files = wiring.erase_again(from_environment())
-    click.echo(f"erased {people} people again, and took the words of erased ones out of {files} segments")
+    """Forget again whom the database forgot to have forgotten, and whose words came back with older files.
+
+    Before that, turns whose file was merged or copied since the moment are found in the one that took its place.
+    """
+    turns, people, files = wiring.erase_again(from_environment())
+    found = f"found the words of {turns} turns in newer files, " if turns else ""
+    click.echo(f"{found}erased {people} people again, and took the words of erased ones out of {files} segments")
 
 
 @recover.command()

@@ -96,7 +96,7 @@ def fault_free_labels(story: Story, folder: Path) -> list[str]:
     upgrade(url)
     engine = open_engine(url)
     segments = ParquetSegments(str(folder / "fault-free-segments"))
-    store = SqlEffects(engine, rules=lambda: RULES, write_segment=segments.write_sized, erase_from_segment=segments.erase)
+    store = SqlEffects(engine, rules=lambda: RULES, segments=segments)
     events = [_applied(event, number) for number, event in enumerate(story.happened)]
     for start in range(0, len(events), 2_000):
         store.apply(EffectBatch(events=tuple(events[start : start + 2_000])), now=utc_now())

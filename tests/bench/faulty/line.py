@@ -74,7 +74,7 @@ class Line:
         return Term(relay=relay, term=term)
 
     def store(self, rules: Callable[[], JoinRules] = lambda: RULES) -> SqlEffects:
-        return SqlEffects(self.engine, rules=rules, write_segment=self.segments.write_sized, erase_from_segment=self.segments.erase)
+        return SqlEffects(self.engine, rules=rules, segments=self.segments)
 
     def fetch(self) -> EffectBatch:
         """What the broker has beyond what was read."""

@@ -88,8 +88,7 @@ class Trial:
         self.segments = ParquetSegments(str(self.folder / "segments"))
         self.door = SqlInbox(self.engine, free_bytes=lambda: 1 << 40)
         store = SqlEffects(
-            self.engine, rules=lambda: JoinRules(policies={}), write_segment=self.segments.write_sized,
-            erase_from_segment=self.segments.erase, holds=self.segments.holds,
+            self.engine, rules=lambda: JoinRules(policies={}), segments=self.segments, holds=self.segments.holds,
         )  # fmt: skip
         relay = Relay(
             office=SqlRelayOffice(self.engine, self.engine, group=GROUP), sink=NarrowSink(self.cluster, SqlEpochs(self.engine)),

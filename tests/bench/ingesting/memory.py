@@ -51,7 +51,7 @@ def main(url: str) -> None:
     engine = open_engine(url)
     with tempfile.TemporaryDirectory() as folder:
         segments = ParquetSegments(folder)
-        store = SqlEffects(engine, rules=lambda: RULES, write_segment=segments.write_sized, erase_from_segment=segments.erase)
+        store = SqlEffects(engine, rules=lambda: RULES, segments=segments)
         for start in range(0, 10_000, 2_000):
             said = [event_of(observation(uuid7(), of=f"open-{n + 1}")) for n in range(start, start + 1_500)]
             said += [event for n in range(125) for event in about(n)]

@@ -41,6 +41,7 @@ from pipelines.labelling.rule_set import default_toml, parse_rule_set
 from tests.bench.common.accounts import Accounts, Rate, settle
 from tests.broker import Broker, running_broker
 from tests.fakes.served import START, event_of, observation, turn
+from tests.fakes.streaming import acting
 
 POLICY = PolicyConfig(model="unused", base_name="bench", base_model="none", label_wait_s=1)
 RULES = JoinRules(policies={"composer": POLICY})
@@ -107,7 +108,7 @@ class Line:
     def __init__(self, engine: Engine, folder: Path, broker: Broker, faults: Faults) -> None:
         self.engine, self._folder = engine, folder / "segments"
         segments = ParquetSegments(str(self._folder))
-        store = SqlEffects(engine, rules=lambda: RULES, write_segment=faults.write(segments.write_sized), erase_from_segment=segments.erase)
+        store = SqlEffects(engine, rules=lambda: RULES, segments=acting(segments, write_sized=faults.write(segments.write_sized)))
         sink = faults.sink(KafkaSink(broker.cluster, SqlEpochs(engine)))
         relay = Relay(
             office=SqlRelayOffice(engine, engine, group=GROUP), sink=sink, store=store, config=RelayConfig(), traces=faults.traces

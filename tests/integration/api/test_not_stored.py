@@ -39,7 +39,7 @@ def test_of_a_chat_that_is_not_to_be_stored_no_byte_is_anywhere(sqlite_url: str,
     events, dead = sort_out(deliveries)
     assert dead == []
     store = SqlEffects(
-        engine, rules=lambda: JoinRules(policies={}), write_segment=segments.write_sized, erase_from_segment=segments.erase
+        engine, rules=lambda: JoinRules(policies={}), segments=segments
     )  # fmt: skip
     store.apply(EffectBatch(events=tuple(events)), now=utc_now())
     with reading(engine) as connection:

@@ -30,7 +30,7 @@ class Bench:
 
     def apply(self, *effects: object, received: float = 1) -> int:
         store = SqlEffects(
-            self.engine, rules=lambda: JoinRules(policies={}), write_segment=self.files.write_sized, erase_from_segment=self.files.erase,
+            self.engine, rules=lambda: JoinRules(policies={}), segments=self.files,
             holds=self.files.holds,
         )  # fmt: skip
         events = tuple(applied(effect, offset=n, received=received) for n, effect in enumerate(effects))  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """Merging segments: killed at every step, read and erased meanwhile; nothing is lost, doubled or remembered by mistake."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ class Place:
             return places_of(connection, ids)
 
     def serve(self, *served: TurnServed, offset: int) -> None:
-        store = SqlEffects(self.engine, rules=lambda: RULES, write_segment=self.files.write_sized, erase_from_segment=self.files.erase)
+        store = SqlEffects(self.engine, rules=lambda: RULES, segments=self.files)
         store.apply(EffectBatch(events=tuple(applied(one, offset=offset + n) for n, one in enumerate(served))), now=at(1))
 
     def compact(self, files: Any = None, **more: Any) -> Merged | None:
@@ -51,7 +51,7 @@ class Place:
         return compact(self.engine, files or self.files, **given)
 
     def erase(self, actor: str) -> None:
-        SqlEraser(self.engine, self.engine, erase_from_segment=self.files.erase).erase(erasure(actor), now=at(100))
+        SqlEraser(self.engine, self.engine, segments=self.files).erase(erasure(actor), now=at(100))
 
     def places(self) -> dict[str, str | None]:
         with reading(self.engine) as connection:
@@ -65,7 +65,7 @@ class Place:
         return self.files.read([(name, id_) for id_, name in self.places().items() if name])
 
     def sweep(self) -> None:
-        store = SqlEffects(self.engine, rules=lambda: RULES, write_segment=self.files.write_sized, erase_from_segment=self.files.erase)
+        store = SqlEffects(self.engine, rules=lambda: RULES, segments=self.files)
         store.expire_parked(now=NEXT_DAY + GIVEN_UP + timedelta(seconds=1))
 
     def words(self) -> list[str]:
@@ -191,8 +191,14 @@ def kills(place: Place) -> Iterator[tuple[str, Any]]:
         def size(self, name: str) -> int:
             return self.act("size", name)
 
-        def erase(self, name: str, ids: frozenset[str] | None) -> int:
-            return self.act("erase", name, ids)
+        def drop(self, name: str) -> None:
+            self.act("drop", name)
+
+        def turns(self, name: str) -> list[str]:
+            return self.act("turns", name)
+
+        def copy(self, name: str, to: str, *, without: Collection[str]) -> int:
+            return self.act("copy", name, to, without=without)
 
     for at_act in range(40):
         yield f"act {at_act}", Dying(at_act)
@@ -262,7 +268,7 @@ def test_words_that_wait_to_be_removed_go_with_the_person(place: Place) -> None:
     """Killed between the switch and the removal of the small files; then somebody asks to be forgotten."""
 
     class Dead(ParquetSegments):
-        def erase(self, name: str, inference_ids: frozenset[str] | None) -> int:
+        def drop(self, name: str) -> None:
             raise Killed
 
     with pytest.raises(Killed):

@@ -18,7 +18,7 @@ RULES = JoinRules(policies={}, label_wait_s=60, lateness_s=600)
 @pytest.fixture
 def store(postgres_engine: Engine) -> SqlEffects:
     segments = MemorySegments()
-    return SqlEffects(postgres_engine, rules=lambda: RULES, write_segment=segments.write_sized, erase_from_segment=segments.erase)
+    return SqlEffects(postgres_engine, rules=lambda: RULES, segments=segments)
 
 
 def test_an_observation_parked_while_its_turn_was_being_inserted_is_joined(postgres_engine: Engine, store: SqlEffects) -> None:

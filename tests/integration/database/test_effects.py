@@ -36,7 +36,7 @@ from app.domain.errors import BadRequest, Unavailable
 from app.domain.learning.rewards import Label
 from app.domain.telemetry.streams import AppliedEvent, DeadLetter, Effect, EffectBatch, JoinRules
 from tests.fakes.served import applied, at, erasure, exposure, observation, retraction, turn
-from tests.fakes.streaming import MemorySegments
+from tests.fakes.streaming import MemorySegments, acting
 
 RULES = JoinRules(policies={}, label_wait_s=60, lateness_s=600)
 
@@ -49,9 +49,7 @@ class Bench:
     segments: MemorySegments = field(default_factory=MemorySegments)
 
     def store(self, write: Callable[..., int] | None = None) -> SqlEffects:
-        return SqlEffects(
-            self.engine, rules=lambda: RULES, write_segment=write or self.segments.write_sized, erase_from_segment=self.segments.erase
-        )
+        return SqlEffects(self.engine, rules=lambda: RULES, segments=acting(self.segments, write_sized=write or self.segments.write_sized))
 
     def apply(self, *effects: Effect, received: float = 1, offset: int = 0, now: float = 1) -> int:
         events = [applied(effect, offset=offset + n, received=received) for n, effect in enumerate(effects)]
@@ -91,7 +89,8 @@ def bench(engine: Engine) -> Bench:
 
 def test_a_turn_is_indexed_and_its_tokens_lie_in_the_segment_named_after_its_first_record(bench: Bench) -> None:
     assert bench.apply(turn("a", finished=10), turn("b"), offset=41) == 2
-    name = "ratchet.events.1-0-00000000000000000041"
+    (name,) = bench.segments.written
+    assert name.startswith("ratchet.events.1-0-00000000000000000041.")
     assert bench.rows(turns, "inference_id", "payload_segment", "label_due_at", "segment") == [
         ("a", name, at(70), "task=edit"),
         ("b", name, at(60), "task=edit"),
@@ -241,15 +240,16 @@ def test_what_an_erased_person_said_before_is_forgotten_in_replays_too(bench: Be
     bench.apply(erasure("alice", occurred=50), now=50, received=50)
     bench.apply(turn("a2"), observation("o2", of="a2", actor="alice"), exposure("a2"), received=40, now=60)
     bench.apply(observation("o3", of="a"), received=70, now=70)
+    (left,) = bench.segments.written
     assert bench.rows(turns, "inference_id", "actor", "payload_segment") == [
         ("a", None, None),
         ("a2", None, None),
-        ("b", "bob", "ratchet.events.1-0-00000000000000000000"),
+        ("b", "bob", left),
     ]
     assert bench.rows(turn_words, "inference_id", "completion") == [("b", "answer b")]
     assert bench.statuses() == {"p": "joined"}
     assert bench.rows(exposures) == []
-    assert set(bench.segments.written["ratchet.events.1-0-00000000000000000000"]) == {"b"}
+    assert set(bench.segments.written[left]) == {"b"}
     assert bench.counts()["erased"] == 3
     bench.apply(turn("back", finished=80), received=90, now=90)  # they came back: that is new
     assert ("back", "alice") in bench.rows(turns, "inference_id", "actor")

@@ -131,9 +131,7 @@ def test_what_the_door_takes_twice_counts_once(door: Door) -> None:
     from app.domain.telemetry.streams import EffectBatch, JoinRules
 
     segments = MemorySegments()
-    store = SqlEffects(
-        door.engine, rules=lambda: JoinRules(policies={}), write_segment=segments.write_sized, erase_from_segment=segments.erase
-    )
+    store = SqlEffects(door.engine, rules=lambda: JoinRules(policies={}), segments=segments)
     for day in range(3):
         door.accept("a")
         store.apply(EffectBatch(events=(applied(observation("a", of="turn-of-a"), offset=day),)), now=at(day))

@@ -1,13 +1,14 @@
 """What is forgotten is gone, whoever is forgotten at the same moment and whatever was killed on the way."""
 
+import re
 import threading
-from collections.abc import Callable
+from collections.abc import Collection
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, insert, select, update
+from sqlalchemy import Connection, Engine, insert, select, update
 
 from app.db.access.erasures import SqlEraser, announce
 from app.db.engine import reading, writing
@@ -16,10 +17,12 @@ from app.db.ingestion.segment_rows import GIVEN_UP, intend
 from app.db.ingestion.streams import SqlEffects
 from app.db.tables import batch_items, inbox, labels, observations, outbox, segments, turns
 from app.domain.errors import Unavailable
+from app.domain.learning.batches import payload_of
 from app.domain.telemetry.events import Erasure
 from app.domain.telemetry.streams import Effect, EffectBatch, ErasureReport, JoinRules
+from app.domain.telemetry.turns import TurnServed
 from tests.fakes.served import applied, at, erasure, event_of, exposure, observation, turn
-from tests.fakes.streaming import MemorySegments
+from tests.fakes.streaming import MemorySegments, acting
 
 RULES = JoinRules(policies={}, label_wait_s=60, lateness_s=600)
 
@@ -35,16 +38,15 @@ class Place:
         self.engine = engine
         self.segments = MemorySegments()
 
-    def store(self, **more: Any) -> SqlEffects:
-        parts: dict[str, Any] = {"write_segment": self.segments.write_sized, "erase_from_segment": self.segments.erase}
-        return SqlEffects(self.engine, rules=lambda: RULES, **(parts | more))
+    def store(self, **acts: Any) -> SqlEffects:
+        return SqlEffects(self.engine, rules=lambda: RULES, segments=acting(self.segments, **acts))
 
     def apply(self, *effects: Effect, offset: int = 0, received: float = 1, now: float = 1, store: SqlEffects | None = None) -> int:
         events = tuple(applied(effect, offset=offset + n, received=received) for n, effect in enumerate(effects))
         return (store or self.store()).apply(EffectBatch(events=events), now=at(now))
 
-    def erase(self, actor: str, *, occurred: float = 100, cut: Callable[..., int] | None = None) -> ErasureReport:
-        eraser = SqlEraser(self.engine, self.engine, erase_from_segment=cut or self.segments.erase)
+    def erase(self, actor: str, *, occurred: float = 100, **acts: Any) -> ErasureReport:
+        eraser = SqlEraser(self.engine, self.engine, segments=acting(self.segments, **acts))
         return eraser.erase(erasure(actor, occurred=occurred), now=at(occurred))
 
     def words(self) -> set[str]:
@@ -66,18 +68,10 @@ def on_postgres(postgres_engine: Engine) -> Place:
     return Place(postgres_engine)
 
 
-def killed_before_the_commit(place: Place, *effects: Effect) -> None:
-    """Ingestion is killed after the segment's file was written and before the transaction that points into it."""
-
-    def write_and_die(name: str, payloads: Any) -> int:
-        place.segments.write(name, payloads)
-        raise Killed
-
-    def dead(name: str, ids: frozenset[str] | None) -> int:
-        raise Killed  # a killed process cleans nothing up
-
-    with pytest.raises(Killed):
-        place.apply(*effects, store=place.store(write_segment=write_and_die, erase_from_segment=dead))
+def killed_before_the_commit(place: Place, *served: TurnServed) -> None:
+    """What is left where ingestion is killed after the segment's file was written and before the transaction that points into it."""
+    name = intend(place.engine, "ratchet.events-0-00000000000000000000", now=at(1))
+    place.segments.write(name, [payload_of(turn) for turn in served])
 
 
 def test_a_segment_orphaned_by_a_kill_is_known_and_swept(place: Place) -> None:
@@ -109,7 +103,7 @@ def test_a_writer_that_wakes_up_after_its_intent_was_swept_leaves_no_file(place:
         return place.segments.write_sized(name, payloads)
 
     with pytest.raises(Exception, match="was swept: the batch is applied again"):
-        place.apply(turn("a"), store=place.store(write_segment=write_slowly))
+        place.apply(turn("a"), store=place.store(write_sized=write_slowly))
     assert place.words() == set()
     assert place.rows(turns.c.inference_id) == []
     assert place.apply(turn("a")) == 1
@@ -120,7 +114,7 @@ def test_a_failure_to_write_leaves_neither_file_nor_intent(place: Place) -> None
         raise OSError("no space left")
 
     with pytest.raises(Unavailable, match="no space"):
-        place.apply(turn("a"), store=place.store(write_segment=full))
+        place.apply(turn("a"), store=place.store(write_sized=full))
     assert place.rows(segments) == []
 
 
@@ -131,26 +125,23 @@ def test_of_a_segment_written_ahead_only_the_turns_that_are_new_stay(place: Plac
         place.store().apply(EffectBatch(events=other), now=at(1))
         return size
 
-    assert place.apply(turn("a"), turn("b"), store=place.store(write_segment=meanwhile)) == 1
+    assert place.apply(turn("a"), turn("b"), store=place.store(write_sized=meanwhile)) == 1
     place_of = dict(place.rows(turns.c.inference_id, turns.c.payload_segment))
     assert {name: set(held) for name, held in place.segments.written.items()} == {place_of["a"]: {"a"}, place_of["b"]: {"b"}}
 
 
 def test_two_people_of_one_segment_erased_at_the_same_time_are_both_gone(on_postgres: Place) -> None:
-    """Each rewrite reads the file, leaves its person out and writes it back: without a lock the later one brings the other's words back."""
+    """Each copies the file without its person: were the later copy to count as it is, it would bring the other's words back."""
     place = on_postgres
     place.apply(turn("a"), turn("b", actor="bob"), turn("c", actor="carol"))
-    both_have_read, order = threading.Barrier(2, timeout=1), threading.Lock()
+    both_have_read = threading.Barrier(2, timeout=1)
 
-    def rewrite(name: str, ids: frozenset[str] | None) -> int:
-        kept = {id_: payload for id_, payload in place.segments.written[name].items() if id_ not in (ids or ())}
-        with suppress(threading.BrokenBarrierError):  # as it should be: the second waits for the first
+    def copy(name: str, to: str, *, without: Collection[str]) -> int:
+        with suppress(threading.BrokenBarrierError):
             both_have_read.wait()
-        with order:
-            place.segments.written[name] = kept
-        return 1
+        return place.segments.copy(name, to, without=without)
 
-    erasing = [threading.Thread(target=place.erase, args=(actor,), kwargs={"cut": rewrite}) for actor in ("alice", "bob")]
+    erasing = [threading.Thread(target=place.erase, args=(actor,), kwargs={"copy": copy}) for actor in ("alice", "bob")]
     for thread in erasing:
         thread.start()
     for thread in erasing:
@@ -169,9 +160,7 @@ def test_a_turn_that_is_being_applied_while_its_person_is_erased_is_found(on_pos
             assert go_on.wait(300)
             return super()._forget_erased(connection, fresh, counts)
 
-    slow = Slow(
-        place.engine, rules=lambda: RULES, write_segment=place.segments.write_sized, erase_from_segment=place.segments.erase
-    )  # fmt: skip
+    slow = Slow(place.engine, rules=lambda: RULES, segments=place.segments)
     applying = threading.Thread(target=place.apply, args=(turn("a"), observation("o", of="a")), kwargs={"store": slow})
     erasing = threading.Thread(target=place.erase, args=("alice",))
     applying.start()
@@ -196,16 +185,63 @@ def test_what_was_accepted_before_the_announcement_and_applied_after_it_is_a_she
 
 
 def test_an_erasure_that_was_killed_is_finished_by_the_next_attempt(place: Place) -> None:
-    place.apply(turn("a"), observation("o", of="a"))
+    place.apply(turn("a"), observation("o", of="a"), turn("b", actor="bob"))
 
-    def die(name: str, ids: frozenset[str] | None) -> int:
+    def die(*_: Any, **__: Any) -> int:
         raise Killed
 
-    with pytest.raises(Killed):
-        place.erase("alice", cut=die)
-    report = place.erase("alice")
-    assert (report.turns, report.observations, report.already_erased) == (1, 1, False)
+    for act in ("turns", "copy", "drop"):
+        with pytest.raises(Killed):
+            place.erase("alice", occurred=100, **{act: die})
+        assert "a" in place.words(), "the rows are gone, the file is not"
+    assert place.erase("alice").already_erased
+    place.store().expire_parked(now=at(101) + GIVEN_UP)  # the copy that was begun
+    assert place.words() == {"b"}
+    assert place.rows(segments.c.state, segments.c.rows) == [("whole", 1)]
+
+
+def test_where_files_cannot_be_reached_the_rows_are_erased_and_the_next_attempt_does_the_rest(place: Place) -> None:
+    place.apply(turn("a"), turn("b", actor="bob"))
+
+    def away(*_: Any, **__: Any) -> int:
+        raise OSError("503 slow down")
+
+    with pytest.raises(Unavailable, match=r"the rows are erased, and the store .*503 slow down.*erase again; `ratchet loop` does so"):
+        place.erase("alice", copy=away)
+    assert set(place.rows(turns.c.inference_id, turns.c.actor)) == {("a", None), ("b", "bob")}
+    place.erase("alice")
+    assert place.words() == {"b"}
+
+
+def test_what_a_batch_leaves_in_files_is_done_later_where_it_cannot_be_done_now(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    def meanwhile(name: str, payloads: Any) -> int:
+        announce(place.engine, erasure("alice"))
+        return place.segments.write_sized(name, payloads)
+
+    def away(*_: Any) -> None:
+        raise OSError("503 slow down")
+
+    place.apply(turn("a"), received=50, now=120, store=place.store(write_sized=meanwhile, drop=away))
+    assert "event=segments_owing count=1" in caplog.text
+    assert place.words() == {"a"}
+    place.store().expire_parked(now=at(121))
     assert place.words() == set()
+
+
+def test_a_commit_whose_answer_was_lost_keeps_its_file(place: Place) -> None:
+    class Cut(SqlEffects):
+        def _apply(self, connection: Connection, batch: Any, segment: Any, missing: Any, now: Any) -> Any:
+            lost.append(super()._apply(connection, batch, segment, missing, now))
+            connection.commit()
+            raise Unavailable("the connection broke before the answer came")
+
+    lost: list[Any] = []
+    with pytest.raises(Unavailable, match="before the answer"):
+        place.apply(turn("a"), store=Cut(place.engine, rules=lambda: RULES, segments=place.segments))
+    assert lost
+    ((segment,),) = place.rows(turns.c.payload_segment)
+    assert place.segments.turns(segment) == ["a"]
+    assert place.apply(turn("a")) == 0
 
 
 @pytest.mark.parametrize("order", [(100, 50), (50, 100)], ids=["the older one later", "in order"])
@@ -266,7 +302,10 @@ def test_labels_batches_and_copies_in_the_outbox_forget_too(place: Place) -> Non
 
 
 def test_an_intent_takes_a_name_of_its_own(place: Place) -> None:
-    assert [intend(place.engine, "s-0-1", now=at(0) + timedelta(seconds=n)) for n in range(3)] == ["s-0-1", "s-0-1.2", "s-0-1.3"]
+    names = [intend(place.engine, "s-0-1", now=at(0) + timedelta(seconds=n)) for n in range(3)]
+    names.append(intend(place.engine, names[0], now=at(4)))
+    assert len(set(names)) == 4
+    assert all(re.fullmatch(r"s-0-1\.[0-9a-f]{8}", name) for name in names), "a copy of a copy has no longer name"
 
 
 def test_an_erasure_event_that_comes_with_other_records_is_applied_with_them(place: Place) -> None:

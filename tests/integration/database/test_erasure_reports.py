@@ -61,9 +61,7 @@ def test_a_report_counts_everything_once_and_what_came_since_again(place: Place)
     heard = list[tuple[str, Any]]()
 
     def forget() -> Any:
-        eraser = SqlEraser(
-            place.engine, place.engine, erase_from_segment=place.segments.erase, note=lambda actor, moment: heard.append((actor, moment))
-        )
+        eraser = SqlEraser(place.engine, place.engine, segments=place.segments, note=lambda actor, moment: heard.append((actor, moment)))
         return eraser.erase(erasure("alice", occurred=100), now=at(200))
 
     report = forget()

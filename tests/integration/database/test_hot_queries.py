@@ -86,7 +86,7 @@ def year(engine: Engine) -> Engine:
 def acts(engine: Engine) -> dict[str, Callable[[], object]]:
     """The hot paths by name."""
     segments, rules = MemorySegments(), JoinRules(policies={})
-    store = SqlEffects(engine, rules=lambda: rules, write_segment=segments.write_sized, erase_from_segment=segments.erase)
+    store = SqlEffects(engine, rules=lambda: rules, segments=segments)
     served = [turn(f"new-{n}", policy=POLICY, version=VERSION) for n in range(3)]
     said = [observation("new-o", of="t-5"), observation("new-e", episode="e-3"), retraction("o-7"), exposure("new-1")]
     term = SqlRelayOffice(engine, engine, group="g").take("one", now=NOW)
@@ -120,7 +120,7 @@ def acts(engine: Engine) -> dict[str, Callable[[], object]]:
         "backlog": lambda: (SqlBacklog(engine, engine).complete_until(now=NOW), has_backlog(engine), term.applied_before(now=NOW)),
         "metrics": SqlReadings(engine, engine, clock=lambda: NOW).readings,
         "lag": lambda: evidence.lag_s(POLICY, now=NOW),
-        "erase": lambda: SqlEraser(engine, engine, erase_from_segment=segments.erase).erase(erasure("person-7"), now=NOW),
+        "erase": lambda: SqlEraser(engine, engine, segments=segments).erase(erasure("person-7"), now=NOW),
     }
 
 

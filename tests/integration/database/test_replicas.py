@@ -110,7 +110,7 @@ def test_four_of_each_work_beside_each_other_without_a_crash(engine: Engine, ope
     slots = iter(range(1_000_000))
 
     def ingest(number: int) -> None:
-        store = SqlEffects(opened(), rules=lambda: RULES, write_segment=segments.write_sized, erase_from_segment=segments.erase)
+        store = SqlEffects(opened(), rules=lambda: RULES, segments=segments)
         mine = list(records)
         random.Random(number).shuffle(mine)
         for start in range(0, len(mine), 24):
@@ -128,7 +128,7 @@ def test_four_of_each_work_beside_each_other_without_a_crash(engine: Engine, ope
             )  # fmt: skip
 
     def erase(own: Engine) -> None:
-        eraser = SqlEraser(own, own, erase_from_segment=segments.erase)
+        eraser = SqlEraser(own, own, segments=segments)
         for person in range(3):
             eraser.erase(erasure(f"person-{person}", occurred=50), now=at(50))
 
@@ -162,7 +162,7 @@ def _everything_is_there_once(engine: Engine, records: list[AppliedEvent]) -> No
 
 def test_two_labellers_with_the_same_turns_in_hand_write_one_label_each(engine: Engine) -> None:
     segments = MemorySegments()
-    store = SqlEffects(engine, rules=lambda: RULES, write_segment=segments.write_sized, erase_from_segment=segments.erase)
+    store = SqlEffects(engine, rules=lambda: RULES, segments=segments)
     store.apply(EffectBatch(events=tuple(applied(turn(f"t{n}"), offset=n) for n in range(6))), now=at(1))
     rule_set, policy = parse_rule_set(default_toml()), COMPOSER
     both_have_read = threading.Barrier(2, timeout=300)

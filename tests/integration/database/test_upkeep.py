@@ -48,15 +48,7 @@ KEPT = Retention(inbox_days=1, dedupe_days=20, segments_days=30, turns_days=40, 
 
 
 class Files(MemorySegments):
-    """Segments in memory, told by their turns."""
-
-    def turns(self, name: str) -> list[str]:
-        """Ids of the turns whose words a segment holds."""
-        return list(self.written.get(name, {}))
-
-    def size(self, name: str) -> int:
-        """A hundred bytes a turn."""
-        return 100 * len(self.written.get(name, {}))
+    """Segments in memory."""
 
     def merge(self, sources: Any, *, target: Any, at_most_bytes: int) -> Any:
         """Nothing is merged here: see the tests of compaction."""
@@ -79,7 +71,7 @@ class Place:
             effects += [observation(f"o-{id_}", of=id_) for id_ in ids] + [observation(f"r-{id_}", of=id_) for id_ in ids]
             effects += [retraction(f"r-{id_}") for id_ in ids]
         moment = at(day * DAY)
-        store = SqlEffects(self.engine, rules=lambda: RULES, write_segment=self.files.write_sized, erase_from_segment=self.files.erase)
+        store = SqlEffects(self.engine, rules=lambda: RULES, segments=self.files)
         events = tuple(applied(effect, offset=self.offset + n, received=day * DAY) for n, effect in enumerate(effects))
         self.offset += len(events)
         store.apply(EffectBatch(events=events), now=moment)
@@ -311,12 +303,12 @@ def test_a_kill_between_the_row_and_the_file_is_finished_by_the_next(place: Plac
     def dead(*_: Any) -> int:
         raise Killed
 
-    whole, place.files.erase = place.files.erase, dead  # type: ignore[method-assign] - the process ends when it reaches the file
+    whole, place.files.drop = place.files.drop, dead  # type: ignore[method-assign] - the process ends when it reaches the file
     with pytest.raises(Killed):
         place.retire()
     assert place.rows(segments.c.name, segments.c.state) == {(name, DROPPING)}
     assert place.rows(turns.c.payload_segment) == {None}
-    place.files.erase = whole  # type: ignore[method-assign]
+    place.files.drop = whole  # type: ignore[method-assign]
     with writing(place.engine) as connection:
         connection.execute(update(turns).values(labelled_at=NOW))  # so that nothing else is due
     place.retire()

@@ -17,14 +17,14 @@ from app.domain.telemetry.turns import Usage
 from app.trajectories.segments import ParquetSegments
 from pipelines.ingestion.isolate import Isolator
 from tests.fakes.served import applied, at, turn
-from tests.fakes.streaming import MemorySegments
+from tests.fakes.streaming import MemorySegments, acting
 
 FIFTY = tuple(applied(turn(f"t{n}"), offset=n) for n in range(50))
 
 
 def store_of(engine: Engine, segments: MemorySegments | None = None) -> SqlEffects:
     kept = segments or MemorySegments()
-    return SqlEffects(engine, rules=lambda: JoinRules(policies={}), write_segment=kept.write_sized, erase_from_segment=kept.erase)
+    return SqlEffects(engine, rules=lambda: JoinRules(policies={}), segments=kept)
 
 
 def refusal(engine: Engine, batch: EffectBatch) -> type[RatchetError] | None:
@@ -66,7 +66,7 @@ def test_a_bucket_or_disk_that_takes_nothing_is_waited_for(engine: Engine) -> No
     def full(name: str, payloads: object) -> int:
         raise OSError(28, "No space left on device")
 
-    store = SqlEffects(engine, rules=lambda: JoinRules(policies={}), write_segment=full, erase_from_segment=MemorySegments().erase)
+    store = SqlEffects(engine, rules=lambda: JoinRules(policies={}), segments=acting(MemorySegments(), write_sized=full))
     with pytest.raises(Unavailable, match="No space left"):
         store.apply(EffectBatch(events=FIFTY, next_offsets={("t", 0): 50}), now=at(1))
     assert store_of(engine).apply(EffectBatch(events=FIFTY), now=at(1)) == 50
@@ -144,7 +144,7 @@ def bucket() -> Iterator[Bucket]:
 
 def test_a_bucket_that_answers_503_is_waited_for_and_takes_the_same_turns_when_it_is_well(sqlite_engine: Engine, bucket: Bucket) -> None:
     kept = ParquetSegments(bucket.segments)
-    store = SqlEffects(sqlite_engine, rules=lambda: JoinRules(policies={}), write_segment=kept.write_sized, erase_from_segment=kept.erase)
+    store = SqlEffects(sqlite_engine, rules=lambda: JoinRules(policies={}), segments=kept)
     batch = EffectBatch(events=FIFTY, next_offsets={("t", 0): 50})
     with pytest.raises(Unavailable, match="HTTP status 503"):
         store.apply(batch, now=at(1))

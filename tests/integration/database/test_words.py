@@ -47,9 +47,7 @@ class Place:
         self.segments = MemorySegments()
 
     def serve(self, *served: TurnServed) -> None:
-        store = SqlEffects(
-            self.engine, rules=lambda: RULES, write_segment=self.segments.write_sized, erase_from_segment=self.segments.erase
-        )
+        store = SqlEffects(self.engine, rules=lambda: RULES, segments=self.segments)
         store.apply(EffectBatch(events=tuple(applied(one, offset=n) for n, one in enumerate(served))), now=at(1))
 
     def an_older_process_may_run(self) -> None:
@@ -64,7 +62,7 @@ class Place:
         return {due.facts.inference_id: due.facts for due in SqlLabels(self.engine).due("composer", now=at(1e6), limit=100)}
 
     def erase(self, actor: str) -> None:
-        SqlEraser(self.engine, self.engine, erase_from_segment=self.segments.erase).erase(erasure(actor, occurred=100), now=at(100))
+        SqlEraser(self.engine, self.engine, segments=self.segments).erase(erasure(actor, occurred=100), now=at(100))
 
     def left(self, actor: str) -> dict[str, int]:
         traces = SqlTraces(self.engine, self.engine, files=NoFiles(), topics=lambda _: {}, exported=list, folders=[])

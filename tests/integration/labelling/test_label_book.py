@@ -43,7 +43,7 @@ class Bench:
 
     def apply(self, *effects: Any, offset: int = 0, received: float = 1) -> None:
         segments = MemorySegments()
-        store = SqlEffects(self.engine, rules=lambda: RULES, write_segment=segments.write_sized, erase_from_segment=segments.erase)
+        store = SqlEffects(self.engine, rules=lambda: RULES, segments=segments)
         events = tuple(applied(effect, offset=offset + n, received=received) for n, effect in enumerate(effects))
         store.apply(EffectBatch(events=events), now=at(received))
 

@@ -149,7 +149,7 @@ def test_it_goes_with_the_person_it_is_about(bench: Bench) -> None:
     label(bench, 60)
     SqlReadings(bench.engine).say("composer", "a", "o", Mood.NEUTRAL, by="user:ada", proven=True)
     with writing(bench.engine) as connection:
-        erase_actor(connection, erasure("alice"), erase_from_segment=lambda *_: 0, now=at(100))
+        erase_actor(connection, erasure("alice"), now=at(100))
     assert [row[0] for row in rows(bench.engine)] == ["b"]
     with reading(bench.engine) as connection:
         assert connection.execute(select(observations.c.id).where(observations.c.source == "review")).all() == []

@@ -33,7 +33,7 @@ class Line:
     def apply(self, *effects: Any, received: float) -> None:
         segments = MemorySegments()
         rules = JoinRules(policies={}, label_wait_s=60, lateness_s=1e6)
-        store = SqlEffects(self.engine, rules=lambda: rules, write_segment=segments.write_sized, erase_from_segment=segments.erase)
+        store = SqlEffects(self.engine, rules=lambda: rules, segments=segments)
         events = tuple(applied(effect, offset=self.applied + n, received=received) for n, effect in enumerate(effects))
         self.applied += len(events)
         store.apply(EffectBatch(events=events), now=at(received))

@@ -289,7 +289,7 @@ def test_an_erased_person_is_in_no_sum(world: WatchedRoom, engine: Engine) -> No
 
     assert rows() > 0
     segments, asked = MemorySegments(), msgspec.structs.replace(erasure(gone), occurred_at=world.room.clock.now)
-    SqlEraser(engine, engine, erase_from_segment=segments.erase).erase(asked, now=world.room.clock.now)
+    SqlEraser(engine, engine, segments=segments).erase(asked, now=world.room.clock.now)
     assert rows() == 0
     piece = Piece(edge=begun.counted_until + timedelta(seconds=1), seen=())
     late = Counted(week=0, person=gone, metric="fault", held=True, turns=1, total=1.0, since=world.room.clock.now - timedelta(days=1))

@@ -155,7 +155,7 @@ class Deployment(Practice):
 def ingested(deployment: Deployment) -> MemorySegments:
     """Apply what the gateway wrote, and label it for both policies."""
     turns, said, segments = deployment.turns(), deployment.said(), MemorySegments()
-    store = SqlEffects(deployment.engine, rules=lambda: RULES, write_segment=segments.write_sized, erase_from_segment=segments.erase)
+    store = SqlEffects(deployment.engine, rules=lambda: RULES, segments=segments)
     end = max(turn.finished_at for turn in turns) + timedelta(minutes=1)
     store.apply(EffectBatch(events=tuple(applied(effect, offset=place) for place, effect in enumerate([*turns, *said]))), now=end)
     config = PolicyConfig(model="m", base_name="b", base_model="B")

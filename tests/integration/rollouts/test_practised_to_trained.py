@@ -44,7 +44,7 @@ def test_practice_is_graded_labelled_and_learned_from_against_its_group(sqlite_e
     turns, said = practice.turns(), practice.said()
     assert len(turns) == len(said) == 16
     segments = MemorySegments()
-    store = SqlEffects(sqlite_engine, rules=lambda: RULES, write_segment=segments.write_sized, erase_from_segment=segments.erase)
+    store = SqlEffects(sqlite_engine, rules=lambda: RULES, segments=segments)
     end = max(turn.finished_at for turn in turns) + timedelta(minutes=1)
     store.apply(EffectBatch(events=tuple(applied(effect, offset=place) for place, effect in enumerate([*turns, *said]))), now=end)
     config, now = PolicyConfig(model="m", base_name="b", base_model="B"), end + timedelta(minutes=5)

@@ -170,7 +170,7 @@ def apply(service: Service, engine: Engine) -> Any:
     kinds = {EventType.TURN: TurnServed, EventType.OBSERVATION: Observation, EventType.EXPOSURE: Exposure}
     effects = [msgspec.json.decode(event.data, type=kind) for of, kind in kinds.items() for event in events_of(service.inbox, of)]
     segments = MemorySegments()
-    store = SqlEffects(engine, rules=lambda: RULES, write_segment=segments.write_sized, erase_from_segment=segments.erase)
+    store = SqlEffects(engine, rules=lambda: RULES, segments=segments)
     end = max(turn.finished_at for turn in service.turns()) + timedelta(seconds=2)
     store.apply(EffectBatch(events=tuple(applied(effect, offset=place) for place, effect in enumerate(effects))), now=end)
     return end

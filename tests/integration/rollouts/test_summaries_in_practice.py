@@ -172,7 +172,7 @@ def cut(engine: Engine, turns: list[TurnServed], said: list[Observation], segmen
     """The batch of what was practised; where all tries were paid alike one is paid otherwise, so that there is something to learn."""
     if len({one.value for one in said}) == 1:
         said[0] = msgspec.structs.replace(said[0], value=1.0 - said[0].value)
-    store = SqlEffects(engine, rules=lambda: RULES, write_segment=segments.write_sized, erase_from_segment=segments.erase)
+    store = SqlEffects(engine, rules=lambda: RULES, segments=segments)
     end = max(turn.finished_at for turn in turns) + timedelta(minutes=1)
     store.apply(EffectBatch(events=tuple(applied(effect, offset=place) for place, effect in enumerate([*turns, *said]))), now=end)
     config, now = PolicyConfig(model="m", base_name="b", base_model="B"), end + timedelta(minutes=5)

@@ -63,7 +63,7 @@ def test_what_the_brokers_acknowledged_is_applied_once_and_a_broker_that_is_away
         cluster, SqlEpochs(engine), SqlMembership(engine, group=GROUP), group=GROUP, positions=SqlPositions(engine, group=GROUP),
         backlog=lambda: has_backlog(engine),
     )  # fmt: skip
-    store = SqlEffects(engine, rules=lambda: JoinRules(policies={}), write_segment=segments.write_sized, erase_from_segment=segments.erase)
+    store = SqlEffects(engine, rules=lambda: JoinRules(policies={}), segments=segments)
     member = Ingest(source=source, store=store, config=IngestionConfig())
     applied = 0
     for _ in range(60):
@@ -99,8 +99,7 @@ class Direct:
             positions=SqlPositions(self.engine, group=GROUP), backlog=lambda: False,
         )  # fmt: skip
         store = SqlEffects(
-            self.engine, rules=lambda: JoinRules(policies={}), write_segment=self.segments.write_sized,
-            erase_from_segment=self.segments.erase,
+            self.engine, rules=lambda: JoinRules(policies={}), segments=self.segments,
         )  # fmt: skip
         member = Ingest(source=source, store=store, config=IngestionConfig())
         applied, deadline = 0, time.monotonic() + 120

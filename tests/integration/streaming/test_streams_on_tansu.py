@@ -71,8 +71,7 @@ class Line:
 
     def store(self) -> SqlEffects:
         return SqlEffects(
-            self.engine, rules=lambda: JoinRules(policies={}, lateness_s=FOREVER_S), write_segment=self.segments.write_sized,
-            erase_from_segment=self.segments.erase,
+            self.engine, rules=lambda: JoinRules(policies={}, lateness_s=FOREVER_S), segments=self.segments,
         )  # fmt: skip
 
     def source(self) -> KafkaSource:

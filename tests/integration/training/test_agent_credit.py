@@ -85,7 +85,7 @@ def learned(product: Product, engine: Engine) -> dict[tuple[str, str], list[tupl
     turns = [msgspec.json.decode(event.data, type=TurnServed) for event in events_of(product.inbox, EventType.TURN)]
     said = [msgspec.json.decode(event.data, type=Observation) for event in events_of(product.inbox, EventType.OBSERVATION)]
     segments = MemorySegments()
-    store = SqlEffects(engine, rules=lambda: RULES, write_segment=segments.write_sized, erase_from_segment=segments.erase)
+    store = SqlEffects(engine, rules=lambda: RULES, segments=segments)
     end = max(turn.finished_at for turn in turns) + timedelta(seconds=2)
     effects = [applied(effect, offset=place) for place, effect in enumerate([*turns, *said])]
     store.apply(EffectBatch(events=tuple(effects)), now=end)

@@ -96,7 +96,7 @@ def labelled(engine: Engine, turns: list[TurnServed], segments: MemorySegments |
         )
         for episode, value in ratings.items()
     ]  # fmt: skip
-    store = SqlEffects(engine, rules=lambda: RULES, write_segment=segments.write_sized, erase_from_segment=segments.erase)
+    store = SqlEffects(engine, rules=lambda: RULES, segments=segments)
     effects = [applied(effect, offset=place) for place, effect in enumerate([*turns, *said])]
     end = max(turn.finished_at for turn in turns) + timedelta(seconds=2)
     store.apply(EffectBatch(events=tuple(effects)), now=end)

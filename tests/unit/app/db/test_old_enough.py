@@ -220,23 +220,28 @@ def test_segments_go_when_they_are_older_and_nobody_needs_what_they_hold(sqlite_
     fill(sqlite_engine, tables.segments, 4, created_at=lambda n: NOON + n * BIT, name=lambda n: f"s{n}", state="whole")
     fill(sqlite_engine, tables.turns, 4, **TURN | {"payload_segment": lambda n: f"s{n}", "labelled_at": lambda n: None if n == 1 else NOON})
     held = {f"s{n}": [f"{n:06}"] for n in range(4)}
-    erased: list[tuple[str, frozenset[str] | None]] = []
+    erased: list[str] = []
 
     class Files:
         def turns(self, name: str) -> list[str]:
             return held[name]
 
-        def erase(self, name: str, inference_ids: frozenset[str] | None) -> int:
-            erased.append((name, inference_ids))
-            return 1
+        def drop(self, name: str) -> None:
+            erased.append(name)
 
-    looked = drop_old(sqlite_engine, Files(), before=NOON + 3 * BIT, limit=2)
+        def write_sized(self, name: str, payloads: Any) -> int:
+            raise AssertionError(name)
+
+        def copy(self, name: str, to: str, *, without: Any) -> int:
+            raise AssertionError(name)
+
+    looked = drop_old(sqlite_engine, Files(), now=NOON, before=NOON + 3 * BIT, limit=2)
     assert (looked.dropped, looked.until) == (1, (NOON + BIT, "s1"))
-    looked = drop_old(sqlite_engine, Files(), before=NOON + 3 * BIT, limit=2, after=looked.until)
+    looked = drop_old(sqlite_engine, Files(), now=NOON, before=NOON + 3 * BIT, limit=2, after=looked.until)
     assert (looked.dropped, looked.until) == (1, (NOON + 2 * BIT, "s2"))
-    assert drop_old(sqlite_engine, Files(), before=NOON + 3 * BIT, limit=2, after=looked.until) == (0, None)
+    assert drop_old(sqlite_engine, Files(), now=NOON, before=NOON + 3 * BIT, limit=2, after=looked.until) == (0, None)
     assert kept(sqlite_engine, tables.segments.c.name) == ["s1", "s3"]
-    assert erased == [("s0", None), ("s2", None)]
+    assert erased == ["s0", "s2"]
     with reading(sqlite_engine) as connection:
         t = tables.turns.c
         assert connection.execute(select(t.payload_segment).order_by(t.inference_id)).scalars().all() == [None, "s1", None, "s3"]
@@ -299,21 +304,17 @@ def test_merged_segments_below_half_of_the_size_are_merged_once_more(
 
 def test_a_segment_is_said_before_it_is_written_and_what_stays_so_is_swept(sqlite_engine: Engine) -> None:
     first, second = (segment_rows.intend(sqlite_engine, "s", now=NOON) for _ in range(2))
-    assert first == "s"
-    assert second != "s"
-    erased: list[str] = []
-
-    def erase(name: str, _: frozenset[str] | None) -> int:
-        erased.append(name)
-        return 0
-
+    assert first != second
+    files = MemorySegments()
     with writing(sqlite_engine) as connection:
         segment_rows.complete(connection, first, rows=1, size_bytes=1)
-    segment_rows.abandon(sqlite_engine, second, erase)
-    assert erased == [second]
-    assert kept(sqlite_engine, tables.segments.c.name) == ["s"]
+    for name in (first, second):
+        files.write(name, [])
+        segment_rows.abandon(sqlite_engine, name, files)
+    assert list(files.written) == [first], "what was completed after all is no longer to be taken back"
+    assert kept(sqlite_engine, tables.segments.c.name) == [first]
     with writing(sqlite_engine) as connection:
-        segment_rows.supersede(connection, ["s"])
-    assert segment_rows.finish(sqlite_engine, erase) == 1
-    assert erased == [second, "s"]
+        segment_rows.supersede(connection, [first])
+    assert segment_rows.tidy(sqlite_engine, files, now=NOON) == 1
+    assert files.written == {}
     assert kept(sqlite_engine, tables.segments.c.name) == []

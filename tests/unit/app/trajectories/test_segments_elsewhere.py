@@ -34,13 +34,15 @@ def test_segments_are_written_read_merged_and_erased_there_as_here(store: Parque
     assert merged == {"day-composer": frozenset("ab"), "day-tab": frozenset("c")}
     assert store.names() == ["day-composer", "day-tab", "s-0-1", "s-0-2"]
     assert (store.turns("day-composer"), store.turns("absent")) == (["a", "b"], [])
-    assert store.erase("day-composer", frozenset("a")) == 1
-    assert store.read([("day-composer", "a"), ("day-composer", "b")]) == {"b": B}
-    assert (store.erase("day-tab", None), store.erase("day-tab", None)) == (1, 0)
+    assert store.copy("day-composer", "day-composer.2", without="a") == store.size("day-composer.2") > 0
+    assert store.read([("day-composer.2", "a"), ("day-composer.2", "b")]) == {"b": B}
+    assert (store.copy("absent", "nothing", without="a"), store.size("nothing")) == (0, 0)
+    for name in ("day-tab", "day-composer"):
+        store.drop(name)
     assert store.size("day-tab") == 0
     store.drop("s-0-1")
     store.drop("s-0-1")
-    assert store.names() == ["day-composer", "s-0-2"]
+    assert store.names() == ["day-composer.2", "s-0-2"]
     assert store.unchanged_since("s-0-2") is not None
 
 
@@ -61,7 +63,7 @@ def test_a_merge_that_breaks_off_leaves_none_of_its_segments(tmp_path: Path) -> 
 def test_a_segment_that_a_kill_cut_off_is_deleted_all_the_same(tmp_path: Path) -> None:
     store = ParquetSegments(str(tmp_path))
     (tmp_path / "s-0-1.parquet").write_bytes(b"PAR1 cut off")
-    assert store.erase("s-0-1", None) == 0
+    store.drop("s-0-1")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -132,10 +134,9 @@ def test_a_large_segment_is_merged_into_files_of_about_the_size_and_nobody_is_lo
     held = store.merge(sizes, target=target, at_most_bytes=1 << 30)
     assert held == {"day-composer.0": frozenset(f"{n}-{m}" for n in range(4) for m in range(3))}
     assert store.turns("day-composer.0") == [f"{n}-{m}" for n in range(4) for m in range(3)], "in the order of their segments"
-    assert store.erase("day-composer.0", frozenset({"0-0", "3-2", "nobody"})) == 2
-    assert len(store.turns("day-composer.0")) == 10
-    assert store.erase("day-composer.0", frozenset(store.turns("day-composer.0"))) == 10
-    assert store.size("day-composer.0") == 0
+    store.copy("day-composer.0", "day-composer.1", without={"0-0", "3-2", "nobody"})
+    assert sorted(set(store.turns("day-composer.0")) - set(store.turns("day-composer.1"))) == ["0-0", "3-2"]
+    assert len(store.turns("day-composer.1")) == 10
 
 
 def test_word_of_the_forgotten_is_a_file_beside_the_segments_and_nothing_else_is_read_as_one(tmp_path: Path) -> None:
@@ -146,4 +147,3 @@ def test_word_of_the_forgotten_is_a_file_beside_the_segments_and_nothing_else_is
     assert store.noted_erasures() == {"p": moment}
     assert [path.name for path in sorted((tmp_path / "erasures").iterdir())] == ["p.json", "p.json.1.partial"]
     assert store.unchanged_since("nothing") is None
-    assert store.erase("nothing", None) == 0

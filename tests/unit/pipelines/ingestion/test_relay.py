@@ -79,7 +79,7 @@ class Stage:
 def stage(sqlite_url: str) -> Iterator[Stage]:
     engine = open_engine(sqlite_url)
     segments = MemorySegments()
-    store = SqlEffects(engine, rules=lambda: JoinRules(policies={}), write_segment=segments.write_sized, erase_from_segment=segments.erase)
+    store = SqlEffects(engine, rules=lambda: JoinRules(policies={}), segments=segments)
     made = Stage(engine=engine, door=SqlInbox(engine, free_bytes=lambda: 1 << 40), store=store)
     yield made
     made.door.close()

@@ -26,9 +26,7 @@ from tests.unit.pipelines.ingestion.test_relay import Stage
 @pytest.fixture
 def stage(sqlite_engine: Engine) -> Iterator[Stage]:
     segments = MemorySegments()
-    store = SqlEffects(
-        sqlite_engine, rules=lambda: JoinRules(policies={}), write_segment=segments.write_sized, erase_from_segment=segments.erase
-    )
+    store = SqlEffects(sqlite_engine, rules=lambda: JoinRules(policies={}), segments=segments)
     made = Stage(engine=sqlite_engine, door=SqlInbox(sqlite_engine, free_bytes=lambda: 1 << 40), store=store)
     yield made
     made.door.close()
