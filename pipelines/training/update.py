@@ -68,6 +68,8 @@ class Update:
         self.restored: Restored = ports.states.newest_checkpoint(run_id)
         self.before = Estimate(mean=0.0, error=0.0)
         """KL(champion ‖ anchor)."""
+        self.moved = 0.0
+        """By how much its own update moved the champion away from this anchor, as that measured it."""
         self.beta = config.kl_beta
         self.drifts: list[list[float] | None] = []
         """Each turn's drift from the anchor to its end, above expectation, per token."""
@@ -102,6 +104,7 @@ class Update:
             candidate = self._publish(trainer)
             laps.end("publish")
         state = estimator.remember([sample.rewarded() for sample in self.samples], drift=judged.drift)
+        state["moved"] = {"anchor": self.anchor.digest, "kl": judged.anchor.mean - judged.anchor_before.mean}
         return UpdateResult(candidate=candidate, metrics=self.metrics, tracker=state)
 
     # --- before the first step ------------------------------------------------------------------------------------------------
@@ -113,7 +116,10 @@ class Update:
         self.samples, left_out = read_samples(self.batch, self.ports.trajectories, limits, has_weights=there)
         self.metrics |= {"left_out": left_out, **batch_metrics(self.batch)}
         guards.check_turns(len(self.samples), self.config.guards)
-        estimator = estimator_of(self.batch, self.config, self.ports.runs, parent=self.parent.digest)
+        memory = self.ports.runs.tracker(self.parent.digest)
+        estimator = estimator_of(self.batch, self.config, memory)
+        if memory is not None and memory.get("moved", {}).get("anchor") == self.anchor.digest:
+            self.moved = memory["moved"]["kl"]
         turns = [sample.rewarded() for sample in self.samples]
         self.baselines = estimator.baselines(turns)
         self.metrics |= turn_metrics(self.samples, self.baselines)
@@ -208,8 +214,9 @@ class Update:
             self.before = estimate(away)
         config = self.config
         target = config.kl_target * config.guards.max_kl_anchor
-        self.beta = penalty(self.before.mean, target=target, least=config.kl_beta, most=config.kl_beta_max)
-        self.metrics["kl_beta"] = self.beta
+        coming = self.before.mean + config.kl_look_ahead * self.moved
+        self.beta = penalty(coming, target=target, least=config.kl_beta, most=config.kl_beta_max)
+        self.metrics |= {"kl_beta": self.beta, "kl_anchor_coming": coming}
 
     def _start_from_parent(self, trainer: Trainer) -> None:
         """With the parent's masters and optimizer state, where they are whole and of the same kind of training."""

@@ -60,7 +60,10 @@ def penalty(kl: float, *, target: float, least: float, most: float) -> float:
 
     It stays at `least` up to half the target and grows as a power up to `most` at one and a half of it. A controller that multiplies β
     while KL is too high (Ziegler et al. 2019, arXiv 1909.08593, 2.2) sums up errors of what is itself a sum of steps, and swings: over 60
-    cycles of the toy it took the reward from 0.64 back to 0.42 and up again. This one has no memory. β = 0 stays 0: nobody wanted one.
+    cycles of the toy it took the reward from 0.64 back to 0.42 and up again. This one sums up nothing, and is given where the champion is
+    going, `kl_look_ahead` of its last updates further on, instead of where it is: that says too late that a climb was too fast, and the
+    way back costs reward. (The derivative term of a controller; the update's own figure of how far it moved, on the same tokens, varies
+    less than the difference of two measurements.) β = 0 stays 0: nobody wanted one.
     """
     if least == 0:
         return 0.0

@@ -17,12 +17,9 @@ from pipelines.training import TrainingPorts
 from pipelines.training.config import LoraConfig
 from pipelines.training.guards import ratio_report
 from pipelines.training.measurement import terms_to_reference
+from pipelines.training.numerics.advantage import penalty
 from pipelines.training.trainer import LocalTrainer, TrainerSetup
-from tests.fakes.learning import (
-    fake_ports,
-    put_version,
-    small_snapshot,
-)
+from tests.fakes.learning import fake_ports, put_version, small_snapshot, version_of
 from tests.fakes.updating import CONFIG, a_batch, assert_held, broken_guards, one_update, run
 
 
@@ -42,7 +39,26 @@ def test_a_candidate_beyond_the_anchors_budget_is_held_and_the_penalty_has_risen
     config = msgspec.structs.replace(broken_guards(max_kl_anchor=1e-4), kl_beta=kl_beta)
     made = run(ports, a_batch(ports, child, slot=1), child, anchor=anchor, config=config, name="two")
     assert_held(made, ports, HoldReason.KL_ANCHOR)
-    assert made.metrics["kl_beta"] == (0.07 if kl_beta else 0.0)
+    assert made.metrics["kl_beta"] == (0.1 if kl_beta else 0.0)
+
+
+def test_the_penalty_is_that_of_where_the_champion_is_going_and_a_new_anchor_begins_anew(ports: TrainingPorts) -> None:
+    config = broken_guards(max_kl_anchor=1.0)
+    anchor = put_version(ports)
+    first = run(ports, a_batch(ports, anchor), anchor, config=config, name="one")
+    assert first.candidate is not None, first.message
+    child = version_of(first.candidate, parent=anchor.digest, step=1, optimizer_uri=first.metrics["optimizer_uri"])
+    moved = first.metrics["kl_anchor"]
+    made = run(ports, a_batch(ports, child, slot=1), child, anchor=anchor, config=config, name="two").metrics
+    assert made["kl_anchor_coming"] == pytest.approx(made["kl_anchor_before"] + 8 * moved)
+    assert made["kl_beta"] == pytest.approx(penalty(made["kl_anchor_coming"], target=0.3, least=0.005, most=0.1))
+    where_it_is = run(
+        ports, a_batch(ports, child, slot=1), child, anchor=anchor, config=msgspec.structs.replace(config, kl_look_ahead=0.0), name="three"
+    ).metrics
+    assert where_it_is["kl_beta"] == pytest.approx(penalty(made["kl_anchor_before"], target=0.3, least=0.005, most=0.1))
+    other = put_version(ports, seed=1)
+    renewed = run(ports, a_batch(ports, child, slot=2), child, anchor=other, config=config, name="four").metrics
+    assert renewed["kl_anchor_coming"] == renewed["kl_anchor_before"] > 0, "how it went from another anchor says nothing of this one"
 
 
 def test_the_divergence_from_the_anchor_is_measured_to_the_anchor(ports: TrainingPorts) -> None:

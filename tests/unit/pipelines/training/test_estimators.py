@@ -10,7 +10,7 @@ from pipelines.training.estimators.choice import estimator_of
 from pipelines.training.estimators.group_mean import GroupMean
 from pipelines.training.estimators.grouped import Grouped
 from pipelines.training.estimators.segment_tracker import SegmentTracker
-from tests.fakes.learning import NOON, FakeRuns
+from tests.fakes.learning import NOON
 
 
 def turn(reward: float, *, unit: str = "", segment: str = "", prompt: str = "", channels: str = "") -> RewardedTurn:
@@ -103,5 +103,5 @@ def test_practice_in_a_batch_is_measured_against_its_group_whatever_else_is_in_i
     batch = BatchManifest(
         id="b", policy="composer", slot=0, champion="c", anchor="c", rule_set="r", window_from=NOON, window_to=NOON, items=items
     )  # fmt: skip
-    made = estimator_of(batch, TrainingConfig(estimator="batch_mean"), FakeRuns(), parent="c")
+    made = estimator_of(batch, TrainingConfig(estimator="batch_mean"), None)
     assert isinstance(made, Grouped if is_grouped else BatchMean)
