@@ -30,6 +30,7 @@ from app.policy.model import Policy, load_policy
 from app.policy.patching import follow
 from app.policy.precision import Precision
 from app.serving.heads import EVERY_S, Heads
+from app.serving.memory import return_holes
 from app.serving.probe import MAX_KL, Mismatch, answers_strangely, mismatch, probe
 from app.serving.worker import Worker
 
@@ -66,6 +67,7 @@ class Residency:
         report_every_s: float = REPORT_EVERY_S,
         heads_every_s: float = EVERY_S,
         brought: Callable[[float], None] = lambda seconds: None,
+        freed: Callable[[], object] = return_holes,
         contact: Contact | None = None,
     ) -> None:
         self._worker = worker
@@ -80,6 +82,8 @@ class Residency:
         """Says what is wrong with a version's log-probabilities."""
         self._only = only
         """Policies this engine serves; all of them where None."""
+        self._freed = freed
+        """Called when versions have left."""
         self._brought = brought
         """Hears how many seconds a version took from wanted to ready."""
         self.contact = contact or Contact()
@@ -97,6 +101,8 @@ class Residency:
         self._reported: dict[tuple[str, str], tuple[EngineState, float]] = {}
         self._reporting = threading.RLock()
         """States and what was told of them: a version that is fetched for minutes must not make an engine silent for as long."""
+        self._left = 0
+        """Versions that left, of which it was told."""
         self.last_swap: dict[str, Any] | None = None
         """The newest version that was taken up: which, when, and what it cost."""
         self.invariance: Invariance | None = None
@@ -168,6 +174,9 @@ class Residency:
             if state in (EngineState.READY, EngineState.FAILED) and now - self._wanted_at[digest] >= self._linger_s:
                 self._worker.drop(digest)
                 self._settle(digest, EngineState.DROPPED, "nobody wants it any more")
+        if self._worker.freed > self._left:
+            self._left = self._worker.freed
+            self._freed()
         if all(self._worker.holds(digest) for _, digest in wanted):
             self.contact.let_go(Part.STORAGE)
         self._report_all()

@@ -71,6 +71,8 @@ class Worker:
         self._threads, self._beside = Threads(torch.get_num_threads()), Beside(torch.get_num_threads())
         self._decoders: dict[str, Decoder] = {}
         self._leaving: set[str] = set()
+        self.freed = 0
+        """Versions that were here and left."""
         self._unlogged: set[str] = set()
         self._jobs: list[Job] = []
         self._asked: deque[tuple[ScoreRequest, Future[list[float]]]] = deque()
@@ -342,6 +344,7 @@ class Worker:
         self._decoders[digest].close()
         self._decoders = {held: decoder for held, decoder in self._decoders.items() if held != digest}
         self._leaving.discard(digest)
+        self.freed += 1
         log.info("version freed digest=%s", digest)
 
     def _news(self) -> list[tuple[Job, GenerationChunk | Exception]]:

@@ -94,8 +94,8 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Reward units per nat of divergence from the anchor, near it; 0 switches the penalty off."""
     kl_beta_max: float = 0.1
     """What the penalty rises to at one and a half of `kl_target`, see `pipelines.training.numerics.advantage.penalty`."""
-    kl_target: float = 0.3
-    """Divergence from the anchor from which the penalty is felt, as a share of `guards.max_kl_anchor`."""
+    kl_target: float = 0.45
+    """Divergence from the anchor around which the line of versions settles, as a share of `guards.max_kl_anchor`."""
     kl_look_ahead: float = 8.0
     """By how many updates the penalty looks ahead: it is that of where the champion would be if it went on from the anchor, or back, as
     in its last update. 0: that of where it is."""

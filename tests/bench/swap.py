@@ -15,7 +15,10 @@ makes a mixed answer.
 | time_to_all_replicas_ms | median from the version being wanted to all three reporting it ready |
 | peak_memory_ratio | largest private memory of an engine with swaps, over its largest without them and one more version |
 
+People read an answer before they ask the next one, so that about half of two cores is busy, as a service is sized; what was busy is told.
+
     python -m tests.bench.swap --quick      the tiny model and half a minute; bounds of time are told and not judged
+    python -m tests.bench.swap --saturated  nobody reads: every core is busy all the time, and a new version has to wait for its turn
 """
 
 import argparse
@@ -30,7 +33,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -59,7 +62,9 @@ from app.serving.process import serve_engine
 from app.stopping import until_told
 
 SMOLLM2, TINY = Path(".cache/models/smollm2-135m-instruct"), Path(".cache/models/tiny")
-REPLICAS, STREAMS, TOKENS = 3, 6, 24
+REPLICAS, STREAMS, TOKENS = 3, 6, 12
+READING_S = 3.0
+"""Between two answers of a stream, on average."""
 PROMPTS = (
     "Write a function that sorts a list.",
     "Why does it rain?",
@@ -77,12 +82,13 @@ class Plan:
     calm_s: float
     swapping_s: float
     every_s: float
+    reading_s: float
     judged: bool
     """Whether the bounds of time and memory decide the exit code."""
 
 
-FULL = Plan(model=SMOLLM2, calm_s=60, swapping_s=300, every_s=10, judged=True)
-QUICK = Plan(model=TINY, calm_s=6, swapping_s=18, every_s=3, judged=False)
+FULL = Plan(model=SMOLLM2, calm_s=120, swapping_s=300, every_s=10, reading_s=READING_S, judged=True)
+QUICK = Plan(model=TINY, calm_s=6, swapping_s=18, every_s=3, reading_s=0.0, judged=False)
 
 
 class FolderLedger:
@@ -183,6 +189,7 @@ class Load:
 
     engines: HttpEngines
     current: str
+    reading_s: float = 0.0
     phase: str = "calm"
     seconds: dict[str, list[float]] = field(default_factory=lambda: {"calm": [], "swapping": []})
     answers: list[tuple[str, list[GenerationChunk]]] = field(default_factory=list[tuple[str, list[GenerationChunk]]])
@@ -192,6 +199,8 @@ class Load:
         """Ask again and again."""
         chosen = random.Random(index)
         while not stop.is_set():
+            if self.reading_s:
+                await asyncio.sleep(chosen.expovariate(1 / self.reading_s))
             digest, phase, started = self.current, self.phase, time.monotonic()
             params = SamplingParams(max_tokens=TOKENS, seed=chosen.randrange(1 << 30))
             message = {"role": "user", "content": chosen.choice(PROMPTS)}
@@ -208,19 +217,27 @@ class Load:
 
 
 class Watch(threading.Thread):
-    """Largest private memory of the engines, by phase."""
+    """Largest private memory of the engines, and which share of all cores was busy, by phase."""
 
     def __init__(self, processes: Sequence[BaseProcess]) -> None:
         super().__init__(daemon=True)
         self._watched = [psutil.Process(process.pid) for process in processes]
         self.phase = "calm"
         self.peak = {"calm": 0.0, "swapping": 0.0}
+        self._shares: dict[str, list[float]] = {"calm": [], "swapping": []}
         self.stop = threading.Event()
 
     def run(self) -> None:
+        psutil.cpu_percent()
         while not self.stop.wait(0.5):
+            self._shares[self.phase].append(psutil.cpu_percent() / 100)
             for process in self._watched:
                 self.peak[self.phase] = max(self.peak[self.phase], float(process.memory_full_info().uss))
+
+    @property
+    def busy(self) -> dict[str, float]:
+        """On average."""
+        return {phase: sum(shares) / max(1, len(shares)) for phase, shares in self._shares.items()}
 
 
 def mixed(answers: Sequence[tuple[str, list[GenerationChunk]]], policies: dict[str, Policy], *, most: int) -> tuple[int, int]:
@@ -275,7 +292,7 @@ async def driven(
     if not await waited(lambda: len(ledger.addresses(publisher.digest)) == REPLICAS, 180):
         raise SystemExit("the engines did not start within 180 s")
     async with HttpEngines(urls, holders=ledger.holders) as engines:
-        load, stop = Load(engines, publisher.digest), asyncio.Event()
+        load, stop = Load(engines, publisher.digest, plan.reading_s), asyncio.Event()
         streams = [asyncio.ensure_future(load.stream(index, stop)) for index in range(STREAMS)]
         await asyncio.sleep(plan.calm_s)
         load.phase = watch.phase = "swapping"
@@ -308,7 +325,8 @@ def figures(load: Load, took: list[float], swaps: list[dict[str, Any]], watch: W
         "request_p99_ratio": round(float(swapping / calm), 2), "errors": len(load.errors), "mixed_weight_answers": wrong,
         "time_to_all_replicas_ms": round(float(np.median(took))),
         "peak_memory_ratio": round(watch.peak["swapping"] / (watch.peak["calm"] + version), 2),
-        "swaps": len(took), "patched": sum(swap["way"] == "patch" for swap in swaps),
+        "memory_mb": {name: round(size / 1e6) for name, size in (watch.peak | {"version": version}).items()},
+        "busy": {phase: round(share, 2) for phase, share in watch.busy.items()}, "swaps": len(took), "patched": sum(swap["way"] == "patch" for swap in swaps),
         "answers": len(load.answers), "answers_scored": looked,
         "versions_answering": len({digest for digest, _ in load.answers}), "first_errors": load.errors[:3],
     }  # fmt: skip
@@ -332,10 +350,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.swap")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seconds", type=float, help="of swapping, instead of the usual")
+    parser.add_argument("--saturated", action="store_true")
     options = parser.parse_args(arguments)
     plan = QUICK if options.quick else FULL
     if options.seconds:
-        plan = Plan(model=plan.model, calm_s=plan.calm_s, swapping_s=options.seconds, every_s=plan.every_s, judged=plan.judged)
+        plan = replace(plan, swapping_s=options.seconds)
+    if options.saturated:
+        plan = replace(plan, reading_s=0.0)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)

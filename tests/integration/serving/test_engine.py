@@ -270,8 +270,10 @@ def test_versions_come_and_go_while_requests_run(weights: LocalWeights, first: s
             await asyncio.to_thread(until, lambda: running.ledger.states[("composer", second)][0] is EngineState.DROPPED)
         stop.set()
         assert await task > 0
+        await asyncio.to_thread(until, lambda: len(left) == 3)
 
-    with engine(weights, first, linger_s=0.1) as running:
+    left: list[int] = []
+    with engine(weights, first, linger_s=0.1, freed=lambda: left.append(1)) as running:
         running.ledger.states[("composer", second)] = (EngineState.DROPPED, None)
         asyncio.run(scenario(running))
         states = [state for digest, state in running.ledger.history if digest == second]

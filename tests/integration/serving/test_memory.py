@@ -37,6 +37,26 @@ print(int(able), left, mapped() - already)
 """
 
 
+HOLES = """
+from app.serving.memory import return_freed_memory, return_holes
+
+def resident_mb():
+    return next(int(line.split()[1]) // 1024 for line in open("/proc/self/status") if line.startswith("VmRSS"))
+
+return_freed_memory()
+blocks = [b"x" * 700_000 for _ in range(200)]  # below the size from which a block has its own mapping
+full = resident_mb()
+del blocks[::2]
+able = return_holes()
+print(int(able), full - resident_mb())
+"""
+
+
+def test_holes_between_blocks_go_back_to_the_system() -> None:
+    able, less_mb = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True).stdout.split()
+    assert (able, int(less_mb) > 50) == ("1", True), f"{less_mb} of 70 MB"
+
+
 def test_the_caches_of_a_batch_go_back_to_the_system() -> None:
     able, left_mb, mapped = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True).stdout.split()
     assert able == "1", "the C library is not glibc, which alone has the switch: an engine keeps what its largest batch took"

@@ -51,11 +51,11 @@ def test_the_penalty_is_that_of_where_the_champion_is_going_and_a_new_anchor_beg
     moved = first.metrics["kl_anchor"]
     made = run(ports, a_batch(ports, child, slot=1), child, anchor=anchor, config=config, name="two").metrics
     assert made["kl_anchor_coming"] == pytest.approx(made["kl_anchor_before"] + 8 * moved)
-    assert made["kl_beta"] == pytest.approx(penalty(made["kl_anchor_coming"], target=0.3, least=0.005, most=0.1))
+    assert made["kl_beta"] == pytest.approx(penalty(made["kl_anchor_coming"], target=0.45, least=0.005, most=0.1))
     where_it_is = run(
         ports, a_batch(ports, child, slot=1), child, anchor=anchor, config=msgspec.structs.replace(config, kl_look_ahead=0.0), name="three"
     ).metrics
-    assert where_it_is["kl_beta"] == pytest.approx(penalty(made["kl_anchor_before"], target=0.3, least=0.005, most=0.1))
+    assert where_it_is["kl_beta"] == pytest.approx(penalty(made["kl_anchor_before"], target=0.45, least=0.005, most=0.1))
     other = put_version(ports, seed=1)
     renewed = run(ports, a_batch(ports, child, slot=2), child, anchor=other, config=config, name="four").metrics
     assert renewed["kl_anchor_coming"] == renewed["kl_anchor_before"] > 0, "how it went from another anchor says nothing of this one"
