@@ -170,7 +170,11 @@ def places_of(model: PreTrainedModel) -> list[Place]:
         found.append(_packed(names, shared.product, shared.sizes))
         found += _bias(names, shared.product, shared.sizes)
     taken = {name for place in found if not place.tied for name in place.names}
-    return found + [_parameter(model, name) for name, _ in model.named_parameters() if name not in taken]
+    holders: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for own, parameter in module._parameters.items():
+            holders.setdefault(id(parameter), []).append((module, own))
+    return found + [_parameter(name, held, holders[id(held)]) for name, held in model.named_parameters() if name not in taken]
 
 
 def _packed(names: tuple[str, ...], linear: PackedLinear, sizes: Sequence[int], *, tied: str | None = None) -> Place:
@@ -195,11 +199,8 @@ def _bias(names: tuple[str, ...], linear: PackedLinear, sizes: Sequence[int]) ->
     return [Place(names=tuple(f"{name}.bias" for name in names), shapes=shapes, read=lambda: bias.detach().split(list(sizes)), write=write)]
 
 
-def _parameter(model: PreTrainedModel, name: str) -> Place:
-    parent, _, attribute = name.rpartition(".")
-    held = cast("nn.Parameter", getattr(model.get_submodule(parent), attribute))
-    # a plain tied head holds the very same parameter
-    holders = [(module, own) for module in model.modules() for own, parameter in module._parameters.items() if parameter is held]
+def _parameter(name: str, held: nn.Parameter, holders: Sequence[tuple[nn.Module, str]]) -> Place:
+    """`holders`: the modules that have it under which name; a plain tied head holds the very same parameter."""
 
     def write(tensors: Sequence[Tensor]) -> None:
         new = nn.Parameter(tensors[0].to(held.dtype).clone(), requires_grad=False)

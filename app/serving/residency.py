@@ -42,6 +42,8 @@ RETRY_S = 10.0
 """A version that failed to load is tried again after this long."""
 COPIES = 3
 """Versions in memory from which on a new one waits for one that is leaving."""
+ROUTED_S = 2.0
+"""Gateways read their route up to a second late: a version that nobody wants is kept so long at least."""
 NICER = 5
 """How much more the making of a version yields than sampling does."""
 REPORT_EVERY_S = 3.0
@@ -92,7 +94,7 @@ class Residency:
         self._retry_s = retry_s
         self._report_every_s = report_every_s
         self._linger_s = linger_s
-        """A version is dropped this long after it was last wanted: gateways read their route up to a second late."""
+        """A version is dropped this long after it was last wanted, for somebody may want it once more."""
         self._states: dict[str, tuple[EngineState, str | None]] = {}
         self._wanted_at: dict[str, float] = {}
         self._failed_at: dict[str, float] = {}
@@ -163,23 +165,30 @@ class Residency:
         for policy, digest in wanted:
             self._policies.setdefault(digest, set()).add(policy)
             self._wanted_at[digest] = now
-        for digest in sorted({digest for _, digest in wanted}):
+        missing = [digest for digest in sorted({digest for _, digest in wanted}) if self._missing(digest, now)]
+        self._leave(now, room=bool(missing) and self._worker.copies > 1)
+        for digest in missing:
             if self._stop.is_set():
                 return
-            if self._missing(digest, now) and not (self._worker.is_dropping and self._worker.copies >= COPIES):
+            if not (self._worker.is_dropping and self._worker.copies >= COPIES):
                 self._bring(digest)
         for digest, (state, _) in list(self._states.items()):
             if state is EngineState.READY and digest in self._worker.digests:
                 self._heads.look(digest)
-            if state in (EngineState.READY, EngineState.FAILED) and now - self._wanted_at[digest] >= self._linger_s:
-                self._worker.drop(digest)
-                self._settle(digest, EngineState.DROPPED, "nobody wants it any more")
         if self._worker.freed > self._left:
             self._left = self._worker.freed
             self._freed()
         if all(self._worker.holds(digest) for _, digest in wanted):
             self.contact.let_go(Part.STORAGE)
         self._report_all()
+
+    def _leave(self, now: float, *, room: bool) -> None:
+        """Drop what nobody wants; sooner where another version needs the `room`."""
+        linger_s = min(self._linger_s, ROUTED_S) if room else self._linger_s
+        for digest, (state, _) in list(self._states.items()):
+            if state in (EngineState.READY, EngineState.FAILED) and now - self._wanted_at[digest] >= linger_s:
+                self._worker.drop(digest)
+                self._settle(digest, EngineState.DROPPED, "nobody wants it any more")
 
     def _missing(self, digest: str, now: float) -> bool:
         state = self._states.get(digest, (None, None))[0]

@@ -116,11 +116,12 @@ class Worker:
         """Make a version available and wait until it is (one step at most); harmless when it is. Not `logged`: answers carry no
         log-probabilities. Returns for how many seconds sampling stood still."""
         done: Future[float] = Future()
+        decoder = self._decoder(policy)  # made here, so that the sampling thread has nothing to do but to take it
 
         def command() -> None:
             started = time.perf_counter()
             (self._unlogged.discard if logged else self._unlogged.add)(policy.digest)
-            self._add(policy)
+            self._add(decoder)
             done.set_result(time.perf_counter() - started)
 
         self._commands.put(command)
@@ -179,11 +180,12 @@ class Worker:
             raise NotFound(f"this engine does not hold the weights {digest[:12]}")
         return decoder.policy
 
-    def _add(self, policy: Policy) -> None:
-        self._leaving.discard(policy.digest)
-        if policy.digest not in self._decoders:
+    def _add(self, decoder: Decoder) -> None:
+        digest = decoder.policy.digest
+        self._leaving.discard(digest)
+        if digest not in self._decoders:
             # a dictionary that readers on other threads iterate is replaced, never changed
-            self._decoders = {**self._decoders, policy.digest: self._decoder(policy)}
+            self._decoders = {**self._decoders, digest: decoder}
 
     def _decoder(self, policy: Policy) -> Decoder:
         limits = self.limits

@@ -285,22 +285,20 @@ async def pauses(urls: Sequence[str]) -> list[dict[str, Any]]:
 
 
 async def driven(
-    plan: Plan, folder: Path, publisher: Publisher, urls: Sequence[str], watch: Watch
+    plan: Plan, folder: Path, first: str, made: Sequence[str], urls: Sequence[str], watch: Watch
 ) -> tuple[Load, list[float], list[dict[str, Any]]]:
-    """The two phases."""
+    """The two phases: the first version alone, then those that were made after it, one after the other."""
     ledger = FolderLedger(folder)
-    if not await waited(lambda: len(ledger.addresses(publisher.digest)) == REPLICAS, 180):
+    if not await waited(lambda: len(ledger.addresses(first)) == REPLICAS, 180):
         raise SystemExit("the engines did not start within 180 s")
     async with HttpEngines(urls, holders=ledger.holders) as engines:
-        load, stop = Load(engines, publisher.digest, plan.reading_s), asyncio.Event()
+        load, stop = Load(engines, first, plan.reading_s), asyncio.Event()
         streams = [asyncio.ensure_future(load.stream(index, stop)) for index in range(STREAMS)]
         await asyncio.sleep(plan.calm_s)
         load.phase = watch.phase = "swapping"
-        took, swaps, ends = list[float](), list[dict[str, Any]](), time.monotonic() + plan.swapping_s
-        while time.monotonic() < ends:
-            began = time.monotonic()
-            digest = await asyncio.to_thread(publisher.next, plan.model)
-            wanted = time.monotonic()
+        took, swaps = list[float](), list[dict[str, Any]]()
+        for digest in made:
+            began = wanted = time.monotonic()
             ledger.want(load.current, digest)
             if not await waited(lambda digest=digest: len(ledger.addresses(digest)) == REPLICAS, 60):
                 load.errors.append(f"{digest[:12]} was not taken up by all within 60 s")
@@ -326,7 +324,8 @@ def figures(load: Load, took: list[float], swaps: list[dict[str, Any]], watch: W
         "time_to_all_replicas_ms": round(float(np.median(took))),
         "peak_memory_ratio": round(watch.peak["swapping"] / (watch.peak["calm"] + version), 2),
         "memory_mb": {name: round(size / 1e6) for name, size in (watch.peak | {"version": version}).items()},
-        "busy": {phase: round(share, 2) for phase, share in watch.busy.items()}, "swaps": len(took), "patched": sum(swap["way"] == "patch" for swap in swaps),
+        "busy": {phase: round(share, 2) for phase, share in watch.busy.items()},
+        "swaps": len(took), "patched": sum(swap["way"] == "patch" for swap in swaps),
         "answers": len(load.answers), "answers_scored": looked,
         "versions_answering": len({digest for digest, _ in load.answers}), "first_errors": load.errors[:3],
     }  # fmt: skip
@@ -370,9 +369,11 @@ def main(arguments: list[str] | None = None) -> int:
         torch.set_num_threads(1)
         watch, publisher = Watch(processes), Publisher(folder)
         try:
-            FolderLedger(folder).want(publisher.begin(plan.model))
+            first = publisher.begin(plan.model)
+            FolderLedger(folder).want(first)
+            made = [publisher.next(plan.model) for _ in range(round(plan.swapping_s / plan.every_s))]  # where nobody is served
             watch.start()
-            load, took, swaps = asyncio.run(driven(plan, folder, publisher, [f"http://127.0.0.1:{port}" for port in ports], watch))
+            load, took, swaps = asyncio.run(driven(plan, folder, first, made, [f"http://127.0.0.1:{port}" for port in ports], watch))
         finally:
             watch.stop.set()
             for process in processes:

@@ -21,6 +21,7 @@ from app.policy.storage.snapshot import WEIGHTS, snapshot_digest, write_snapshot
 from app.policy.storage.store import LocalWeights
 from app.serving.client import HttpEngines
 from app.serving.probe import probe
+from app.serving.residency import ROUTED_S
 from app.serving.worker import Limits
 from tests.integration.serving.running import RunningEngine, ask, complete, engine, request, until
 from tests.integration.serving.test_probe import raw
@@ -167,6 +168,20 @@ def test_a_fourth_copy_waits_for_one_that_is_leaving(tied_model: Path, tmp_path:
 
         asyncio.run(scenario())
         until(lambda: running.ledger.states.get(("composer", digests[3]), (None,))[0] is EngineState.READY)
+
+
+def test_what_nobody_wants_leaves_sooner_where_another_one_needs_its_room(tiny_model: Path, tmp_path: Path) -> None:
+    store, folders = LocalWeights(tmp_path / "w"), [tiny_model]
+    for index in range(2):
+        folders.append(moved(folders[-1], tmp_path / f"v{index}"))
+    first, second, third = (store.publish(folder) for folder in folders)
+    with engine(store, first, linger_s=600) as running:
+        running.ledger.wants = {("composer", second)}
+        until(lambda: running.worker.holds(second))
+        time.sleep(ROUTED_S + 0.2)
+        assert running.worker.holds(first), "somebody may want it once more"
+        running.ledger.wants = {("composer", second), ("composer", third)}
+        until(lambda: running.worker.digests == {second, third})
 
 
 def test_a_store_knows_the_way_from_what_is_held_only(tiny_model: Path, tmp_path: Path) -> None:

@@ -177,14 +177,27 @@ def test_a_version_that_leaves_takes_nothing_new_and_is_freed_when_it_is_done(ca
     assert (staying.closed, worker.copies) == (0, 1)
 
 
-def test_a_version_that_comes_back_while_it_leaves_stays_and_none_is_made_twice() -> None:
-    worker = Bench(Counting("d"))
+def test_a_version_that_comes_back_while_it_leaves_stays_as_it_is() -> None:
+    first = Counting("d")
+    worker = Bench(first)
     worker.drop("d")
     worker.obey()
-    worker._add(cast(Policy, Weights("d")))
-    assert (worker.holds("d"), worker.made) == (True, [])
-    worker._add(cast(Policy, Weights("e")))
-    assert (worker.holds("e"), worker.made) == (True, ["e"])
+    worker._add(cast(Decoder, Counting("d")))
+    assert worker.holds("d")
+    assert worker._decoders["d"] is first, "with the answers that it is writing"
+    worker._add(cast(Decoder, Counting("e")))
+    assert worker.holds("e")
+
+
+def test_a_decoder_is_made_before_the_sampling_thread_is_asked_to_take_it() -> None:
+    class Asked(Bench):
+        alive = False  # nobody takes the command
+
+    worker = Asked()
+    assert worker.add(cast(Policy, Weights("d"))) == 0.0
+    assert (worker.made, worker.holds("d")) == (["d"], False)
+    worker.obey()
+    assert (worker.made, worker.holds("d")) == (["d"], True)
 
 
 def test_how_many_of_the_tokens_that_were_fed_ahead_were_drawn() -> None:
