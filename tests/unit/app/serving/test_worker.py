@@ -191,7 +191,9 @@ def test_a_version_that_comes_back_while_it_leaves_stays_as_it_is() -> None:
 
 def test_a_decoder_is_made_before_the_sampling_thread_is_asked_to_take_it() -> None:
     class Asked(Bench):
-        alive = False  # nobody takes the command
+        @property
+        def alive(self) -> bool:
+            return False  # nobody takes the command
 
     worker = Asked()
     assert worker.add(cast(Policy, Weights("d"))) == 0.0
