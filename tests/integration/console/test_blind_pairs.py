@@ -23,7 +23,6 @@ from app.domain.release.pairs import BlindPair
 from app.domain.telemetry.events import Erasure
 from tests.fakes.console import OPEN, OPERATOR, VIEWER, browser
 from tests.fakes.releases import BOB, POLICY
-from tests.fakes.streaming import MemorySegments
 from tests.integration.console.deployment import HOSTILE, deploy
 
 RELEASE = "release-2"
@@ -239,7 +238,6 @@ def test_a_pair_goes_with_its_person_and_with_its_time_but_the_votes_stay(sqlite
         erase_actor(
             connection,
             Erasure(id="e1", actor="p1", requested_by="test", occurred_at=utc_now()),
-            segments=MemorySegments(),
             now=utc_now(),
         )
     assert [one.id for one in SqlPairs(sqlite_engine).of(RELEASE)] == ["pair-001"]
