@@ -180,8 +180,7 @@ def _switch(connection: Connection, row: Row[*tuple[Any, ...]], copy: str | None
     if copy is None or not still:
         return False
     complete(connection, copy, rows=len(still), size_bytes=size, created_at=row.created_at, exact=len(still) == len(here))
-    for some in chunked(sorted(still), 5_000):
-        point_to_segment(connection, copy, some)
+    point_to_segment(connection, copy, sorted(still))
     return True
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Engine, case, exists, select, true, update
 
-from app.db.chunks import one_of
+from app.db.chunks import chunked, one_of
 from app.db.engine import insert_or_ignore, reading
 from app.db.ingestion import words
 from app.db.tables import batch_items, turns
@@ -82,7 +82,8 @@ SHELL: dict[str, Any] = {"actor": None, "tags": {}, "segment": "", "payload_segm
 
 def point_to_segment(connection: Connection, name: str, inference_ids: Sequence[str]) -> None:
     """Say where the tokens of these turns lie."""
-    connection.execute(update(turns).where(one_of(connection, turns.c.inference_id, inference_ids)).values(payload_segment=name))
+    for some in chunked(inference_ids, 5_000):
+        connection.execute(update(turns).where(one_of(connection, turns.c.inference_id, some)).values(payload_segment=name))
 
 
 def lock_turns(connection: Connection, inference_ids: Collection[str], episode_ids: Collection[str]) -> None:

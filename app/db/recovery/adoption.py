@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 from sqlalchemy import Connection, Engine, func, insert, select
 
 from app.db import locks
-from app.db.chunks import chunked, one_of
+from app.db.chunks import one_of
 from app.db.engine import reading, writing
 from app.db.ingestion import segment_rows
 from app.db.ingestion.segment_rows import TRIMMING, WHOLE, WRITING
@@ -65,8 +65,7 @@ def _take(connection: Connection, found: _Found, now: datetime) -> int:
     state = WHOLE if len(found.wanted) == len(found.held) else TRIMMING
     row = {"name": found.name, "rows": len(found.wanted), "bytes": found.size, "state": state}
     connection.execute(insert(segments), row | {"created_at": connection.execute(born).scalar() or now})
-    for some in chunked(sorted(found.wanted), 5_000):
-        point_to_segment(connection, found.name, some)
+    point_to_segment(connection, found.name, sorted(found.wanted))
     return len(found.wanted)
 
 

@@ -18,13 +18,14 @@ from hashlib import blake2b
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
-from sqlalchemy import Connection, Engine, Row, not_, select, update
+from sqlalchemy import Connection, Engine, Row, not_, select
 
 from app.db import locks
 from app.db.chunks import chunked, one_of
 from app.db.engine import reading
 from app.db.ingestion import segment_rows
 from app.db.ingestion.segment_rows import WHOLE
+from app.db.ingestion.turns import point_to_segment
 from app.db.tables import segments, turn_counts, turns
 from app.domain.telemetry.streams import SegmentFiles
 
@@ -145,8 +146,7 @@ def _switch(
             continue
         exact = len(here) == len(ids)  # else erased meanwhile, or never pointed at: a turn that lies in two files stays in the other one
         segment_rows.complete(connection, name, rows=len(here), size_bytes=sizes[name], created_at=newest, exact=exact)
-        for some in chunked(here, 5_000):
-            connection.execute(update(turns).where(one_of(connection, turns.c.inference_id, some)).values(payload_segment=name))
+        point_to_segment(connection, name, here)
     # A row that says that nothing is in it: a version before this one removed the file of which an erasure left nothing.
     full = select(segments.c.name).where(
         one_of(connection, segments.c.name, sorted(missing)), segments.c.rows > 0, segments.c.state == WHOLE
