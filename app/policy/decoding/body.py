@@ -4,14 +4,18 @@
 decoding a batch is a few hundred small operations, and what they cost beside the products is half of a step. Every other model goes through
 transformers' own modules.
 
+What one pass is fed are parts: rows that decode, and prompts beside them. A part has its own attention, and all of them one product each.
+
 Bit for bit the same, whatever else is in the batch. Products of bfloat16 do not depend on the other rows, but for one row alone of more
 than `NARROW` columns, which is doubled; attention is two plain products (the fused kernel differs rarely, and one difference spreads
 everywhere) over a width that is a multiple of `LANES`, masked with -inf; everything else is element by element or along one row.
 Measured on AVX512-BF16; `app.policy.decoding.invariance` asks the machine at hand.
 
-Shapes: N rows, Q new tokens of each, W width of the cache, D hidden size, H query heads, K key/value heads (H = K·G), d per head.
+Shapes: N rows of a part, Q new tokens of each, T tokens of all parts, W width of the cache, D hidden size, H query heads, K key/value heads
+(H = K·G), d per head.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -20,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from app.policy.decoding.keyvalues import KeyValues
+from app.policy.decoding.keyvalues import Fed, KeyValues
 from app.policy.decoding.packed_linear import PackedLinear, PackedPart
 
 NARROW = 1024
@@ -34,8 +38,8 @@ STATIC_ROPE = frozenset({"default", "llama3", "linear"})
 class Body(Protocol):
     """Everything of a model but its head."""
 
-    def __call__(self, tokens_NQ: Tensor, positions_NQ: Tensor, cache: KeyValues, *, width: int) -> Tensor:
-        """Hidden states [N, Q, D]; the cache was told where to write, and every token sees the positions up to its own, of `width`."""
+    def __call__(self, parts: Sequence[Fed], cache: KeyValues) -> list[Tensor]:
+        """Hidden states [N, Q, D] of each part; its keys and values are in the cache afterwards. A token sees its row up to itself."""
         ...
 
 
@@ -51,8 +55,11 @@ class TransformersBody:
     def __init__(self, model: PreTrainedModel) -> None:
         self._body = cast("Any", model.base_model)
 
-    def __call__(self, tokens_NQ: Tensor, positions_NQ: Tensor, cache: KeyValues, *, width: int) -> Tensor:
+    def __call__(self, parts: Sequence[Fed], cache: KeyValues) -> list[Tensor]:
         """See `Body`."""
+        return [self._part(fed.tokens_nQ, fed.positions_nQ, cache, width=cache.plan(fed)) for fed in parts]
+
+    def _part(self, tokens_NQ: Tensor, positions_NQ: Tensor, cache: KeyValues, *, width: int) -> Tensor:
         mask = None
         is_whole = tokens_NQ.shape[1] == width  # a prompt from its beginning: plainly causal
         if not is_whole and not (tokens_NQ.shape[1] == 1 and bool((positions_NQ == width - 1).all())):
@@ -91,29 +98,44 @@ class PackedBody:
         cos_1Cd, sin_1Cd = body.rotary_emb(self._embedding[:1], at)
         self._cos_Cd, self._sin_Cd = cos_1Cd[0], sin_1Cd[0]
 
-    def __call__(self, tokens_NQ: Tensor, positions_NQ: Tensor, cache: KeyValues, *, width: int) -> Tensor:
+    def __call__(self, parts: Sequence[Fed], cache: KeyValues) -> list[Tensor]:
         """See `Body`."""
-        wide = cache.widen(-(-width // LANES) * LANES)
-        hidden = functional.embedding(tokens_NQ, self._embedding)
-        rotation = self._cos_Cd[positions_NQ][:, :, None], self._sin_Cd[positions_NQ][:, :, None]
-        barred = torch.arange(wide) > positions_NQ[:, :, None]
-        mask_N1QW = torch.zeros(barred.shape, dtype=torch.float32).masked_fill_(barred, -torch.inf)[:, None, None]
+        for fed in parts:  # all of them first: how wide rows are read depends on how long the longest one is
+            cache.reserve(fed, lanes=LANES)
+        seen = [self._seen(fed, cache) for fed in parts]
+        sizes = [fed.tokens_nQ.numel() for fed in parts]
+        hidden_TD = functional.embedding(torch.cat([fed.tokens_nQ.flatten() for fed in parts]), self._embedding)
+        rotation = self._rotation(torch.cat([fed.positions_nQ.flatten() for fed in parts]))
         for index, layer in enumerate(self._layers):
-            normed = self._normed(hidden, layer.before_attention)
-            hidden = hidden + product(layer.out, self._attended(index, layer, normed, rotation, mask_N1QW, cache))
-            gate, up = product(layer.gate_up, self._normed(hidden, layer.before_mlp)).chunk(2, dim=-1)
-            hidden = hidden + product(layer.down, functional.silu(gate) * up)
-        return self._normed(hidden, self._norm)
+            every = product(layer.qkv, self._normed(hidden_TD, layer.before_attention)).view(len(hidden_TD), -1, self._size)
+            turned = _rotated(every[:, : self._heads + self._groups], *rotation)
+            values = every[:, self._heads + self._groups :]
+            attended = [
+                self._attended(index, part, queries_and_keys, values_of_it, cache)
+                for part, queries_and_keys, values_of_it in zip(seen, turned.split(sizes), values.split(sizes), strict=True)
+            ]
+            hidden_TD = hidden_TD + product(layer.out, attended[0] if len(attended) == 1 else torch.cat(attended))
+            gate, up = product(layer.gate_up, self._normed(hidden_TD, layer.before_mlp)).chunk(2, dim=-1)
+            hidden_TD = hidden_TD + product(layer.down, functional.silu(gate) * up)
+        states = self._normed(hidden_TD, self._norm).split(sizes)
+        return [of_it.view(*fed.tokens_nQ.shape, -1) for of_it, fed in zip(states, parts, strict=True)]
 
-    def _attended(
-        self, index: int, layer: Layer, normed: Tensor, rotation: tuple[Tensor, Tensor], mask_N1QW: Tensor, cache: KeyValues
-    ) -> Tensor:
-        """Attention over everything up to each token, [N, Q, H·d]."""
-        rows, new = normed.shape[:2]
+    def _seen(self, fed: Fed, cache: KeyValues) -> tuple[Fed, Tensor]:
+        """A part, and what is added to the scores [N, 1, 1, Q, W] of its attention: -inf behind each token."""
+        barred = torch.arange(cache.plan(fed, lanes=LANES)) > fed.positions_nQ[:, :, None]
+        return fed, torch.zeros(barred.shape, dtype=torch.float32).masked_fill_(barred, -torch.inf)[:, None, None]
+
+    def _rotation(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+        return self._cos_Cd[positions_T][:, None], self._sin_Cd[positions_T][:, None]
+
+    def _attended(self, index: int, part: tuple[Fed, Tensor], turned_THd: Tensor, values_TKd: Tensor, cache: KeyValues) -> Tensor:
+        """Attention of one part over everything up to each token, [T, H·d]; `turned_THd` are its queries and, behind them, its keys."""
+        fed, mask_N1QW = part
+        rows, new = fed.tokens_nQ.shape
         heads, groups, size = self._heads, self._groups, self._size
-        every = product(layer.qkv, normed).view(rows, new, heads + 2 * groups, size)
-        turned = _rotated(every[:, :, : heads + groups], *rotation)
-        keys, values = cache.update(turned[:, :, heads:].transpose(1, 2), every[:, :, heads + groups :].transpose(1, 2), index)
+        turned = turned_THd.view(rows, new, heads + groups, size)
+        cache.plan(fed, lanes=LANES)
+        keys, values = cache.update(turned[:, :, heads:].transpose(1, 2), values_TKd.view(rows, new, groups, size).transpose(1, 2), index)
         # the G heads of a group stand in the place of queries, so that keys are read once, not G times
         query = turned[:, :, :heads].view(rows, new, groups, -1, size).permute(0, 2, 3, 1, 4)
         query = query.reshape(rows * groups, -1, size)
@@ -121,7 +143,7 @@ class PackedBody:
         scores = torch.bmm(query, keys.transpose(1, 2)).view(rows, groups, -1, new, keys.shape[1]).float() * self._scale
         weights = torch.softmax(scores + mask_N1QW, dim=-1).to(values.dtype).view(rows * groups, -1, keys.shape[1])
         out = torch.bmm(weights, values).view(rows, groups, -1, new, size)
-        return out.permute(0, 3, 1, 2, 4).reshape(rows, new, heads * size)
+        return out.permute(0, 3, 1, 2, 4).reshape(rows * new, heads * size)
 
     def _normed(self, hidden: Tensor, weight: Tensor) -> Tensor:
         """Root-mean-square normalisation in float32, rounded before the weight, as the models were trained."""

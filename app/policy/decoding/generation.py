@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from app.domain.errors import BadRequest
 from app.domain.telemetry.serving import Likely
 from app.domain.telemetry.turns import FinishReason, SamplingParams
 from app.policy.decoding.logits import LogitsProcessor
@@ -57,7 +58,24 @@ class Generation:
         """The token that is fed next when it decodes."""
         return self.tokens[-1] if self.tokens else self.prompt[-1]
 
+    @property
+    def unfed(self) -> int:
+        """Tokens of the prompt that are not in the cache."""
+        return len(self.prompt) - self.cached
+
     def upcoming(self, count: int) -> list[float]:
         """The next uniform numbers of this answer."""
         self.uniforms += [self.random.random() for _ in range(count - len(self.uniforms))]
         return self.uniforms[:count]
+
+
+def check(sampling: SamplingParams) -> None:
+    """Raises `BadRequest` naming the parameter that is out of range."""
+    if not 0 <= sampling.temperature <= 100:
+        raise BadRequest(f"temperature is {sampling.temperature}: use 0 (most probable token) to 100", param="temperature")
+    if not 0 < sampling.top_p <= 1:
+        raise BadRequest(f"top_p is {sampling.top_p}: use a number above 0, at most 1", param="top_p")
+    if (sampling.top_k or 0) < 0:
+        raise BadRequest(f"top_k is {sampling.top_k}: use the number of tokens to draw from, or 0 for all", param="top_k")
+    if sampling.max_tokens < 1:
+        raise BadRequest(f"max_tokens is {sampling.max_tokens}: use at least 1", param="max_tokens")

@@ -4,11 +4,27 @@ Shapes: R rows, K key/value heads, C capacity in tokens, D head size, n rows in 
 Sequences keep left-aligned positions 0, 1, 2, …; what lies behind a row's length is garbage that masks hide and later writes replace.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 GROW_TOKENS = 128
 """Capacity grows in steps of this many tokens: at most one copy of the cache per 128 decoded tokens, at most 127 tokens unused per row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fed:
+    """Tokens that one forward pass adds to n rows of the cache."""
+
+    first: int = 0
+    """The first of the rows, which follow each other."""
+    tokens_nQ: Tensor
+    positions_nQ: Tensor
+    width: int
+    """Behind the last of the positions: as many tokens the longest row has afterwards."""
+    decoding: bool = False
+    """Whether these rows are fed a token at a time, or a few."""
 
 
 class KeyValues:
@@ -19,41 +35,32 @@ class KeyValues:
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         self._rows = 0
         self._capacity = 0
-        self._write: tuple[slice, Tensor | slice] = (slice(0, 0), slice(0, 0))
+        self._write: tuple[slice, Tensor] = (slice(0, 0), torch.zeros(0, 0, dtype=torch.long))
         self._width = 0
 
-    def plan_decode(self, positions_nQ: Tensor, width: int) -> None:
-        """The next forward pass adds Q tokens to each of the first n rows, at these positions; `width` is the longest row after it."""
-        self._reserve(len(positions_nQ), width)
-        self._write, self._width = (slice(0, len(positions_nQ)), positions_nQ), width
+    def reserve(self, fed: Fed, *, lanes: int = 1) -> None:
+        """Make room for what will be fed."""
+        self._reserve(fed.first + len(fed.positions_nQ), _up(fed.width, lanes))
 
-    def widen(self, width: int) -> int:
-        """Let attention read so many tokens at least, and return how many it will: what stands behind a row's length is masked.
+    def plan(self, fed: Fed, *, lanes: int = 1) -> int:
+        """What `update` is given from now on belongs there; returns how many tokens of a row attention reads.
 
-        Rows that decode are read whole. A part of every row is not one piece of memory, and a batched product copies it first: of 64 rows,
-        160 of 256 tokens wide, that took 1.5 ms where reading all 256 takes 0.7 (one AVX512-BF16 core).
+        That is a multiple of `lanes`: what stands behind a row's length is masked. With lanes, rows that decode are read whole: a part of
+        every row is not one piece of memory, and a batched product copies it first. Of 64 rows, 160 of 256 tokens wide, that took 1.5 ms
+        where reading all 256 takes 0.7 (one AVX512-BF16 core).
         """
-        rows, positions = self._write
-        self._reserve(rows.stop, width)
-        self._width = width if isinstance(positions, slice) else self._capacity
+        self.reserve(fed, lanes=lanes)
+        self._write = slice(fed.first, fed.first + len(fed.positions_nQ)), fed.positions_nQ
+        self._width = self._capacity if fed.decoding and lanes > 1 else _up(fed.width, lanes)
         return self._width
-
-    def plan_prefill(self, row: int, start: int, stop: int) -> None:
-        """The next forward pass fills positions start … stop-1 of one row."""
-        self._reserve(row + 1, stop)
-        self._write, self._width = (slice(row, row + 1), slice(start, stop)), stop
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Write the planned tokens of one layer [n, K, Q, D]; returns what attention reads, [n, K, width, D]."""
         keys, values = self._layer(layer_idx, key_states, value_states)
         rows, positions = self._write
-        if isinstance(positions, slice):
-            keys[rows, :, positions] = key_states
-            values[rows, :, positions] = value_states
-        else:
-            index = torch.arange(len(positions), device=keys.device)[:, None]
-            keys[index, :, positions] = key_states.transpose(1, 2)
-            values[index, :, positions] = value_states.transpose(1, 2)
+        index = torch.arange(rows.start, rows.stop, device=keys.device)[:, None]
+        keys[index, :, positions] = key_states.transpose(1, 2)
+        values[index, :, positions] = value_states.transpose(1, 2)
         return keys[rows, :, : self._width], values[rows, :, : self._width]
 
     def copy(self, source: int, target: int, length: int) -> None:
@@ -125,4 +132,8 @@ class KeyValues:
 
 def _room(length: int) -> int:
     """Tokens reserved for so many."""
-    return -(-length // GROW_TOKENS) * GROW_TOKENS
+    return _up(length, GROW_TOKENS)
+
+
+def _up(length: int, step: int) -> int:
+    return -(-length // step) * step

@@ -31,9 +31,13 @@ class PromptCache:
         self.hits += 1
         return self._entries[key]
 
+    def __contains__(self, prompt: Sequence[int]) -> bool:
+        """Whether exactly this beginning is kept."""
+        return tuple(prompt) in self._entries
+
     def wants(self, prompt: Sequence[int]) -> bool:
         """Whether keeping this prompt would add anything."""
-        return self._max_bytes > 0 and tuple(prompt) not in self._entries
+        return self._max_bytes > 0 and prompt not in self
 
     def keep(self, prompt: Sequence[int], entry: Entry) -> None:
         """Keep a prompt's keys and values, making room; one that would fill more than half of it is not kept."""

@@ -1,6 +1,6 @@
 """Sampling: a batch that sequences join and leave between steps, every sampled token with its log-probability.
 
-    submit ──▶ waiting ──▶ prefill (a chunk of the prompt per step) ──▶ decode (a token per step or more, all rows at once) ──▶ done
+    submit ──▶ waiting ──▶ prefill (a chunk of prompts per step) ──▶ decode (a token per step or more, all rows at once) ──▶ done
 
 | part    | consumes                       | waits for                          | unblocked by                      |
 |---------|--------------------------------|------------------------------------|-----------------------------------|
@@ -20,7 +20,7 @@ Shapes: n decoding rows, Q tokens fed to each, N positions a token is drawn for,
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 import torch
@@ -32,8 +32,9 @@ from app.domain.telemetry.turns import FinishReason, SamplingParams, Shape
 from app.policy.decoding.body import body_of, product
 from app.policy.decoding.drafting import Drafting
 from app.policy.decoding.drawing import Drawn, draw_all
-from app.policy.decoding.generation import Generation
-from app.policy.decoding.keyvalues import KeyValues
+from app.policy.decoding.generation import Generation, check
+from app.policy.decoding.joining import joins, shared
+from app.policy.decoding.keyvalues import Fed, KeyValues
 from app.policy.decoding.logits import LogitsProcessor, processed
 from app.policy.decoding.lookup import PromptLookup
 from app.policy.decoding.prompt_cache import PromptCache
@@ -64,9 +65,9 @@ class Decoder:
         self._prompts = PromptCache(prompt_cache_bytes)
         self._recorder = ExpertRecorder(policy.model)
         self._waiting: deque[Generation] = deque()
-        self._filling: Generation | None = None
+        self._filling: list[Generation] = []
         self._rows: list[Generation] = []
-        """Decoding; row i of the cache is sequence i. The one being prefilled is the row after the last."""
+        """Decoding; row i of the cache is sequence i. Those being prefilled are the rows after the last, one alone between steps."""
 
     @property
     def _head(self) -> nn.Module:
@@ -90,14 +91,14 @@ class Decoder:
     @property
     def load(self) -> int:
         """Sequences submitted and not finished."""
-        return len(self._rows) + len(self._waiting) + (self._filling is not None)
+        return len(self._rows) + len(self._waiting) + len(self._filling)
 
     def submit(
         self, prompt: Sequence[int], sampling: SamplingParams, *, likely: int | None = None, record_experts: bool = False,
         processor: LogitsProcessor | None = None,
     ) -> Generation:  # fmt: skip
         """Queue a completion of these prompt tokens. Raises `BadRequest` for parameters or lengths nothing can be sampled from."""
-        _check(sampling)
+        check(sampling)
         room = self.policy.context - len(prompt)
         if not prompt or room < 1:
             raise BadRequest(
@@ -127,8 +128,8 @@ class Decoder:
         self._finish(generation, reason)
         if generation in self._rows:
             self._leave(generation)
-        elif generation is self._filling:
-            self._filling = None
+        elif generation in self._filling:
+            self._filling.remove(generation)
         else:
             self._waiting.remove(generation)
 
@@ -137,14 +138,22 @@ class Decoder:
         """Advance: one token for every decoding row, a chunk of prompt for the one that joins. Returns those that got a token."""
         if not self.busy:
             return []
-        rows, prompted = list(self._rows), self.prompted
+        rows, prompted, budget = list(self._rows), self.prompted, self._chunk
         drafts = self.drafting.drafts(rows)
-        hidden, experts = self._decode(rows, drafts) if rows else ([], [])
-        for generation, hidden_1D, experts_1LK in self._prefill():
-            rows.append(generation)
-            drafts.append([])
-            hidden.append(hidden_1D)
-            experts.append(experts_1LK)
+        hidden, experts = list[Tensor](), list[Tensor | None]()
+        decoding = [self._newest(rows, drafts)] if rows else []
+        while parts := [*decoding, *self._prompts_beside(budget)]:
+            found = self._run(parts)
+            if decoding:
+                hidden, experts = self._decoded(rows, drafts, *found.pop(0))
+            for states, routes in found:
+                budget -= states.shape[0] * states.shape[1]
+                for generation, hidden_1D in self._prompted(states):
+                    rows.append(generation)
+                    drafts.append([])
+                    hidden.append(hidden_1D)
+                    experts.append(None if routes is None else routes[-1])
+            decoding = []
         if rows:
             self._sample(rows, drafts, torch.cat(hidden), experts)
             for generation in [row for row in rows if row.finish_reason is not None]:
@@ -160,7 +169,7 @@ class Decoder:
     ) -> list[float]:  # fmt: skip
         """Log-probability [T] of each completion token, in one forward pass beside the cache. Raises `BadRequest` for what could not have
         been sampled here."""
-        _check(SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k))
+        check(SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k))
         total, known = len(prompt) + len(completion), self.policy.vocabulary
         if not prompt or not completion or total > self.policy.context:
             raise BadRequest(
@@ -180,9 +189,10 @@ class Decoder:
     @torch.inference_mode()
     def read(self, tokens: Sequence[int]) -> Tensor:
         """Hidden states [T, D] of a text, beside the cache, by the same body that samples."""
-        device, length, beside = self.policy.model.device, len(tokens), KeyValues(max_rows=1)
-        beside.plan_prefill(0, 0, length)
-        return self._body(torch.tensor([list(tokens)], device=device), torch.arange(length, device=device)[None], beside, width=length)[0]
+        tokens_1Q = torch.tensor([list(tokens)], device=self.policy.model.device)
+        positions_1Q = torch.arange(len(tokens), device=tokens_1Q.device)[None]
+        whole = Fed(tokens_nQ=tokens_1Q, positions_nQ=positions_1Q, width=len(tokens))
+        return self._body([whole], KeyValues(max_rows=1))[0][0]
 
     def close(self) -> None:
         """Detach from the model and drop the cache."""
@@ -192,38 +202,55 @@ class Decoder:
 
     # --- forward passes ---------------------------------------------------------------------------------------------------------
 
-    def _decode(self, rows: list[Generation], drafts: list[list[int]]) -> tuple[list[Tensor], list[Tensor | None]]:
-        """The newest token and the draft of each row; hidden states [1 + drafted, D] row by row, and routes per row."""
+    def _run(self, parts: list[Fed]) -> list[tuple[Tensor, Tensor | None]]:
+        """Hidden states [n, Q, D] of each part, and its routes [tokens, L, K]: in one pass, where no routes have to be told apart."""
+        if self._recorder.records:
+            return [(self._body([part], self._cache)[0], self._recorder.take()) for part in parts]
+        return [(states, None) for states in self._body(parts, self._cache)]
+
+    def _newest(self, rows: list[Generation], drafts: list[list[int]]) -> Fed:
+        """The newest token and the draft of each decoding row."""
         device, new = self.policy.model.device, 1 + max(map(len, drafts))
-        fed = [[row.newest, *draft, *[0] * (new - 1 - len(draft))] for row, draft in zip(rows, drafts, strict=True)]
+        tokens = [[row.newest, *draft, *[0] * (new - 1 - len(draft))] for row, draft in zip(rows, drafts, strict=True)]
         positions_nQ = torch.tensor([row.cached for row in rows], device=device)[:, None] + torch.arange(new, device=device)
         width = max(row.cached for row in rows) + new
-        self._cache.plan_decode(positions_nQ, width)
-        hidden_nQD = self._body(torch.tensor(fed, device=device), positions_nQ, self._cache, width=width)
-        experts = self._recorder.take()
-        self.fed += positions_nQ.numel()
+        return Fed(tokens_nQ=torch.tensor(tokens, device=device), positions_nQ=positions_nQ, width=width, decoding=True)
+
+    def _decoded(
+        self, rows: list[Generation], drafts: list[list[int]], states_nQD: Tensor, routes: Tensor | None
+    ) -> tuple[list[Tensor], list[Tensor | None]]:
+        """Hidden states [1 + drafted, D] row by row, and routes per row."""
+        self.fed += states_nQD.shape[0] * states_nQD.shape[1]
         for row in rows:
             row.cached += 1
-        hidden = [states[: 1 + len(draft)] for states, draft in zip(hidden_nQD, drafts, strict=True)]
-        return hidden, [*experts] if experts is not None else [None] * len(rows)
+        hidden = [states[: 1 + len(draft)] for states, draft in zip(states_nQD, drafts, strict=True)]
+        return hidden, [*routes] if routes is not None else [None] * len(rows)
 
-    def _prefill(self) -> list[tuple[Generation, Tensor, Tensor | None]]:
-        """Feed up to `chunk` prompt tokens; returns those whose prompt is complete, with the hidden state [1, D]
-        that predicts their first token."""
-        ready: list[tuple[Generation, Tensor, Tensor | None]] = []
-        budget = self._chunk
-        while budget > 0 and (self._filling or self._next()):
-            generation = self._filling
-            assert generation is not None
-            count = min(budget, len(generation.prompt) - generation.cached)
-            budget -= count
-            hidden, experts = self._feed(generation, count)
-            if generation.cached == len(generation.prompt):
-                self._remember(generation)
-                self._rows.append(generation)
-                self._filling = None
-                ready.append((generation, hidden[:, -1], experts[-1] if experts is not None else None))
-        return ready
+    def _prompts_beside(self, budget: int) -> list[Fed]:
+        """The prompts that are fed next, in one part of at most `budget` tokens: those that join, or a chunk of one. Empty without any."""
+        if budget < 1 or not (self._filling or self._next()):
+            return []
+        self._join(budget)
+        device, count = self.policy.model.device, min(budget, max(one.unfed for one in self._filling))
+        tokens = [[*one.prompt[one.cached : one.cached + count], *[0] * (count - one.unfed)] for one in self._filling]
+        positions_nQ = torch.tensor([one.cached for one in self._filling], device=device)[:, None] + torch.arange(count, device=device)
+        width = max(one.cached for one in self._filling) + count
+        return [Fed(first=len(self._rows), tokens_nQ=torch.tensor(tokens, device=device), positions_nQ=positions_nQ, width=width)]
+
+    def _prompted(self, states_nQD: Tensor) -> Iterator[tuple[Generation, Tensor]]:
+        """Those whose prompt is complete now, with the hidden state [1, D] that predicts their first token; they are rows from now on."""
+        self.fed += states_nQD.shape[0] * states_nQD.shape[1]
+        filling, self._filling = self._filling, []
+        for generation, states_QD in zip(filling, states_nQD, strict=True):
+            count = min(len(states_QD), generation.unfed)
+            generation.cached += count
+            self.prompted += count
+            if generation.unfed:
+                self._filling.append(generation)
+                continue
+            self._remember(generation)
+            self._rows.append(generation)
+            yield generation, states_QD[count - 1 : count]
 
     def _next(self) -> bool:
         """Begin the next waiting prompt that has to be fed, if a row is free: from the longest beginning it shares with a resident one.
@@ -235,38 +262,39 @@ class Decoder:
             generation = self._waiting.popleft()
             self._begin(generation)
             if generation.cached < len(generation.prompt) - 1 or not generation.cached:
-                self._filling = generation
+                self._filling.append(generation)
                 return True
             self._rows.append(generation)
         return False
 
+    def _join(self, budget: int) -> None:
+        """Begin those waiting prompts that are fed in one pass with the one that joins, in their order."""
+        while self._waiting and len(self._rows) + len(self._filling) < self.max_rows and not self._recorder.records:
+            prompt = self._waiting[0].prompt
+            known = max((shared(prompt, row.prompt) for row in self._rows), default=0)
+            if prompt[:-1] in self._prompts or not joins(prompt, known=known, filling=self._filling, budget=budget):
+                return
+            generation = self._waiting.popleft()
+            self._begin(generation)
+            self._filling.append(generation)
+
     def _begin(self, generation: Generation) -> None:
         """Copy what is known of a prompt into the row after the last, but for its last token: that predicts the answer's first."""
+        row = len(self._rows) + len(self._filling)
         if (known := self._prompts.find(generation.prompt[:-1])) is not None:
             generation.cached = len(generation.prompt) - 1
-            self._cache.put(len(self._rows), known)
+            self._cache.put(row, known)
             return
-        shared = [_shared(generation.prompt, row.prompt) for row in self._rows]
-        if shared and max(shared):
-            generation.cached = max(shared)
-            self._cache.copy(shared.index(max(shared)), len(self._rows), generation.cached)
+        found = [shared(generation.prompt, one.prompt) for one in self._rows]
+        if found and max(found):
+            generation.cached = max(found)
+            self._cache.copy(found.index(max(found)), row, generation.cached)
 
     def _remember(self, generation: Generation) -> None:
         """Keep a prompt that was just fed (its row is the one after the last)."""
         beginning = generation.prompt[:-1]
         if beginning and self._prompts.wants(beginning):
             self._prompts.keep(beginning, self._cache.take(len(self._rows), len(beginning)))
-
-    def _feed(self, generation: Generation, count: int) -> tuple[Tensor, Tensor | None]:
-        """Feed `count` prompt tokens of the joining sequence; hidden states [1, count, D] and routes."""
-        device = self.policy.model.device
-        start, stop = generation.cached, generation.cached + count
-        self._cache.plan_prefill(len(self._rows), start, stop)
-        tokens, positions = torch.tensor([generation.prompt[start:stop]], device=device), torch.arange(start, stop, device=device)[None]
-        hidden = self._body(tokens, positions, self._cache, width=stop)
-        generation.cached = stop
-        self.fed, self.prompted = self.fed + count, self.prompted + count
-        return hidden, self._recorder.take()
 
     # --- tokens -----------------------------------------------------------------------------------------------------------------
 
@@ -335,10 +363,9 @@ class Decoder:
         self._rows.pop()
         if index != last:
             self._cache.copy(last, index, self._rows[index].cached)
-        if self._filling is not None:
-            self._cache.copy(last + 1, last, self._filling.cached)
-        left = [*self._rows, self._filling] if self._filling is not None else self._rows
-        self._cache.trim(max((row.cached for row in left), default=0))
+        if self._filling:
+            self._cache.copy(last + 1, last, self._filling[0].cached)
+        self._cache.trim(max((row.cached for row in (*self._rows, *self._filling)), default=0))
 
 
 def sample(
@@ -368,23 +395,3 @@ def sample(
         return generations
     finally:
         decoder.close()
-
-
-def _shared(prompt: list[int], other: list[int]) -> int:
-    """Length of the beginning two prompts share, short of the whole prompt: its last token must be fed to predict the first one."""
-    limit = min(len(prompt) - 1, len(other))
-    if prompt[:limit] == other[:limit]:
-        return limit
-    return next(index for index in range(limit) if prompt[index] != other[index])
-
-
-def _check(sampling: SamplingParams) -> None:
-    """Raises `BadRequest` naming the parameter that is out of range."""
-    if not 0 <= sampling.temperature <= 100:
-        raise BadRequest(f"temperature is {sampling.temperature}: use 0 (most probable token) to 100", param="temperature")
-    if not 0 < sampling.top_p <= 1:
-        raise BadRequest(f"top_p is {sampling.top_p}: use a number above 0, at most 1", param="top_p")
-    if (sampling.top_k or 0) < 0:
-        raise BadRequest(f"top_k is {sampling.top_k}: use the number of tokens to draw from, or 0 for all", param="top_k")
-    if sampling.max_tokens < 1:
-        raise BadRequest(f"max_tokens is {sampling.max_tokens}: use at least 1", param="max_tokens")

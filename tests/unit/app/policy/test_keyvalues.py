@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from app.policy.decoding.keyvalues import KeyValues
+from app.policy.decoding.keyvalues import Fed, KeyValues
 from app.policy.decoding.lookup import PromptLookup
 
 
@@ -18,8 +18,13 @@ def fed(cache: KeyValues, rows: Sequence[Sequence[float]]) -> tuple[list[list[fl
 
 
 def prefilled(cache: KeyValues, row: int, start: int, *numbers: float) -> tuple[list[list[float]], list[list[float]]]:
-    cache.plan_prefill(row, start, start + len(numbers))
+    cache.plan(asked(row, [[*range(start, start + len(numbers))]]))
     return fed(cache, [numbers])
+
+
+def asked(first: int, positions: list[list[int]], *, decoding: bool = False) -> Fed:
+    positions_nQ = torch.tensor(positions)
+    return Fed(first=first, tokens_nQ=positions_nQ, positions_nQ=positions_nQ, width=1 + int(positions_nQ.max()), decoding=decoding)
 
 
 def held(cache: KeyValues, row: int, length: int) -> list[float]:
@@ -45,7 +50,7 @@ def test_rows_that_decode_are_written_where_each_stands_and_read_alike_wide() ->
     cache = KeyValues(max_rows=4)
     prefilled(cache, 0, 0, 1, 2, 3)
     prefilled(cache, 1, 0, 7)
-    cache.plan_decode(torch.tensor([[3, 4], [1, 2]]), 5)
+    cache.plan(asked(0, [[3, 4], [1, 2]], decoding=True))
     keys, values = fed(cache, [[4, 5], [8, 9]])
     assert keys[0] == [1, 2, 3, 4, 5]
     assert keys[1][:3] == [7, 8, 9]
@@ -71,15 +76,27 @@ def test_rows_double_up_to_the_most() -> None:
 
 def test_attention_may_read_wider_and_rows_that_decode_are_read_whole() -> None:
     cache = KeyValues(max_rows=2)
-    cache.plan_prefill(0, 0, 3)
-    assert cache.widen(16) == 16
+    assert cache.plan(asked(0, [[0, 1, 2]]), lanes=16) == 16
     assert [len(row) for row in fed(cache, [[1, 2, 3]])[0]] == [16]
-    cache.plan_decode(torch.tensor([[3]]), 4)
-    assert cache.widen(16) == 128
+    decoding = asked(0, [[3]], decoding=True)
+    assert cache.plan(decoding, lanes=16) == 128
     keys, _ = fed(cache, [[4]])
     assert keys[0][:5] == [1, 2, 3, 4, 0], "what nobody wrote is zero"
     assert len(keys[0]) == 128
-    assert cache.widen(129) == 256
+    assert cache.plan(decoding) == 4
+    assert cache.plan(asked(0, [[128]], decoding=True), lanes=16) == 256
+
+
+def test_prompts_beside_each_other_are_written_behind_those_that_decode_and_read_as_wide_as_the_longest() -> None:
+    cache = KeyValues(max_rows=4)
+    prefilled(cache, 0, 0, 1, 2, 3)
+    prefilled(cache, 1, 0, 7)
+    cache.plan(asked(1, [[1, 2], [0, 1]]))
+    keys, values = fed(cache, [[8, 9], [5, 6]])
+    assert keys[0] == [7, 8, 9]
+    assert keys[1][:2] == [5, 6]
+    assert values[1][:2] == [105, 106]
+    assert [held(cache, row, length) for row, length in ((0, 3), (1, 3), (2, 2))] == [[1, 2, 3], [7, 8, 9], [5, 6]]
 
 
 def test_the_beginning_of_a_row_is_copied_and_no_more() -> None:
