@@ -35,7 +35,7 @@ test: ## all tests (ARGS="-k words" for some)
 	$(SETUP) venv model data
 ifeq ($(strip $(ARGS)),)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not e2e and not real"
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m e2e
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m e2e tests/e2e
 else
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 endif
