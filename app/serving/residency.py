@@ -1,6 +1,6 @@
 """Keeps resident what is wanted: makes new versions beside the serving thread, drops what nobody wants, reports both to the ledger.
 
-every second: wanted (ledger) ─▶ make what is missing, one at a time ─▶ verified, probed ─▶ worker.add ─▶ report ready
+every POLL_S: wanted (ledger) ─▶ make what is missing, one at a time ─▶ verified, probed ─▶ worker.add ─▶ report ready
                               └▶ unwanted for `linger_s` ─▶ worker.drop (drains) ─▶ report dropped
 
 A version that descends from one that is resident is made from that (`app.policy.patching`): what changed is unpacked, changed and packed
@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 FAULTS = (RatchetError, OSError, RuntimeError, ValueError, KeyError, SafetensorError)
 
+POLL_S = 0.25
+"""Between two looks at what is wanted: a version waits for the last engine that looks, of three engines three quarters of this on average."""
 RETRY_S = 10.0
 """A version that failed to load is tried again after this long."""
 COPIES = 3
@@ -63,7 +65,7 @@ class Residency:
         precision: Precision = Precision.BF16,
         check: Callable[[Policy], str | None] = probe,
         only: frozenset[str] | None = None,
-        poll_s: float = 1.0,
+        poll_s: float = POLL_S,
         linger_s: float = 5.0,
         retry_s: float = RETRY_S,
         report_every_s: float = REPORT_EVERY_S,
