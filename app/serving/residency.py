@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 FAULTS = (RatchetError, OSError, RuntimeError, ValueError, KeyError, SafetensorError)
 
 POLL_S = 0.25
-"""Between two looks at what is wanted: a version waits for the last engine that looks, of three engines three quarters of this on average."""
+"""Between two looks at what is wanted. A version waits for the engine that looks last: of three, three quarters of this on average."""
 RETRY_S = 10.0
 """A version that failed to load is tried again after this long."""
 COPIES = 3
