@@ -49,6 +49,14 @@ def token_file() -> Iterator[Path]:
     ray.shutdown()
 
 
+@pytest.fixture(scope="module")
+def trainers(token_file: Path) -> Iterator[RayTrainers]:
+    """One worker that stays, as in a process of the loop: starting one costs more than most of what is asked of it here."""
+    kept = RayTrainers(token_file)
+    yield kept
+    kept.stop()
+
+
 def data(seed: int = 0) -> list[Datum]:
     generator = torch.Generator().manual_seed(seed)
     lengths = [3, 9, 5, 14, 7]
@@ -104,8 +112,7 @@ CONFIG = TrainingConfig(
 )  # fmt: skip
 
 
-def test_a_killed_worker_fails_the_attempt_and_the_next_one_ends_with_the_same_weights(tmp_path: Path, token_file: Path) -> None:
-    trainers = RayTrainers(token_file)
+def test_a_killed_worker_fails_the_attempt_and_the_next_one_ends_with_the_same_weights(tmp_path: Path, trainers: RayTrainers) -> None:
     ports: TrainingPorts = replace(fake_ports(tmp_path), trainers=trainers)
     parent = put_version(ports)
     turns = sample_turns(ports.weights.path(parent.digest), random_prompts(32), version=parent.digest, length=5)
@@ -130,15 +137,12 @@ def test_a_killed_worker_fails_the_attempt_and_the_next_one_ends_with_the_same_w
     resumed = train(batch, run_id="cut", parent=parent, anchor=parent, config=CONFIG, ports=ports)
     assert resumed.metrics["resumed_from_step"] >= 1
     assert resumed.candidate == whole.candidate
-    trainers.stop()
 
 
-def test_the_workers_own_errors_come_through_by_name(tmp_path: Path, token_file: Path) -> None:
-    trainers = RayTrainers(token_file)
+def test_the_workers_own_errors_come_through_by_name(tmp_path: Path, trainers: RayTrainers) -> None:
     setup = TrainerSetup(snapshot=tmp_path / "nothing", scratch=tmp_path, threads=1)
     with pytest.raises(Exception, match="there is no model at"), trainers.opened(setup, workers=1, timeout_s=900):
         pass
-    trainers.stop()
 
 
 STRANGER = """
@@ -148,8 +152,7 @@ print("ran as", ray.get(ray.remote(lambda: "a stranger").remote()))
 """
 
 
-def test_nobody_runs_a_task_without_the_token(token_file: Path) -> None:
-    trainers = RayTrainers(token_file)
+def test_nobody_runs_a_task_without_the_token(token_file: Path, trainers: RayTrainers) -> None:
     trainers.warm(workers=1, threads=1, timeout_s=240)
     import ray
 
@@ -168,7 +171,6 @@ def test_nobody_runs_a_task_without_the_token(token_file: Path) -> None:
         assert "InvalidAuthToken" in complained
     assert not reachable_from_outside()
     assert token_file.stat().st_mode & 0o777 == 0o600
-    trainers.stop()
 
 
 def test_a_configuration_travels_as_json(tmp_path: Path) -> None:
