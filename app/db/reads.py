@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, Row, Table, case, func
 from app.db.counters import read_counts
 from app.db.engine import expected_to_answer, reading
 from app.db.ingestion.relay import inbox_metrics
+from app.db.ingestion.segment_rows import files_owing
 from app.db.ingestion.streams import stream_lag
 from app.db.ingestion.turn_counts import read_turn_counts
 from app.db.release.engine_reads import read_engines
@@ -64,6 +65,7 @@ class SqlReads:
             lag = stream_lag(connection)
             due = connection.execute(select(func.count()).where(turns.c.labelled_at.is_(None), turns.c.label_due_at <= now)).scalar_one()
             dead = connection.execute(select(func.count()).where(dead_letters.c.replayed_at.is_(None))).scalar_one()
+            owing = files_owing(connection)
             parked = connection.execute(select(func.count()).where(observations.c.status == "parked")).scalar_one()
         return {
             "inbox_unsent": door["inbox_unsent"],
@@ -73,6 +75,7 @@ class SqlReads:
             "labels_due": due,
             "dead_letters": dead,
             "observations_parked": parked,
+            "files_owing": owing,
         }
 
     def runs(self, policy: str | None, limit: int) -> list[dict[str, Any]]:

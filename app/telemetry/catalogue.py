@@ -111,6 +111,7 @@ _DATABASE = (
     Described("ratchet_labels_due", G, "Turns whose wait is over and that have no label."),
     Described("ratchet_dead_letters", G, "Dead letters that nobody replayed."),
     Described("ratchet_observations_parked", G, "Observations whose turn is not known yet."),
+    Described("ratchet_files_owing", G, "Segment files to be copied without somebody's turns, or to be removed, since a commit."),
     Described("ratchet_relay_in_office", G, "1 while a relay holds the lease."),
     Described("ratchet_cycles_total", C, "Slots by what became of them.", ("policy", "status")),
     Described("ratchet_cycles_held_in_a_row", G, "Newest cycles that ended held or failed, without a good one between them.", P),

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, Select, delete, insert, or_, select, text, update
+from sqlalchemy import Connection, Engine, Row, Select, delete, func, insert, or_, select, text, update
 
 from app.db import locks
 from app.db.chunks import chunked, one_of
@@ -73,6 +73,11 @@ def leave_out(connection: Connection, names: Iterable[str]) -> None:
     mine = one_of(connection, segments.c.name, sorted(names)) & (segments.c.state == WHOLE)
     connection.execute(select(segments.c.name).where(mine).order_by(segments.c.name).with_for_update()).all()
     connection.execute(update(segments).where(mine).values(state=TRIMMING))
+
+
+def files_owing(connection: Connection) -> int:
+    """Files that are to be copied without turns of theirs, or removed."""
+    return connection.execute(select(func.count()).select_from(segments).where(_OWED)).scalar_one()
 
 
 def supersede(connection: Connection, names: Iterable[str]) -> None:

@@ -14,7 +14,7 @@ from app.db.ingestion.inbox import SqlInbox
 from app.db.ingestion.turn_counts import count_labelled, count_turns
 from app.db.reads import SqlReads
 from app.db.release.exposures import insert_exposures
-from app.db.tables import inbox, labels, observations, turns
+from app.db.tables import inbox, labels, observations, segments, turns
 from app.domain.errors import Unavailable
 from app.domain.telemetry.events import CloudEvent, EventType, Exposure, Observation
 from tests.fakes.clock import FrozenClock
@@ -106,6 +106,16 @@ def test_reports_count_what_is_there(engine: Engine) -> None:
     assert reads.turns_per_version() == [("composer", CHAMPION, 3, 2)]
     assert (reads.backlog()["labels_due"], reads.backlog()["observations_parked"]) == (1, 1)
     assert (reads.runs(None, 5), reads.versions("composer", 5)) == ([], [])
+
+
+def test_what_segment_files_owe_is_told_until_it_is_done(engine: Engine) -> None:
+    reads = SqlReads(engine, engine, clock=lambda: NOON)
+    assert reads.backlog()["files_owing"] == 0
+    states = ("writing", "whole", "trimming", "dropping", "dropping")
+    with writing(engine) as connection:
+        rows = [{"name": f"s{n}", "rows": 1, "bytes": 9, "created_at": NOON, "state": state} for n, state in enumerate(states)]
+        connection.execute(insert(segments), rows)
+    assert reads.backlog()["files_owing"] == 3
 
 
 def test_an_accepted_event_is_known_from_the_inbox_and_after_it(engine: Engine) -> None:
