@@ -33,14 +33,17 @@ class Canned:
         found = waiting.pop(0) if len(waiting) > 1 else waiting[0]
         return found if isinstance(found, tuple) else (200, found)
 
-    def told(self, *words: str, answers: Mapping[str, Any], data: Path, typed: str | None = None, token: str | None = "secret") -> Result:
+    def told(
+        self, *words: str, answers: Mapping[str, Any], data: Path, typed: str | None = None, token: str | None = "secret",
+        columns: int = 300,
+    ) -> Result:  # fmt: skip
         """What a command prints over these answers, one for each request or a list of them."""
         self.answers = {asked: found if isinstance(found, list) else [found] for asked, found in answers.items()}
         self.sent.clear()
         self.tokens.clear()
         environment = {
             "RATCHET_URL": self.url, "RATCHET_DATA": str(data), "RATCHET_CONFIG": str(data / "ratchet.toml"), "XDG_CONFIG_HOME": str(data),
-            "COLUMNS": "300", "RATCHET_TOKEN": token, "RATCHET_KEY": None,
+            "COLUMNS": str(columns), "RATCHET_TOKEN": token, "RATCHET_KEY": None,
         }  # fmt: skip
         return CliRunner(env=environment).invoke(ratchet, words, input=typed)
 

@@ -132,6 +132,17 @@ def test_deliveries_are_listed_with_their_moments_and_as_many_as_were_asked_for(
         assert (asked.exit_code, [sent for sent, _ in service.sent]) == (code, [] if code else [f"{path}?limit={limit}"])
 
 
+@pytest.mark.parametrize("words", [("keys", "list"), ("webhooks", "list"), ("webhooks", "deliveries", "h")])
+def test_what_has_to_be_copied_is_whole_in_a_narrow_terminal(service: Canned, data: Path, words: tuple[str, ...]) -> None:
+    id_ = "01980000-0000-7000-8000-00000000000a"
+    sent = {"event_id": id_, "attempts": 2, "last_status": "204", "delivered_at": LATER, "next_attempt_at": LATER}
+    answers = {
+        "GET /v1/keys": {"keys": [key(prefix=id_)]}, "GET /v1/webhooks": {"data": [HOOK | {"id": id_}]},
+        "GET /v1/webhooks/h/deliveries": {"data": [sent]},
+    }  # fmt: skip
+    assert id_ in service.told(*words, answers=answers, data=data, columns=40).stdout
+
+
 # --- people ----------------------------------------------------------------------------------------------------------------
 
 ADA = {
