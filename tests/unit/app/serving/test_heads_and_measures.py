@@ -142,7 +142,7 @@ class Holding:
 
     def states(self) -> dict[str, tuple[EngineState, str | None]]:
         return {
-            "a": (EngineState.READY, None), "b": (EngineState.READY, "other log-probabilities"), "c": (EngineState.FAILED, "no memory"),
+            "a": (EngineState.READY, None), "b": (EngineState.READY, "other log-probabilities"), "c": (EngineState.FAILED, "no memory"), "e": (EngineState.FAILED, "torn"),
             "d": (EngineState.READY, None),
         }  # fmt: skip
 
@@ -155,7 +155,7 @@ def test_an_engine_measures_its_load_its_versions_and_those_whose_numbers_are_do
     text = own.text().decode()
     for line in (
         "ratchet_engine_load 3.0", "ratchet_engine_capacity 80.0", "ratchet_engine_sampled_tokens_total 500.0",
-        'ratchet_engine_versions{state="ready"} 3.0', 'ratchet_engine_versions{state="failed"} 1.0',
+        'ratchet_engine_versions{state="ready"} 3.0', 'ratchet_engine_versions{state="failed"} 2.0',
         "ratchet_engine_mismatched_versions 1.0",
     ):  # fmt: skip
         assert line in text.splitlines()

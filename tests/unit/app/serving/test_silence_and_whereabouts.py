@@ -164,7 +164,7 @@ def test_a_ledger_that_refuses_is_logged_once_until_it_answers_again(caplog: pyt
     assert refuses == []
 
 
-def test_a_silent_ledger_is_waited_for_once_and_asked_one_question_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_ledger_is_waited_for_once_and_asked_one_question_at_a_time() -> None:
     speak, asked = threading.Event(), list[str]()
 
     def ledger(digest: str) -> str:
@@ -187,5 +187,30 @@ def test_a_silent_ledger_is_waited_for_once_and_asked_one_question_at_a_time(mon
         await asyncio.gather(*known._asking.values())
         assert await known.of("b") == "held"
         known.close()
+
+    run(act)
+
+
+def test_whoever_closes_waits_for_no_ledger_and_asks_none_any_more() -> None:
+    speak = threading.Event()
+
+    def ledger(_: str) -> str:
+        speak.wait(10)
+        return "held"
+
+    async def act() -> None:
+        loop = asyncio.get_running_loop()
+        known = Whereabouts(ledger, nothing="nothing", forget_s=-1.0)
+        known._away = True
+        assert await known.of("a") == "nothing"
+        await asyncio.sleep(0.02)
+        began = loop.time()
+        known.close()
+        assert loop.time() - began < 5.0
+        speak.set()
+        await asyncio.gather(*known._asking.values())
+        assert await known.of("b") == "nothing"
+        with pytest.raises(RuntimeError, match="shutdown"):
+            await known._asking["b"]
 
     run(act)
