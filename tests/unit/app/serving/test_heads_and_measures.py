@@ -142,7 +142,8 @@ class Holding:
 
     def states(self) -> dict[str, tuple[EngineState, str | None]]:
         return {
-            "a": (EngineState.READY, None), "b": (EngineState.READY, "other log-probabilities"), "c": (EngineState.FAILED, "no memory"), "e": (EngineState.FAILED, "torn"),
+            "a": (EngineState.READY, None), "b": (EngineState.READY, "other log-probabilities"),
+            "c": (EngineState.FAILED, "no memory"), "e": (EngineState.FAILED, "torn"),
             "d": (EngineState.READY, None),
         }  # fmt: skip
 
