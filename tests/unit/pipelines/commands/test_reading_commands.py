@@ -20,7 +20,7 @@ from app.db.tables import audit, compatible_revisions
 from app.domain.errors import BadConfig, BadInput, NotFound, Refused, Unavailable, UnknownPolicy
 from app.domain.learning.cycles import CycleStatus
 from app.domain.learning.label_reports import LabelReport, TermReport
-from app.domain.learning.rule_sets import Mover, Replay
+from app.domain.learning.rule_sets import Mover, Replay, Shift
 from app.domain.retention import Retention
 from app.settings import Settings, from_environment
 from pipelines.commands.importer import conversations
@@ -208,6 +208,7 @@ def replayed(**changes: Any) -> Replay:
     mover = Mover(
         inference_id="turn-1", segment="task=edit", before=0.5, after=-0.25, paid_before={}, paid_after={"kept": 0.125, "said": -1}
     )
+    kept = Shift(spoke_before=1, mean_before=0.5, spoke_after=2, mean_after=0.75)
     usual: dict[str, Any] = {
         "turns": 10, "changed": 4, "before": (0.0, 0.1, 0.2, 0.3, 0.4), "after": (-1.0, 0.0, 0.0, 0.0, 1.0),
         "segments": {"task=edit": (6, 0.5, 0.25), "": (4, 0.0, 1.0)}, "terms": {"kept": kept},
@@ -299,13 +300,10 @@ def test_what_was_acknowledged_and_is_not_known_is_printed_and_ends_with_one(ter
 
 def test_recovery_on_one_file_finds_nothing_and_mends_nothing(terminal: Terminal) -> None:
     assert terminal.said("recover", "check", "--no-kafka") == "everything fits together\n"
-    room = release_room(terminal.engine)
-    room.champion("v2")
+    release_room(terminal.engine).champion("v2")
     found = terminal("recover", "check", "--no-kafka")
     assert found.exit_code == 1
     assert found.stdout == f"       1  {MISSING} (v2): restore the store of the weights\n"
-    room.champion("v3")
-    assert terminal("recover", "check", "--no-kafka").stdout == f"       2  {MISSING} (v2, …): restore the store of the weights\n"
     assert isinstance(terminal.refused("recover", "check"), Unavailable), "no broker was started here"
     assert terminal.said("recover", "erasures") == "erased 0 people again, and took the words of erased ones out of 0 segments\n"
 
