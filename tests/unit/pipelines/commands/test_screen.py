@@ -19,7 +19,7 @@ from app.domain.views.operations import VersionRow
 from app.domain.views.rows import ProgressRow
 from pipelines.commands.demonstration.narrator import Narrator
 from pipelines.commands.demonstration.planning import Forecast, Part
-from pipelines.commands.demonstration.screen import Screen
+from pipelines.commands.demonstration.screen import Screen, _way
 from pipelines.commands.demonstration.sight import Sight
 from tests.unit.pipelines.commands.test_demonstration import NOW, SHARES, cycle, release, sight
 from tests.unit.pipelines.commands.test_stillness import label
@@ -263,3 +263,20 @@ def test_work_beyond_its_total_fills_the_bar_and_no_more(tmp_path: Path) -> None
     lines = picture(at_work(), seen, tmp_path / "view.svg")
     assert lines[5] == "training                   " + "━" * 40 + "  15/12"
     assert lines[6] == "idle                       " + "━" * 40 + "  0/0"
+
+
+@pytest.mark.parametrize(
+    ("state", "style"),
+    [
+        (ReleaseState.CHAMPION, "green"), (ReleaseState.SUPERSEDED, "green"), (ReleaseState.ABORTED, "red"), (ReleaseState.EXPIRED, "red"),
+        (ReleaseState.READY, "yellow"), (ReleaseState.CANARY, "yellow"),
+    ],
+)  # fmt: skip
+def test_a_way_is_green_red_or_not_yet_at_its_end(state: ReleaseState, style: str) -> None:
+    shown = _way(release(state), SHARES)
+    assert str(shown.style) == style
+    assert (state.value in shown.plain, "○" in shown.plain) == (True, style == "yellow")
+
+
+def test_a_candidate_that_waits_is_called_by_its_state() -> None:
+    assert _way(release(ReleaseState.READY), SHARES).plain == "●●●●◉○○○ READY"
