@@ -1,5 +1,7 @@
 """What commands send to the service and what they print of its answer, word by word: a service that a test plays says both."""
 
+import json
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -350,3 +352,25 @@ def test_a_program_s_key_is_no_token_and_a_token_that_was_made_elsewhere_is_kept
         answers = {"POST /v1/sign-in": {"token": "t"}, "GET /v1/me": {"actor": "user:a", "roles": ["x"]}}
         told = service.told("login", "--name", "a", "--days", days, answers=answers, data=data, typed="p\n")
         assert told.exit_code == code
+
+
+# --- history ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_import_counts_what_became_of_each_event_and_tells_the_refused_ones(service: Canned, data: Path) -> None:
+    talk = {"id": 1, "conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "\ud800"}]}
+    with zipfile.ZipFile(data / "s.whl", "w") as archive:
+        archive.writestr("x/data/part.json", json.dumps([talk, talk | {"id": 2}, talk | {"id": 3}]))
+    results = [{"status": "accepted"}, {"status": "duplicate"}, {"status": "rejected", "reason": "no text"}]
+    words = ("import", "sharegpt", "--wheel", str(data / "s.whl"), "--policy", POLICY, "--key", "secret", "--url", service.url)
+    told = service.told(*words, answers={"POST /v1/events": [(202, {"results": results})]}, data=data)
+    assert json.loads(told.stdout) == {
+        "conversations": 3, "accepted": 1, "duplicate": 1, "conflict": 0, "rejected": 1, "too_large": 0,
+    }  # fmt: skip
+    assert told.stderr == "rejected: no text\n"
+    [(_, sent)] = service.sent
+    assert [event["data"]["completion"] for event in sent] == ["?"] * 3, "half a pair is no text"
+    assert service.tokens == ["Bearer secret"]
+    few = service.told(*words, "--limit", "2", answers={"POST /v1/events": [(202, {"results": []})]}, data=data)
+    assert (json.loads(few.stdout)["conversations"], len(service.sent[0][1])) == (2, 2)
+    assert service.told(*words, "--limit", "0", answers={}, data=data).exit_code == 2
