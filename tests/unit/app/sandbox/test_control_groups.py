@@ -55,6 +55,7 @@ def test_a_group_holds_processes_and_memory_together_with_swap(tmp_path: Path, v
         ("memory.events", "low 0\noom 1\noom_kill 1\n", True),
         ("memory.events", "oom 4\noom_kill 0\n", False),
         ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n", True),
+        ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\n", False),
         ("pids.max", "17", False),
     ],
 )
