@@ -85,8 +85,8 @@ def used(
         return httpx.Response(200, json={"tokens": [1, 2, 3]}) if answer is None else answer(request)
 
     async def inside() -> T:
-        client = httpx.AsyncClient(transport=httpx.MockTransport(heard))
-        async with ServerEngines(dialect, urls or ("http://one/",), client=client, **{"patience_s": 0.0} | options) as engines:
+        client, given = httpx.AsyncClient(transport=httpx.MockTransport(heard)), dict[str, Any](patience_s=0.0) | options
+        async with ServerEngines(dialect, urls or ("http://one/",), client=client, **given) as engines:
             return await act(engines)
 
     return asyncio.run(inside()), asked

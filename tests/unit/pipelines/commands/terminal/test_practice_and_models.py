@@ -22,7 +22,7 @@ from pipelines.rollouts.check import Checked
 from pipelines.rollouts.dispatch import Kept
 from pipelines.rollouts.searching import Search
 from tests.fakes.releases import POLICY, release_room, version
-from tests.unit.pipelines.commands.at_a_terminal import CONFIG, Terminal, cells
+from tests.unit.pipelines.commands.terminal.at_a_terminal import CONFIG, Terminal, cells
 
 FUNCTIONS = "small-functions"
 

@@ -31,7 +31,7 @@ from pipelines.commands.release import _length
 from pipelines.commands.rules import _show_replay
 from pipelines.labelling.follow_up.agreement import Agreement
 from tests.fakes.releases import POLICY, release_room, version
-from tests.unit.pipelines.commands.at_a_terminal import CONFIG, Terminal, cells
+from tests.unit.pipelines.commands.terminal.at_a_terminal import CONFIG, Terminal, cells
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

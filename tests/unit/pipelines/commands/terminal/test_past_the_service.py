@@ -24,7 +24,7 @@ from app.settings import Settings, from_environment
 from pipelines.commands.operating import os_user, require_one_person
 from tests.fakes.people import Town
 from tests.fakes.releases import POLICY, ReleaseRoom, release_room, version
-from tests.unit.pipelines.commands.at_a_terminal import CONFIG, Terminal, cells
+from tests.unit.pipelines.commands.terminal.at_a_terminal import CONFIG, Terminal, cells
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 GLASS = "--break-glass"

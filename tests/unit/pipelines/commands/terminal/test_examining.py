@@ -21,7 +21,7 @@ from app.domain.ids import utc_now
 from app.settings import Settings, from_environment
 from pipelines.commands.examination import checks, doors
 from pipelines.commands.examination.findings import Finding, State, fail, look, ok, warn, worst
-from tests.unit.pipelines.commands.at_a_terminal import CONFIG, Terminal
+from tests.unit.pipelines.commands.terminal.at_a_terminal import CONFIG, Terminal
 
 
 @pytest.fixture
