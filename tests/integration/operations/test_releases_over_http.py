@@ -177,7 +177,7 @@ def test_a_calm_deployment_ends_with_nought_and_shows_what_is_live(service: Cann
         ({"frozen": "harm", "unfreeze_votes": ["user:a"]}, "promotions are frozen (harm): 1 of 2 votes (ratchet release unfreeze tab)"),
         ({"alarms": [{"kind": "gap", "reason": "paid more", "until": "unfrozen", "ended_at": None}]}, "gap: paid more, until unfrozen"),
         ({"held": [{"policy": POLICY, "lag": {"champions": 2}}]}, "the engine at http://e is 2 champions behind"),
-        ({"releases": [release(approvals_needed=None, approval_expires_at="2026-01-01T00:00:00+00:00")]},
+        ({"releases": [release(approvals_needed=None, approval_expires_at="2020-01-01T00:00:00+00:00")]},
          f"tiny-s1 is READY: 1 approval, and the time for it is over (ratchet release approve {ID} --evidence {EVIDENCE})"),
     ],
 )  # fmt: skip

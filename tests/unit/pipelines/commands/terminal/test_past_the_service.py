@@ -17,7 +17,8 @@ from app.db.access.people import SqlPeople
 from app.db.engine import open_engine, reading, writing
 from app.db.tables import audit, dead_letters
 from app.domain.access import Scope
-from app.domain.errors import BadConfig, BadInput, NotFound, Refused, UnknownPolicy
+from app.domain.errors import BadConfig, BadInput, NotFound, RatchetError, Refused, UnknownPolicy
+from app.domain.ids import utc_now
 from app.domain.people import Role
 from app.release.webhooks import new_secret
 from app.settings import Settings, from_environment
@@ -242,15 +243,19 @@ def test_a_release_is_stopped_here_by_whoever_the_system_says_they_are(terminal:
 
 
 def test_an_approval_here_needs_the_evidence_and_is_written_down(terminal: Terminal, room: ReleaseRoom) -> None:
+    room.clock.now = utc_now()
     release = room.ready("v2")
     assert release.evidence_digest is not None
     assert release.evidence_digest in str(terminal.refused("release", "approve", release.id, GLASS))
-    assert terminal.broken() == []
-    late = terminal.refused("release", "approve", release.id, "--evidence", release.evidence_digest, GLASS)
-    assert isinstance(late, Refused)
-    assert terminal.broken() == [("release.break_glass", release.id, "approve", "none given")], "before it is done"
     waiting = room.queued("v3")
     assert f"the release is {waiting.state}" in str(terminal.refused("release", "approve", waiting.id, GLASS))
+    assert terminal.broken() == []
+    evidence = ("--evidence", release.evidence_digest)
+    assert isinstance(terminal.refused("release", "approve", release.id, "--evidence", "other", GLASS), RatchetError)
+    done = terminal.said("release", "approve", release.id, *evidence, "--reason", "looked", GLASS)
+    assert done.startswith("tiny-v2 is APPROVED: ")
+    written = ("release.break_glass", release.id, "approve")
+    assert terminal.broken() == [(*written, "none given"), (*written, "looked")], "before it is done"
 
 
 @pytest.mark.parametrize(("needed", "refused"), [(None, False), (1, False), (2, True)])

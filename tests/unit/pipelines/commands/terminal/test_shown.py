@@ -58,7 +58,7 @@ def test_a_script_reads_one_document_and_a_person_a_table(capsys: pytest.Capture
 def ready(**changes: Any) -> dict[str, Any]:
     return {
         "id": "r", "policy": "tab", "state": "READY", "version_name": "tiny-s1", "approvals_needed": 2, "evidence_digest": "e",
-        "approval_expires_at": "2026-01-01T00:00:00+00:00",
+        "approval_expires_at": "2020-01-01T00:00:00+00:00",
     } | changes  # fmt: skip
 
 
