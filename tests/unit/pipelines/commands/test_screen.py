@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from app.domain.learning.cycles import CycleStatus
 from app.domain.release.releases import Pointer, ReleaseState
@@ -280,3 +281,13 @@ def test_a_way_is_green_red_or_not_yet_at_its_end(state: ReleaseState, style: st
 
 def test_a_candidate_that_waits_is_called_by_its_state() -> None:
     assert _way(release(ReleaseState.READY), SHARES).plain == "●●●●◉○○○ READY"
+
+
+def test_what_is_shown_below_the_view_at_the_end_is_in_the_picture_too(tmp_path: Path) -> None:
+    shown = at_work(happened=1)
+    shown.save(busy(), tmp_path / "bare.svg")
+    shown.save(busy(), tmp_path / "view.svg", [Text("first-below"), Text("second-below")])
+    bare, view = ((tmp_path / name).read_text() for name in ("bare.svg", "view.svg"))
+    assert ("first-below" in view, "second-below" in view, "below" in bare) == (True, True, False)
+    assert "@font-face" not in view, "nothing is fetched from a stranger's server"
+    assert "make&#160;demo" in view or "make demo" in view
