@@ -1,9 +1,10 @@
 """What is old goes when it is told to, which files people's readings end up in, and who reads follow-ups beside them."""
 
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import insert, select
@@ -11,9 +12,13 @@ from sqlalchemy import insert, select
 from app.db.engine import open_engine, reading, writing
 from app.db.tables import dead_letters
 from app.domain.learning.readings import Asked, Mood, Reading, Said
+from app.domain.ports import CycleBook
 from app.settings import Settings, from_environment
 from pipelines.commands.labels import _message, _readers
 from pipelines.commands.maintenance.upkeep import keep_house
+from pipelines.commands.running.drafting import drafting_beside
+from pipelines.config import loop_config
+from tests.fakes.releases import release_room
 from tests.unit.pipelines.commands.terminal.at_a_terminal import CONFIG, Terminal
 
 
@@ -111,3 +116,26 @@ def test_who_reads_follow_ups_is_the_classifier_and_the_judge_where_there_is_one
     judge = '[labelling]\njudge_url = "http://127.0.0.1:9"\njudge_model = "judge"\n'
     (terminal.folder / "ratchet.toml").write_text(CONFIG + judge)
     assert [*_readers()] == ["judge", "classifier"]
+
+
+class Running:
+    """A book of cycles in which some policies have one that runs."""
+
+    def __init__(self, *policies: str) -> None:
+        self.policies = policies
+
+    def running(self, policy: str) -> str | None:
+        return policy if policy in self.policies else None
+
+
+@pytest.mark.parametrize(("running", "busy"), [((), False), (("composer",), True), (("tab", "composer"), True), (("other",), False)])
+def test_a_head_is_asked_for_by_the_deployment_s_own_books(terminal: Terminal, running: tuple[str, ...], busy: bool) -> None:
+    release_room(terminal.engine)
+    config = loop_config({"drafting": {"after_answers": 30}}).drafting
+    beside = drafting_beside(settings_of(terminal), ("tab", "composer"), cast("CycleBook", Running(*running)), config=config, owner="me")
+    assert (beside.is_busy(), beside.after_answers, tuple(beside.policies)) == (busy, 30, ("tab", "composer"))
+    assert (beside.champion("tab"), beside.answers("tab", "v1")) == ("v1", 0)
+    assert beside.command("tab") == [sys.executable, "-m", "pipelines", "model", "draft", "--policy", "tab"]
+    with beside.term() as renew:
+        assert renew is not None
+        renew()
