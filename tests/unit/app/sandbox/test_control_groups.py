@@ -1,6 +1,9 @@
 """Groups of the kernel's, as far as they can be read without a kernel that has them."""
 
 import os
+import signal
+import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ from app.domain.learning.boxes import Limits
 from app.sandbox.control_groups import ControlGroups, Group, born, find, owner_lives
 
 HERE = f"{os.getpid()}-{born(os.getpid())}"
+LIMITS = Limits(cpu_s=1, memory_bytes=1 << 20, file_bytes=1, processes=16)
 TWO = "0::/ours\n"
 ONE = "9:pids:/ours\n5:cpu,memory:/ours\n1:name=systemd:/\n0::/\n"
 
@@ -51,6 +55,7 @@ def test_a_group_holds_processes_and_memory_together_with_swap(tmp_path: Path, v
         ("memory.events", "low 0\noom 1\noom_kill 1\n", True),
         ("memory.events", "oom 4\noom_kill 0\n", False),
         ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n", True),
+        ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\n", False),
         ("pids.max", "17", False),
     ],
 )
@@ -65,3 +70,54 @@ def test_only_what_dead_processes_left_is_swept(tmp_path: Path) -> None:
     assert ControlGroups((tmp_path,), 2).sweep() == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", f"ratchet-box-{HERE}-0"]
     assert (owner_lives(f"x-{HERE}-7"), owner_lives(f"x-{os.getpid()}-1-7")) == (True, False), "a number is given again; a birth is not"
+
+
+def test_a_group_is_made_below_every_parent_with_the_limits_that_have_a_file(tmp_path: Path) -> None:
+    parents = (tmp_path / "memory", tmp_path / "pids")
+    for parent in parents:
+        parent.mkdir()
+    groups = ControlGroups(parents, 1)
+    first, second = groups.make(LIMITS), groups.make(LIMITS)
+    assert {folder.parent for folder in first.folders} == {*parents}
+    assert {folder.name for folder in first.folders}.isdisjoint(folder.name for folder in second.folders)
+    assert all(owner_lives(folder.name) and folder.name.startswith("ratchet-box-") and folder.is_dir() for folder in first.folders)
+    assert list(first.folders[0].iterdir()) == [], "the kernel makes the files: where there is none, none is written"
+
+
+class Kernel(ControlGroups):
+    """Finds a file of every limit in a new group, as the kernel's folders have them."""
+
+    def limits(self, limits: Limits) -> dict[str, str]:
+        for folder in (folder for parent in self.parents for folder in parent.iterdir()):
+            for name in ("pids.max", "memory.max"):
+                (folder / name).write_text("max")
+        return super().limits(limits)
+
+
+def test_limits_are_written_into_the_files_that_are_there(tmp_path: Path) -> None:
+    (folder,) = Kernel((tmp_path,), 2).make(LIMITS).folders
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {"pids.max": "17", "memory.max": "1048576"}
+
+
+def test_a_process_is_admitted_to_every_folder_of_its_group(tmp_path: Path) -> None:
+    folders = (tmp_path / "memory", tmp_path / "pids")
+    for folder in folders:
+        folder.mkdir()
+    Group(folders).admit(4711)
+    assert [(folder / "cgroup.procs").read_text() for folder in folders] == ["4711"] * 2
+
+
+def test_a_group_is_removed_with_every_process_in_it_and_may_be_gone_already(tmp_path: Path) -> None:
+    group = Group((tmp_path / "one", tmp_path / "two"))
+    for folder in group.folders:
+        folder.mkdir()
+    with subprocess.Popen(["/bin/sleep", "60"]) as held:
+        (tmp_path / "procs").write_text(f"{held.pid}\n999999999\n")
+        (group.folders[0] / "cgroup.procs").symlink_to(tmp_path / "procs")
+        thread = threading.Thread(target=group.remove)
+        thread.start()
+        assert held.wait(20) == -signal.SIGKILL
+        (group.folders[0] / "cgroup.procs").unlink()
+        thread.join(20)
+    assert not any(folder.exists() for folder in group.folders)
+    group.remove()

@@ -1,5 +1,7 @@
 """What is trusted runs without a box: what that cannot give is refused in words, and what is over is said to be over."""
 
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -7,9 +9,10 @@ import pytest
 from app.domain.errors import BadInput, Overloaded, Refused, Unavailable
 from app.domain.learning.boxes import BoxSpec, Ended, Limits
 from app.sandbox.bubblewrap import FEW_PROCESSES, BubblewrapBox, BubblewrapBoxes, _held
+from app.sandbox.child import Child
 from app.sandbox.control_groups import ControlGroups
 from app.sandbox.limits import as_user, limited
-from app.sandbox.processes import ProcessBoxes
+from app.sandbox.processes import ProcessBox, ProcessBoxes
 from app.sandbox.runtime import Runtime
 from app.sandbox.workspaces import POOL, Workspaces
 
@@ -151,3 +154,56 @@ def test_what_a_boxs_own_user_changed_is_a_patch_and_names_that_cannot_travel_ar
         workspace.patch()
     workspace.remove()
     assert not workspace.upper.exists()
+
+
+def test_a_plain_box_runs_programs_in_a_copy_of_its_folder_that_goes_with_it(tmp_path: Path) -> None:
+    inside = tmp_path / "in"
+    (inside / "pkg").mkdir(parents=True)
+    (inside / "pkg" / "one.py").write_text("ONE = 1\n")
+    boxes = ProcessBoxes()
+    box = boxes.open(BoxSpec(limits=LIMITS, workspace=inside))
+    assert isinstance(box, ProcessBox)
+    command = "cat pkg/one.py -; pwd; echo $HOME; echo bad >&2; exit 7"
+    said = box.exec(["/bin/sh", "-c", command], stdin=b"in\n", deadline_s=20, most_output_bytes=1000)
+    assert (said.ended, said.code, said.stderr) == (Ended.EXITED, 7, b"bad\n")
+    assert said.stdout.decode().splitlines() == ["ONE = 1", "in", str(box.folder), str(box.folder)]
+    assert box.exec(["/bin/sh", "-c", "head -c 1001 /dev/zero"], deadline_s=20, most_output_bytes=1000).ended is Ended.OUTPUT_LIMIT
+    assert box.exec(["/bin/sleep", "20"], deadline_s=0.1, most_output_bytes=1000).ended is Ended.TIMEOUT
+    box.put("deep/er/two.py", b"TWO = 2\n")
+    assert dict(box.patch().files) == {"deep/er/two.py": b"TWO = 2\n"}
+    assert (inside / "pkg" / "one.py").read_text() == "ONE = 1\n"
+    box.stop()
+    assert not box.folder.exists()
+    assert not box.alive()
+    assert box.exec(["/bin/true"], deadline_s=20, most_output_bytes=10).ended is Ended.BOX_LOST
+    assert boxes.python == sys.executable
+    with pytest.raises(Refused, match="have none of their own"):
+        boxes.open(BoxSpec(limits=LIMITS, scratch=("/tests",)))
+
+
+def test_a_link_in_the_folder_of_a_plain_box_is_copied_as_one(tmp_path: Path) -> None:
+    inside = tmp_path / "in"
+    inside.mkdir()
+    (inside / "link").symlink_to("/etc/hostname")
+    box = ProcessBoxes().open(BoxSpec(limits=LIMITS, workspace=inside))
+    assert isinstance(box, ProcessBox)
+    assert (box.folder / "link").is_symlink()
+    box.stop()
+
+
+def test_a_program_that_is_spoken_to_in_a_plain_box_ends_with_it() -> None:
+    box = ProcessBoxes().open(BoxSpec(limits=LIMITS))
+    talk = box.talk(["/bin/cat"])
+    assert isinstance(talk, Child)
+    talk.send(b"hello", deadline=time.monotonic() + 20)
+    assert talk.receive(deadline=time.monotonic() + 20, most_bytes=100) == b"hello"
+    assert talk.process.poll() is None
+    box.stop()
+    assert talk.process.poll() is not None
+
+
+@pytest.mark.parametrize(("lifetime_s", "alive"), [(None, True), (600.0, True), (0.0, False)])
+def test_a_plain_box_lives_as_long_as_it_was_given(lifetime_s: float | None, alive: bool) -> None:
+    box = ProcessBoxes().open(BoxSpec(limits=LIMITS, lifetime_s=lifetime_s))
+    assert box.alive() is alive
+    box.stop()

@@ -147,3 +147,60 @@ def test_a_file_that_cannot_be_written_and_a_box_that_is_gone_are_told_apart(wor
     assert not live.alive()
     with pytest.raises(Refused, match="open one without to speak to a program"):
         live.talk(["cat"])
+
+
+class Timed(Keeper):
+    """Keeps how long each act may take, and how much may be said."""
+
+    def __init__(self, *said: Said) -> None:
+        super().__init__(*said)
+        self.within_s: list[float] = []
+        self.most: list[int] = []
+        self.looks: list[float] = []
+
+    def send(self, line: bytes, *, deadline: float) -> None:
+        self.within_s.append(round(deadline - time.monotonic(), 1))
+        super().send(line, deadline=deadline)
+
+    def receive(self, *, deadline: float, most_bytes: int) -> bytes:
+        self.most.append(most_bytes)
+        self.looks.append(round(deadline - time.monotonic(), 1))
+        return super().receive(deadline=deadline, most_bytes=most_bytes)
+
+
+def test_a_program_has_its_deadline_and_the_keeper_three_seconds_more_to_say_so(workspace: Workspace) -> None:
+    keeper = Timed(DONE, {}, {})
+    live = box(keeper, workspace)
+    done = live.exec(["true"], stdin=b"in", deadline_s=7.0, most_output_bytes=100)
+    assert (done.code, done.stdout, done.stderr) == (0, b"out", b"")
+    live.put("a.txt", b"x")
+    assert live.alive()
+    assert keeper.within_s == [10.0, 30.0, 2.0]
+    assert keeper.most == [300 + 65_536, 65_536, 4096], "what is said comes in base64"
+    asked = keeper.asked[0]
+    assert (asked["op"], asked["stdin"], asked["deadline_s"], asked["most"], asked["argv"][-1]) == ("exec", b"in", 7.0, 100, "true")
+    assert keeper.asked[1] == {"op": "put", "path": "a.txt", "data": b"x"}
+    live.stop()
+    assert keeper.acts == ["stop"]
+
+
+def test_no_act_outlasts_the_box_by_more_than_the_keeper_s_grace(workspace: Workspace) -> None:
+    keeper = Timed(DONE)
+    live = box(keeper, workspace, lifetime_s=20.0)
+    live.exec(["true"], deadline_s=600.0, most_output_bytes=100)
+    assert keeper.within_s == [23.0]
+    live.stop()
+
+
+def test_a_program_that_says_nothing_is_looked_at_a_few_times_a_second_while_its_files_are_light(workspace: Workspace) -> None:
+    (workspace.upper / "light").write_bytes(b"x" * 1000)
+    keeper = Timed(Ended.TIMEOUT, Ended.TIMEOUT, DONE)
+    assert run(box(keeper, workspace)) is Ended.EXITED
+    assert all(0.15 <= look_s <= 0.3 for look_s in keeper.looks)
+    assert (len(keeper.looks), keeper.acts) == (3, [])
+
+
+def test_a_program_s_own_code_is_told_only_where_it_ended_by_itself(workspace: Workspace) -> None:
+    for said, code in ((DONE | {"code": b"7"}, 7), (DONE | {"ended": b"timeout", "code": b"137"}, None)):
+        done = box(Keeper(said), workspace).exec(["true"], deadline_s=1.0, most_output_bytes=100)
+        assert done.code == code

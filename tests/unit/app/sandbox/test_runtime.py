@@ -3,6 +3,7 @@
 import os
 import stat
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,52 @@ def test_a_python_of_the_systems_is_seen_where_it_is_and_another_one_at_a_place_
     systems, other = (Runtime(bwrap=Path("/bin/bwrap"), prefix=place) for place in (Path("/usr"), prefix))
     assert (systems.python, other.python) == (f"/usr/bin/{VERSION}", f"/python/bin/{VERSION}")
     assert f"/python/lib/{VERSION}/site-packages" in other.hidden(), "packages hold answers of suites"
+
+
+def test_a_python_that_lies_elsewhere_in_a_box_is_told_where_its_library_lies(prefix: Path, tmp_path: Path) -> None:
+    usual = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"}
+    bare = tmp_path / "bare"
+    (bare / "lib").mkdir(parents=True)
+    of = {place: Runtime(bwrap=Path("/bin/bwrap"), prefix=place).environment for place in (prefix, bare, Path("/usr"))}
+    assert of[prefix] == usual | {"LD_LIBRARY_PATH": "/python/lib"}
+    assert (of[bare], of[Path("/usr")]) == (usual, usual), "without a library, or where it was built to look"
+
+
+@pytest.mark.parametrize(
+    ("folder", "seen"), [("/usr", True), ("/usr/lib/x", True), ("/bin", True), ("/usrlocal", False), ("/home", False), ("/", False)]
+)
+def test_the_system_s_folders_are_seen_in_every_box_and_no_others(folder: str, seen: bool) -> None:
+    assert runtime.within_system(Path(folder)) is seen
+
+
+@pytest.mark.parametrize(
+    ("folder", "file", "is_open"), [(0o755, 0o644, True), (0o755, 0o640, False), (0o750, 0o644, False), (0o711, 0o604, True)]
+)
+def test_a_file_is_everybody_s_where_every_folder_above_it_can_be_entered_and_it_can_be_read(folder: int, file: int, is_open: bool) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as made:  # pytest's own folders are their owner's alone
+        Path(made).chmod(folder)
+        (Path(made) / "x").touch()
+        (Path(made) / "x").chmod(file)
+        assert runtime._open_to_all(Path(made) / "x") is is_open
+
+
+def test_a_program_of_ours_that_everybody_can_read_is_not_copied() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as made:
+        Path(made).chmod(0o755)
+        program = Path(made) / "keeper.py"
+        program.write_text("one")
+        program.chmod(0o644)
+        shared = Path(made) / "shared"
+        assert Runtime(bwrap=Path("/bin/bwrap"), prefix=Path("/usr"), shared=shared).keeper(program) == program
+
+
+def test_a_bwrap_that_was_named_is_used(tmp_path: Path) -> None:
+    found = runtime.find(tmp_path, Path("/bin/true"))
+    assert found.bwrap.name in ("true", "bwrap")
+    assert found.prefix.is_dir()
+
+
+def test_the_shared_folder_is_ours_and_everybody_may_enter_it() -> None:
+    folder = runtime.shared_folder()
+    assert (folder.name, stat.S_IMODE(folder.stat().st_mode)) == (f"ratchet-boxes-{os.geteuid()}", 0o755)
+    assert runtime.shared_folder() == folder

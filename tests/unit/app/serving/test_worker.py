@@ -369,3 +369,25 @@ def test_commands_are_taken_all_at_once_and_nobody_waits_for_one_while_there_is_
         worker._commands.put(None)
     assert worker._take() == [None] * 3
     assert worker.alive is False
+
+
+def test_a_fresh_decoder_drafts_with_the_head_of_the_broken_one_and_one_that_is_gone_gets_none(loop: asyncio.AbstractEventLoop) -> None:
+    broken = Counting("b")
+    broken.busy, broken.gives = True, OSError("no memory")
+    worker, head = Bench(broken), cast(Any, object())
+    worker.equip("b", head)
+    worker.equip("gone", head)
+    worker.obey()
+    assert broken.drafting.head is head
+    worker._round()
+    assert worker._decoders["b"].drafting.head is head
+    worker.equip("b", None)
+    worker.obey()
+    assert worker._decoders["b"].drafting.head is None
+
+
+def test_each_version_that_left_is_counted_and_an_engine_s_thread_keeps_no_process_alive() -> None:
+    worker = Bench(Counting("a"), Counting("b"))
+    for digest in ("a", "b"):
+        worker._free(digest)
+    assert (worker.freed, worker.digests, worker._thread.daemon) == (2, frozenset(), True)

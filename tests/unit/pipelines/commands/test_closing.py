@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 from io import StringIO
 
+import pytest
 from rich.console import Console
 
 from pipelines.commands.demonstration.closing import close
@@ -28,9 +29,9 @@ def outcome() -> Outcome:
     )  # fmt: skip
 
 
-def shown(*, terminal: bool) -> str:
-    console = Console(file=StringIO(), force_terminal=terminal, width=160, color_system="standard")
-    close(console, outcome(), "http://127.0.0.1:8400")
+def shown(*, terminal: bool, found: Outcome | None = None, width: int = 160) -> str:
+    console = Console(file=StringIO(), force_terminal=terminal, width=width, color_system="standard")
+    close(console, found or outcome(), "http://127.0.0.1:8400")
     file = console.file
     assert isinstance(file, StringIO)
     return file.getvalue()
@@ -63,3 +64,36 @@ def test_the_findings_say_how_long_people_waited_and_how_long_each_part_took() -
     assert rows["people waited for an answer"] == "2.0 s (median); 6.0 s while an update computed on the same cores"
     assert rows["time"] == "start 12 s, update 40 s"
     assert "people waited for an answer" not in dict(Outcome(model="tiny", seed=1).rows())
+
+
+def test_no_line_is_wrapped_and_what_a_model_wrote_in_brackets_stays() -> None:
+    answer = f"    return x[0] + [bold]{'y' * 200}[/bold]"
+    pair = Pair(first=entry("v1", answer, ""), last=entry("v2", answer, answer), quantile=0.5)
+    lines = shown(terminal=False, found=Outcome(model="tiny", seed=1, first="a", last="b", pairs=[pair]), width=40).splitlines()
+    assert lines[4] == f"    - {answer}"
+    assert f"    + {answer}" in lines
+    assert lines[-1].startswith("3. Production: ")
+    assert len(lines[-1]) > 80
+
+
+@pytest.mark.parametrize(
+    ("quantile", "words"),
+    [
+        (0.9, "one answer in ten gained as much or more"), (0.7, "three answers in ten gained as much or more"), (0.5, "the median gain"),
+        (0.3, "a gain"),
+    ],
+)  # fmt: skip
+def test_a_pair_says_how_usual_its_gain_is(quantile: float, words: str) -> None:
+    pair = Pair(first=entry("v1", "0123456789", "01"), last=entry("v2", "0123456789", "0123456"), quantile=quantile)
+    told = shown(terminal=False, found=Outcome(model="tiny", seed=1, first="a", last="b", pairs=[pair]))
+    assert f"a held-out question by panel-1-00007 ({words}: +50%)" in told.splitlines()
+    assert "  a, 20% kept (+ kept, - deleted):" in told.splitlines()
+
+
+def test_the_findings_stand_below_each_other_with_their_names_as_wide_as_the_widest() -> None:
+    lines = shown(terminal=False).splitlines()
+    at = lines.index("one real turn of the loop: tiny, 0 s")
+    assert lines[at - 1] == ""
+    assert lines[at + 1 : at + 3] == [
+        " promoted                     0: none", " answers, events              0 answers, 0 events accepted over HTTP",
+    ]  # fmt: skip

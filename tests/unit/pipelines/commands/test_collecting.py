@@ -1,7 +1,10 @@
 """Edits that are followed and conversations that are imported: horizons, files that moved and bodies, each bound from both sides."""
 
 import json
+import logging
 import os
+import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ import httpx
 import pytest
 
 from app.domain.errors import BadConfig, Unavailable
+from pipelines.commands.collect import watch
 from pipelines.commands.collecting.spool import Edit, Spool
 from pipelines.commands.collecting.tree import Tree
 from pipelines.commands.importer import batches, events_of, send
@@ -185,3 +189,119 @@ def test_what_is_refused_is_told_with_its_first_three_hundred_characters(answer:
         send(client, b"[]")
     assert str(refused.value) == f"the service refused: {answer.status_code} {answer.text[:300]}"
     assert len(asked) == 1
+
+
+# --- reporting ---------------------------------------------------------------------------------------------------------------------------
+
+
+class Rounds(threading.Event):
+    """Lets so many rounds pass, and keeps how long each of them would have waited."""
+
+    def __init__(self, rounds: int) -> None:
+        super().__init__()
+        self.waited: list[float | None] = []
+        self._rounds = rounds
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waited.append(timeout)
+        if len(self.waited) >= self._rounds:
+            self.set()
+        return self.is_set()
+
+
+def watched(spool: Spool, answer: Callable[[httpx.Request], httpx.Response], *, rounds: int) -> tuple[list[str], list[float | None]]:
+    """The ids that were sent at the second horizon of two edits, and how long was waited between rounds."""
+    client, asked = answering(answer)
+    stop = Rounds(rounds)
+    watch(spool, client, stop, poll_s=7.0, clock=lambda: NOW + 10.0)
+    assert all((request.method, request.url.path) == ("POST", "/v1/events") for request in asked)
+    return [json.loads(request.content)["id"] for request in asked], stop.waited
+
+
+@pytest.mark.parametrize("status", [200, 202, 400, 404, 422])
+def test_what_the_service_took_or_refuses_is_sent_once(spool: Spool, tmp_path: Path, status: int, caplog: pytest.LogCaptureFixture) -> None:
+    files = [registered(spool, tmp_path), registered(spool, tmp_path)]
+    with caplog.at_level(logging.INFO):
+        sent, waited = watched(spool, lambda _: httpx.Response(status, text="y" * 301), rounds=2)
+    assert (len(sent), waited) == (2, [7.0, 7.0])
+    assert all(file.exists() for file in files), "later horizons are to come"
+    for file in files:
+        assert (f"refused file={file.name} status={status} answer={'y' * 300}" in caplog.messages) is (status >= 400)
+    assert caplog.messages.count("reported turn=i horizon_s=10") == (0 if status >= 400 else 2)
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, None])
+def test_a_service_that_is_busy_or_away_is_asked_again_in_the_next_round_and_for_one_report_alone(
+    spool: Spool, tmp_path: Path, status: int | None
+) -> None:
+    registered(spool, tmp_path)
+    registered(spool, tmp_path)
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        if status is None:
+            raise httpx.ConnectError("refused")
+        return httpx.Response(status)
+
+    sent, waited = watched(spool, answer, rounds=3)
+    assert (len(sent), len({*sent}), len(waited)) == (3, 1, 3)
+
+
+def test_a_collector_that_was_told_to_stop_sends_nothing(spool: Spool, tmp_path: Path) -> None:
+    registered(spool, tmp_path)
+    client, asked = answering(lambda _: httpx.Response(202))
+    stop = threading.Event()
+    stop.set()
+    watch(spool, client, stop, poll_s=7.0, clock=lambda: NOW + 10.0)
+    assert asked == []
+
+
+# --- a tree that git knows ----------------------------------------------------------------------------------------------------------------
+
+
+def git(folder: Path, *arguments: str) -> str:
+    surroundings = {"PATH": os.environ["PATH"], "HOME": str(folder), "GIT_CONFIG_NOSYSTEM": "1"}
+    who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main", "-c", "commit.gpgsign=false"]
+    return subprocess.run(
+        ["git", *who, *arguments], cwd=folder, env=surroundings, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_in_git_the_branch_is_what_head_names_and_ignored_files_are_no_place_to_move_to(tmp_path: Path) -> None:
+    tree, lines = Tree(tmp_path), "".join(f"line {number}\n" for number in range(10))
+    git(tmp_path, "init", "-q")
+    (tmp_path / ".gitignore").write_text("ignored.py\n")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "one")
+    assert tree.branch() == "refs/heads/main"
+    git(tmp_path, "checkout", "-q", "--detach")
+    assert tree.branch() == git(tmp_path, "rev-parse", "HEAD")
+    (tmp_path / "ignored.py").write_text(lines)
+    assert tree.text("old.py", like=lines) == ""
+    (tmp_path / "new.py").write_text(lines)
+    assert tree.text("old.py", like=lines) == lines, "git would know it"
+
+
+def test_an_edit_ends_where_the_branch_is_changed_under_it(tmp_path: Path) -> None:
+    folder = tmp_path / "tree"
+    folder.mkdir()
+    git(folder, "init", "-q")
+    (folder / "a.py").write_text(EDIT.edited)
+    git(folder, "add", ".")
+    git(folder, "commit", "-q", "-m", "one")
+    spool = Spool(tmp_path / "deep" / "spool", folder, (10.0, 100.0))
+    file = registered(spool, tmp_path)
+    [report] = spool.due(NOW + 10.0)
+    assert report.event["value"]["after"] == EDIT.inserted
+    git(folder, "checkout", "-q", "-b", "other")
+    assert spool.due(NOW + 10.0) == []
+    assert not file.exists()
+
+
+def test_what_is_no_edit_is_set_aside_and_complained_of_once(spool: Spool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = registered(spool, tmp_path)
+    file.write_text('{"path": "../out.py"}')
+    os.utime(file, (NOW, NOW))
+    with caplog.at_level(logging.WARNING):
+        assert [spool.due(NOW + 10.0), spool.due(NOW + 10.0)] == [[], []]
+    assert sum("not an edit, set aside" in message for message in caplog.messages) == 1
+    assert [path.suffix for path in file.parent.iterdir()] == [".rejected"]

@@ -73,6 +73,22 @@ def test_there_is_a_sentence_for_every_state(state: ReleaseState) -> None:
     assert "tiny-rl-s1" in sentence
 
 
+def test_a_release_that_ended_without_a_reason_says_that_none_was_given() -> None:
+    for state, reason, said in (
+        (ReleaseState.ABORTED, None, "tiny-rl-s1 was taken back: no reason given"),
+        (ReleaseState.ABORTED, "harm", "tiny-rl-s1 was taken back: harm"),
+        (ReleaseState.EXPIRED, "late", "tiny-rl-s1 expired: late"),
+    ):  # fmt: skip
+        assert list(Narrator().tell(sight(releases=(release(state, reason=reason),)), SHARES)) == [said]
+
+
+def test_a_canary_without_a_stage_is_in_its_first_and_the_oldest_news_comes_first() -> None:
+    older, newer = release(ReleaseState.CANARY), replace(release(ReleaseState.TRAINED), id="r2", version_name="tiny-rl-s2")
+    assert list(Narrator().tell(sight(releases=(newer, older)), SHARES)) == [
+        "tiny-rl-s1 answers 5% of the people (canary)", "tiny-rl-s2 was trained",
+    ]  # fmt: skip
+
+
 def test_a_held_cycle_is_told_with_its_reason() -> None:
     assert list(Narrator().tell(sight(cycles=(cycle(CycleStatus.HELD, "elected", "too few labels"),)), SHARES)) == [
         "the cycle was held: too few labels"

@@ -14,8 +14,9 @@ from rich.console import Console
 from app.domain.errors import Refused
 from app.domain.learning.cycles import Cycle, CycleStatus
 from app.domain.release.releases import IN_FLIGHT, Pointer, Release, ReleaseState
+from app.domain.release.versions import VersionKind
 from app.domain.views.measures import difference
-from app.domain.views.operations import Exposed, LabelRow
+from app.domain.views.operations import Exposed, LabelRow, VersionRow
 from pipelines.commands.demonstration.outcome import Outcome
 from pipelines.commands.demonstration.planning import Part, Speed, cycle_parts, fit, last_parts
 from pipelines.commands.demonstration.profiles import PROFILES
@@ -270,3 +271,20 @@ def test_a_run_stands_still_after_five_minutes_of_nothing_on_a_machine_that_need
     assert story._stillness.seen(sight(), now=0.0) is None
     assert story._stillness.seen(sight(), now=300.0) is None
     assert story._stillness.seen(sight(), now=300.5) == 300.5
+
+
+@pytest.mark.parametrize(("follow_up", "counted"), [(-1.0, [1.0]), (-0.1, [1.0]), (0.0, [0.0]), (0.5, [0.0]), (1.0, [0.0]), (None, [])])
+def test_a_follow_up_below_nought_is_a_dissatisfied_one(follow_up: float | None, counted: list[float]) -> None:
+    rows = (replace(label(), version="c", tier="panel", follow_up=follow_up),)
+    assert replace(sight(), labels=rows).panel_dissatisfied("c") == counted
+
+
+def row(digest: str, kind: VersionKind) -> VersionRow:
+    return VersionRow(digest=digest, name=digest, kind=kind, parent=None, step=1, created_at=NOW, turns=0)
+
+
+@pytest.mark.parametrize(("state", "counts"), [(S.CHAMPION, True), (S.SUPERSEDED, True), (S.READY, False), (S.ABORTED, False)])
+def test_champions_are_what_training_made_and_people_got(state: ReleaseState, counts: bool) -> None:
+    rows = (row("base", VersionKind.BASE), row("d", VersionKind.RL), row("other", VersionKind.RL))
+    seen = replace(sight(releases=(release(state), replace(release(S.CHAMPION), digest="base"))), versions=rows)
+    assert [version.digest for version in seen.champions] == ["d"] * counts

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from app.domain.learning.cycles import CycleStatus
 from app.domain.release.releases import Pointer, ReleaseState
@@ -19,7 +20,7 @@ from app.domain.views.operations import VersionRow
 from app.domain.views.rows import ProgressRow
 from pipelines.commands.demonstration.narrator import Narrator
 from pipelines.commands.demonstration.planning import Forecast, Part
-from pipelines.commands.demonstration.screen import Screen
+from pipelines.commands.demonstration.screen import Screen, _way
 from pipelines.commands.demonstration.sight import Sight
 from tests.unit.pipelines.commands.test_demonstration import NOW, SHARES, cycle, release, sight
 from tests.unit.pipelines.commands.test_stillness import label
@@ -263,3 +264,30 @@ def test_work_beyond_its_total_fills_the_bar_and_no_more(tmp_path: Path) -> None
     lines = picture(at_work(), seen, tmp_path / "view.svg")
     assert lines[5] == "training                   " + "━" * 40 + "  15/12"
     assert lines[6] == "idle                       " + "━" * 40 + "  0/0"
+
+
+@pytest.mark.parametrize(
+    ("state", "style"),
+    [
+        (ReleaseState.CHAMPION, "green"), (ReleaseState.SUPERSEDED, "green"), (ReleaseState.ABORTED, "red"), (ReleaseState.EXPIRED, "red"),
+        (ReleaseState.READY, "yellow"), (ReleaseState.CANARY, "yellow"),
+    ],
+)  # fmt: skip
+def test_a_way_is_green_red_or_not_yet_at_its_end(state: ReleaseState, style: str) -> None:
+    shown = _way(release(state), SHARES)
+    assert str(shown.style) == style
+    assert (state.value in shown.plain, "○" in shown.plain) == (True, style == "yellow")
+
+
+def test_a_candidate_that_waits_is_called_by_its_state() -> None:
+    assert _way(release(ReleaseState.READY), SHARES).plain == "●●●●◉○○○ READY"
+
+
+def test_what_is_shown_below_the_view_at_the_end_is_in_the_picture_too(tmp_path: Path) -> None:
+    shown = at_work(happened=1)
+    shown.save(busy(), tmp_path / "bare.svg")
+    shown.save(busy(), tmp_path / "view.svg", [Text("first-below"), Text("second-below")])
+    bare, view = ((tmp_path / name).read_text() for name in ("bare.svg", "view.svg"))
+    assert ("first-below" in view, "second-below" in view, "below" in bare) == (True, True, False)
+    assert "@font-face" not in view, "nothing is fetched from a stranger's server"
+    assert "make&#160;demo" in view or "make demo" in view

@@ -147,3 +147,29 @@ def test_a_quarter_of_the_problems_by_their_number_is_held_out() -> None:
     share = {number: hashlib.sha256(f"HumanEval/{number}".encode()).digest()[0] for number in (*kept, *held)}
     assert max(share[number] for number in held) < 64 <= min(share[number] for number in kept)
     assert max(len(p.prompt) for p in (*problems(held_out=False), *problems(held_out=True))) <= 245
+
+
+def test_what_people_ask_for_is_one_function_of_the_problem_and_says_so_to_the_model() -> None:
+    ask = Editor().ask(person(1, 7), random.Random(3))
+    system, user = ask.messages
+    assert system == {"role": "system", "content": "You complete Python code in an editor."}
+    assert user == {"role": "user", "content": f"Complete this Python function.\n\n{ask.prompt}"}
+    assert (ask.task, ask.language) == ("complete", "python")
+    assert ask.prompt in {problem.prompt for problem in problems(held_out=False)}
+
+
+def test_what_is_kept_of_an_answer_follows_from_the_taste_of_whoever_asked() -> None:
+    somebody, editor = replace(person(1, 7), carelessness=0.0, talkativeness=0.0), Editor()
+    ask = editor.ask(somebody, random.Random(3))
+    reaction = editor.react(somebody, ask, "```\n    # why\n    return 1\n```", random.Random(1))
+    likes = somebody.taste.comments
+    assert reaction.edits[0] == ("    # why\n    return 1" if likes else "    return 1")
+    assert editor.react(somebody, ask, "no code at all", random.Random(1)).edits == ("", "")
+
+
+def test_problems_are_in_the_order_of_their_ids_and_name_what_has_to_be_written() -> None:
+    for side in (False, True):
+        found = problems(held_out=side)
+        assert [p.id for p in found] == sorted(p.id for p in found)
+        assert {p.held_out for p in found} == {side}
+        assert all(f"def {p.entry_point}(" in p.prompt and p.prompt == p.prompt.strip() for p in found)

@@ -1,15 +1,19 @@
 """What a vLLM server's words mean: its refusals as errors of ours, whose weights sampled, what it holds."""
 
+import asyncio
 import json
 from typing import Any
 
+import httpx
 import pytest
 
 from app.domain.errors import BadRequest, NotFound, Overloaded, RatchetError, Unavailable
 from app.domain.telemetry.serving import Likely
-from app.domain.telemetry.turns import SamplingParams
+from app.domain.telemetry.turns import Form, SamplingParams
 from app.serving.servers.held import Place, held_of, is_digest, other_weights
+from app.serving.servers.sglang import Sglang
 from app.serving.servers.vllm import Vllm, chunk_of, sampling_body
+from app.serving.servers.wire import aborted, events, gone, masked, schema_of
 
 ASKED, OTHER = "a" * 64, "b" * 64
 
@@ -170,3 +174,99 @@ def test_the_base_is_what_it_was_labelled_last_or_else_what_it_was_started_as(ve
     if found is not None:
         assert (found.model, found.label, found.adapter, found.doubt) == (base, version, False, "odd")
     assert held.place("f" * 64, "http://v") is None
+
+
+# --- what a server holds, and how it is -----------------------------------------------------------------------------------------------
+
+
+def test_a_version_is_sampled_as_the_base_by_its_digest_or_as_an_adapter_by_its_name() -> None:
+    cards = {"data": [{"id": "base"}, {"id": OTHER, "parent": "base"}]}
+    held = held_of(cards, ASKED, url="http://v")
+    assert (held.base, held.version, held.adapters, held.base_digest) == ("base", ASKED, frozenset({OTHER}), ASKED)
+    assert held.place(ASKED, "http://v", doubt="why") == Place(url="http://v", model="base", label=ASKED, doubt="why")
+    assert held.place(OTHER, "http://v") == Place(url="http://v", model=OTHER, label=ASKED, adapter=True)
+    assert held.place("c" * 64, "http://v") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "digest"),
+    [(ASKED, None, ASKED), (ASKED, "default", ASKED), (ASKED, OTHER, OTHER), ("base", "default", None), ("base", "step-7", None)],
+)
+def test_the_base_s_weights_are_known_by_their_label_else_by_the_name_they_were_started_under(
+    name: str, label: str | None, digest: str | None
+) -> None:
+    assert held_of({"data": [{"id": name}]}, label, url="http://v").base_digest == digest
+
+
+def test_a_server_without_a_base_is_no_model_server() -> None:
+    for cards in ({}, {"data": []}, {"data": [{"id": OTHER, "parent": "base"}]}):
+        with pytest.raises(Unavailable, match="http://v/v1/models names no base model"):
+            held_of(cards, None, url="http://v")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"), [("0123456789abcdef" * 4, True), ("a" * 64, True), ("a" * 63, False), ("a" * 65, False), ("g" * 64, False)]
+)
+def test_a_digest_has_sixty_four_hex_digits(name: str, is_one: bool) -> None:
+    assert is_digest(name) is is_one
+
+
+RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+DRAFTED, ACCEPTED = "vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "queue", "sampled", "acceptance"),
+    [
+        (f'{RUNNING}{{e="0"}} 2\n{RUNNING}{{e="1"}} 3\n{WAITING} 1\nvllm:generation_tokens_total 70\n', 6, 70, None),
+        (f"{RUNNING} 2\n", None, None, None), (f"{WAITING} 2\n", None, None, None), ("# HELP x y\n\n", None, None, None),
+        (f"{DRAFTED} 8\n{ACCEPTED} 2\n", None, None, 0.25), (f"{DRAFTED} 8\n", None, None, 0.0),
+        (f"{DRAFTED} 0\n{ACCEPTED} 0\n", None, None, None),
+    ],
+)  # fmt: skip
+def test_a_server_is_seen_by_its_own_metrics_labels_added_up(
+    metrics: str, queue: int | None, sampled: int | None, acceptance: float | None
+) -> None:
+    seen = Vllm().sight("http://v", metrics)
+    assert (seen.address, seen.answers) == ("http://v", True)
+    assert (seen.queue, seen.sampled_tokens, seen.acceptance) == (queue, sampled, acceptance)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "queue", "sampled", "acceptance"),
+    [
+        ("sglang:num_running_reqs 2\nsglang:num_queue_reqs 1\nsglang:generation_tokens_total 9\nsglang:spec_accept_rate 0.5\n", 3, 9, 0.5),
+        ("sglang:num_running_reqs 2\nsglang:spec_accept_rate 0\n", None, None, None), ("sglang:num_queue_reqs 2\n", None, None, None),
+    ],
+)  # fmt: skip
+def test_an_sglang_server_is_seen_likewise(metrics: str, queue: int | None, sampled: int | None, acceptance: float | None) -> None:
+    seen = Sglang().sight("http://s", metrics)
+    assert (seen.address, seen.answers) == ("http://s", True)
+    assert (seen.queue, seen.sampled_tokens, seen.acceptance) == (queue, sampled, acceptance)
+
+
+@pytest.mark.parametrize(
+    ("form", "kept_to"),
+    [(Form(answer={"type": "object"}), {"type": "object"}), (Form(call={}), None), (Form(answer={}, call={}), None), (Form(), None)],
+)
+def test_an_answer_is_kept_to_json_and_never_to_a_call(form: Form, kept_to: dict[str, Any] | None) -> None:
+    if kept_to is not None:
+        assert schema_of(form, "vLLM") == kept_to
+        return
+    with pytest.raises(BadRequest, match="vLLM cannot be made to call a tool here") as refused:
+        schema_of(form, "vLLM")
+    assert (refused.value.param, refused.value.code) == ("tool_choice", "unsupported_parameter")
+
+
+def test_what_is_said_of_a_server_that_is_gone_aborts_or_masks_names_its_make() -> None:
+    assert str(gone("vLLM", "http://v", ConnectionError())).startswith("vLLM at http://v does not answer (ConnectionError): start it")
+    assert aborted("vLLM").startswith("vLLM aborted it")
+    assert masked("vLLM").startswith("drawn under vLLM's own token masks")
+
+
+def test_events_are_read_to_the_end_that_the_server_names() -> None:
+    async def read(text: str) -> list[dict[str, Any]]:
+        return [event async for event in events(httpx.Response(200, content=text.encode()))]
+
+    said = 'data: {"a": 1}\n\n: beat\nevent: x\ndata:{"b": 2}\ndata:\ndata: [DONE]\ndata: {"c": 3}\n'
+    assert asyncio.run(read(said)) == [{"a": 1}, {"b": 2}]
