@@ -17,7 +17,8 @@ from pipelines.training.drafting.answers import LoggedAnswer, ReadAnswer, freque
 from pipelines.training.drafting.costs import Always
 from pipelines.training.drafting.distil import lessons_of
 from pipelines.training.drafting.gate import Rate, Verdict, judge, rate
-from pipelines.training.drafting.run import _alternating  # pyright: ignore[reportPrivateUsage] - what reading sees of both sides
+from pipelines.training.drafting.run import Room, _alternating  # pyright: ignore[reportPrivateUsage] - what reading sees of both sides
+from tests.fakes.learning import FakeProgress
 
 MODEL = cast(Policy, SimpleNamespace(context=8, vocabulary=10))
 ANSWER = LoggedAnswer(unit="ada", prompt=(1, 2), completion=(3, 4, 5))
@@ -166,3 +167,41 @@ def test_a_setting_is_taken_up_to_its_bound(good: dict[str, Any], bad: dict[str,
     DraftingConfig(**good)
     with pytest.raises(BadConfig, match=why):
         DraftingConfig(**bad)
+
+
+class Hand:
+    """A clock that stands where it is put."""
+
+    def __init__(self) -> None:
+        self.at = 1000.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+def test_a_third_of_the_seconds_is_for_reading_and_how_far_it_is_is_told_every_two() -> None:
+    hand, progress = Hand(), FakeProgress()
+    go_on = Room(policy="tab", progress=progress, seconds=90.0, steps=100, monotonic=hand).reading(10)
+    looks = ((0.0, 0, True), (1.99, 1, True), (2.0, 3, True), (3.9, 4, True), (4.0, 6, True), (29.9, 9, True), (30.0, 9, False))
+    for seconds, done, goes_on in looks:
+        hand.at = 1000.0 + seconds
+        assert go_on(done) is goes_on
+    told = [(task, pytest.approx(done), total, detail) for task, done, total, detail in progress.reports]
+    assert told == [
+        ("drafting", 0.1, 1.0, {"step": "reading", "answers": 3}), ("drafting", 0.2, 1.0, {"step": "reading", "answers": 6}),
+        ("drafting", 0.3, 1.0, {"step": "reading", "answers": 9}),
+    ]  # fmt: skip
+
+
+def test_the_rest_is_for_training_by_the_clock_or_by_its_steps_whichever_is_further() -> None:
+    hand, progress = Hand(), FakeProgress()
+    room = Room(policy="tab", progress=progress, seconds=90.0, steps=100, monotonic=hand)
+    left: list[float] = []
+    for seconds, step in ((10.0, 1), (30.0, 2), (60.0, 10), (62.0, 80), (62.0, 100), (90.0, 20), (99.0, 21)):
+        hand.at = 1000.0 + seconds
+        left.append(room.left(step, 0.123456))
+    assert left == pytest.approx([1.0, 1.0, 0.5, 28 / 60, 28 / 60, 0.0, 0.0])
+    assert room.elapsed == 99.0
+    # a third is over when training begins; 1 %, 2 %, then half of the seconds, 80 % of the steps, all of them at once, all of the seconds
+    assert [done for _, done, _, _ in progress.reports] == pytest.approx([1 / 3 + 2 / 3 * part for part in (0.01, 0.02, 0.5, 0.8, 1, 1, 1)])
+    assert {str(detail) for _, _, _, detail in progress.reports} == {"{'step': 'distilling', 'loss': 0.1235}"}
