@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import fsspec
 import pytest
@@ -18,8 +18,6 @@ class Forgetful(MemoryFileSystem):
     """Takes a second file of the same name, and reads something else than was written."""
 
     protocol = "forgetful"
-    store: ClassVar[dict[str, Any]] = {}
-    pseudo_dirs: ClassVar[list[str]] = [""]
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
         super().pipe_file(path, value, mode="overwrite")
@@ -46,7 +44,6 @@ def others() -> Iterator[None]:
         fsspec.register_implementation(str(kind.protocol), kind, clobber=True)
     yield
     MemoryFileSystem.store.clear()
-    Forgetful.store.clear()
 
 
 def test_the_first_to_use_a_place_has_it_and_another_one_is_refused_with_both_names(tmp_path: Path) -> None:

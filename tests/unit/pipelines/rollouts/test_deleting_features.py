@@ -167,7 +167,7 @@ class Noticing:
         if self.broken:
             return Grade(verdict=Verdict.FAILED, reason="nothing runs")
         sound = task.files["lib/a.py"] != with_body(CODE, "double", GONE)
-        passed = tuple(test for test in task.expected if sound or "double" not in test)
+        passed = tuple(test for test in task.expected if sound or not ("double" in test or "twice" in test))
         return Grade(verdict=Verdict.PASSED, passed=passed)
 
 
@@ -185,6 +185,18 @@ def test_a_function_is_surveyed_by_the_tests_that_notice_its_removal_those_of_it
     many = "import lib\n" + "".join(f"def test_double_{n}():\n    lib.double({n})\n" for n in range(MOST_TESTS + 3))
     (row,) = survey(LIB, {**FILES, "lib/tests/test_a.py": many}, cast(Grader, grader))
     assert len(row["tests"]) == 8
+
+
+def test_a_test_of_another_name_counts_where_none_has_the_functions() -> None:
+    def found(*names: str) -> list[list[str]]:
+        text = "import lib\n" + "".join(f"def {name}():\n    lib.double(1)\n" for name in names)
+        other = "def test_twice_elsewhere():\n    pass\n"
+        files = {**FILES, "lib/tests/test_a.py": text, "lib/tests/test_b.py": other}
+        return [row["tests"] for row in survey(LIB, files, cast(Grader, Noticing())) if row["function"] == "double"]
+
+    assert found("test_double", "test_twice") == [["lib/tests/test_a.py::test_double"]]
+    assert found("test_twice", "test_sum") == [["lib/tests/test_a.py::test_twice"]], "of a file that names the function"
+    assert found("test_sum") == [], "what nothing notices is no task"
 
 
 def test_a_library_whose_tests_do_not_run_is_refused_where_it_has_more_than_fifty() -> None:
