@@ -35,6 +35,9 @@ def test_a_cut_draw_says_what_was_kept_and_a_whole_one_that_nothing_was_cut() ->
     assert whole.spread_V.exp().sum().item() == pytest.approx(1.0)
     kept = 4.0 - math.log(sum(math.exp(x) for x in (1.0, 4.0, 2.0, 0.0)))
     assert (one.token, one.logprob, one.kept_log_mass) == (1, pytest.approx(0.0), pytest.approx(kept))
+    (two,) = draw_all(LOGITS[:1], [0.0], [SamplingParams(top_k=2)])
+    assert two.logprob == pytest.approx(3.0 - math.log(weights[0] + weights[3]))
+    assert two.kept_log_mass == pytest.approx(math.log((weights[0] + weights[3]) / sum(weights)))
     (likely,) = draw_all(LOGITS[3:], [0.5], [SamplingParams(top_p=0.5)])
     mass = math.exp(5.0) / (math.exp(5.0) + 3 * math.exp(2.0))
     assert (likely.token, likely.logprob, likely.kept_log_mass) == (3, pytest.approx(0.0), pytest.approx(math.log(mass)))
@@ -74,3 +77,7 @@ def test_without_a_mask_a_place_sees_itself_and_what_is_before_it() -> None:
     assert torch.allclose(attend(torch.nn.Module(), query, key, value, None)[0], by_hand(query, key, value, causal, 8**-0.5), atol=1e-5)
     last = attend(torch.nn.Module(), query[:, :, -1:], key, value, None)[0]
     assert torch.allclose(last, by_hand(query[:, :, -1:], key, value, causal[-1:], 8**-0.5), atol=1e-5), "one query sees all of its keys"
+    alone = attend(torch.nn.Module(), query[:, :2, -1:], key, value, None)[0]
+    assert torch.allclose(alone, by_hand(query[:, :2, -1:], key, value, causal[-1:], 8**-0.5), atol=1e-5), "with keys of its own too"
+    two = attend(torch.nn.Module(), query[:, :, :2], key[:, :, :2], value[:, :, :2], None)[0]
+    assert torch.allclose(two, by_hand(query[:, :, :2], key[:, :, :2], value[:, :, :2], causal[:2, :2], 8**-0.5), atol=1e-5)
