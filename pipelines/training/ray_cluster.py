@@ -70,14 +70,13 @@ def _is_apart(address: str, storage: Storage) -> bool:
     import ray
 
     others = sorted(node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"] and not interface_of(node["NodeManagerAddress"]))
-    if not others:
-        return False
-    try:
-        storage.require(address, others)
-    except BadConfig:
-        ray.shutdown()
-        raise
-    return True
+    if others:
+        try:
+            storage.require(address, others)
+        except BadConfig:
+            ray.shutdown()
+            raise
+    return False
 
 
 def _stay_at_home(token_file: Path) -> None:

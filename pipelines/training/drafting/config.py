@@ -45,3 +45,5 @@ class DraftingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             )
         if not 0.0 < self.held_out < 1.0 or self.margin < 0:
             raise BadConfig("drafting.held_out is a share between 0 and 1, and drafting.margin at least 0")
+        if self.least_people < 2:
+            raise BadConfig(f"drafting.least_people is {self.least_people}: a gain has an interval from two people at least")

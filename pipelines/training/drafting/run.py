@@ -64,7 +64,7 @@ def make_head(
     costs: Mapping[int, float] | None = None,
 ) -> Made:  # fmt: skip
     """Read, distil and judge. Raises `BadInput` where there is nothing to learn from."""
-    room = _Room(policy=policy, progress=progress, seconds=config.seconds, steps=config.steps)
+    room = Room(policy=policy, progress=progress, seconds=config.seconds, steps=config.steps)
     learnt, judged = split(answers, held_out=config.held_out)
     known = read(target, _alternating(learnt, judged), go_on=room.reading(len(answers)))
     held = {answer.unit for answer in judged}
@@ -111,20 +111,22 @@ def _alternating(learnt: list[LoggedAnswer], judged: list[LoggedAnswer]) -> list
 
 
 @dataclass(kw_only=True)
-class _Room:
+class Room:
     """The time of a run, and where it says how far it is."""
 
     policy: str
     progress: ProgressLog
     seconds: float
     steps: int
+    monotonic: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self._began, self._told = time.monotonic(), 0.0
+        self._began, self._told = self.monotonic(), 0.0
 
     @property
     def elapsed(self) -> float:
-        return time.monotonic() - self._began
+        """Seconds since the run began."""
+        return self.monotonic() - self._began
 
     def reading(self, total: int) -> Callable[[int], bool]:
         """Whether another answer may be read."""

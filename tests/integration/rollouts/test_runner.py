@@ -9,8 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from pipelines.rollouts.boxed import runner
 from pipelines.rollouts.grading import RUNNER, Found, Verdict, judged
 from tests.integration.rollouts.practising import LIBRARY
+
+assert Path(runner.__file__) == RUNNER, "what a box is given is the program that is asked here"
 
 LIB = "def double(n):\n    return 2 * n\ndef fail(n):\n    raise ValueError(f'no {n}')\n"
 
@@ -211,3 +214,62 @@ def said_by_a_box(**more: Any) -> bytes:
 def test_words_of_a_box_that_are_no_pass_are_none(said: bytes, complaint: bytes, reason: str) -> None:
     grade = judged(LIBRARY, said, complaint)
     assert (grade.verdict, grade.reason) == (Verdict.FAILED, reason)
+
+
+BOUNDS = """
+import pytest, sys, os
+near = pytest.approx
+def test_near(): assert 1.0 == near(1.0 + 9e-7) and -1.0 == near(-1.0 - 9e-7) and 0.0 == near(9e-13)
+def test_rel(): assert 100 == near(101, rel=0.01) and 5 == near(5.5, abs=0.5)
+def test_true_is_no_number(): assert not (True == near(1)) and not ("1" == near(1))
+def test_far_above(): assert 1.0 == near(1.0 + 2e-6)
+def test_far_below(): assert -1.0 == near(-1.0 - 2e-6)
+def test_far_from_nothing(): assert 0.0 == near(2e-12)
+def test_folder(): assert sys.path[0] == os.getcwd() and __file__ == os.path.join(os.getcwd(), "t.py")
+@pytest.fixture
+def made(): return 1
+def test_default(n=1): assert n == 1
+def test_starred(*rest, **more): assert (rest, more) == ((), {})
+@pytest.mark.parametrize(["n", "m"], [(1, 2)])
+def test_list_of_names(n, m): assert (n, m) == (1, 2)
+@pytest.mark.parametrize("n", [(1, 2)])
+def test_a_pair_is_one_value(n): assert n == (1, 2)
+@pytest.mark.parametrize("n", [1])
+@pytest.mark.parametrize("m", [1, 2, 3])
+def test_every_pair(n, m): assert m < 3
+def test_long(): assert 0, "x" * 5000
+"""
+
+
+def test_what_is_near_and_what_rows_are_there_at_their_bounds(tmp_path: Path) -> None:
+    names = [line.split("(")[0].removeprefix("def ") for line in BOUNDS.splitlines() if line.startswith("def test")]
+    said = found(runs(tmp_path, {"t.py": BOUNDS}, [f"t.py::{name}" for name in names]))
+    passed = {"test_near", "test_rel", "test_true_is_no_number", "test_folder", "test_list_of_names", "test_a_pair_is_one_value"}
+    assert {name.removeprefix("t.py::") for name in said.passed} == passed
+    failed = {name.removeprefix("t.py::"): reason for name, reason in said.failed.items()}
+    assert failed["test_long"] == "AssertionError: " + "x" * 284, "three hundred characters of a reason"
+    assert {name for name, reason in failed.items() if reason == "AssertionError: "} == {
+        "test_far_above", "test_far_below", "test_far_from_nothing", "test_every_pair"
+    }  # fmt: skip
+    assert {failed["test_default"], failed["test_starred"]} == {"Skipped: it wants a fixture"}
+
+
+def test_the_order_of_tests_is_drawn_by_the_seed(tmp_path: Path) -> None:
+    module = "".join(f"def test_{n}(): pass\n" for n in range(6))
+    ids = [f"t.py::test_{n}" for n in range(6)]
+    first, again = (found(runs(tmp_path, {"t.py": module}, ids)).passed for _ in range(2))
+    assert list(first) == list(again)
+    assert sorted(first) == ids
+    assert list(first) != ids
+
+
+def test_a_test_that_hangs_is_ended_and_the_others_go_on(tmp_path: Path) -> None:
+    program = RUNNER.read_text().replace("EACH_S = 10.0", "EACH_S = 0.2")
+    assert program != RUNNER.read_text(), "ten seconds each"
+    (tmp_path / "lib.py").write_text(LIB)
+    tests = {"t.py": "import time\ndef test_hangs(): time.sleep(60)\ndef test_goes_on(): pass\n"}
+    asked = {"tests": tests, "ids": ["t.py::test_hangs", "t.py::test_goes_on"], "canaries": [], "seed": 1}
+    (tmp_path / "asked.json").write_text(json.dumps(asked))
+    done = subprocess.run([sys.executable, "-c", program, "asked.json"], cwd=tmp_path, capture_output=True, check=True, timeout=30)
+    said = found(done.stdout)
+    assert (list(said.passed), said.failed) == (["t.py::test_goes_on"], {"t.py::test_hangs": "it ended without a word"})

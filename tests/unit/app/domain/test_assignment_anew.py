@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from app.domain.release.assignment import Arm, assign, is_lasting
+from app.domain.release.assignment import Arm, assign, is_lasting, pin, practise
 from app.domain.release.releases import Pointer, Route
 
 AT = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -104,3 +104,9 @@ def test_the_holdback_takes_as_many_of_the_lasting_cohort_as_of_the_others() -> 
     assert _is(sum(arm.arm == "previous" for arm in kept), len(kept), 0.1)
     assert _is(sum(arm.arm != "previous" for arm in kept), sum(arm.arm != "previous" for arm in arms), 0.2)
     assert {(arm.probability, arm.share) for arm in kept if arm.arm == "champion"} == {(1.0, 0.0)}
+
+
+def test_practice_and_pinned_requests_are_no_experiment_and_certain() -> None:
+    plain = {"release_id": None, "probability": 1.0, "share": 0.0, "holdback": 0.0}
+    assert practise(CANARY) == Arm(digest="v1", stage="rollout", arm="rollout", **plain)
+    assert pin("v7") == Arm(digest="v7", stage="pinned", arm="pinned", **plain)

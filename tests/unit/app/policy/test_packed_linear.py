@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from app.policy.decoding.packed_linear import PackedLinear, can_pack, pack_linears
+from app.policy.decoding.packed_linear import PackedLinear, PackedPart, can_pack, pack_linears
 from app.policy.model import load_model, load_policy
 
 
@@ -32,6 +32,26 @@ def test_one_layer_is_the_same_for_few_rows_and_many() -> None:
         inputs = torch.randn(rows, 64).bfloat16()
         with torch.no_grad():
             assert torch.allclose(model(inputs), packed(inputs), atol=1e-2)
+
+
+class Block(torch.nn.Module):
+    """Three layers that share their inputs."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__()
+        for name, size in zip(("q_proj", "k_proj", "v_proj"), sizes, strict=True):
+            setattr(self, name, torch.nn.Linear(size, 32, bias=False))
+
+
+def test_layers_that_read_the_same_are_one_product_and_others_are_not() -> None:
+    def packed(*sizes: int) -> set[type[torch.nn.Module]]:
+        block = Block(*sizes).bfloat16()
+        if can_pack(torch.bfloat16):
+            pack_linears(block)
+        return {type(getattr(block, name)) for name in ("q_proj", "k_proj", "v_proj")}
+
+    wanted = ({PackedPart}, {PackedLinear}) if can_pack(torch.bfloat16) else ({torch.nn.Linear}, {torch.nn.Linear})
+    assert (packed(64, 64, 64), packed(64, 64, 96)) == wanted
 
 
 def test_float32_is_never_packed(tiny_model: Path) -> None:

@@ -1,6 +1,7 @@
 """The grade of a patch: what is asked of the box, what its words come to, and whose fault it is where there are none."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -83,6 +84,15 @@ def test_the_box_of_a_grade_has_the_task_with_what_may_travel_and_everybody_may_
     assert (spec.lifetime_s, spec.limits, spec.gateway) == (37.0, GRADING, None)
     assert spec.workspace is not None
     assert (boxes.stopped, spec.workspace.exists(), spec.workspace.parent.exists()) == (1, False, False)
+
+
+def test_whoever_runs_a_box_may_read_its_files_whatever_the_mask_of_the_process_that_wrote_them() -> None:
+    boxes, before = Boxes(), os.umask(0o077)
+    try:
+        grade(boxes, {"sub/deep/x.py": "x\n"})
+    finally:
+        os.umask(before)
+    assert boxes.modes == [{0o755}, {0o644}]
 
 
 def test_the_runner_gets_the_tests_in_an_order_of_its_seed_and_three_canaries_of_them() -> None:

@@ -80,6 +80,8 @@ def test_a_head_for_a_deterministic_text_is_kept_beside_its_version_and_changes_
     assert record.kept, record.reason
     assert record.figures["first_draft_acceptance"][0] > 0.95
     assert record.figures["gain"]["3"][1] > 2
+    told = {name: record.figures[name] for name in ("loss", "seconds", "covered")}
+    assert told == {"loss": round(told["loss"], 4), "seconds": round(told["seconds"], 1), "covered": round(told["covered"], 4)}
     assert "gain" in record.reason
     assert progress.told[-1] == ("drafting", 1.0)
     assert read_record(weights, digest) == record

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from app.domain.learning.batches import BatchItem, BatchManifest, TurnPayload
+from app.domain.telemetry.turns import Form, Shape
 from pipelines.training.estimators.group_mean import GroupMean
 from pipelines.training.measurement import turn_metrics
 from pipelines.training.plan import cut_micro_batches, plan_steps
@@ -206,6 +207,22 @@ def test_a_micro_batch_is_filled_up_to_its_limit(limit: int, parts: tuple[tuple[
     # 5 tokens; one more beside them; 4 others
     samples = [sample("a", (1, 1, 1, 1, 1)), sample("b", (1, 1, 1, 1, 2)), sample("c", (2, 1, 1, 1))]
     assert cut_micro_batches(samples, (2, 1, 0), limit) == parts
+
+
+def test_every_micro_batch_begins_empty() -> None:
+    samples = [sample(name, (n,) * 5) for n, name in enumerate("abcd")]
+    assert cut_micro_batches(samples, (0, 1, 2, 3), 10) == ((0, 1), (2, 3))
+
+
+def test_a_turn_in_a_form_is_read_where_its_tokens_could_have_been_drawn_under_it() -> None:
+    formed = payload("a", shape=Shape(form=Form(answer={"type": "object"})))
+    store = FakeTrajectories()
+    store.write("s1", [formed, replace(formed, inference_id="b", completion_tokens=(5, 4))])
+    limits = replace(LIMITS, allow=lambda form, tokens: form == Form(answer={"type": "object"}) and tuple(tokens) == (4, 5))
+    samples, left_out = read_samples(batch(item("a"), item("b")), store, limits)
+    assert ([one.item.inference_id for one in samples], left_out) == (["a"], {"no_ratio": 1})
+    assert read(formed) == {"no_ratio": 1}, "without a grammar no form is known to allow anything"
+    assert read(payload("a", shape=Shape(presence_penalty=1.0))) == {}
 
 
 def test_what_a_batch_says_of_its_turns_by_hand() -> None:
