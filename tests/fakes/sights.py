@@ -27,6 +27,11 @@ class Canned:
         return said
 
 
+def canned(**answers: Any) -> Any:
+    """The same, in the place of whatever port."""
+    return Canned(**answers)
+
+
 def looking(
     *roles: Role, actor: str = "user:ada", of: str | None = None, query: dict[str, str] | None = None, sight: Canned | None = None,
     **answers: Any,
