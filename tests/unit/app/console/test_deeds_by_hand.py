@@ -281,7 +281,10 @@ def test_letters_are_replayed_page_after_page_and_of_those_that_still_make_no_se
     assert noted == order("replay_letters", "all")
     detail = {"applied": 0, "still": 401, "ids": [], "reason": "odd"}
     assert said == {"action": "dead_letters.replay", "about": "dead letters", "detail": detail}
-    assert "it makes no sense even now" in World(letters=[letter(3)]).do("replay_letter", "3")["moved"]
+    one = World(letters=[letter(3)])
+    assert "it makes no sense even now" in one.do("replay_letter", "3")["moved"]
+    assert [call[0] for call in one.requests.heard] == ["refuse_done", "done"]
+    assert one.requests.heard[-1][2]["detail"] == {"applied": 0, "still": 1, "ids": [3], "reason": None}
     with pytest.raises(NotFound, match="nothing to replay that is called 'some'"):
         world.ask("replay_letters", "some")
 
@@ -328,8 +331,10 @@ def test_a_rule_set_is_proposed_once_it_was_replayed_and_can_be_scored_by() -> N
     assert world.do("propose_rules", "r1") == "/console/rewards?policy=tab#proposals"
     (mine,) = world.rules.heard[-1][1]
     assert (mine.id, mine.toml, mine.proposed_by, mine.proposed_at) == ("q1", REPLAYED.toml, "user:ada", AT)
+    assert world.do("propose_rules", "r1", of="tab") == "/console/rewards?policy=tab#proposals", "who sees one policy may as well"
+    assert World().do("replay_rules", "tab", of="tab", toml="x") == "/console/replays/q1?policy=tab"
     rests_on = order("propose_rules", "tab", moves="rule_set.activate")
-    assert [call[:2] for call in world.requests.heard] == [("refuse_done", (rests_on,)), ("done", (rests_on,))]
+    assert [call[:2] for call in world.requests.heard] == [("refuse_done", (rests_on,)), ("done", (rests_on,))] * 2
     wrong = World(replay=replace(REPLAYED, refused="no such term"))
     assert "cannot score by it: no such term" in wrong.do("propose_rules", "r1")["moved"]
     assert "it was not replayed yet" in World(replay=replace(REPLAYED, outcome=None)).ask("propose_rules", "r1").effect
