@@ -247,6 +247,7 @@ def test_what_was_being_filled_in_comes_back_behind_the_door_with_another_token(
     turned = client.post("/console/data?x=1", data={"csrf": "old", "reason": "because <b>"})
     assert turned.status_code == 401
     assert "your session has ended" in turned.text
+    assert "{&#34;reason&#34;:&#34;because &lt;b&gt;&#34;}" in turned.text, "with everything but the token of the session that ended"
     held = '{"reason":"because <b>"}'
     back = sent(door(Desk()), "/console/login", name="eve", password="p", next="/console/data", held=held)
     assert back.status_code == 200
