@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -158,6 +158,12 @@ def test_a_receiver_is_registered_tried_renewed_and_stopped_in_the_name_of_who_a
     assert (renewed.json(), book.heard[-1][2]["by"]) == ({"id": "w2", "secret": book.heard[-1][1][1]}, "service:test")
     assert ask("DELETE", "/v1/webhooks/w2").json() == {"id": "w2"}
     assert (book.heard[-1][0], book.heard[-1][1], book.heard[-1][2]["by"]) == ("disable", ("w2",), "service:test")
+
+
+def test_an_address_that_nothing_can_be_sent_to_is_not_registered() -> None:
+    ask, book, _ = hooks_service()
+    assert ask("POST", "/v1/webhooks", {"url": "mailto:nobody"}).status_code == 400
+    assert book.heard == []
 
 
 @pytest.mark.parametrize(("asked", "limit"), [("", 100), ("?limit=1000", 1000), ("?limit=1", 1)])
@@ -388,8 +394,3 @@ def test_what_takes_every_policy_is_not_for_a_key_of_one() -> None:
     )
     ask = service(erasures.router(room), policy="tab")
     assert [ask("POST", f"/v1/erasures{path}", {"actor": "a"}).status_code for path in ("", "/verify", "/sweep")] == [403] * 3
-
-
-def test_moments_are_told_with_their_zone() -> None:
-    told = keys_service()[0]("GET", "/v1/keys").json()["keys"][0]["created_at"]
-    assert datetime.fromisoformat(told) == NOON
