@@ -37,4 +37,4 @@ class Waits:
         waiting = [now - since for whose, since in self._waiting.values() if policy in (None, whose)]
         over = [waited for at, whose, waited in self._over if policy in (None, whose) and now - at <= WINDOW_S]
         waits = sorted(over + waiting)
-        return {"waiting": len(waiting), "first_token_p95_s": waits[min(len(waits) - 1, int(0.95 * len(waits)))] if waits else None}
+        return {"waiting": len(waiting), "first_token_p95_s": waits[int(0.95 * len(waits))] if waits else None}

@@ -7,7 +7,7 @@ not believed, what it raises is "Unable to bootstrap".
 
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from kafka.errors import KafkaError
@@ -20,7 +20,7 @@ PROBE_S = 2.0
 Client = TypeVar("Client")
 
 
-def connect(kind: type[Client], settings: Mapping[str, Any]) -> Client:
+def connect(kind: Callable[..., Client], settings: Mapping[str, Any]) -> Client:
     """`kind(**settings)`, whose network thread and sockets are closed when the constructor raises."""
     networks: list[Any] = []
 

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from kafka import KafkaConsumer
@@ -19,14 +19,16 @@ PATIENCE_S = 20.0
 """A partition that brings nothing for so long and is not at its end cannot be read: then nothing is proved."""
 
 
-def records_with(cluster: Cluster, words: bytes) -> dict[str, int]:
+def records_with(
+    cluster: Cluster, words: bytes, *, client: Callable[..., Any] = KafkaConsumer, monotonic: Callable[[], float] = time.monotonic
+) -> dict[str, int]:
     """Records whose value has these bytes, by topic, over every topic of this product. Raises `Unavailable`."""
     consumer: Any = None
     try:
-        consumer = connect(KafkaConsumer, consumer_settings(cluster) | {"group_id": None, "client_id": "ratchet-verify"})
+        consumer = connect(client, consumer_settings(cluster) | {"group_id": None, "client_id": "ratchet-verify"})
         places = [TopicPartition(topic, p) for topic in _ours(consumer.topics()) for p in consumer.partitions_for_topic(topic) or ()]
         found: Counter[str] = Counter({place.topic: 0 for place in places})
-        for record in _all(consumer, places):
+        for record in _all(consumer, places, monotonic):
             found[record.topic] += (record.key or b"") != words and words in (record.value or b"")
         return dict(found)
     except KafkaError as error:
@@ -41,17 +43,17 @@ def _ours(topics: set[str]) -> list[str]:
     return sorted(topic for topic in topics if topic.startswith(names))
 
 
-def _all(consumer: Any, places: list[TopicPartition]) -> Iterator[Any]:  # noqa: ANN401 - kafka-python ships no types
+def _all(consumer: Any, places: list[TopicPartition], monotonic: Callable[[], float]) -> Iterator[Any]:  # noqa: ANN401 - kafka-python ships no types
     if not places:
         return
     consumer.assign(places)
     consumer.seek_to_beginning(*places)
-    heard_at, open_ = time.monotonic(), set(places)
+    heard_at, open_ = monotonic(), set(places)
     while open_:
         for records in consumer.poll(timeout_ms=500).values():
-            heard_at = time.monotonic()
+            heard_at = monotonic()
             yield from records
         # The end is what a fetch told (`highwater`): the embedded broker's own answer about ends is wrong.
         open_ = {p for p in open_ if (end := consumer.highwater(p)) is None or consumer.position(p) < end}
-        if open_ and time.monotonic() - heard_at > PATIENCE_S:
+        if open_ and monotonic() - heard_at > PATIENCE_S:
             raise Unavailable(f"{len(open_)} partitions bring nothing and are not at their end: topics cannot be looked into")

@@ -3,7 +3,7 @@
 The embedded broker makes missing topics by itself, with four partitions: that number is how an empty restart shows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -23,7 +23,7 @@ CONNECT_TIMEOUT_MS = 4_000
 
 
 @contextmanager
-def administering(cluster: Cluster) -> Iterator["TopicAdmin"]:
+def administering(cluster: Cluster, *, client: Callable[..., Any] = KafkaAdminClient) -> Iterator["TopicAdmin"]:
     """Connect, administer, disconnect. Raises `Unavailable`."""
     admin: Any = None
     try:
@@ -31,7 +31,7 @@ def administering(cluster: Cluster) -> Iterator["TopicAdmin"]:
             "bootstrap_servers": cluster.servers(), "client_id": "ratchet-admin", "request_timeout_ms": CONNECT_TIMEOUT_MS,
             "bootstrap_timeout_ms": CONNECT_TIMEOUT_MS,
         } | security_settings(cluster)  # fmt: skip
-        admin = connect(KafkaAdminClient, settings)
+        admin = connect(client, settings)
         yield TopicAdmin(admin, options=None if cluster.embedded else cluster.options, known_for=cluster.known_for)
     except KafkaConfigurationError:
         raise  # a mistake of ours, which no retry cures
@@ -42,9 +42,9 @@ def administering(cluster: Cluster) -> Iterator["TopicAdmin"]:
             admin.close()
 
 
-def topic_faults(cluster: Cluster) -> list[str]:
+def topic_faults(cluster: Cluster, *, client: Callable[..., Any] = KafkaAdminClient) -> list[str]:
     """How a real cluster's topics differ from the configuration; whether the embedded broker answers. Raises `Unavailable`."""
-    with administering(cluster) as admin:
+    with administering(cluster, client=client) as admin:
         there = admin.partitions()
         if cluster.embedded:
             return []

@@ -2,6 +2,7 @@
 
 import smtplib
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from email.message import EmailMessage
 from urllib.parse import unquote, urlsplit
@@ -19,6 +20,8 @@ class PostOffice:
     url: str = field(repr=False)
     """`smtp[s]://[user:password@]host[:port]`"""
     sender: str
+    plain: Callable[..., smtplib.SMTP] = field(default=smtplib.SMTP, repr=False)
+    encrypted: Callable[..., smtplib.SMTP] = field(default=smtplib.SMTP_SSL, repr=False)
 
     def send(self, mail: EmailMessage) -> None:
         """Hand it over. Raises `smtplib.SMTPException`, `OSError`, `BadConfig`."""
@@ -27,9 +30,9 @@ class PostOffice:
             raise BadConfig("RATCHET_SMTP is no address: write smtp://user:password@mail.example.com:587, or smtps://…:465")
         safely = ssl.create_default_context()
         if parts.scheme == "smtps":
-            server: smtplib.SMTP = smtplib.SMTP_SSL(parts.hostname, parts.port or 465, timeout=TIMEOUT_S, context=safely)
+            server = self.encrypted(parts.hostname, parts.port or 465, timeout=TIMEOUT_S, context=safely)
         else:
-            server = smtplib.SMTP(parts.hostname, parts.port or 587, timeout=TIMEOUT_S)
+            server = self.plain(parts.hostname, parts.port or 587, timeout=TIMEOUT_S)
         with server:
             if parts.scheme == "smtp" and parts.hostname not in LOOPBACK:
                 server.starttls(context=safely)

@@ -22,8 +22,8 @@ def _snakes(part: type[msgspec.Struct]) -> tuple[str, ...]:
 
 
 def _snake(name: str) -> Any:  # noqa: ANN401 - a field
-    """A key as protobuf's own files write it, which the standard says is none here."""
-    return msgspec.field(default=None, name=name)
+    """A key as protobuf's own files write it, which the standard says is none here. Of its own type: a union takes no `Raw`."""
+    return msgspec.field(default=msgspec.Raw(), name=name)
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -32,7 +32,7 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     def in_our_keys(self) -> Self:
         """The part, where no key of it is in snake_case: what is taken and not understood is lost with a success. Raises `ValueError`."""
         for name in _snakes(type(self)):
-            if getattr(self, name) is not None:
+            if bytes(getattr(self, name)) not in (b"", b"null"):
                 raise ValueError(f"keys are lowerCamelCase, and `{name.removeprefix('snake_')}` is not: write it as in resourceLogs")
         return self
 
@@ -44,10 +44,10 @@ class Value(_Part, frozen=True):
     bool_value: bool | None = None
     int_value: int | None = None
     double_value: float | None = None
-    snake_string_value: msgspec.Raw | None = _snake("string_value")
-    snake_bool_value: msgspec.Raw | None = _snake("bool_value")
-    snake_int_value: msgspec.Raw | None = _snake("int_value")
-    snake_double_value: msgspec.Raw | None = _snake("double_value")
+    snake_string_value: msgspec.Raw = _snake("string_value")
+    snake_bool_value: msgspec.Raw = _snake("bool_value")
+    snake_int_value: msgspec.Raw = _snake("int_value")
+    snake_double_value: msgspec.Raw = _snake("double_value")
 
     def plain(self) -> str | bool | int | float | None:
         """Whichever is set."""
@@ -74,11 +74,11 @@ class Record(_Part, frozen=True):
     observed_time_unix_nano: int | None = None
     event_name: str | None = None
     attributes: list[Pair] | None = None
-    snake_trace_id: msgspec.Raw | None = _snake("trace_id")
-    snake_span_id: msgspec.Raw | None = _snake("span_id")
-    snake_time_unix_nano: msgspec.Raw | None = _snake("time_unix_nano")
-    snake_observed_time_unix_nano: msgspec.Raw | None = _snake("observed_time_unix_nano")
-    snake_event_name: msgspec.Raw | None = _snake("event_name")
+    snake_trace_id: msgspec.Raw = _snake("trace_id")
+    snake_span_id: msgspec.Raw = _snake("span_id")
+    snake_time_unix_nano: msgspec.Raw = _snake("time_unix_nano")
+    snake_observed_time_unix_nano: msgspec.Raw = _snake("observed_time_unix_nano")
+    snake_event_name: msgspec.Raw = _snake("event_name")
 
 
 class Event(_Part, frozen=True):
@@ -87,7 +87,7 @@ class Event(_Part, frozen=True):
     name: str | None = None
     time_unix_nano: int | None = None
     attributes: list[Pair] | None = None
-    snake_time_unix_nano: msgspec.Raw | None = _snake("time_unix_nano")
+    snake_time_unix_nano: msgspec.Raw = _snake("time_unix_nano")
 
 
 class Span(_Part, frozen=True):
@@ -97,8 +97,8 @@ class Span(_Part, frozen=True):
     span_id: str | None = None
     attributes: list[Pair] | None = None
     events: list[Event] | None = None
-    snake_trace_id: msgspec.Raw | None = _snake("trace_id")
-    snake_span_id: msgspec.Raw | None = _snake("span_id")
+    snake_trace_id: msgspec.Raw = _snake("trace_id")
+    snake_span_id: msgspec.Raw = _snake("span_id")
 
 
 class LogScope(_Part, frozen=True):
@@ -106,7 +106,7 @@ class LogScope(_Part, frozen=True):
 
     log_records: list[msgspec.Raw] | None = None
     """Each is decoded by itself (`record`): all of them at once would be one piece of 20 ms a megabyte."""
-    snake_log_records: msgspec.Raw | None = _snake("log_records")
+    snake_log_records: msgspec.Raw = _snake("log_records")
 
 
 class SpanScope(_Part, frozen=True):
@@ -119,28 +119,28 @@ class LogResource(_Part, frozen=True):
     """Records of one process."""
 
     scope_logs: list[LogScope] | None = None
-    snake_scope_logs: msgspec.Raw | None = _snake("scope_logs")
+    snake_scope_logs: msgspec.Raw = _snake("scope_logs")
 
 
 class SpanResource(_Part, frozen=True):
     """Spans of one process."""
 
     scope_spans: list[SpanScope] | None = None
-    snake_scope_spans: msgspec.Raw | None = _snake("scope_spans")
+    snake_scope_spans: msgspec.Raw = _snake("scope_spans")
 
 
 class Logs(_Part, frozen=True):
     """An export of logs."""
 
     resource_logs: list[LogResource] | None = None
-    snake_resource_logs: msgspec.Raw | None = _snake("resource_logs")
+    snake_resource_logs: msgspec.Raw = _snake("resource_logs")
 
 
 class Spans(_Part, frozen=True):
     """An export of spans."""
 
     resource_spans: list[SpanResource] | None = None
-    snake_resource_spans: msgspec.Raw | None = _snake("resource_spans")
+    snake_resource_spans: msgspec.Raw = _snake("resource_spans")
 
 
 _logs = msgspec.json.Decoder(Logs, strict=False)

@@ -204,6 +204,10 @@ def test_what_people_could_not_judge_ends_at_once(engine: Engine) -> None:
     assert "no longer the champion" in (room.room.desk.find(stale.id).reason or "")
 
 
+def test_as_many_pairs_as_votes_are_needed_are_enough(sqlite_engine: Engine) -> None:
+    assert judging(sqlite_engine, small(sqlite_engine), pairs=20).state is S.JUDGING
+
+
 def test_without_the_setting_such_a_release_is_refused_as_before(engine: Engine) -> None:
     room = small(engine, people=PeopleTerms())
     assert judging(engine, room).state is S.REJECTED

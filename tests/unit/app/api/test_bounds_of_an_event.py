@@ -17,6 +17,7 @@ from app.domain.ids import hash_actor
 from app.domain.telemetry.events import CloudEvent, Observation
 from tests.fakes.clock import FrozenClock
 from tests.fakes.gateway import policy_config
+from tests.fakes.served import turn
 
 CLOCK = FrozenClock()
 NOW = CLOCK()
@@ -182,6 +183,16 @@ def test_texts_are_searched_where_their_policy_asks_or_nobody_knows_whose_they_a
     assert (unknown.value, unknown.tags) == ("mail [EMAIL]", {"a": "[EMAIL]"})
     assert observation(draft(**said, policy="tab"), at=redacting).value == "mail ada@example.org"
     assert observation(draft(**said), at=desk()).value == "mail ada@example.org"
+
+
+@pytest.mark.parametrize(("policy", "redacted"), [("composer", True), ("tab", False)])
+def test_an_imported_turn_is_searched_where_its_policy_asks_and_never_keeps_who_it_was(policy: str, *, redacted: bool) -> None:
+    said = "mail ada@example.org"
+    sent = turn("i1", policy=policy, actor="ada", messages=[{"role": "user", "content": said}], completion=said)
+    kept, found = desk(redact=True).imported(sent), "mail [EMAIL]" if redacted else said
+    assert (kept.messages[0]["content"], kept.completion) == (found, found)
+    assert kept.actor == hash_actor("ada", salt="salt")
+    assert desk().imported(turn("i1", policy=policy, actor=None)).actor is None
 
 
 def test_no_more_text_is_searched_than_may_be() -> None:

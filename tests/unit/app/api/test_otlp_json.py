@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 
 from app.api.dialects import otlp_json
 from app.api.dialects.otel import EVENT, LOGS, TRACES, Form
+from app.domain.errors import BadRequest
 from app.main import create_app
 from tests.fakes.gateway import collaborators
 from tests.fakes.inbox import MemoryInbox
@@ -107,3 +108,45 @@ def test_what_is_no_export_is_refused_and_not_lost_with_a_success(body: Any) -> 
     answer = client.post("/v1/logs", json=body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "not_otlp")
     assert inbox.events == {}
+
+
+SNAKES = [
+    ("/v1/logs", "resourceLogs", {"scope_logs": []}), ("/v1/logs", "resourceLogs", {"scopeLogs": [{"log_records": []}]}),
+    ("/v1/logs", "resourceLogs", {"scopeLogs": [{"logRecords": [{"trace_id": "ab"}]}]}),
+    ("/v1/logs", "resourceLogs", {"scopeLogs": [{"logRecords": [{"eventName": EVENT, "attributes": [
+        {"key": "gen_ai.evaluation.name", "value": {"string_value": "x"}}]}]}]}),
+    ("/v1/traces", "resourceSpans", {"scope_spans": []}), ("/v1/traces", "resourceSpans", {"scopeSpans": [{"spans": [{"span_id": "ab"}]}]}),
+    ("/v1/traces", "resourceSpans", {"scopeSpans": [{"spans": [{"events": [{"name": EVENT, "time_unix_nano": 1}]}]}]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "top", "resource"), SNAKES)
+def test_a_key_in_snake_case_is_refused_by_its_name_wherever_it_stands(path: str, top: str, resource: Any) -> None:
+    client = TestClient(create_app(collaborators()), raise_server_exceptions=False)
+    answer = client.post(path, json={top: [resource]})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "not_otlp")
+    assert "keys are lowerCamelCase" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("sent", "plain"),
+    [
+        ({"stringValue": ""}, ""), ({"boolValue": False}, False), ({"intValue": "0"}, 0), ({"doubleValue": "0.0"}, 0.0), ({}, None),
+        ({"stringValue": None, "intValue": 3}, 3), ({"arrayValue": {}}, None),
+    ],
+)  # fmt: skip
+def test_a_value_that_is_nothing_much_is_a_value_all_the_same(sent: dict[str, Any], plain: object) -> None:
+    value = msgspec.json.decode(json.dumps(sent), type=otlp_json.Value, strict=False).plain()
+    assert (value, type(value)) == (plain, type(plain))
+
+
+@pytest.mark.parametrize(
+    ("id_", "hexadecimal"), [("AB0f", "ab0f"), ("q80=", "abcd"), (None, ""), ("", ""), ("abc", None), ("no id", None), ("ä", None)]
+)
+def test_an_id_is_hexadecimal_or_base64_or_none(id_: str | None, hexadecimal: str | None) -> None:
+    if hexadecimal is not None:
+        assert otlp_json.hexadecimal(id_) == hexadecimal
+        return
+    with pytest.raises(BadRequest, match="is no trace or span id") as refused:
+        otlp_json.hexadecimal(id_)
+    assert refused.value.code == "not_otlp"

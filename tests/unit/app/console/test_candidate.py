@@ -10,7 +10,7 @@ from app.console.views.asked import Asked
 from app.console.views.candidate import acts, evidence_chart, tiles, verdict, word_sheet
 from app.console.views.figures import effect_sheet, gate_sheet, health_sheet
 from app.console.views.inbox import items, who_can
-from app.console.views.tables import measure_cell, role_of
+from app.console.views.tables import figures, measure_cell, role_of
 from app.console.views.versions import tree
 from app.domain.people import Person, Role, Visitor, actions_of
 from app.domain.release.gates import GateName
@@ -242,3 +242,20 @@ def test_harm_is_told_from_half_of_what_stops_a_canary_on(reached: float | None,
     )  # fmt: skip
     found = items(asked("user:ada", Role.OPERATOR, decisions=[gate(harm={"peak_log_e": 0.0, "needed": 3.0}), one]), needs)
     assert [item.title for item in found] == (["tab-v2 may do harm on reward"] if told else [])
+
+
+def test_shares_of_a_version_lie_between_nothing_and_all_and_its_reward_wherever_it_is() -> None:
+    """0.95 and 0.05 are the means; half an interval of two values 0.1 apart is 1.96 * 0.0707 / 1.414 = 0.098."""
+    for values, low, high in (((0.9, 1.0), 0.852, 1.0), ((0.0, 0.1), 0.0, 0.148)):
+        sums = {("v2", name): of(*values) for name in ("survival", "success", "reward")}
+        survival, follow_up, success, reward = figures(sums, "v2")
+        assert follow_up is None
+        assert survival is not None
+        assert (survival.low, survival.high) == (pytest.approx(low), pytest.approx(high))
+        assert success == survival
+        assert reward is not None
+        assert reward.high - reward.low == pytest.approx(2 * 0.098)
+    unhappy = {("v2", "term:follow_up"): Sums(n=2, total=0, squares=0, negative=1)}
+    share = figures(unhappy, "v2")[1]
+    assert share is not None
+    assert (share.mean, share.low, share.high) == (0.5, 0.0, 1.0)

@@ -276,7 +276,7 @@ def test_the_broker_is_told_the_next_offset_and_a_refusal_of_that_stops_nothing(
     room.source.commit({FIRST: 1})
     room.offsets()
     room.source.commit({FIRST: 7})
-    assert [{(p.topic, p.partition): told.offset for p, told in each.items()} for each in room.client.committed] == [{FIRST: 7}]
+    assert [{(p.topic, p.partition): tuple(told) for p, told in each.items()} for each in room.client.committed] == [{FIRST: (7, "", -1)}]
     for error in (KafkaConnectionError("gone"), AssertionError("closed")):
         room.client.error = error
         room.source.commit({FIRST: 8})

@@ -83,15 +83,19 @@ class OneBroker:
 
     def __init__(self) -> None:
         self.asked: dict[str, dict[str, Any]] = {}
+        self.waited: list[tuple[list[str], int]] = []
 
-    def create_topics(self, wanted: dict[str, dict[str, Any]], **_: object) -> dict[str, Any]:
+    def create_topics(self, wanted: dict[str, dict[str, Any]], *, timeout_ms: int, raise_errors: bool) -> dict[str, Any]:
+        assert timeout_ms == 4_000
+        assert not raise_errors, "that a topic is there already is no error"
         self.asked |= wanted
         (name, asked) = next(iter(wanted.items()))
         code = 38 if asked["replication_factor"] > 1 else 0
         message = "Unable to replicate the partition 3 time(s): The target replication factor of 3 cannot be reached" if code else None
         return {"topics": [{"name": name, "error_code": code, "error_message": message}]}
 
-    def wait_for_topics(self, *_: object, **__: object) -> None: ...
+    def wait_for_topics(self, names: list[str], *, timeout_ms: int) -> None:
+        self.waited.append((names, timeout_ms))
 
 
 def test_a_cluster_that_refuses_the_replication_says_so_instead_of_making_everybody_wait() -> None:
@@ -112,6 +116,7 @@ def test_the_embedded_broker_gets_topics_of_one_replica_and_its_own_settings() -
     broker = OneBroker()
     TopicAdmin(broker, options=None).create("ratchet.events.1")
     assert broker.asked == {"ratchet.events.1": {"num_partitions": 6, "replication_factor": 1, "configs": {}}}
+    assert broker.waited == [(["ratchet.events.1"], 4_000)], "until it can be written to"
 
 
 @pytest.mark.parametrize(
