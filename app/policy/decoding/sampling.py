@@ -271,7 +271,7 @@ class Decoder:
         """Begin those waiting prompts that are fed in one pass with the one that joins, in their order."""
         while self._waiting and len(self._rows) + len(self._filling) < self.max_rows and not self._recorder.records:
             prompt = self._waiting[0].prompt
-            known = max((shared(prompt, row.prompt) for row in self._rows), default=0)
+            known, _ = self._resident(prompt)
             if prompt[:-1] in self._prompts or not joins(prompt, known=known, filling=self._filling, budget=budget):
                 return
             generation = self._waiting.popleft()
@@ -285,10 +285,13 @@ class Decoder:
             generation.cached = len(generation.prompt) - 1
             self._cache.put(row, known)
             return
-        found = [shared(generation.prompt, one.prompt) for one in self._rows]
-        if found and max(found):
-            generation.cached = max(found)
-            self._cache.copy(found.index(max(found)), row, generation.cached)
+        generation.cached, source = self._resident(generation.prompt)
+        self._cache.copy(source, row, generation.cached)
+
+    def _resident(self, prompt: list[int]) -> tuple[int, int]:
+        """The longest beginning that a decoding row shares with a prompt, and the row."""
+        found = [shared(prompt, one.prompt) for one in self._rows]
+        return (max(found), found.index(max(found))) if found else (0, 0)
 
     def _remember(self, generation: Generation) -> None:
         """Keep a prompt that was just fed (its row is the one after the last)."""

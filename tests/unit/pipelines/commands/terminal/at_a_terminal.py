@@ -8,6 +8,7 @@ from sqlalchemy import Engine, select
 
 from app.db.engine import reading
 from app.db.tables import audit
+from app.settings import Settings, from_environment
 from pipelines.__main__ import ratchet
 from tests.fakes.releases import POLICY
 
@@ -29,6 +30,11 @@ class Terminal:
             "RATCHET_ACTOR_SALT": "pepper", "RATCHET_URL": None, "RATCHET_TOKEN": None, "RATCHET_KEY": None,
             "XDG_CONFIG_HOME": str(self.folder),
         }  # fmt: skip
+
+    @property
+    def settings(self) -> Settings:
+        """The same, read."""
+        return from_environment({name: value for name, value in self.environment.items() if value is not None})
 
     def __call__(self, *words: str, typed: str | None = None) -> Result:
         return CliRunner(env=self.environment).invoke(ratchet, words, input=typed)

@@ -2,43 +2,31 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
-from pathlib import Path
 
 import pytest
 from sqlalchemy import update
 
 from app import wiring
 from app.db.access.keys import SqlKeys
-from app.db.engine import open_engine, writing
+from app.db.engine import writing
 from app.db.operations.examination import BACKUP, DRILL, SqlDeploymentState
 from app.db.tables import audit
 from app.domain.access import Scope
 from app.domain.errors import BadConfig
 from app.domain.ids import utc_now
-from app.settings import Settings, from_environment
 from pipelines.commands.examination import checks, doors
 from pipelines.commands.examination.findings import Finding, State, fail, look, ok, warn, worst
-from tests.unit.pipelines.commands.terminal.at_a_terminal import CONFIG, Terminal
+from tests.unit.pipelines.commands.terminal.at_a_terminal import Terminal
 
 
 @pytest.fixture
-def terminal(tmp_path: Path, migrated: Callable[[Settings], None]) -> Iterator[Terminal]:
-    folder = tmp_path / "data"
-    folder.mkdir()
-    (folder / "READY").write_text("digest")
-    (folder / "ratchet.toml").write_text(CONFIG)
-    engine = open_engine(f"sqlite:///{folder / 'ratchet.db'}")
-    made = Terminal(folder, engine)
-    migrated(settings_of(made))
-    yield made
-    engine.dispose()
-
-
-def settings_of(terminal: Terminal) -> Settings:
-    return from_environment({name: value for name, value in terminal.environment.items() if value is not None})
+def terminal(terminal: Terminal) -> Terminal:
+    """With weights in its folder."""
+    (terminal.folder / "READY").write_text("digest")
+    return terminal
 
 
 def told(found: Iterator[Finding]) -> list[tuple[str, str]]:
@@ -100,7 +88,7 @@ def test_the_doctor_looks_where_it_is_told_to_and_a_warning_is_no_failure_unless
 
 
 def test_a_sound_deployment_on_one_machine_is_told_in_its_own_words(terminal: Terminal) -> None:
-    settings = settings_of(terminal)
+    settings = terminal.settings
     assert told(checks.configuration(settings)) == [("ok", f"{settings.config}: policies tab")]
     assert told(checks.database(settings)) == [("ok", "SQLite: one machine, durable with its disk")]
     [(state, said)] = told(checks.clock(settings))
@@ -118,12 +106,12 @@ def test_a_sound_deployment_on_one_machine_is_told_in_its_own_words(terminal: Te
 def test_the_model_of_a_policy_has_to_be_there(terminal: Terminal) -> None:
     (terminal.folder / "READY").unlink()
     with pytest.raises(BadConfig, match="make model"):
-        list(checks.configuration(settings_of(terminal)))
+        list(checks.configuration(terminal.settings))
 
 
 def test_keys_that_were_never_made_that_all_ended_and_one_that_is_good(terminal: Terminal) -> None:
     good, never = ("ok", "salt, session secret and webhook key are there"), "no API key was ever made: this machine may do everything"
-    settings, keys = settings_of(terminal), SqlKeys(terminal.engine)
+    settings, keys = terminal.settings, SqlKeys(terminal.engine)
     assert told(checks.secrets(settings)) == [("warn", never), good]
     assert told(checks.secrets(replace(settings, standby_required=True))) == [("fail", never), good]
     key, _ = keys.create(name="product", scopes=[Scope.INGEST])
@@ -134,7 +122,7 @@ def test_keys_that_were_never_made_that_all_ended_and_one_that_is_good(terminal:
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
 def test_a_secret_that_others_may_read_is_named_with_the_command_that_mends_it(terminal: Terminal, mode: int) -> None:
-    settings = settings_of(terminal)
+    settings = terminal.settings
     SqlKeys(terminal.engine).create(name="product", scopes=[Scope.INGEST])
     list(checks.secrets(settings))
     loose = sorted(settings.secrets.iterdir())[0]
@@ -144,7 +132,7 @@ def test_a_secret_that_others_may_read_is_named_with_the_command_that_mends_it(t
 
 
 def test_the_audit_chain_is_told_with_its_head_or_with_what_is_wrong(terminal: Terminal) -> None:
-    settings = settings_of(terminal)
+    settings = terminal.settings
     wiring.write_audit(settings, actor="user:ada", action="a", subject="s", detail={})
     [(state, said)] = told(checks.audit(settings))
     head = said.removeprefix("1 entries, head ")
@@ -165,7 +153,7 @@ def test_the_audit_chain_is_told_with_its_head_or_with_what_is_wrong(terminal: T
 def test_a_backup_lasts_a_day_and_a_drill_a_week(terminal: Terminal, name: str, hours: float, state: str, said: str) -> None:
     note_at(terminal, name, utc_now() - timedelta(hours=hours))
     kind = "backup" if name == BACKUP else "drill"
-    found = {one.says.split()[-1] if "never" in one.says else one.says.split()[2]: one for one in checks.backup(settings_of(terminal))}
+    found = {one.says.split()[-1] if "never" in one.says else one.says.split()[2]: one for one in checks.backup(terminal.settings)}
     assert (found[kind].state.value, found[kind].says) == (state, said)
     other = {"backup": "drill", "drill": "backup"}[kind]
     assert (found[other].state.value, found[other].says) == ("warn", f"there never was a {other}")
@@ -181,16 +169,16 @@ def note_at(terminal: Terminal, name: str, moment: datetime) -> None:
 
 @pytest.mark.parametrize("bootstrap", ["127.0.0.1:9092", "localhost:9092,127.0.0.1:9093", "[::1]:9092"])
 def test_a_broker_on_this_machine_alone_is_no_door(terminal: Terminal, bootstrap: str) -> None:
-    assert told(doors.broker(replace(settings_of(terminal), kafka_bootstrap=bootstrap))) == []
+    assert told(doors.broker(replace(terminal.settings, kafka_bootstrap=bootstrap))) == []
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:5000", "http://localhost", "sqlite:///x.db", "file:///x", "https://[::1]:5000"])
 def test_a_registry_on_this_machine_or_in_a_file_is_no_door(terminal: Terminal, url: str) -> None:
-    assert told(doors.tracking(replace(settings_of(terminal), mlflow_uri=url))) == []
+    assert told(doors.tracking(replace(terminal.settings, mlflow_uri=url))) == []
 
 
 def test_engines_and_databases_on_this_machine_are_no_doors(terminal: Terminal) -> None:
-    settings = settings_of(terminal)
+    settings = terminal.settings
     here = replace(settings, engines=("http://127.0.0.1:8401", "vllm+http://localhost:8000/", "sglang+http://[::1]:8000"))
     assert told(doors.engines(here)) == []
     local = "postgresql+psycopg://u:p@127.0.0.1/x"

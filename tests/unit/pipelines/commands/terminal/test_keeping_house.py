@@ -1,41 +1,22 @@
 """What is old goes when it is told to, which files people's readings end up in, and who reads follow-ups beside them."""
 
 import sys
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from sqlalchemy import insert, select
 
-from app.db.engine import open_engine, reading, writing
+from app.db.engine import reading, writing
 from app.db.tables import dead_letters
 from app.domain.learning.readings import Asked, Mood, Reading, Said
 from app.domain.ports import CycleBook
-from app.settings import Settings, from_environment
 from pipelines.commands.labels import _message, _readers
 from pipelines.commands.maintenance.upkeep import keep_house
 from pipelines.commands.running.drafting import drafting_beside
 from pipelines.config import loop_config
 from tests.fakes.releases import release_room
 from tests.unit.pipelines.commands.terminal.at_a_terminal import CONFIG, Terminal
-
-
-@pytest.fixture
-def terminal(tmp_path: Path, migrated: Callable[[Settings], None]) -> Iterator[Terminal]:
-    folder = tmp_path / "data"
-    folder.mkdir()
-    (folder / "ratchet.toml").write_text(CONFIG)
-    engine = open_engine(f"sqlite:///{folder / 'ratchet.db'}")
-    made = Terminal(folder, engine)
-    migrated(settings_of(made))
-    yield made
-    engine.dispose()
-
-
-def settings_of(terminal: Terminal) -> Settings:
-    return from_environment({name: value for name, value in terminal.environment.items() if value is not None})
 
 
 def bury(terminal: Terminal, *days: float) -> None:
@@ -77,7 +58,7 @@ def test_a_class_without_a_limit_is_kept_for_ever_and_another_limit_is_kept_to(t
 
 def test_a_round_says_what_went_by_its_name(terminal: Terminal) -> None:
     bury(terminal, 40.0)
-    settings = settings_of(terminal)
+    settings = terminal.settings
     assert keep_house(settings, retire=False) == {}
     assert keep_house(settings, merge=False) == {"dead_letters": 1}
     assert keep_house(settings) == {}
@@ -132,7 +113,7 @@ class Running:
 def test_a_head_is_asked_for_by_the_deployment_s_own_books(terminal: Terminal, running: tuple[str, ...], busy: bool) -> None:
     release_room(terminal.engine)
     config = loop_config({"drafting": {"after_answers": 30}}).drafting
-    beside = drafting_beside(settings_of(terminal), ("tab", "composer"), cast("CycleBook", Running(*running)), config=config, owner="me")
+    beside = drafting_beside(terminal.settings, ("tab", "composer"), cast("CycleBook", Running(*running)), config=config, owner="me")
     assert (beside.is_busy(), beside.after_answers, tuple(beside.policies)) == (busy, 30, ("tab", "composer"))
     assert (beside.champion("tab"), beside.answers("tab", "v1")) == ("v1", 0)
     assert beside.command("tab") == [sys.executable, "-m", "pipelines", "model", "draft", "--policy", "tab"]

@@ -3,7 +3,6 @@
 import json
 import socket
 import stat
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,38 +13,21 @@ from sqlalchemy import Engine, insert, select
 from app import wiring
 from app.db.access.keys import SqlKeys
 from app.db.access.people import SqlPeople
-from app.db.engine import open_engine, reading, writing
+from app.db.engine import reading, writing
 from app.db.tables import audit, dead_letters
 from app.domain.access import Scope
 from app.domain.errors import BadConfig, BadInput, NotFound, RatchetError, Refused, UnknownPolicy
 from app.domain.ids import utc_now
 from app.domain.people import Role
 from app.release.webhooks import new_secret
-from app.settings import Settings, from_environment
 from pipelines.commands.operating import os_user, require_one_person
 from tests.fakes.people import Town
 from tests.fakes.releases import POLICY, ReleaseRoom, release_room, version
-from tests.unit.pipelines.commands.terminal.at_a_terminal import CONFIG, Terminal, cells
+from tests.unit.pipelines.commands.terminal.at_a_terminal import Terminal, cells
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 GLASS = "--break-glass"
 ONLY_RATING = 'name = "only-rating"\n[[terms]]\nname = "rating"\nweight = 1.0\n'
-
-
-@pytest.fixture
-def terminal(tmp_path: Path, migrated: Callable[[Settings], None]) -> Iterator[Terminal]:
-    folder = tmp_path / "data"
-    folder.mkdir()
-    (folder / "ratchet.toml").write_text(CONFIG)
-    engine = open_engine(f"sqlite:///{folder / 'ratchet.db'}")
-    made = Terminal(folder, engine)
-    migrated(from_environment({name: value for name, value in made.environment.items() if value is not None}))
-    yield made
-    engine.dispose()
-
-
-def settings_of(terminal: Terminal) -> Settings:
-    return from_environment({name: value for name, value in terminal.environment.items() if value is not None})
 
 
 def newest_audit(engine: Engine) -> str:
@@ -145,7 +127,7 @@ def test_where_an_admin_of_all_can_sign_in_the_first_one_is_made_past_them_only(
 
 
 def test_a_receiver_is_listed_turned_and_removed_here(terminal: Terminal) -> None:
-    book = wiring.webhook_book(settings_of(terminal))
+    book = wiring.webhook_book(terminal.settings)
     hook = book.add(policy=POLICY, url="https://a.example/hook", secret=new_secret(), events=["release."], now=NOON)
     assert cells(terminal.said("webhooks", "list", GLASS), of=hook.id)[1:] == [POLICY, "https://a.example/hook", "release.", "1", "active"]
     assert terminal.broken() == [], "who looks is not written down"
@@ -160,7 +142,7 @@ def test_a_receiver_is_listed_turned_and_removed_here(terminal: Terminal) -> Non
 def test_a_receiver_of_a_policy_that_is_not_declared_is_none_and_has_no_deliveries(terminal: Terminal) -> None:
     assert isinstance(terminal.refused("webhooks", "add", "https://a.example", "--policy", "none", GLASS), UnknownPolicy)
     assert isinstance(terminal.refused("webhooks", "deliveries", "nobody", GLASS), NotFound)
-    hook = wiring.webhook_book(settings_of(terminal)).add(policy=None, url="https://a", secret=new_secret(), events=[], now=NOON)
+    hook = wiring.webhook_book(terminal.settings).add(policy=None, url="https://a", secret=new_secret(), events=[], now=NOON)
     assert "last answer" in terminal.said("webhooks", "deliveries", hook.id, GLASS)
 
 
@@ -284,7 +266,7 @@ def test_a_release_is_found_by_either_end_of_its_id_or_its_version_and_by_nothin
 
 def test_the_anchor_pins_and_plants_are_set_here_and_two_votes_are_not(terminal: Terminal, room: ReleaseRoom) -> None:
     room.champion("v2")
-    wiring.version_book(settings_of(terminal)).add(version("v2"))
+    wiring.version_book(terminal.settings).add(version("v2"))
     assert terminal.said("release", "anchor", POLICY, GLASS) == f"the anchor of {POLICY} is v2\n"
     assert terminal.said("release", "pin", POLICY, "tiny-v2", "--reason", "kept", GLASS) == "v2 is kept until it is unpinned\n"
     unpinned = terminal.said("release", "unpin", POLICY, "v2", "--reason", "done", GLASS)
@@ -307,7 +289,7 @@ def test_rules_are_put_in_force_here_and_compared_by_file_policy_and_digest(term
     other.write_text(ONLY_RATING.replace("1.0", "0.5"))
     assert "never activated: it is the one that this deployment starts with" in terminal.said("rules", "show", POLICY)
     said = terminal.said("rules", "activate", str(file), "--policy", POLICY, GLASS)
-    digest = wiring.rule_book(settings_of(terminal), "").history(POLICY)[0].digest
+    digest = wiring.rule_book(terminal.settings, "").history(POLICY)[0].digest
     assert said == f"{digest[:12]} is in force for {POLICY}; running labellers score by it within seconds\n"
     assert terminal.broken() == [("break_glass", POLICY, "rules activate", "")]
     shown = terminal.said("rules", "show", POLICY)

@@ -3,7 +3,6 @@
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,11 +10,9 @@ from pathlib import Path
 import pytest
 
 from app import wiring
-from app.db.engine import open_engine
 from app.domain.errors import BadConfig, BadInput, UnknownPolicy
 from app.domain.release.versions import Version
 from app.policy.tiny import write_tiny
-from app.settings import Settings, from_environment
 from pipelines.commands.env import NEVER, Place, _workplace, own_name
 from pipelines.config import loop_config
 from pipelines.rollouts.check import Checked
@@ -27,24 +24,8 @@ from tests.unit.pipelines.commands.terminal.at_a_terminal import CONFIG, Termina
 FUNCTIONS = "small-functions"
 
 
-@pytest.fixture
-def terminal(tmp_path: Path, migrated: Callable[[Settings], None]) -> Iterator[Terminal]:
-    folder = tmp_path / "data"
-    folder.mkdir()
-    (folder / "ratchet.toml").write_text(CONFIG)
-    engine = open_engine(f"sqlite:///{folder / 'ratchet.db'}")
-    made = Terminal(folder, engine)
-    migrated(settings_of(made))
-    yield made
-    engine.dispose()
-
-
-def settings_of(terminal: Terminal) -> Settings:
-    return from_environment({name: value for name, value in terminal.environment.items() if value is not None})
-
-
 def place(terminal: Terminal, **rollouts: object) -> Place:
-    return Place(settings_of(terminal), loop_config({"rollouts": rollouts}))
+    return Place(terminal.settings, loop_config({"rollouts": rollouts}))
 
 
 def hold(terminal: Terminal, **held: str) -> None:
@@ -103,7 +84,7 @@ def test_graders_of_a_cluster_need_its_address(terminal: Terminal) -> None:
 
 
 def test_versions_lie_as_far_apart_as_there_are_updates_between_them(terminal: Terminal) -> None:
-    book = wiring.version_book(settings_of(terminal))
+    book = wiring.version_book(terminal.settings)
     line: list[Version] = [version("v1"), replace(version("v2"), parent="v1"), replace(version("v3"), parent="v2"), version("other")]
     for one in line:
         book.add(one)
@@ -163,7 +144,7 @@ def test_models_are_listed_with_twelve_digits_and_their_size_in_mebibytes(termin
 
 @pytest.mark.parametrize(("hours", "gone"), [(23.9, False), (24.1, True)])
 def test_weights_that_nobody_needs_go_when_they_are_a_day_old(terminal: Terminal, tmp_path: Path, hours: float, gone: bool) -> None:
-    settings = settings_of(terminal)
+    settings = terminal.settings
     write_tiny(tmp_path / "snapshot")
     digest = wiring.open_weights(settings).publish(tmp_path / "snapshot")
     wiring.version_book(settings).add(replace(version(digest), created_at=datetime(2020, 1, 1, tzinfo=UTC)))

@@ -2,7 +2,7 @@
 
 import json
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from io import StringIO
@@ -14,7 +14,7 @@ from rich.console import Console
 from sqlalchemy import insert, select
 
 from app import wiring
-from app.db.engine import open_engine, reading, writing
+from app.db.engine import reading, writing
 from app.db.learning.cycles import SqlCycles
 from app.db.tables import audit, compatible_revisions
 from app.domain.errors import BadConfig, BadInput, NotFound, Refused, Unavailable, UnknownPolicy
@@ -22,7 +22,6 @@ from app.domain.learning.cycles import CycleStatus
 from app.domain.learning.label_reports import LabelReport, TermReport
 from app.domain.learning.rule_sets import Mover, Replay, Shift
 from app.domain.retention import Retention
-from app.settings import Settings, from_environment
 from pipelines.commands.importer import conversations
 from pipelines.commands.labels import _sentence, _show
 from pipelines.commands.maintenance.recover import _id
@@ -31,25 +30,9 @@ from pipelines.commands.release import _length
 from pipelines.commands.rules import _show_replay
 from pipelines.labelling.follow_up.agreement import Agreement
 from tests.fakes.releases import POLICY, release_room, version
-from tests.unit.pipelines.commands.terminal.at_a_terminal import CONFIG, Terminal, cells
+from tests.unit.pipelines.commands.terminal.at_a_terminal import Terminal, cells
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
-
-
-@pytest.fixture
-def terminal(tmp_path: Path, migrated: Callable[[Settings], None]) -> Iterator[Terminal]:
-    folder = tmp_path / "data"
-    folder.mkdir()
-    (folder / "ratchet.toml").write_text(CONFIG)
-    engine = open_engine(f"sqlite:///{folder / 'ratchet.db'}")
-    made = Terminal(folder, engine)
-    migrated(settings_of(made))
-    yield made
-    engine.dispose()
-
-
-def settings_of(terminal: Terminal) -> Settings:
-    return from_environment({name: value for name, value in terminal.environment.items() if value is not None})
 
 
 # --- audit, cycles, lineage ------------------------------------------------------------------------------------------------------
@@ -57,7 +40,7 @@ def settings_of(terminal: Terminal) -> Settings:
 
 def test_the_chain_s_newest_twenty_are_shown_a_line_each(terminal: Terminal) -> None:
     for number in range(25):
-        wiring.write_audit(settings_of(terminal), actor="user:ada", action="a", subject=f"s{number}", detail={"why": "grün", "at": number})
+        wiring.write_audit(terminal.settings, actor="user:ada", action="a", subject=f"s{number}", detail={"why": "grün", "at": number})
     lines = terminal.said("audit", "show").splitlines()
     assert len(lines) == 20
     seq, moment, rest = lines[0].split(" ", 2)
@@ -68,7 +51,7 @@ def test_the_chain_s_newest_twenty_are_shown_a_line_each(terminal: Terminal) -> 
 
 def test_the_chain_is_intact_to_the_entry_that_was_seen_and_a_broken_one_says_so_on_the_other_output(terminal: Terminal) -> None:
     for number in range(3):
-        wiring.write_audit(settings_of(terminal), actor="user:ada", action="a", subject=f"s{number}", detail={})
+        wiring.write_audit(terminal.settings, actor="user:ada", action="a", subject=f"s{number}", detail={})
     intact = terminal("audit", "verify")
     assert (intact.exit_code, intact.stdout.split(", head ")[0]) == (0, "intact: 3 entries")
     head = intact.stdout.split()[-1]
@@ -82,7 +65,7 @@ def test_the_chain_is_intact_to_the_entry_that_was_seen_and_a_broken_one_says_so
 
 
 def test_an_exported_chain_is_verified_without_a_deployment(terminal: Terminal, tmp_path: Path) -> None:
-    wiring.write_audit(settings_of(terminal), actor="user:ada", action="a", subject="s", detail={})
+    wiring.write_audit(terminal.settings, actor="user:ada", action="a", subject="s", detail={})
     with reading(terminal.engine) as connection:
         seq, _ = connection.execute(select(audit.c.seq, audit.c.hash)).one()
     assert seq == 1
@@ -107,7 +90,7 @@ def test_the_newest_twenty_slots_are_listed_with_the_minute_and_tenths_of_second
 
 
 def test_lineage_is_of_a_version_or_of_a_person_and_of_one_alone(terminal: Terminal) -> None:
-    wiring.version_book(settings_of(terminal)).add(version("v2"))
+    wiring.version_book(terminal.settings).add(version("v2"))
     said = terminal.said("lineage", "tiny-v2")
     assert json.loads(said)[0]["digest"] == "v2"
     assert said.startswith("[\n  {")
@@ -250,7 +233,7 @@ def test_a_canary_s_length_is_told_in_hours_below_a_day(seconds: float, said: st
 
 
 def test_a_backup_and_a_drill_are_noted_each_for_itself(terminal: Terminal) -> None:
-    state = wiring.deployment_state(settings_of(terminal))
+    state = wiring.deployment_state(terminal.settings)
     assert terminal.said("backup", "note", "--detail", "in the vault") == "noted: backup\n"
     assert [name for name, age in state.ages_s().items() if age is not None] == ["backup"]
     assert terminal.said("backup", "note", "--drill") == "noted: drill\n"
@@ -277,7 +260,7 @@ def test_house_is_kept_once_and_a_class_has_its_limit_and_its_oldest_row(termina
 
 
 def test_a_second_process_that_keeps_house_is_refused(terminal: Terminal) -> None:
-    with wiring.upkeep(settings_of(terminal), owner="another").office() as lease:
+    with wiring.upkeep(terminal.settings, owner="another").office() as lease:
         assert lease is not None
         refused = terminal.refused("upkeep", "run")
         assert isinstance(refused, Refused)
