@@ -13,6 +13,8 @@ from click.testing import CliRunner, Result
 
 from pipelines.__main__ import ratchet
 
+POLICY = "tab"
+
 
 @dataclass
 class Canned:

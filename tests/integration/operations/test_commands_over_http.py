@@ -2,7 +2,6 @@
 
 import json
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +9,7 @@ import pytest
 
 from app.domain.errors import BadInput, Refused
 from pipelines.commands.terminal.kept import kept_token
-from tests.integration.operations.canned import Canned, canned, cells
-
-POLICY = "tab"
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[Canned]:
-    with canned() as played:
-        yield played
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    (tmp_path / "ratchet.toml").write_text(f'[policies.{POLICY}]\nmodel = "."\nbase_name = "tiny"\nbase_model = "tiny"\n')
-    return tmp_path
-
+from tests.integration.operations.canned import POLICY, Canned, cells
 
 # --- keys ------------------------------------------------------------------------------------------------------------------
 

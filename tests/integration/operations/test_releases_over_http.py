@@ -1,7 +1,6 @@
 """What commands about releases send to the service and what they print of its answer; and how the terminal shows a deployment."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,25 +8,12 @@ import pytest
 
 from app.domain.errors import NotFound, Refused, UnknownPolicy
 from pipelines.commands.operating import Silent
-from tests.integration.operations.canned import Canned, canned, cells
+from tests.integration.operations.canned import POLICY, Canned, cells
 
-POLICY = "tab"
 ID = "01980000-0000-7000-8000-00000000000a"
 EVIDENCE = "e" * 64
 ONE_VOTE = "one vote of two: a second person has to run the same command"
 SINCE = "2026-02-03T04:05:06.789+00:00"
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[Canned]:
-    with canned() as played:
-        yield played
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    (tmp_path / "ratchet.toml").write_text(f'[policies.{POLICY}]\nmodel = "."\nbase_name = "tiny"\nbase_model = "tiny"\n')
-    return tmp_path
 
 
 def release(**changes: Any) -> dict[str, Any]:
