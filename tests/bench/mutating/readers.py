@@ -21,7 +21,18 @@ def readers_of(root: Path, file: str, line: int) -> tuple[bool, list[Line]]:
             return True, [(file, inside.lineno) for inside in ast.walk(statement) if isinstance(inside, ast.stmt)]
         case _:
             name = _set_by(statement)
-            return True, [] if statement is None or name is None else list(_mentions(root, file, name, but=statement))
+            mentions = [] if statement is None or name is None else list(_mentions(root, file, name, but=statement))
+            return True, list(dict.fromkeys([*mentions, *(line for mention in mentions for line in _read_later(root, *mention))]))
+
+
+def _read_later(root: Path, file: str, line: int) -> Iterator[Line]:
+    """Where what a line reads at import counts afterwards: a default of a function in its body, a field or a constant made of it where
+    that is read."""
+    match statement := _statement(root / file, line):
+        case ast.FunctionDef() | ast.AsyncFunctionDef() if line < statement.body[0].lineno:
+            yield from ((file, inside.lineno) for inside in statement.body)
+        case ast.Assign() | ast.AnnAssign() if name := _set_by(statement):
+            yield from _mentions(root, file, name, but=statement)
 
 
 def named_in_tests(root: Path, file: str, line: int) -> list[str]:

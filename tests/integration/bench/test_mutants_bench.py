@@ -197,6 +197,15 @@ def test_what_is_set_at_import_is_noticed_where_it_is_read(tmp_path: Path) -> No
     assert body == (False, [])
 
 
+def test_what_a_constant_was_made_into_at_import_is_noticed_where_that_is_read(tmp_path: Path) -> None:
+    """Nothing of a line that begins a function, or sets a field, runs again: its reader's readers are asked."""
+    text = "MOST = 3\nclass Row:\n    width: int = MOST\ndef grown(\n    by: int = MOST,\n) -> int:\n    return by\n"
+    for name, said in {"app/a.py": text, "pipelines/b.py": "print(Row().width)\n"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(said)
+    assert readers_of(tmp_path, "app/a.py", 1) == (True, [("app/a.py", 3), ("app/a.py", 5), ("pipelines/b.py", 1), ("app/a.py", 7)])
+
+
 def test_a_constant_is_asked_of_the_tests_that_speak_of_it(tmp_path: Path) -> None:
     tests = (
         "import pytest\nfrom app import a\n@pytest.mark.parametrize('n', [a.MOST])\ndef test_one(n):\n    assert n\n"
