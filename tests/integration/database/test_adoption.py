@@ -79,9 +79,9 @@ def test_after_a_merge(place: Place) -> None:
     place.go_back()
     assert place.read() == {}
     assert adopt(place.engine, place.files, now=LATER) == 12
-    let_go(place.engine, place.files, now=LATER)
+    assert let_go(place.engine, place.files, now=LATER) == 4, "the files that were merged into one"
     whole(place)
-    assert adopt(place.engine, place.files, now=LATER) == 0
+    assert (adopt(place.engine, place.files, now=LATER), let_go(place.engine, place.files, now=LATER)) == (0, 0)
     with reading(place.engine) as connection:
         assert set(connection.execute(select(segments.c.created_at)).scalars()) == {at(1)}, "not kept longer for having been lost"
 

@@ -1,7 +1,7 @@
 """The evidence book on both databases: sessions with their turn, first label and timely signals."""
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import Engine, insert, update
@@ -78,6 +78,15 @@ def test_labels_that_are_overdue_are_a_lag(world: WatchedRoom, engine: Engine) -
     world.traffic.serve(1)
     world.room.clock.advance(100)
     assert book.lag_s(POLICY, now=world.room.clock.now) == pytest.approx(155.0, abs=61.0)
+
+
+def test_scores_of_a_version_belong_to_one_suite_and_the_first_ones_stay(engine: Engine) -> None:
+    scores, now = SqlScores(engine), datetime(2026, 11, 21, tzinfo=UTC)
+    scores.save("v2", "human-eval", [[1.0, 0.0]], at=now)
+    scores.save("v2", "human-eval", [[0.0, 0.0]], at=now)
+    scores.save("v2", "ours", [[0.5]], at=now)
+    assert [scores.find("v2", suite) for suite in ("human-eval", "ours", "another")] == [[[1.0, 0.0]], [[0.5]], None]
+    assert scores.find("v3", "ours") is None
 
 
 def test_the_candidates_that_a_suite_judged_this_month_are_known_with_their_level(world: WatchedRoom, engine: Engine) -> None:

@@ -273,6 +273,13 @@ def test_a_large_turn_leaves_its_payload_in_the_trajectory_store_and_its_event_s
     assert (kept.messages, len(kept.prompt_tokens)) == (({"role": "user", "content": text},), 80_001)
 
 
+@pytest.mark.parametrize(("tokens", "kept"), [(32_768, 0), (32_769, 1)])
+def test_a_prompt_of_more_than_32768_tokens_is_a_large_turn_however_short_its_words_are(tokens: int, kept: int) -> None:
+    client, inbox = service(claims=(claims := MemoryClaims()), policies=ROOMY)
+    assert ask(client, messages=[{"role": "user", "content": "a " * (tokens - 1)}]).status_code == 200
+    assert (len(claims.payloads), len(turns(inbox)[0].prompt_tokens)) == (kept, 0 if kept else tokens)
+
+
 def test_a_short_prompt_with_much_beside_its_tokens_is_a_large_turn() -> None:
     experts, mass = [[list(range(8))] * 8] * 3_200, [-0.25] * 3_200  # [T, L, K] and [T]: half a megabyte of JSON
     engines = ScriptedEngines(words=["a"] * 3_199, last={"routed_experts": experts, "kept_log_mass": mass})

@@ -128,6 +128,12 @@ def test_what_may_begin_a_stop_string_is_held_back_until_it_is_not(chat: Chat) -
     assert stream.finish() == ""
 
 
+def test_a_stop_string_at_the_very_beginning_leaves_nothing(chat: Chat) -> None:
+    stream = TextStream(chat, stop=("END",))
+    shown = [stream.push(token) for letter in "END" for token in chat.encode(letter)]
+    assert (shown, stream.stopped, stream.finish()) == (["", "", ""], True, "")
+
+
 def test_what_was_held_back_is_shown_when_nothing_follows(chat: Chat) -> None:
     stream = TextStream(chat, stop=("END",))
     shown = "".join(stream.push(token) for letter in "xEN" for token in chat.encode(letter))

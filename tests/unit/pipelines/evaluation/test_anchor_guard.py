@@ -103,3 +103,14 @@ def test_an_era_that_is_over_is_read_once() -> None:
     for minute in range(3):
         watch.ask(_pointer(), now=AT + timedelta(minutes=minute))
     assert book.reads == [1, 2, 2, 2]
+
+
+def test_an_era_is_complete_an_hour_and_a_window_after_its_end() -> None:
+    """The window of these gates takes half an hour; what is complete is read once more."""
+    book = EraBook()
+    book.era(1, days_ago=1.0, champion="v2", success=0.9)  # ends at AT
+    watch = AnchorWatch("tab", CONFIG, book)  # type: ignore[arg-type] - what the guard reads of it
+    last = timedelta(hours=1, seconds=CONFIG.window_s)
+    for after in (timedelta(minutes=5), last, last + timedelta(minutes=1), last + timedelta(minutes=2), last + timedelta(minutes=3)):
+        watch.ask(_pointer(), now=AT + after)
+    assert book.reads == [1, 1, 1]

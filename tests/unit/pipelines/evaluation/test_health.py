@@ -218,6 +218,15 @@ def test_pretraining_that_was_not_measured_on_every_domain_never_passes(before: 
     assert _judge_pretrained(before, after)[0] is Verdict.INCONCLUSIVE
 
 
+@pytest.mark.parametrize(
+    ("status", "candidate"), [(RunStatus.FAILED, "v2"), (RunStatus.SUCCEEDED, None), (RunStatus.FAILED, None)]
+)  # fmt: skip
+def test_pretraining_that_did_not_succeed_or_left_nothing_fails_whatever_it_measured(status: RunStatus, candidate: str | None) -> None:
+    run = replace(_run(status=status), candidate=candidate, metrics={"perplexity_before": {"code": 8.0}, "perplexity_after": {"code": 6.0}})
+    result = judge_pretraining(run, config=GatesConfig(), now=NOW)
+    assert (result.verdict, result.reason) == (Verdict.FAIL, f"run run is {status}: it made no candidate")
+
+
 # --- each limit from both sides ---------------------------------------------------------------------------------------------------
 
 

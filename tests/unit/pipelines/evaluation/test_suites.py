@@ -103,6 +103,14 @@ def test_a_solution_that_was_learned_is_found_in_other_case_and_punctuation() ->
     assert found["known"] in SOLUTION
 
 
+def test_thirteen_words_in_a_row_are_contamination_and_twelve_are_not() -> None:
+    words = SOLUTION.split()
+    for place in (slice(13), slice(2, 15), slice(-13, None)):
+        assert contaminated([_task("known", expected=SOLUTION)], [" ".join(words[place])]) == {"known": " ".join(words[place])}
+    for place in (slice(12), slice(2, 14), slice(-12, None)):
+        assert contaminated([_task("known", expected=SOLUTION)], [" ".join(words[place])]) == {}
+
+
 def test_questions_short_solutions_and_boilerplate_are_no_contamination() -> None:
     tasks = [_task("asked", asked=SOLUTION), _task("short", expected="return a b c"), *(_task(f"b{n}", tests=SOLUTION) for n in range(3))]
     assert contaminated(tasks, [SOLUTION, "return a b c"]) == {}

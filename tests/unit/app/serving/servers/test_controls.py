@@ -208,6 +208,7 @@ def test_sglang_samples_with_the_log_probabilities_of_what_was_drawn_from() -> N
     control = server.control(SglangControl)
     assert control.sample(BASE, (1, 2), SamplingParams(), top=2) == [{"token_id": 7, "logprob": -0.5, "top_logprobs": top}]
     assert control.sample(BASE, (1, 2), SamplingParams(top_p=0.5), top=2)[0]["logprob"] == -0.25
+    assert all(body["sampling_params"]["ignore_eos"] for _, _, body in server.asked), "to the full number of tokens"
     bare = Server(**{"/generate": {"meta_info": {"output_token_logprobs": [[-0.5, 7, None]]}}})
     assert bare.control(SglangControl).sample(BASE, (1, 2), SamplingParams())[0]["top_logprobs"] == []
 

@@ -51,3 +51,10 @@ def test_looks_are_due_at_times_fixed_before_from_half_a_minute_to_a_month() -> 
 def test_the_sum_is_the_mean_over_all_looks_that_will_ever_be() -> None:
     two = log_sums(np.log(np.array([2.0, 6.0])))  # 2/64, then 8/64
     assert np.allclose(np.exp(two), [2.0 / LOOKS, 8.0 / LOOKS])
+
+
+def test_nobody_is_no_evidence_in_either_direction() -> None:
+    nobody = np.zeros(0)
+    process = betting.harm(margin=0.0, variance=0.24)
+    assert log_e_value(process, outcome=nobody, treated=nobody.astype(bool), probability=nobody, usual=nobody) == 0.0
+    assert log_sums(nobody).tolist() == []
