@@ -397,4 +397,6 @@ def test_pretraining_leaves_a_version_for_the_loop_s_next_slot_and_says_what_it_
     [waiting] = wiring.release_ledger(settings).list(policy="composer", states=(ReleaseState.TRAINED,))
     assert wiring.version_book(settings).find("composer", waiting.digest).parent == base
     assert waiting.version_name in told.stdout
+    step = wiring.version_book(settings).find("composer", waiting.digest).step
+    assert waiting.version_name.endswith(f"-s{step}-{waiting.digest[:6]}")
     assert "code" in told.stdout, "perplexity by domain"

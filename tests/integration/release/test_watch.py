@@ -48,6 +48,20 @@ def test_a_candidate_that_is_as_good_goes_from_the_queue_to_champion_and_is_expl
     assert [one.differences for one in explained] == [()] * len(explained)
 
 
+def test_what_was_read_of_a_canary_is_kept_while_it_is_judged_and_let_go_with_it(world: WatchedRoom) -> None:
+    """One that was forgotten between two looks is read from its beginning again: a look would cost as much as all turns so far."""
+    release = world.run(world.queue("v2", Behaviour(success=0.2)), until=frozenset({S.CANARY}))
+    world.traffic.serve(20)
+    world.watch.tick()
+    kept = world.watch._canaries[release.id]
+    world.traffic.serve(20)
+    world.watch.tick()
+    assert world.watch._canaries == {release.id: kept}
+    assert world.run(release, until=frozenset({S.ABORTED}), rounds=40).state is S.ABORTED
+    world.watch.tick()
+    assert world.watch._canaries == {}
+
+
 @pytest.mark.parametrize(
     ("behaviour", "cause"),
     [(Behaviour(asks=0.35), ("asks", "acts")), (Behaviour(refuses=0.25), ("refuses", "acts"))],

@@ -1,5 +1,8 @@
 """Secrets that a deployment makes for itself."""
 
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -9,6 +12,7 @@ from app import wiring
 from app.domain.errors import BadConfig
 from app.secret_files import SecretReader, read_secrets, rotate, secret_file
 from app.settings import from_environment
+from tests.architecture.sources import ROOT
 
 
 def test_two_deployments_have_different_secrets_and_one_keeps_its_own(tmp_path: Path) -> None:
@@ -74,3 +78,13 @@ def test_a_deployment_from_before_keeps_the_salt_its_people_are_stored_under(tmp
     wiring.upgrade_schema(fresh)
     wiring.upgrade_schema(fresh)
     assert wiring.actor_salt(fresh) != "ratchet-embedded"
+
+
+@pytest.mark.parametrize("begin", ["app.main", "pipelines.__main__"])
+def test_what_a_process_makes_is_its_owner_s_whatever_it_was_started_with(tmp_path: Path, begin: str) -> None:
+    code = (
+        f"import sys\nfrom {begin} import main\nsys.argv = ['it', '--version']\ntry:\n    main()\nfinally:\n    open('made', 'w').close()"
+    )
+    wrong = os.environ | {"RATCHET_PORT": "no number", "PYTHONPATH": str(ROOT)}  # the service ends with that
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=wrong, umask=0, capture_output=True, check=False)
+    assert (tmp_path / "made").stat().st_mode & 0o777 == 0o600

@@ -90,3 +90,12 @@ def test_a_loop_that_does_not_ask_any_more_is_seen() -> None:
 def test_a_process_shows_what_it_takes_of_the_machine_and_in_a_test_it_need_not() -> None:
     shows = [b"process_resident_memory_bytes" in Instruments("relay", libraries=libraries).text() for libraries in (True, False)]
     assert shows == [True, False]
+
+
+def test_a_process_says_which_one_it_is_and_when_it_is_ready() -> None:
+    made = Instruments("relay", version="1.2.3", libraries=False)
+    labels = {"process": "relay", "version": "1.2.3"}
+    assert made.registry.get_sample_value("ratchet_process_info", labels) == 1.0
+    assert made.registry.get_sample_value("ratchet_process_ready") == 0.0
+    made.ready = True
+    assert made.registry.get_sample_value("ratchet_process_ready") == 1.0

@@ -10,8 +10,11 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from sqlalchemy import Engine
 
+from app import wiring
 from app.api.chat.recording import turn_event
+from app.db.tables import turns
 from app.domain.errors import BadConfig
 from app.domain.release.releases import Release, ReleaseState
 from app.domain.telemetry.events import envelope
@@ -20,6 +23,7 @@ from app.release.tracing import traced
 from app.settings import from_environment
 from app.telemetry.traces import MOST_LINKS, NOWHERE, SpanKind, Traces
 from tests.fakes.served import turn
+from tests.unit.app.db.rows import fill
 
 NOW = datetime(2026, 11, 23, 4, 0, tzinfo=UTC)
 TAKEN = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -150,3 +154,11 @@ def test_without_a_collector_nothing_is_imported_and_nothing_traced() -> None:
 def test_an_address_or_a_share_that_is_none_is_refused(name: str, value: str, said: str) -> None:
     with pytest.raises(BadConfig, match=said):
         from_environment({f"RATCHET_{name}": value})
+
+
+def test_those_turns_that_are_traced_are_found_by_their_ids(sqlite_url: str, sqlite_engine: Engine) -> None:
+    traced = {"i1": {TRACEPARENT: TAKEN, "a": "b"}, "i2": {"a": "b"}, "i3": {TRACEPARENT: NOT_TAKEN}}
+    fill(sqlite_engine, turns, 3, inference_id=lambda n: f"i{n + 1}", tags=lambda n: traced[f"i{n + 1}"])
+    settings = from_environment({"RATCHET_DATABASE_URL": sqlite_url})
+    assert sorted(wiring.traced_turns(settings, ["i1", "i2", "i3", "i4"])) == [NOT_TAKEN, TAKEN]
+    assert wiring.traced_turns(settings, ["i2"]) == []
