@@ -38,8 +38,8 @@ class Changing(Protocol):
         """Tensors that may change."""
         ...
 
-    def patched(self, names: Iterable[str], base: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Those of these tensors that do change, new."""
+    def patched(self, names: Iterable[str], base: Mapping[str, Tensor], *, in_place: bool = False) -> Mapping[str, Tensor]:
+        """Those of these tensors that do change, new; `in_place` allows to change those of the base and to give them back."""
         ...
 
 
@@ -56,8 +56,8 @@ class Snapshot:
         """All of them."""
         return self._names
 
-    def patched(self, names: Iterable[str], base: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Those whose bytes differ."""
+    def patched(self, names: Iterable[str], base: Mapping[str, Tensor], *, in_place: bool = False) -> Mapping[str, Tensor]:
+        """Those whose bytes differ, new."""
         with safe_open(self._file, framework="pt") as file:
             found = {name: file.get_tensor(name) for name in names if name in self._names}
         return {name: tensor for name, tensor in found.items() if not _same_bits(tensor, base[name])}
@@ -72,8 +72,10 @@ class Place:
     read: Callable[[], Sequence[Tensor]]
     """The plain tensors, in the model's dtype."""
     write: Callable[[Sequence[Tensor]], None]
+    unpacked: bool = False
+    """What is read was unpacked for the reader, who may change it."""
     tied: bool = False
-    """A second, packed copy of a tensor that also lies elsewhere: changes with it, and is stored and hashed once."""
+    """A second, packed copy of a tensor that also lies elsewhere: packed from that, and stored and hashed once."""
 
     def plain(self) -> dict[str, Tensor]:
         """The tensors as a snapshot holds them."""
@@ -115,11 +117,13 @@ def patched(base: Policy, steps: Sequence[Changing], *, digest: str) -> Policy:
     for step in steps:
         if not set(step.names) <= known:
             raise Refused(f"{sorted(set(step.names) - known)[:3]} are not where this engine knows them: load the version whole")
-    for place in places:
-        _change(place, steps)
+    changed = {name for place in places if not place.tied and _change(place, steps) for name in place.names}
+    holders = {name: place for place in places if not place.tied for name in place.names}
+    for place in (place for place in places if place.tied and not changed.isdisjoint(place.names)):
+        place.write([holders[name].plain()[name] for name in place.names])
     if (found := digest_of(LiveWeights(places))) != digest:
         raise BadInput(f"patching gave the weights {found[:12]}, not {digest[:12]}: load the version whole")
-    _require_tied(places, digest)
+    _require_tied(places, holders, digest)
     _require_rounded(live, published, base)
     return replace(base, digest=digest, model=model, published=published)
 
@@ -183,6 +187,7 @@ def _packed(names: tuple[str, ...], linear: PackedLinear, sizes: Sequence[int], 
         shapes=tuple((size, linear.columns) for size in sizes),
         read=lambda: linear.plain().split(list(sizes)),
         write=lambda tensors: linear.pack(torch.cat(list(tensors)) if len(tensors) > 1 else tensors[0]),
+        unpacked=True,
         tied=tied is not None,
     )
 
@@ -210,16 +215,18 @@ def _parameter(name: str, held: nn.Parameter, holders: Sequence[tuple[nn.Module,
     return Place(names=(name,), shapes=(tuple(held.shape),), read=lambda: [cast("Tensor", getattr(*holders[0])).detach()], write=write)
 
 
-def _change(place: Place, steps: Sequence[Changing]) -> None:
+def _change(place: Place, steps: Sequence[Changing]) -> bool:
+    """Whether the steps change anything there."""
     wanted = [step for step in steps if not set(step.names).isdisjoint(place.names)]
     if not wanted:
-        return
-    plain = place.plain()
-    before = dict(plain)
+        return False
+    plain, changed = place.plain(), False
     for step in wanted:
-        plain |= step.patched(plain, plain)
-    if any(plain[name] is not tensor for name, tensor in before.items()):
+        new = step.patched(plain, plain, in_place=place.unpacked)
+        plain, changed = plain | new, changed or bool(new)
+    if changed:
         place.write([plain[name] for name in place.names])
+    return changed
 
 
 def _rounding(place: Place, published: dict[str, Tensor], policy: Policy) -> Place:
@@ -231,7 +238,7 @@ def _rounding(place: Place, published: dict[str, Tensor], policy: Policy) -> Pla
         published.update(zip(place.names, tensors, strict=True))
         place.write([rounded(tensor.to(policy.model.dtype), policy.precision) for tensor in tensors])
 
-    return replace(place, read=lambda: [published[name] for name in place.names], write=write)
+    return replace(place, read=lambda: [published[name] for name in place.names], write=write, unpacked=False)
 
 
 def _require_rounded(live: Sequence[Place], published: Mapping[str, Tensor], policy: Policy) -> None:
@@ -243,12 +250,11 @@ def _require_rounded(live: Sequence[Place], published: Mapping[str, Tensor], pol
                 raise BadInput(f"{name} is not what its published weights round to in {policy.precision}: load the version whole")
 
 
-def _require_tied(places: Sequence[Place], digest: str) -> None:
+def _require_tied(places: Sequence[Place], holders: Mapping[str, Place], digest: str) -> None:
     """The trap of a tied head: it is packed apart, so it may keep the old weights while every stored tensor is right."""
-    plain = {name: place for place in places if not place.tied for name in place.names}
     for place in (place for place in places if place.tied):
         for name, tensor in place.plain().items():
-            if not _same_bits(tensor, plain[name].plain()[name]):
+            if not _same_bits(tensor, holders[name].plain()[name]):
                 raise BadInput(f"the head of {digest[:12]} is not its embedding, which it is tied to: load the version whole")
 
 

@@ -127,15 +127,17 @@ class Patch:
         except DAMAGED as error:
             raise self._damaged(error) from error
 
-    def patched(self, names: Iterable[str], base: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Those of these tensors that change, new; `base` has them at least. Raises `BadInput`."""
+    def patched(self, names: Iterable[str], base: Mapping[str, Tensor], *, in_place: bool = False) -> dict[str, Tensor]:
+        """Those of these tensors that change, new; `base` has them at least. `in_place`: they are the base's own, of which there is nothing
+        left where this raises `BadInput`."""
         wanted, found = frozenset(names), dict[str, Tensor]()
         try:
             for section, spans in zip(self.head.sections, self._spans, strict=True):
                 mine = [number for number, (name, _, _) in enumerate(spans) if name in wanted]
                 for number in mine:
                     name, first, size = spans[number]
-                    found[name] = found[name] if name in found else base[name].clone(memory_format=torch.contiguous_format)
+                    if name not in found:
+                        found[name] = base[name] if in_place else base[name].clone(memory_format=torch.contiguous_format)
                     here = slice(first, first + size)
                     self._opened(section).apply(number, bits_of(base[name])[here], bits_of(found[name])[here])
         except DAMAGED as error:

@@ -176,7 +176,12 @@ def test_sections_are_coded_apart_and_applied_one_tensor_at_a_time() -> None:
     patch = Patch(delta, base, base_digest=digest_of(base))
     assert patch.names == {"l1", "l3", "l5", "l7"}
     assert set(patch.patched(["l0", "l3"], {"l3": base["l3"]})) == {"l3"}
+    before = base["l3"].clone()
     assert torch.equal(patch.patched(["l3"], base)["l3"], new["l3"])
+    assert torch.equal(base["l3"], before), "whoever said nothing keeps theirs"
+    given = {"l3": before}
+    assert patch.patched(["l3"], given, in_place=True)["l3"] is before
+    assert torch.equal(before, new["l3"])
     assert digest_of(apply_delta(base, delta)) == digest_of(new)
 
 
