@@ -12,6 +12,7 @@ digest is of, and the live ones, unpacked once more, have to be what they round 
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -186,10 +187,22 @@ def _packed(names: tuple[str, ...], linear: PackedLinear, sizes: Sequence[int], 
         names=(tied,) if tied is not None else tuple(f"{name}.weight" for name in names),
         shapes=tuple((size, linear.columns) for size in sizes),
         read=lambda: linear.plain().split(list(sizes)),
-        write=lambda tensors: linear.pack(torch.cat(list(tensors)) if len(tensors) > 1 else tensors[0]),
+        write=lambda tensors: linear.pack(_joined(tensors)),
         unpacked=True,
         tied=tied is not None,
     )
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Rows of several tensors as one; where they are one still, which is how they were unpacked, nothing is copied."""
+    first, memory = tensors[0], tensors[0].untyped_storage().data_ptr()
+    ends = list(accumulate((tensor.nbytes for tensor in tensors), initial=first.data_ptr()))
+    if all(
+        tensor.is_contiguous() and tensor.data_ptr() == at and tensor.untyped_storage().data_ptr() == memory
+        for tensor, at in zip(tensors, ends, strict=False)
+    ):
+        return first.as_strided((sum(map(len, tensors)), *first.shape[1:]), first.stride())
+    return torch.cat(list(tensors))
 
 
 def _bias(names: tuple[str, ...], linear: PackedLinear, sizes: Sequence[int]) -> list[Place]:

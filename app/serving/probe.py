@@ -19,7 +19,7 @@ from app.policy.decoding.sampling import Generation, sample
 from app.policy.model import Policy, model_of
 from app.policy.patching import as_published
 from app.policy.precision import Precision
-from app.policy.scoring.fixed_probe import divergence, strange, written
+from app.policy.scoring.fixed_probe import beginning, divergence, strange, written
 from app.policy.scoring.forward import token_logprobs
 
 PROMPTS = ("What is", "def first(items):\n    ", "Write a short answer: why", "1, 2, 3,")
@@ -83,9 +83,14 @@ def mismatch(policy: Policy, *, draw: Sampler = sample) -> Mismatch | None:
     return Mismatch(kl=divergence(sampled, scored)[0], p99=gaps[min(len(gaps) - 1, int(0.99 * len(gaps)))], tokens=len(gaps))
 
 
+PATCHED_TOKENS = 64
+"""Of the fixed text, asked of a version made from another: its weights were compared bit for bit, and whether they are computed with shows
+in the first tokens as in all. Everybody's answers wait for it."""
+
+
 def answers_strangely(policy: Policy, expected: bytes) -> str | None:
-    """None where the version says of the fixed text what its trainer wrote down; else how far off it is."""
-    wanted = written(expected)
+    """None where the version says of the beginning of the fixed text what its trainer wrote down; else how far off it is."""
+    wanted = beginning(written(expected), PATCHED_TOKENS)
     with torch.inference_mode():
         measured = token_logprobs(policy.model, wanted.tokens[:1], wanted.tokens[1:])
     return strange(measured.tolist(), wanted)

@@ -73,6 +73,11 @@ def written(content: bytes) -> Expected:
     return Expected(tokens=tuple(found["tokens"]), logprobs=tuple(found["logprobs"]))
 
 
+def beginning(whole: Expected, tokens: int) -> Expected:
+    """What is expected of the first so many scored tokens."""
+    return Expected(tokens=whole.tokens[: 1 + tokens], logprobs=whole.logprobs[:tokens])
+
+
 def write_expected(folder: Path, probe: Expected) -> None:
     """Put it into a snapshot that is not published yet."""
     if not (folder / READY).is_file():
