@@ -236,7 +236,7 @@ def _change(place: Place, steps: Sequence[Changing]) -> bool:
     plain, changed = place.plain(), False
     for step in wanted:
         new = step.patched(plain, plain, in_place=place.unpacked)
-        plain, changed = plain | new, changed or bool(new)
+        plain, changed = {**plain, **new}, changed or bool(new)
     if changed:
         place.write([plain[name] for name in place.names])
     return changed

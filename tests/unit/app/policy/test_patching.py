@@ -13,7 +13,7 @@ from app.domain.telemetry.turns import SamplingParams
 from app.policy.decoding.packed_linear import PackedLinear, can_pack
 from app.policy.decoding.sampling import sample
 from app.policy.model import Policy, load_policy
-from app.policy.patching import LiveWeights, follow, places_of
+from app.policy.patching import LiveWeights, _joined, follow, places_of
 from app.policy.storage.delta import StaleDelta, encode_delta
 from app.policy.storage.snapshot import WEIGHTS, snapshot_digest, write_snapshot
 from app.policy.storage.weights import digest_of
@@ -128,3 +128,16 @@ def test_the_base_can_be_sampled_from_while_and_after(tiny_model: Path, tmp_path
     made = follow(base, way(tiny_model, new, "delta"), digest=snapshot_digest(new))
     assert sample(base, prompts, params)[0].logprobs == before.logprobs
     assert sample(made, prompts, params)[0].logprobs == sample(load_policy(new), prompts, params)[0].logprobs
+
+
+def test_rows_that_were_unpacked_together_are_packed_together_without_a_copy() -> None:
+    whole = torch.arange(12.0).view(6, 2)
+    for parts in (whole.split([1, 2, 3]), [whole[2:4], whole[4:]], [whole]):
+        joined = _joined(parts)
+        assert joined.data_ptr() == parts[0].data_ptr()
+        assert torch.equal(joined, torch.cat(list(parts)))
+    others = torch.arange(12.0).view(6, 2)
+    for parts in ([whole[2:], whole[:2]], [whole[:2], others[2:]], [whole[:2], whole[3:]], [whole[:2, :1], whole[2:, :1]]):
+        joined = _joined(parts)
+        assert joined.data_ptr() != parts[0].data_ptr()
+        assert torch.equal(joined, torch.cat(parts))

@@ -74,3 +74,12 @@ def test_a_version_that_says_something_else_of_the_fixed_text_answers_strangely(
         true = token_logprobs(policy.model, tokens[:1], tokens[1:]).tolist()
     found = answers_strangely(policy, msgspec.json.encode({"tokens": tokens, "logprobs": [value - off for value in true]}))
     assert (found is not None) is is_strange
+
+
+@pytest.mark.parametrize(("place", "is_strange"), [(63, True), (64, False)])
+def test_a_version_made_from_another_is_asked_the_first_64_tokens(policy: Policy, place: int, is_strange: bool) -> None:
+    tokens = [5 + n % 50 for n in range(80)]
+    with torch.inference_mode():
+        said = token_logprobs(policy.model, tokens[:1], tokens[1:]).tolist()
+    said[place] -= 2.0
+    assert (answers_strangely(policy, msgspec.json.encode({"tokens": tokens, "logprobs": said})) is not None) is is_strange
