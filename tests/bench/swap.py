@@ -12,6 +12,7 @@ makes a mixed answer.
 | pause_ms_p99 | for how long the sampling thread stood still for a swap, over swaps and engines |
 | request_p99_ratio | 99th percentile of seconds per request with swaps, over that without |
 | errors, mixed_weight_answers | answers that failed; answers that are not wholly of the version they claim |
+| bit_for_bit | of those that were scored, answers with no log-probability but their version's own, to the last bit |
 | time_to_all_replicas_ms | median from the version being wanted to all three reporting it ready |
 | peak_memory_ratio | largest private memory of an engine with swaps, over its largest without them and one more version |
 
@@ -49,6 +50,7 @@ from app.domain.errors import RatchetError
 from app.domain.ports import EngineState, Holder, Way
 from app.domain.telemetry.serving import GenerateRequest, GenerationChunk
 from app.domain.telemetry.turns import FinishReason, SamplingParams
+from app.policy.decoding.sampling import Decoder
 from app.policy.model import Policy, load_policy
 from app.policy.patching import LiveWeights, follow, places_of
 from app.policy.scoring.fixed_probe import probe_tokens
@@ -240,23 +242,21 @@ class Watch(threading.Thread):
         return {phase: sum(shares) / max(1, len(shares)) for phase, shares in self._shares.items()}
 
 
-def mixed(answers: Sequence[tuple[str, list[GenerationChunk]]], policies: dict[str, Policy], *, most: int) -> tuple[int, int]:
-    """Answers with a token whose log-probability is further from its own version's than from the version's before or after; and how many
-    were looked at."""
-    order = list(policies)
+def mixed(answers: Sequence[tuple[str, list[GenerationChunk]]], policies: dict[str, Policy], *, most: int) -> tuple[int, int, int]:
+    """Answers with tokens whose log-probabilities are further from their own version's than from the version's before or after; those that
+    are bit for bit their version's, as they are where a machine computes the same whatever is beside it; and how many were looked at."""
+    order, decoders = list(policies), {digest: Decoder(policy) for digest, policy in policies.items()}
     chosen = random.Random(5).sample(list(answers), min(most, len(answers)))
-    wrong = 0
+    wrong = exact = 0
     for digest, chunks in chosen:
-        tokens = [token for chunk in chunks for token in chunk.tokens]
+        prompt, tokens = chunks[-1].prompt_tokens or [], [token for chunk in chunks for token in chunk.tokens]
         logged = torch.tensor([value for chunk in chunks for value in chunk.logprobs])
         at = order.index(digest)
-        gaps: list[Tensor] = []
-        for name in (digest, *order[max(0, at - 1) : at], *order[at + 1 : at + 2]):
-            with torch.inference_mode():
-                gaps.append((token_logprobs(policies[name].model, chunks[-1].prompt_tokens or [], tokens) - logged).abs())
-        others = torch.stack(gaps[1:]).min(0).values if len(gaps) > 1 else torch.full_like(gaps[0], torch.inf)
-        wrong += is_mixed(gaps[0], others)
-    return wrong, len(chosen)
+        near = (digest, *order[max(0, at - 1) : at], *order[at + 1 : at + 2])
+        own, *gaps = [(torch.tensor(decoders[name].score(prompt, tokens, temperature=1.0, top_p=1.0)) - logged).abs() for name in near]
+        wrong += is_mixed(own, torch.stack(gaps).min(0).values if gaps else torch.full_like(own, torch.inf))
+        exact += not own.any()
+    return wrong, exact, len(chosen)
 
 
 def is_mixed(own_T: Tensor, others_T: Tensor) -> bool:
@@ -317,7 +317,7 @@ def figures(load: Load, took: list[float], swaps: list[dict[str, Any]], watch: W
     """The line."""
     calm, swapping = (np.percentile(load.seconds[phase], 99) for phase in ("calm", "swapping"))
     version = sum(tensor.nbytes for tensor in LiveWeights(places_of(publisher.policies[publisher.digest].model)).values())
-    wrong, looked = mixed(load.answers, publisher.policies, most=most)
+    wrong, exact, looked = mixed(load.answers, publisher.policies, most=most)
     return {
         "pause_ms_p99": round(float(np.percentile([swap["pause_ms"] for swap in swaps], 99)), 2),
         "request_p99_ratio": round(float(swapping / calm), 2), "errors": len(load.errors), "mixed_weight_answers": wrong,
@@ -326,7 +326,7 @@ def figures(load: Load, took: list[float], swaps: list[dict[str, Any]], watch: W
         "memory_mb": {name: round(size / 1e6) for name, size in (watch.peak | {"version": version}).items()},
         "busy": {phase: round(share, 2) for phase, share in watch.busy.items()},
         "swaps": len(took), "patched": sum(swap["way"] == "patch" for swap in swaps),
-        "answers": len(load.answers), "answers_scored": looked,
+        "answers": len(load.answers), "answers_scored": looked, "bit_for_bit": exact,
         "versions_answering": len({digest for digest, _ in load.answers}), "first_errors": load.errors[:3],
     }  # fmt: skip
 

@@ -26,7 +26,7 @@ from app.domain.release.releases import ReleaseState
 from app.domain.release.versions import TrainingRun, Version
 from app.settings import Settings, from_environment
 from pipelines.config import LoopConfig, loop_config
-from pipelines.cycle import Case, CyclePorts, run_cycle
+from pipelines.cycle import LOOP, Case, CyclePorts, run_cycle
 from pipelines.projection import Projection, project_once
 from pipelines.training.ports import TrainingPorts
 from tests.fakes.console import browser
@@ -171,7 +171,7 @@ def test_a_cycle_killed_in_a_step_is_finished_by_another_replica_with_one_of_eve
         "batches": 1, "batch_items": 24, "training_runs": 1, "versions": 2, "releases": 2, "gate_results": 2,
     }  # fmt: skip
     (candidate,) = wiring.release_ledger(loop.settings).list(policy="composer", states={ReleaseState.QUEUED})
-    assert candidate.id == ended.release_id
+    assert (candidate.id, candidate.initiator) == (ended.release_id, LOOP)
 
 
 def test_with_the_registry_down_the_cycle_queues_its_candidate_and_the_projection_makes_up_for_it(loop: Loop) -> None:

@@ -110,3 +110,10 @@ def test_practice_and_pinned_requests_are_no_experiment_and_certain() -> None:
     plain = {"release_id": None, "probability": 1.0, "share": 0.0, "holdback": 0.0}
     assert practise(CANARY) == Arm(digest="v1", stage="rollout", arm="rollout", **plain)
     assert pin("v7") == Arm(digest="v7", stage="pinned", arm="pinned", **plain)
+
+
+@pytest.mark.parametrize("missing", ["canary_digest", "canary_release"])
+def test_a_canary_without_a_version_or_a_release_is_none_and_nobody_is_drawn_into_it(missing: str) -> None:
+    for pointer in (POINTER, HELD.pointer):
+        plain, half = Route(policy="tab", pointer=pointer), replace(CANARY, pointer=pointer, canary_lasting=0.2, **{missing: None})
+        assert [assign(half, person, at=AT) for person in PEOPLE[:200]] == [assign(plain, person, at=AT) for person in PEOPLE[:200]]
