@@ -14,6 +14,9 @@ PYTHON := $(shell for p in .venv/bin/python python3.11 python3.12 python3.13 pyt
   $$p -c 'import sys; (3, 11) <= sys.version_info[:2] <= (3, 13) or sys.exit(1); print(sys._base_executable)' 2>/dev/null && break; done)
 endif
 
+# A test run and a demo start hundreds of processes: what one of them compiled the next one reads.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := .venv/bin
 SETUP = @$(if $(PYTHON),$(PYTHON),$(error Ratchet needs Python 3.11, 3.12 or 3.13 and found none on the path: install one, or name it with make PYTHON=/path/to/python3.13)) infra/setup.py
 
