@@ -3,6 +3,7 @@
 import base64
 import json
 import marshal
+import os
 import socket
 import subprocess
 import sys
@@ -24,7 +25,9 @@ class Kept:
 
     def __init__(self, *arguments: str) -> None:
         command = [*NAMESPACE, sys.executable, str(Path(keeper.__file__)), *arguments]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        told = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "RATCHET_SECRET": "ours"}  # as a box is told, and more than that
+        told.pop("LD_LIBRARY_PATH", None)
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=told)
         self.ready = self.hear()
 
     def hear(self) -> dict[str, bytes]:
