@@ -85,7 +85,7 @@ def mismatch(policy: Policy, *, draw: Sampler = sample) -> Mismatch | None:
 
 PATCHED_TOKENS = 64
 """Of the fixed text, asked of a version made from another: its weights were compared bit for bit, and whether they are computed with shows
-in the first tokens as in all. Everybody's answers wait for it."""
+in the first tokens as in all. It takes the processor from answers that are being written."""
 
 
 def answers_strangely(policy: Policy, expected: bytes) -> str | None:
