@@ -119,12 +119,13 @@ def patched(base: Policy, steps: Sequence[Changing], *, digest: str) -> Policy:
         if not set(step.names) <= known:
             raise Refused(f"{sorted(set(step.names) - known)[:3]} are not where this engine knows them: load the version whole")
     changed = {name for place in places if not place.tied and _change(place, steps) for name in place.names}
-    holders = {name: place for place in places if not place.tied for name in place.names}
-    for place in (place for place in places if place.tied and not changed.isdisjoint(place.names)):
-        place.write([holders[name].plain()[name] for name in place.names])
+    weights = LiveWeights(places)
+    for place in places:
+        if place.tied and not changed.isdisjoint(place.names):
+            place.write([weights[name] for name in place.names])
     if (found := digest_of(LiveWeights(places))) != digest:
         raise BadInput(f"patching gave the weights {found[:12]}, not {digest[:12]}: load the version whole")
-    _require_tied(places, holders, digest)
+    _require_tied(places, weights, digest)
     _require_rounded(live, published, base)
     return replace(base, digest=digest, model=model, published=published)
 
@@ -263,11 +264,11 @@ def _require_rounded(live: Sequence[Place], published: Mapping[str, Tensor], pol
                 raise BadInput(f"{name} is not what its published weights round to in {policy.precision}: load the version whole")
 
 
-def _require_tied(places: Sequence[Place], holders: Mapping[str, Place], digest: str) -> None:
+def _require_tied(places: Sequence[Place], weights: LiveWeights, digest: str) -> None:
     """The trap of a tied head: it is packed apart, so it may keep the old weights while every stored tensor is right."""
     for place in (place for place in places if place.tied):
         for name, tensor in place.plain().items():
-            if not _same_bits(tensor, holders[name].plain()[name]):
+            if not _same_bits(tensor, weights[name]):
                 raise BadInput(f"the head of {digest[:12]} is not its embedding, which it is tied to: load the version whole")
 
 

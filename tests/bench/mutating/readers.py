@@ -12,27 +12,19 @@ Line = tuple[str, int]
 """A file, from the root of the tree, and a line of it."""
 
 
-def readers_of(root: Path, file: str, line: int) -> tuple[bool, list[Line]]:
-    """Whether a line runs at import, and if so the lines that read the constant, the field or the default that is set on it."""
+def readers_of(root: Path, file: str, line: int, *, later: bool = True) -> tuple[bool, list[Line]]:
+    """Whether a line runs at import, and if so the lines that read the constant, the field or the default that is set on it; `later` too
+    those that read what another line made of it at import: a default of a function, a field or a constant."""
     match statement := _statement(root / file, line):
         case ast.FunctionDef() | ast.AsyncFunctionDef() if line >= statement.body[0].lineno > statement.lineno:
             return False, []
         case ast.FunctionDef() | ast.AsyncFunctionDef():
-            return True, [(file, inside.lineno) for inside in ast.walk(statement) if isinstance(inside, ast.stmt)]
+            return True, [(file, inside.lineno) for part in statement.body for inside in ast.walk(part) if isinstance(inside, ast.stmt)]
         case _:
             name = _set_by(statement)
             mentions = [] if statement is None or name is None else list(_mentions(root, file, name, but=statement))
-            return True, list(dict.fromkeys([*mentions, *(line for mention in mentions for line in _read_later(root, *mention))]))
-
-
-def _read_later(root: Path, file: str, line: int) -> Iterator[Line]:
-    """Where what a line reads at import counts afterwards: a default of a function in its body, a field or a constant made of it where
-    that is read."""
-    match statement := _statement(root / file, line):
-        case ast.FunctionDef() | ast.AsyncFunctionDef() if line < statement.body[0].lineno:
-            yield from ((file, inside.lineno) for inside in statement.body)
-        case ast.Assign() | ast.AnnAssign() if name := _set_by(statement):
-            yield from _mentions(root, file, name, but=statement)
+            made = [made for mention in mentions for made in readers_of(root, *mention, later=False)[1]] if later else []
+            return True, list(dict.fromkeys([*mentions, *made]))
 
 
 def named_in_tests(root: Path, file: str, line: int) -> list[str]:

@@ -157,8 +157,8 @@ def test_an_address_or_a_share_that_is_none_is_refused(name: str, value: str, sa
 
 
 def test_those_turns_that_are_traced_are_found_by_their_ids(sqlite_url: str, sqlite_engine: Engine) -> None:
-    traced = {"i1": {TRACEPARENT: TAKEN, "a": "b"}, "i2": {"a": "b"}, "i3": {TRACEPARENT: NOT_TAKEN}}
-    fill(sqlite_engine, turns, 3, inference_id=lambda n: f"i{n + 1}", tags=lambda n: traced[f"i{n + 1}"])
+    tags = {"i1": {TRACEPARENT: TAKEN, "a": "b"}, "i2": {"a": "b"}, "i3": {TRACEPARENT: NOT_TAKEN}}
+    fill(sqlite_engine, turns, 3, inference_id=lambda n: f"i{n + 1}", tags=lambda n: tags[f"i{n + 1}"])
     settings = from_environment({"RATCHET_DATABASE_URL": sqlite_url})
     assert sorted(wiring.traced_turns(settings, ["i1", "i2", "i3", "i4"])) == [NOT_TAKEN, TAKEN]
     assert wiring.traced_turns(settings, ["i2"]) == []
