@@ -108,7 +108,7 @@ def test_every_file_has_its_turn_before_any_has_a_second_one_and_a_seed_says_whi
 
 
 TRY = """
-import json, sys
+import compileall, json, py_compile, sys
 import hypothesis
 from pathlib import Path
 from functools import partial
@@ -122,6 +122,7 @@ tree, copy = Path(sys.argv[1]), Copy(Path(sys.argv[2]), least_s=4.0)
 copy.fill(tree)
 if sys.argv[4] == "loaded":
     copy.load()
+compileall.compile_dir(copy.root, quiet=1, force=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
 tried = [Mutant(**fields) for fields in json.loads(sys.argv[3])]
 reach = Reach(tree)
 lasting = {"tests/test_hang.py::test_it_ends": 0.01}
