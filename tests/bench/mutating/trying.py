@@ -119,7 +119,7 @@ class _Trial:
         self._copy, self._path, self._lasting, self._until = copy, path, lasting, until
         self._sound = path.read_text()
         self._changed = change(self._sound)
-        Path(cache_from_source(str(path))).unlink(missing_ok=True)  # Python takes it for a changed file's, too, of the same second and length
+        Path(cache_from_source(str(path))).unlink(missing_ok=True)  # a change of the same second and length would run as it
         self._disbelieved = set[str]()
         """Tests that failed and would have without the change, or did not fail again."""
 
