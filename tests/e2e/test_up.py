@@ -51,7 +51,7 @@ def test_the_ten_lines_of_the_readme_connect_a_product(up: Up) -> None:
 
 def test_kills_of_every_process_lose_no_accepted_event_and_train_on_no_turn_twice(up: Up) -> None:
     ledger = up.data / "accepted"
-    people = up.simulate("--concurrency", "6", "--ledger", str(ledger))
+    people = up.simulate("--concurrency", "3", "--ledger", str(ledger))
     try:
         eventually(lambda: len(up.operations.labels("composer")) >= 20, "people are heard", within_s=60)
         for name in PROCESSES:
