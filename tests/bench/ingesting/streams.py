@@ -99,7 +99,6 @@ def measure_streams(events: int, url: str | None, faults: Faults | None = None) 
             )  # fmt: skip
         finally:
             line.close()
-            gc.unfreeze()
 
 
 class Line:
