@@ -50,9 +50,8 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def kept() -> Iterator[None]:
-    """So does what a file's tests imported and left behind: after half of them each collection took two seconds, a hundred updates three
-    minutes."""
+def left_behind() -> Iterator[None]:
+    """So does what the tests of a file left: half-way through, each collection took two seconds, and a hundred updates three minutes."""
     yield
     _keep()
 
