@@ -19,11 +19,11 @@ def test_a_cycle_whose_process_is_killed_is_resumed_by_the_next_one(tmp_path: Pa
             eventually(
                 lambda: any(c.batch_id and c.status == "running" for c in up.operations.cycles("composer")), "an update runs", within_s=150
             )
+            slot = next(c.slot for c in up.operations.cycles("composer") if c.status == "running")
+            up.kill("loop")
         finally:
             people.kill()  # what the cycle needs it has: the machine is for its heir
             people.wait()
-        slot = next(c.slot for c in up.operations.cycles("composer") if c.status == "running")
-        up.kill("loop")
 
         def ended() -> bool:
             cycle = next(c for c in up.operations.cycles("composer") if c.slot == slot)

@@ -119,7 +119,6 @@ class _Trial:
         self._copy, self._path, self._lasting, self._until = copy, path, lasting, until
         self._sound = path.read_text()
         self._changed = change(self._sound)
-        Path(cache_from_source(str(path))).unlink(missing_ok=True)  # a change of the same second and length would run as it
         self._disbelieved = set[str]()
         """Tests that failed and would have without the change, or did not fail again."""
 
@@ -157,7 +156,7 @@ class _Trial:
     def _run(self, tests: Sequence[str], *, with_it: bool) -> Told:
         limits_s = {test: self._limit_s(test) for test in tests}
         limit_s = START_S + (sum(limits_s.values()) if len(tests) == 1 else 3 * sum(self._lasting.get(test, 10.0) for test in tests))
-        self._path.write_text(self._changed if with_it else self._sound)
+        self._put(self._changed if with_it else self._sound)
         changed = (self._path, self._sound) if with_it else None
         try:
             return run_tests(
@@ -165,7 +164,12 @@ class _Trial:
                 limits_s=limits_s, otherwise_s=UNKNOWN_S, keeps=lambda: self._copy.keeps(changed),
             )  # fmt: skip
         finally:
-            self._path.write_text(self._sound)
+            self._put(self._sound)
+
+    def _put(self, text: str) -> None:
+        """The file says this from now on; bytecode of what it said before would count as of this, where second and length agree."""
+        self._path.write_text(text)
+        Path(cache_from_source(str(self._path))).unlink(missing_ok=True)
 
     def _limit_s(self, test: str) -> float:
         known = max(self._lasting.get(test, 0.0), self._copy.proven.get(test, 0.0))
