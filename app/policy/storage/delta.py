@@ -8,7 +8,7 @@ anything is made that is larger than what the base allows.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby
 
@@ -138,8 +138,9 @@ class Patch:
                     name, first, size = spans[number]
                     if name not in found:
                         found[name] = base[name] if in_place else base[name].clone(memory_format=torch.contiguous_format)
-                    here = slice(first, first + size)
-                    self._opened(section).apply(number, bits_of(base[name])[here], bits_of(found[name])[here])
+                    old = bits_of(base[name])[first : first + size]
+                    new = old if in_place else bits_of(found[name])[first : first + size]
+                    self._opened(section).apply(number, [old], [new])
         except DAMAGED as error:
             raise self._damaged(error) from error
         return found
@@ -177,12 +178,19 @@ class Patch:
     def _fill(self, section: Section, spans: list[Span], pieces: list[tuple[Tensor, Tensor]]) -> None:
         """Copy and change the parts of one section."""
         streams = section.open(self._delta, relative=self._relative)
-        for number, ((name, first, size), (old, new)) in enumerate(zip(spans, pieces, strict=True)):
-            before, after = bits_of(old), bits_of(new)
-            copied = slice(self._copied_from[name, first], first + size if first + size < self._ends[name] else len(before))
-            after[copied] = before[copied]
-            here = slice(first, first + size)
-            streams.apply(number, before[here], after[here])
+        sides = [(bits_of(old), bits_of(new)) for old, new in pieces]
+        for (name, first, size), (old, new) in zip(spans, sides, strict=True):
+            before, behind = slice(self._copied_from[name, first], first), slice(first + size, len(old))
+            new[before] = old[before]
+            if first + size == self._ends[name]:
+                new[behind] = old[behind]
+        for run in _runs(spans):
+            here = [slice(spans[number][1], spans[number][1] + spans[number][2]) for number in run]
+            streams.apply(
+                run.start,
+                [sides[number][0][part] for number, part in zip(run, here, strict=True)],
+                [sides[number][1][part] for number, part in zip(run, here, strict=True)],
+            )
 
     def _opened(self, section: Section) -> Applied:
         if self._last is None or self._last[0] is not section:
@@ -249,6 +257,18 @@ def _grouped(names: list[str], tensors: Mapping[str, Tensor], most: int) -> list
                 groups[-1][1].append((name, first, size))
                 filled += size * tensor.element_size()
     return groups
+
+
+def _runs(spans: Sequence[Span]) -> Iterator[range]:
+    """Small neighbours that are changed at once: those that are no more than one large part together."""
+    first, filled = 0, 0
+    for number, (_, _, size) in enumerate(spans):
+        if filled and filled + size > PART:
+            yield range(first, number)
+            first, filled = number, 0
+        filled += size
+    if filled:
+        yield range(first, len(spans))
 
 
 def _kind(tensor: Tensor) -> str:

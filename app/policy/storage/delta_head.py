@@ -39,8 +39,9 @@ class Mode(StrEnum):
 class Applied(Protocol):
     """A section's streams, decompressed."""
 
-    def apply(self, number: int, old: Bits, out: Bits) -> None:
-        """Write what changes in a part into `out`, which holds its old elements as `old` does. Raises `ValueError`, `IndexError`."""
+    def apply(self, first: int, old: Sequence[Bits], out: Sequence[Bits]) -> None:
+        """Write the new elements of neighbouring parts, the first of which is number `first`; `out` may be `old`. Raises `ValueError`,
+        `IndexError`."""
         ...
 
 

@@ -87,21 +87,28 @@ class OlderOpened:
             self._streams.append(np.split(whole, np.cumsum(mine)[:-1]) if mine else [])
             at += length
 
-    def apply(self, number: int, old: Bits, out: Bits) -> None:
-        """Write what changes into `out`. Raises `ValueError`, `IndexError`."""
+    def apply(self, first: int, old: Sequence[Bits], out: Sequence[Bits]) -> None:
+        """Write the new elements of neighbouring tensors, the first of which is number `first`; `out` may be `old`. Raises `ValueError`,
+        `IndexError`."""
+        for number, (before, after) in enumerate(zip(old, out, strict=True), start=first):
+            if after is not before:
+                after[:] = before
+            self._change(number, after)
+
+    def _change(self, number: int, bits: Bits) -> None:
         tensor = self._section.tensors[number]
         gaps, values, escapes = (stream[number] for stream in self._streams)
         sums = running_sums(gaps)
         places = sums + np.arange(len(sums))
-        if len(places) != tensor.count or places[-1] >= len(out):
+        if len(places) != tensor.count or places[-1] >= len(bits):
             raise ValueError(f"positions of {tensor.name}")
         if not self._relative:
-            out[places] = values.view(out.dtype)
+            bits[places] = values.view(bits.dtype)
             return
-        dtype, zigzag = tensor.dtype or "BF16", read_sizes(values, escapes.view(WIDTHS[2]), old.itemsize)
+        dtype, zigzag = tensor.dtype or "BF16", read_sizes(values, escapes.view(WIDTHS[2]), bits.itemsize)
         one = zigzag.dtype.type(1)
         difference = (zigzag >> one) ^ (zigzag.dtype.type(0) - (zigzag & one))
-        out[places] = from_image(image(old[places], dtype) + difference, dtype)
+        bits[places] = from_image(image(bits[places], dtype) + difference, dtype)
 
 
 def _value_width(tensor: OlderTensor, *, relative: bool) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from app.policy.storage.delta_classes import BINS, BUCKETS, MOST_CLASSES, bins_of, chosen, class_table, magnitudes, members
+from app.policy.storage.delta_classes import BINS, BUCKETS, MOST_CLASSES, bins_of, chosen, class_table, classes_of, magnitudes, members
 from app.policy.storage.delta_streams import (
     FLOATS,
     FULL,
@@ -30,6 +30,7 @@ from app.policy.storage.delta_streams import (
     escaped,
     from_planes,
     gaps_of,
+    moves_of,
     opened,
     places_where,
     read_sizes,
@@ -189,11 +190,11 @@ def _by_class(part: _Different, dtype: str, below: Sequence[int], table: NDArray
         return _Found(
             name=part.name, first=part.first, universes=[size], ranks=[part.places], signs=[part.signs], sizes=[part.sizes]
         )  # fmt: skip
-    mags = magnitudes(part.old, dtype)
-    classes = table[bins_of(mags[part.places])]
+    classes = classes_of(magnitudes(part.old[part.places], dtype), table)
     order = np.argsort(classes, kind="stable")
     ends = np.cumsum(np.bincount(classes, minlength=len(below) + 1))[:-1]
-    listed = members(mags, below, table)
+    places, edges = members(part.old, dtype, below, table, np.array([0, size]))
+    listed = np.split(places, edges[1:, 0])
     changed = np.zeros(size, dtype=np.bool_)
     changed[part.places] = True
     return _Found(
@@ -239,70 +240,102 @@ def _framed(stream: Bytes) -> bytes:
 
 
 class Opened:
-    """A section's streams, decompressed, to be applied part by part."""
+    """A section's streams, decompressed, to be applied to some of its parts at a time.
+
+    Shapes: C classes, k parts in a row, laid end to end. Everything is done for all of them at once: between two operations of numpy a
+    thread waits for others that are between two, and small parts would do little else.
+    """
 
     def __init__(self, said: Changes, frames: memoryview, *, relative: bool) -> None:
         """`frames` are all of them, one after the other. Raises `ValueError` where they do not fit the header."""
         self._said, self._relative, self._table = said, relative, class_table(said.below)
-        self._elements, at = sum(part.size for part in said.parts), 0
-        self._ranks, self._signs, self._sizes = list[Places](), list[NDArray[np.bool_]](), list[Bits]()
+        self._ends = _ends([part.size for part in said.parts])
+        self._listed = np.stack([_ends(column) for column in zip(*(part.all_listed for part in said.parts), strict=True)])
+        self._changed = np.stack([_ends(column) for column in zip(*(part.changed for part in said.parts), strict=True)])
+        self._is_rest = np.array([listing is Listing.REST for listing in said.listings])
+        self._ranks, self._moves, last, at = list[Places](), list[Bits](), list[Places](), 0
         for index in range(len(said.listings)):
             ends = list(accumulate(said.frames[STREAMS * index : STREAMS * (index + 1)], initial=at))
             streams = [frames[start:end] for start, end in pairwise(ends)]
-            self._ranks.append(self._places(index, *streams[:2]))
-            signs, sizes = self._steps(index, *streams[2:])
-            self._signs.append(signs)
-            self._sizes.append(sizes)
+            ranks, last_of_parts = self._places(index, *streams[:2])
+            self._ranks.append(ranks)
+            last.append(last_of_parts)
+            self._moves.append(self._steps(index, *streams[2:]))
             at = ends[-1]
-        columns = range(len(said.listings))
-        self._listed = [list(accumulate((part.all_listed[index] for part in said.parts), initial=0)) for index in columns]
-        self._changed = [list(accumulate((part.changed[index] for part in said.parts), initial=0)) for index in columns]
+        self._last = np.stack(last)
+        """The last rank of each class in each part, -1 where nothing is listed."""
 
-    def _places(self, index: int, high: memoryview, low: memoryview) -> Places:
-        """What is listed of a class, counted through all parts: a part begins where the one before ended."""
-        count = sum(part.all_listed[index] for part in self._said.parts)
-        is_far, full = self._said.listings[index] is Listing.FAR, self._elements // FULL if len(high) else 0
+    def _places(self, index: int, high: memoryview, low: memoryview) -> tuple[Places, Places]:
+        """The ranks of a class, each within its part, and the last one of each part."""
+        ends = self._listed[index]
+        count = int(ends[-1])
+        is_far, full = self._said.listings[index] is Listing.FAR, int(self._ends[-1]) // FULL if len(high) else 0
         sums = running_sums(_stream(high, range(count, count + full + 1)), _stream(low, [count]) if is_far else None)
         if len(sums) != count or (len(low) and not is_far):
             raise ValueError("places")
-        return sums + np.arange(count)
+        through = sums + np.arange(count)  # counted through all parts: a part begins where the one before ended
+        behind = np.concatenate([[0], through + 1])[ends]
+        return through - np.repeat(behind[:-1], np.diff(ends)), behind[1:] - behind[:-1] - 1
 
-    def _steps(self, index: int, signs: memoryview, sizes: memoryview, escapes: memoryview) -> tuple[NDArray[np.bool_], Bits]:
-        """Down or up, and how far beyond one place, of a class; or the new values."""
-        count, width = sum(part.changed[index] for part in self._said.parts), width_of(self._said.dtype)
+    def _steps(self, index: int, signs: memoryview, sizes: memoryview, escapes: memoryview) -> Bits:
+        """What is added to the images of a class's changed elements; or their new values."""
+        count, width = int(self._changed[index][-1]), width_of(self._said.dtype)
         if not self._relative:
-            return np.zeros(count, dtype=np.bool_), _stream(sizes, [count * width]).view(WIDTHS[width])
+            return _stream(sizes, [count * width]).view(WIDTHS[width])
         over = from_planes(opened(escapes, range(0, 2 * count + 1, 2)) if len(escapes) else NOTHING, 2)
         beyond = read_sizes(_stream(sizes, [count * (width if width == 4 else 1)]), over, width)
         least = beyond.dtype.type(self._said.least[index])
-        return np.unpackbits(_stream(signs, [(count + 7) // 8]), count=count).view(np.bool_), beyond + least if least else beyond
+        is_down = np.unpackbits(_stream(signs, [(count + 7) // 8]), count=count).view(np.bool_)
+        return moves_of(is_down, beyond + least if least else beyond)
 
-    def apply(self, number: int, old: Bits, out: Bits) -> None:
-        """Write what changes in a part into `out`, which holds its old elements as `old` does. Raises `ValueError`, `IndexError`."""
-        below, dtype = self._said.below, self._said.dtype
-        listed = members(magnitudes(old, dtype), below, self._table) if below else []
-        used = [index for index, ends in enumerate(self._changed) if ends[number] < ends[number + 1]]
-        found = [self._found(index, number, listed[index - 1] if index else None, len(old)) for index in used]
-        places = found[0] if len(found) == 1 else np.concatenate(found)
-        mine = [(index, slice(*self._changed[index][number : number + 2])) for index in used]
-        sizes = np.concatenate([self._sizes[index][here] for index, here in mine])
-        if len(places) != len(sizes):
-            raise ValueError("counts")
-        if not self._relative:
-            out[places] = sizes
+    def apply(self, first: int, old: Sequence[Bits], out: Sequence[Bits]) -> None:
+        """Write the new elements of neighbouring parts, the first of which is number `first`; `out` may be `old`. Raises `ValueError`,
+        `IndexError`."""
+        parts = range(first, first + len(old))
+        if len(old) == 1:
+            if out[0] is not old[0]:
+                out[0][:] = old[0]
+            self._change(parts, out[0])
             return
-        out[places] = stepped(old[places], np.concatenate([self._signs[index][here] for index, here in mine]), sizes, dtype)
+        joined = np.concatenate(old)
+        self._change(parts, joined)
+        for number, mine in zip(parts, out, strict=True):
+            mine[:] = joined[self._ends[number] - self._ends[first] :][: len(mine)]
 
-    def _found(self, index: int, number: int, listed: Places | None, size: int) -> Places:
-        """The changed elements of a class in a part."""
-        first, last = self._listed[index][number : number + 2]
-        ranks = self._ranks[index][first:last] - (self._ranks[index][first - 1] + 1 if first else 0)
-        size = size if listed is None else len(listed)
-        if len(ranks) and ranks[-1] >= size:
+    def _change(self, parts: range, bits: Bits) -> None:
+        """The old elements of parts, laid end to end, become the new ones."""
+        below, dtype = self._said.below, self._said.dtype
+        begins = self._ends[parts.start : parts.stop + 1] - self._ends[parts.start]
+        found = [self._found(slice(0, 1), parts, begins[None], None)]
+        if below:
+            places, edges = members(bits, dtype, below, self._table, begins)
+            found.append(self._found(slice(1, None), parts, edges, places))
+        places = np.concatenate(found)
+        ends = self._changed[:, [parts.start, parts.stop]].tolist()
+        moves = np.concatenate([mine[start:stop] for mine, (start, stop) in zip(self._moves, ends, strict=True)])
+        bits[places] = stepped(bits[places], moves, dtype) if self._relative else moves
+
+    def _found(self, classes: slice, parts: range, edges: Places, places: Places | None) -> Places:
+        """The changed elements of some classes. `edges` [classes, k + 1] are where in `places` those of each class and part begin, and end;
+        without `places` they are elements themselves."""
+        ends, sizes = slice(parts.start, parts.stop + 1), np.diff(edges)
+        listed, changed = np.diff(self._listed[classes, ends]), np.diff(self._changed[classes, ends])
+        is_rest, last = self._is_rest[classes], self._last[classes, parts.start : parts.stop]
+        if (last >= sizes).any() or (np.where(is_rest[:, None], sizes - listed, listed) != changed).any():
             raise ValueError("places")
-        if self._said.listings[index] is Listing.REST:
-            ranks = _rest(ranks, size)
-        return ranks if listed is None else listed[ranks]
+        of_parts = self._listed[classes, [parts.start, parts.stop]].tolist()
+        ranks = np.concatenate([mine[start:stop] for mine, (start, stop) in zip(self._ranks[classes], of_parts, strict=True)])
+        ranks += np.repeat(edges[:, :-1].ravel(), listed.ravel())
+        if not is_rest.any():
+            return ranks if places is None else places[ranks]
+        is_changed = np.repeat(is_rest, edges[:, -1] - edges[:, 0])
+        is_changed[ranks] ^= True
+        return places_where(is_changed) if places is None else places[is_changed]
+
+
+def _ends(sizes: Sequence[int]) -> Places:
+    """Where things of these sizes begin and end, laid end to end: one number more than they are."""
+    return np.array([0, *accumulate(sizes)], dtype=np.int64)
 
 
 def _stream(frame: memoryview, sizes: range | Sequence[int]) -> Bytes:

@@ -34,8 +34,9 @@ SIGNED = {1: np.dtype("<i1"), 2: np.dtype("<i2"), 4: np.dtype("<i4")}
 LEVEL = 1
 """Of zstd: higher ones gain a thousandth, and take three times as long."""
 FULL = 255
-FEW = 0.1
-"""Share of true ones up to which numpy looks for each by itself."""
+EIGHT = 8
+CROWDED = 0.6
+"""Share of eights in which something is true from which on numpy looks at each by itself."""
 
 
 def width_of(dtype: str) -> int:
@@ -50,18 +51,23 @@ def bits_of(tensor: Tensor) -> Bits:
 
 
 def places_where(claims: NDArray[np.bool_]) -> Places:
-    """Positions of what is true. Where that is little, eight are looked at at a time: at 6 % in half of numpy's time."""
-    if np.count_nonzero(claims) > FEW * len(claims):
+    """Positions of what is true. Where that is little, eight are looked at at a time: at 4 % in .6 of numpy's time."""
+    even = len(claims) & -EIGHT
+    words = claims[:even].view(np.uint64)
+    used = np.flatnonzero(words != 0)
+    if len(used) > CROWDED * len(words):
         return np.flatnonzero(claims)
-    packed = np.packbits(claims, bitorder="little")
-    used = np.flatnonzero(packed != 0)
-    inner = np.flatnonzero(np.unpackbits(packed[used], bitorder="little").view(np.bool_))
-    return (used[inner >> 3] << 3) + (inner & 7)
+    inner = np.flatnonzero(words[used].view(np.bool_))
+    places = (used[inner >> 3] << 3) + (inner & 7)
+    return places if even == len(claims) else np.concatenate([places, even + np.flatnonzero(claims[even:])])
 
 
 def gaps_of(ranks: Places) -> Places:
     """Between the ranks, and before the first."""
-    return np.diff(ranks, prepend=-1) - 1
+    gaps = ranks.copy()
+    gaps[1:] -= ranks[:-1]
+    gaps[1:] -= 1
+    return gaps
 
 
 def escaped(numbers: Places) -> Bytes:
@@ -90,10 +96,15 @@ def steps(old: Bits, new: Bits, dtype: str) -> tuple[NDArray[np.bool_], Bits]:
     return difference < 0, np.abs(difference).view(old.dtype) - old.dtype.type(1)
 
 
-def stepped(old: Bits, is_down: NDArray[np.bool_], sizes: Bits, dtype: str) -> Bits:
-    """The new elements."""
+def moves_of(is_down: NDArray[np.bool_], sizes: Bits) -> Bits:
+    """What is added to images, modulo 2^width: one place more than these sizes, up or down."""
     turn = np.negative(is_down.astype(sizes.dtype))
-    return from_image(image(old, dtype) + (((sizes + sizes.dtype.type(1)) ^ turn) - turn), dtype)
+    return ((sizes + sizes.dtype.type(1)) ^ turn) - turn
+
+
+def stepped(old: Bits, moves: Bits, dtype: str) -> Bits:
+    """The new elements."""
+    return from_image(image(old, dtype) + moves, dtype)
 
 
 def written_sizes(sizes: Bits) -> tuple[Bytes, Bytes]:

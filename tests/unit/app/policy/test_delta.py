@@ -1,5 +1,6 @@
 """The delta codec: bit-exact on every pattern of every kind, bound to its base, and small."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,7 +9,8 @@ from hypothesis import strategies as st
 from app.domain.errors import BadInput
 from app.policy.storage.delta import Mode, Patch, StaleDelta, apply_delta, encode_delta, read_head
 from app.policy.storage.delta_classes import chosen, class_table, members
-from app.policy.storage.delta_sections import PART
+from app.policy.storage.delta_head import Located
+from app.policy.storage.delta_sections import PART, Listing
 from app.policy.storage.weights import digest_of
 
 State = dict[str, torch.Tensor]
@@ -240,6 +242,24 @@ def test_a_step_of_training_costs_little_more_than_what_its_base_leaves_open() -
     assert 8 * len(delta) < 0.9 * blind
 
 
+def test_small_tensors_that_are_changed_at_once_become_what_they_become_alone() -> None:
+    sizes = (40_000, 3, PART - 5, 20_000, 7, 90_000)
+    old, new = (side.split(sizes) for side in dithered_step(sum(sizes), 3e-6))
+    base = {f"l{index}": tensor.clone() for index, tensor in enumerate(old)}
+    after = {f"l{index}": tensor.clone() for index, tensor in enumerate(new)} | {"l4": base["l4"].clone()}
+    delta = encode_delta(base, after)
+    (section,) = read_head(delta).sections
+    assert isinstance(section, Located)
+    assert section.said.below, "classes are what makes the difference"
+    assert {Listing.REST, Listing.NEAR} <= set(section.said.listings)
+    patch = Patch(delta, base, base_digest=digest_of(base))
+    assert patch.names >= {"l0", "l2", "l3", "l5"}
+    assert "l4" not in patch.names
+    together = dict(patch.changed(base, threads=1))
+    assert bits(together) == bits({name: after[name] for name in together})
+    assert bits({name: patch.patched([name], base)[name] for name in together}) == bits(together)
+
+
 def test_classes_are_parted_where_likely_and_unlikely_movers_meet() -> None:
     """By hand: a thousand small elements of which half moved, a million large ones of which a thousandth did. Apart they cost
     1000·1 + 10⁶·H(.001) = 1,000 + 11,408 bits and the price of a class, together 1,001,000·H(.0014985) = 16,247."""
@@ -257,5 +277,8 @@ def test_classes_are_parted_where_likely_and_unlikely_movers_meet() -> None:
 def test_members_of_a_class_are_those_of_its_bins_in_their_order() -> None:
     bins = [120, 100, 110, 120, 100, 109, 255, 0]
     mags = (torch.tensor(bins) << 7).to(torch.int32).numpy().astype("<u2")
-    found = members(mags, (110, 101), class_table((110, 101)))
-    assert [places.tolist() for places in found] == [[5], [1, 4, 7]]
+    places, edges = members(mags, "BF16", (110, 101), class_table((110, 101)), np.array([0, 8]))
+    assert (places.tolist(), edges.tolist()) == ([5, 1, 4, 7], [[0, 1], [1, 4]])
+    places, edges = members(mags, "BF16", (110, 101), class_table((110, 101)), np.array([0, 2, 4, 8]))
+    assert places.tolist() == [5, 1, 4, 7]
+    assert edges.tolist() == [[0, 0, 0, 1], [1, 2, 2, 4]], "of the first part is 1, of the second nothing, of the third are 5, 4 and 7"

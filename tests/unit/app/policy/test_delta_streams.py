@@ -23,6 +23,7 @@ from app.policy.storage.delta_streams import (
     from_planes,
     gaps_of,
     image,
+    moves_of,
     opened,
     places_where,
     read_sizes,
@@ -96,7 +97,9 @@ def test_a_step_says_whether_it_goes_down_and_how_many_places_beyond_the_first()
     is_down, sizes = steps(old, new, "BF16")
     assert is_down.tolist() == [False, True, False, False, True, False, True]
     assert sizes.tolist() == [0, 0, 15, 0, 0, 2, 255]
-    assert stepped(old, is_down, sizes, "BF16").tolist() == new.tolist()
+    moves = moves_of(is_down, sizes)
+    assert moves.tolist() == [1, 0xFFFF, 16, 1, 0xFFFF, 3, 0xFF00]
+    assert stepped(old, moves, "BF16").tolist() == new.tolist()
 
 
 def test_sizes_are_a_byte_or_255_and_two_planes_of_escapes() -> None:
