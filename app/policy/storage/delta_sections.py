@@ -250,36 +250,39 @@ class Opened:
         """`frames` are all of them, one after the other. Raises `ValueError` where they do not fit the header."""
         self._said, self._relative, self._table = said, relative, class_table(said.below)
         self._ends = _ends([part.size for part in said.parts])
-        self._listed = np.stack([_ends(column) for column in zip(*(part.all_listed for part in said.parts), strict=True)])
-        self._changed = np.stack([_ends(column) for column in zip(*(part.changed for part in said.parts), strict=True)])
-        self._is_rest = np.array([listing is Listing.REST for listing in said.listings])
-        self._ranks, self._moves, last, at = list[Places](), list[Bits](), list[Places](), 0
+        listed, changed = ([*zip(*sides, strict=True)] for sides in zip(*((p.all_listed, p.changed) for p in said.parts), strict=True))
+        self._listed_ends, self._changed_ends = [_ends(column) for column in listed], [_ends(column) for column in changed]
+        self._listed, self._is_rest = np.array(listed), np.array([listing is Listing.REST for listing in said.listings])
+        self._ranks, self._moves, behind, at = list[Places](), list[Bits](), list[Places](), 0
         for index in range(len(said.listings)):
             ends = list(accumulate(said.frames[STREAMS * index : STREAMS * (index + 1)], initial=at))
             streams = [frames[start:end] for start, end in pairwise(ends)]
-            ranks, last_of_parts = self._places(index, *streams[:2])
+            ranks, behind_parts = self._places(index, *streams[:2])
             self._ranks.append(ranks)
-            last.append(last_of_parts)
+            behind.append(behind_parts)
             self._moves.append(self._steps(index, *streams[2:]))
             at = ends[-1]
-        self._last = np.stack(last)
-        """The last rank of each class in each part, -1 where nothing is listed."""
+        of_rest, is_rest = self._listed + np.array(changed), self._is_rest[:, None]
+        self._least, self._most = np.maximum(np.stack(behind), is_rest * of_rest), np.where(is_rest, of_rest, np.diff(self._ends))
+        """Elements that a class has in a part, at least and at most: what is listed is among them, and as many change as said."""
+        if (~is_rest & (of_rest != 2 * self._listed)).any():
+            raise ValueError("counts")
 
     def _places(self, index: int, high: memoryview, low: memoryview) -> tuple[Places, Places]:
-        """The ranks of a class, each within its part, and the last one of each part."""
-        ends = self._listed[index]
-        count = int(ends[-1])
-        is_far, full = self._said.listings[index] is Listing.FAR, int(self._ends[-1]) // FULL if len(high) else 0
+        """The ranks of a class, each within its part, and of each part one more than the last."""
+        ends = np.array(self._listed_ends[index])
+        count = self._listed_ends[index][-1]
+        is_far, full = self._said.listings[index] is Listing.FAR, self._ends[-1] // FULL if len(high) else 0
         sums = running_sums(_stream(high, range(count, count + full + 1)), _stream(low, [count]) if is_far else None)
         if len(sums) != count or (len(low) and not is_far):
             raise ValueError("places")
         through = sums + np.arange(count)  # counted through all parts: a part begins where the one before ended
         behind = np.concatenate([[0], through + 1])[ends]
-        return through - np.repeat(behind[:-1], np.diff(ends)), behind[1:] - behind[:-1] - 1
+        return through - np.repeat(behind[:-1], np.diff(ends)), behind[1:] - behind[:-1]
 
     def _steps(self, index: int, signs: memoryview, sizes: memoryview, escapes: memoryview) -> Bits:
         """What is added to the images of a class's changed elements; or their new values."""
-        count, width = int(self._changed[index][-1]), width_of(self._said.dtype)
+        count, width = self._changed_ends[index][-1], width_of(self._said.dtype)
         if not self._relative:
             return _stream(sizes, [count * width]).view(WIDTHS[width])
         over = from_planes(opened(escapes, range(0, 2 * count + 1, 2)) if len(escapes) else NOTHING, 2)
@@ -305,27 +308,23 @@ class Opened:
     def _change(self, parts: range, bits: Bits) -> None:
         """The old elements of parts, laid end to end, become the new ones."""
         below, dtype = self._said.below, self._said.dtype
-        begins = self._ends[parts.start : parts.stop + 1] - self._ends[parts.start]
+        begins = np.array(self._ends[parts.start : parts.stop + 1]) - self._ends[parts.start]
         found = [self._found(slice(0, 1), parts, begins[None], None)]
         if below:
             places, edges = members(bits, dtype, below, self._table, begins)
             found.append(self._found(slice(1, None), parts, edges, places))
         places = np.concatenate(found)
-        ends = self._changed[:, [parts.start, parts.stop]].tolist()
-        moves = np.concatenate([mine[start:stop] for mine, (start, stop) in zip(self._moves, ends, strict=True)])
+        moves = np.concatenate(_of_parts(self._moves, self._changed_ends, parts))
         bits[places] = stepped(bits[places], moves, dtype) if self._relative else moves
 
     def _found(self, classes: slice, parts: range, edges: Places, places: Places | None) -> Places:
         """The changed elements of some classes. `edges` [classes, k + 1] are where in `places` those of each class and part begin, and end;
         without `places` they are elements themselves."""
-        ends, sizes = slice(parts.start, parts.stop + 1), np.diff(edges)
-        listed, changed = np.diff(self._listed[classes, ends]), np.diff(self._changed[classes, ends])
-        is_rest, last = self._is_rest[classes], self._last[classes, parts.start : parts.stop]
-        if (last >= sizes).any() or (np.where(is_rest[:, None], sizes - listed, listed) != changed).any():
+        here, sizes, is_rest = slice(parts.start, parts.stop), edges[:, 1:] - edges[:, :-1], self._is_rest[classes]
+        if not ((self._least[classes, here] <= sizes) & (sizes <= self._most[classes, here])).all():
             raise ValueError("places")
-        of_parts = self._listed[classes, [parts.start, parts.stop]].tolist()
-        ranks = np.concatenate([mine[start:stop] for mine, (start, stop) in zip(self._ranks[classes], of_parts, strict=True)])
-        ranks += np.repeat(edges[:, :-1].ravel(), listed.ravel())
+        ranks = np.concatenate(_of_parts(self._ranks[classes], self._listed_ends[classes], parts))
+        ranks += np.repeat(edges[:, :-1].ravel(), self._listed[classes, here].ravel())
         if not is_rest.any():
             return ranks if places is None else places[ranks]
         is_changed = np.repeat(is_rest, edges[:, -1] - edges[:, 0])
@@ -333,9 +332,14 @@ class Opened:
         return places_where(is_changed) if places is None else places[is_changed]
 
 
-def _ends(sizes: Sequence[int]) -> Places:
+def _of_parts(streams: Sequence[Bits], ends: Sequence[Sequence[int]], parts: range) -> list[Bits]:
+    """What belongs to these parts, class by class."""
+    return [stream[mine[parts.start] : mine[parts.stop]] for stream, mine in zip(streams, ends, strict=True)]
+
+
+def _ends(sizes: Sequence[int]) -> list[int]:
     """Where things of these sizes begin and end, laid end to end: one number more than they are."""
-    return np.array([0, *accumulate(sizes)], dtype=np.int64)
+    return [*accumulate(sizes, initial=0)]
 
 
 def _stream(frame: memoryview, sizes: range | Sequence[int]) -> Bytes:
