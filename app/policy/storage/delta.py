@@ -31,7 +31,7 @@ from app.policy.storage.delta_head import (
 )
 from app.policy.storage.delta_older import Whole
 from app.policy.storage.delta_sections import PART, encode_changes
-from app.policy.storage.delta_streams import DTYPES, WIDTHS, bits_of, compressed, opened
+from app.policy.storage.delta_streams import DTYPES, WIDTHS, Bits, bits_of, compressed, opened
 from app.policy.storage.weights import SAFETENSORS_DTYPES, digest_of
 
 __all__ = ["MAGIC", "Mode", "Patch", "StaleDelta", "apply_delta", "encode_delta", "read_base", "read_head"]
@@ -178,19 +178,17 @@ class Patch:
     def _fill(self, section: Section, spans: list[Span], pieces: list[tuple[Tensor, Tensor]]) -> None:
         """Copy and change the parts of one section."""
         streams = section.open(self._delta, relative=self._relative)
-        sides = [(bits_of(old), bits_of(new)) for old, new in pieces]
-        for (name, first, size), (old, new) in zip(spans, sides, strict=True):
-            before, behind = slice(self._copied_from[name, first], first), slice(first + size, len(old))
-            new[before] = old[before]
-            if first + size == self._ends[name]:
-                new[behind] = old[behind]
-        for run in _runs(spans):
-            here = [slice(spans[number][1], spans[number][1] + spans[number][2]) for number in run]
-            streams.apply(
-                run.start,
-                [sides[number][0][part] for number, part in zip(run, here, strict=True)],
-                [sides[number][1][part] for number, part in zip(run, here, strict=True)],
-            )
+        olds, news = list[Bits](), list[Bits]()
+        for (name, first, size), (old, new) in zip(spans, pieces, strict=True):
+            before, after, end = bits_of(old), bits_of(new), first + size
+            between = slice(self._copied_from[name, first], first)
+            after[between] = before[between]
+            if end == self._ends[name]:
+                after[end:] = before[end:]
+            olds.append(before[first:end])
+            news.append(after[first:end])
+        for run in _runs([size for _, _, size in spans]):
+            streams.apply(run.start, olds[run], news[run])
 
     def _opened(self, section: Section) -> Applied:
         if self._last is None or self._last[0] is not section:
@@ -259,16 +257,15 @@ def _grouped(names: list[str], tensors: Mapping[str, Tensor], most: int) -> list
     return groups
 
 
-def _runs(spans: Sequence[Span]) -> Iterator[range]:
+def _runs(sizes: Sequence[int]) -> Iterator[slice]:
     """Small neighbours that are changed at once: those that are no more than one large part together."""
     first, filled = 0, 0
-    for number, (_, _, size) in enumerate(spans):
+    for number, size in enumerate(sizes):
         if filled and filled + size > PART:
-            yield range(first, number)
+            yield slice(first, number)
             first, filled = number, 0
         filled += size
-    if filled:
-        yield range(first, len(spans))
+    yield slice(first, len(sizes))
 
 
 def _kind(tensor: Tensor) -> str:

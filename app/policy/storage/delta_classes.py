@@ -60,8 +60,10 @@ def members(bits: Bits, dtype: str, below: Sequence[int], table: NDArray[np.uint
     mags, parts = magnitudes(bits, dtype), len(begins) - 1
     places = places_where(mags < mags.dtype.type(below[0] << bin_shift(mags.itemsize)))
     classes = classes_of(mags[places], table)
-    of_parts = np.repeat(np.arange(parts), np.diff(np.searchsorted(places, begins)))
-    sizes = np.bincount(classes if parts == 1 else classes * np.int64(parts) + of_parts, minlength=(len(below) + 1) * parts)[parts:]
+    kinds = classes  # of a class and a part
+    if parts > 1:
+        kinds = classes * np.int64(parts) + np.repeat(np.arange(parts), np.diff(np.searchsorted(places, begins)))
+    sizes = np.bincount(kinds, minlength=(len(below) + 1) * parts)[parts:]
     ends = np.concatenate([[0], np.cumsum(sizes)])
     return places[np.argsort(classes, kind="stable")], ends[np.arange(len(below))[:, None] * parts + np.arange(parts + 1)]
 

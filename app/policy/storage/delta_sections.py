@@ -250,7 +250,8 @@ class Opened:
         """`frames` are all of them, one after the other. Raises `ValueError` where they do not fit the header."""
         self._said, self._relative, self._table = said, relative, class_table(said.below)
         self._ends = _ends([part.size for part in said.parts])
-        listed, changed = ([*zip(*sides, strict=True)] for sides in zip(*((p.all_listed, p.changed) for p in said.parts), strict=True))
+        listed = [*zip(*(part.all_listed for part in said.parts), strict=True)]
+        changed = [*zip(*(part.changed for part in said.parts), strict=True)]
         self._listed_ends, self._changed_ends = [_ends(column) for column in listed], [_ends(column) for column in changed]
         self._listed, self._is_rest = np.array(listed), np.array([listing is Listing.REST for listing in said.listings])
         self._ranks, self._moves, behind, at = list[Places](), list[Bits](), list[Places](), 0
