@@ -108,6 +108,11 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
         for part in self.parts:
             if len(part.changed) != classes or len(part.all_listed) != classes or min(*part.changed, *part.all_listed) < 0:
                 raise ValueError(f"counts of {part.name}")
+            if any(
+                listing is not Listing.REST and changed != listed
+                for listing, changed, listed in zip(self.listings, part.changed, part.all_listed, strict=True)
+            ):
+                raise ValueError(f"listed elements of {part.name}")
             if part.first < 0 or not 0 < sum(part.changed) <= part.size or sum(part.all_listed) > part.size:
                 raise ValueError(f"size of {part.name}")
 
@@ -266,8 +271,6 @@ class Opened:
         of_rest, is_rest = self._listed + np.array(changed), self._is_rest[:, None]
         self._least, self._most = np.maximum(np.stack(behind), is_rest * of_rest), np.where(is_rest, of_rest, np.diff(self._ends))
         """Elements that a class has in a part, at least and at most: what is listed is among them, and as many change as said."""
-        if (~is_rest & (of_rest != 2 * self._listed)).any():
-            raise ValueError("counts")
 
     def _places(self, index: int, high: memoryview, low: memoryview) -> tuple[Places, Places]:
         """The ranks of a class, each within its part, and of each part one more than the last."""

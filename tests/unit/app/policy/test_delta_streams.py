@@ -260,8 +260,9 @@ def test_a_header_at_its_very_bounds_is_taken() -> None:
     checked()
     checked(below=[255])
     checked(below=[1])
-    checked(parts=[Part("w", 0, 5, [3, 2], [0, 5])])
-    checked(parts=[Part("w", 0, 10, [1, 0], [0, 0])])
+    rest = [Listing.REST, Listing.REST]
+    checked(listings=rest, parts=[Part("w", 0, 5, [3, 2], [0, 5])])
+    checked(listings=rest, parts=[Part("w", 0, 10, [1, 0], [0, 0])])
     seven = {"below": [8, 7, 6, 5, 4, 3, 2], "listings": [Listing.NEAR] * 8, "least": [0] * 8, "frames": [0] * 40}
     checked(**seven, parts=[Part("w", 0, 10, [1] * 8, [])])
     plain = {"below": [], "listings": [Listing.NEAR], "least": [0], "frames": [0] * 5, "parts": [Part("w", 0, 10, [3], [])]}
@@ -285,6 +286,8 @@ def test_a_header_at_its_very_bounds_is_taken() -> None:
         ({"parts": [Part("w", 0, 10, [3, 2], [3])]}, "counts of w"), ({"parts": [Part("w", 0, 10, [3, 2], [3, -1])]}, "counts of w"),
         ({"parts": [Part("w", -1, 10, [3, 2], [])]}, "size of w"), ({"parts": [Part("w", 0, 10, [0, 0], [])]}, "size of w"),
         ({"parts": [Part("w", 0, 4, [3, 2], [])]}, "size of w"), ({"parts": [Part("w", 0, 5, [3, 2], [3, 3])]}, "size of w"),
+        ({"listings": [Listing.REST, Listing.NEAR], "parts": [Part("w", 0, 9, [3, 2], [0, 3])]}, "listed elements of w"),
+        ({"listings": [Listing.FAR, Listing.REST], "parts": [Part("w", 0, 9, [3, 2], [2, 2])]}, "listed elements of w"),
     ],
 )  # fmt: skip
 def test_a_header_one_beyond_its_bounds_is_refused(changes: dict[str, Any], why: str) -> None:
