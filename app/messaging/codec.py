@@ -24,8 +24,9 @@ def decode(record: Any) -> Delivery:  # noqa: ANN401 - kafka-python's record
     headers: dict[str, str] = {}
     event: CloudEvent | None = None
     problem: str | None = None
-    received_at = EPOCH + timedelta(milliseconds=max(0, record.timestamp or 0))
+    received_at = EPOCH
     try:
+        received_at += timedelta(milliseconds=max(0, record.timestamp or 0))
         headers = {name: (value or b"").decode() for name, value in record.headers}
         event = CloudEvent(
             id=_named(headers, "ce_id"), source=_named(headers, "ce_source"), type=_named(headers, "ce_type"),

@@ -41,7 +41,7 @@ def bury(connection: Connection, dead: Sequence[DeadLetter], *, now: datetime) -
 
 def _identity(letter: DeadLetter, header: str) -> str | None:
     text = letter.headers.get(header, "")
-    return text if 0 < len(text) <= MAX_NAME else None
+    return text if 0 < len(text) <= MAX_NAME and "\x00" not in text else None
 
 
 def buried_among(connection: Connection, events: Sequence[CloudEvent]) -> set[tuple[str, str]]:
@@ -54,7 +54,7 @@ def buried_among(connection: Connection, events: Sequence[CloudEvent]) -> set[tu
 
 def _event(letter: DeadLetter) -> OutboxEvent:
     place = f"{letter.topic}:{letter.partition}:{letter.offset}"
-    kind = letter.headers.get("ce_type") or "ratchet.dead_letter.v1"
+    kind = letter.headers.get("ce_type", "").replace("\x00", "\ufffd") or "ratchet.dead_letter.v1"  # PostgreSQL keeps no NUL in a text
     return OutboxEvent(topic=Topic.DEAD_LETTERS, type=kind[:200], key=place, payload=letter.payload or b"{}")
 
 

@@ -111,6 +111,13 @@ def test_a_timestamp_is_in_milliseconds_and_none_from_before_1970(stamp: int | N
     assert delivery.event.time == delivery.received_at
 
 
+@pytest.mark.parametrize("stamp", [1_764_000_000_000_000, 1 << 62])
+def test_a_timestamp_that_is_no_date_is_described_as_part_of_a_broken_envelope(stamp: int) -> None:
+    delivery = decode(Record([("ce_id", b"1"), ("ce_source", b"s"), ("ce_type", b"t")], timestamp=stamp, value=b"v"))
+    assert (delivery.event, delivery.value, delivery.received_at) == (None, b"v", datetime(1970, 1, 1, tzinfo=UTC))
+    assert (delivery.problem or "").startswith("broken envelope: ")
+
+
 def test_a_record_without_key_value_or_a_header_s_text_is_read_as_empty() -> None:
     headers = [("ce_id", b"1"), ("ce_source", b"s"), ("ce_type", b"t"), ("x", None)]
     delivery = decode(Record(headers, key=None, value=None))
