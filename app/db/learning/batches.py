@@ -170,7 +170,7 @@ class SqlCutSession:
 
     def voices(self, turns: Sequence[LabelledTurn], *, before: datetime) -> Mapping[str, Sequence[Voice]]:
         """Two reads by index, of what was said about these turns and of who was there before."""
-        return read_voices(self.connection, turns, before=before)
+        return read_voices(self.connection, turns, policy=self.policy, before=before)
 
     def made(self, *, since: datetime | None, until: datetime) -> LabelsMade:
         """The current labels in no batch that were made in this time, counted by the database."""

@@ -11,9 +11,11 @@ from app.db.tables import observations, turns
 from app.domain.learning.batches import LabelledTurn, Voice
 
 
-def read_voices(connection: Connection, labelled: Sequence[LabelledTurn], *, before: datetime) -> Mapping[str, Sequence[Voice]]:
-    """By inference id; see `CutSession.voices`. What was taken back decided nothing."""
-    by_turn, by_episode = _said(connection, labelled)
+def read_voices(
+    connection: Connection, labelled: Sequence[LabelledTurn], *, policy: str, before: datetime
+) -> Mapping[str, Sequence[Voice]]:
+    """By inference id; see `CutSession.voices`. What was taken back, came too late, or another policy's key said decided nothing."""
+    by_turn, by_episode = _said(connection, labelled, policy)
     raters = {
         turn.inference_id: {actor or turn.actor for actor in by_turn[turn.inference_id] | by_episode[turn.episode_id]} or {turn.actor}
         for turn in labelled
@@ -26,18 +28,19 @@ def read_voices(connection: Connection, labelled: Sequence[LabelledTurn], *, bef
 
 
 def _said(
-    connection: Connection, labelled: Sequence[LabelledTurn]
+    connection: Connection, labelled: Sequence[LabelledTurn], policy: str
 ) -> tuple[defaultdict[str, set[str | None]], defaultdict[str, set[str | None]]]:
     """The actors of what was said of each turn and of each episode."""
     found: list[defaultdict[str, set[str | None]]] = []
+    o = observations.c
+    counts = (o.status == "joined") & o.retracted_at.is_(None) & (o.policy.is_(None) | (o.policy == policy))
     for column, wanted in (
         (observations.c.inference_id, {turn.inference_id for turn in labelled}),
         (observations.c.episode_id, {turn.episode_id for turn in labelled}),
     ):
         said: defaultdict[str, set[str | None]] = defaultdict(set)
         for some in chunked(sorted(wanted)):
-            standing = one_of(connection, column, some) & observations.c.retracted_at.is_(None)
-            for target, actor in connection.execute(select(column, observations.c.actor).where(standing)):
+            for target, actor in connection.execute(select(column, o.actor).where(one_of(connection, column, some), counts)):
                 said[target].add(actor)
         found.append(said)
     return found[0], found[1]

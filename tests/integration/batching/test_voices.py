@@ -31,7 +31,7 @@ def say(engine: Engine, name: str, *, actor: str | None, minute: int = 0, retrac
         connection.execute(insert(observations).values(row | target))
 
 
-def test_the_rater_is_who_is_named_else_who_asked_and_what_was_taken_back_decides_nothing(engine: Engine) -> None:
+def test_the_rater_is_who_is_named_else_who_asked_and_what_decided_nothing_makes_nobody_one(engine: Engine) -> None:
     add_turn(engine, "rated", actor="asker", minute=100)
     add_turn(engine, "own", actor="asker", minute=100)
     add_turn(engine, "silent", actor=None, minute=100)
@@ -41,11 +41,15 @@ def test_the_rater_is_who_is_named_else_who_asked_and_what_was_taken_back_decide
     say(engine, "3", actor=None, inference_id="own", minute=101)
     say(engine, "4", actor="reviewer", episode_id="e", minute=101)
     say(engine, "5", actor="reviewer", inference_id="long-ago", minute=1)
+    say(engine, "6", actor="foreign", inference_id="own", minute=101, policy="tab")
+    say(engine, "7", actor="late", inference_id="own", minute=101, status="late")
+    say(engine, "8", actor="parked", episode_id="e", minute=101, status="parked", policy="tab")
+    say(engine, "9", actor="anybody", inference_id="rated", minute=101, policy=None)
     with SqlBatchStore(engine).cutting("composer") as session:
         turns = session.unused_labels(versions=("champion",), since=None, until=NOON + timedelta(days=1))
         heard = session.voices(turns, before=NOON + timedelta(minutes=50))
     assert heard == {
-        "rated": [Voice(rater="colleague", newcomer=True)],
+        "rated": [Voice(rater="anybody", newcomer=True), Voice(rater="colleague", newcomer=True)],
         "own": [Voice(rater="asker", newcomer=True)],
         "silent": [Voice(rater=None, newcomer=True)],
         "chain": [Voice(rater="reviewer", newcomer=False)],
