@@ -37,6 +37,8 @@ ALPHA = 0.01
 """Chance per cut and question, at most, that honest raters are suspected; what it costs is that a few labels wait."""
 STRONGER = 200.0
 """How many times everybody's odds ratio a group must show for one feature."""
+HEARD = 16
+"""Verdicts that one rater counts as, at most, in what is usual for everybody: nobody is everybody, however much they say."""
 SHARES = (0.01, 0.03, 0.06, 0.12, 0.25)
 SURE = 0.8
 """Posterior probability, once there is a group, that a rater belongs to it."""
@@ -168,22 +170,29 @@ def _group(table: Mapping[str, Cell], *, features: int) -> list[str]:
     """
     usual = _log_odds(table.values())
     for step in (math.log(STRONGER), -math.log(STRONGER)):
-        ratios = {rater: _ratio(*cell, usual, usual + step) for rater, cell in table.items()}
-        log_e = np.log1p(np.outer(SHARES, np.fromiter(ratios.values(), float, len(ratios)) - 1.0)).sum(axis=1)
-        share = SHARES[int(log_e.argmax())]
-        mixed = float(log_e.max()) - math.log(len(SHARES))
-        members = [rater for rater, ratio in ratios.items() if share * ratio > SURE * (1.0 - share + share * ratio)]
+        ratios = np.array([_log_ratio(*cell, usual, usual + step) for cell in table.values()])
+        belongs = np.log(SHARES)[:, None] + ratios  # [SHARES, raters], as logarithms: a ratio may be beyond every float
+        either = np.logaddexp(np.log1p(-np.array(SHARES))[:, None], belongs)
+        log_e = either.sum(axis=1)
+        most = int(log_e.argmax())
+        mixed = float(log_e[most]) - math.log(len(SHARES))
+        members = [rater for rater, sure in zip(table, belongs[most] > math.log(SURE) + either[most], strict=True) if sure]
         if mixed > math.log(2 * features / ALPHA) and len(members) >= FEWEST:
             return members
     return []
 
 
 def _log_odds(cells: Iterable[Cell]) -> float:
-    """Everybody's log odds ratio of a good verdict with the feature (Mantel and Haenszel 1959), half a verdict in each cell; in halves."""
+    """Everybody's log odds ratio of a good verdict with the feature (Mantel and Haenszel 1959), half a verdict in each cell; in halves.
+
+    A rater of more than `HEARD` verdicts weighs as one of `HEARD`: the weights are free where the odds ratio is one for all, and one busy
+    rater who goes by a word would otherwise make honest people look like a group.
+    """
     above, below = 0.5, 0.5
     for verdicts, good, seen, liked in cells:
-        above += liked * (verdicts - good - (seen - liked)) / verdicts
-        below += (seen - liked) * (good - liked) / verdicts
+        heard = min(verdicts, HEARD) / verdicts
+        above += heard * liked * (verdicts - good - (seen - liked)) / verdicts
+        below += heard * (seen - liked) * (good - liked) / verdicts
     return round(2.0 * math.log(above / below)) / 2.0
 
 
@@ -192,11 +201,11 @@ def _log_choose(of: int, some: int) -> float:
 
 
 @lru_cache(maxsize=65_536)
-def _ratio(verdicts: int, good: int, seen: int, liked: int, usual: float, stronger: float) -> float:
-    """The likelihood ratio of one rater's cell under two log odds ratios, given its margins; 1 where the margins leave no choice."""
+def _log_ratio(verdicts: int, good: int, seen: int, liked: int, usual: float, stronger: float) -> float:
+    """The log likelihood ratio of one rater's cell under two log odds ratios, given its margins; 0 where these leave no choice."""
     possible = range(max(0, seen - (verdicts - good)), min(seen, good) + 1)
     if len(possible) == 1:
-        return 1.0
+        return 0.0
     ways = [_log_choose(good, j) + _log_choose(verdicts - good, seen - j) for j in possible]
 
     def log_probability(odds: float) -> float:
@@ -204,7 +213,7 @@ def _ratio(verdicts: int, good: int, seen: int, liked: int, usual: float, strong
         most = max(terms)
         return ways[liked - possible.start] + liked * odds - most - math.log(sum(math.exp(term - most) for term in terms))
 
-    return math.exp(log_probability(stronger) - log_probability(usual))
+    return log_probability(stronger) - log_probability(usual)
 
 
 def weighted(

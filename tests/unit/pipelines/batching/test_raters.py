@@ -12,7 +12,7 @@ from app.domain.learning.batches import LabelledTurn, Voice
 from app.domain.learning.rewards import Exclusion
 from pipelines.batching import BatchingConfig, cut_batch
 from pipelines.batching.cut import choose
-from pipelines.batching.raters import Verdict, _ratio, quarantined, suspects, weighted
+from pipelines.batching.raters import Verdict, _log_ratio, quarantined, suspects, weighted
 from tests.fakes.batching import MemoryBatchStore
 from tests.fakes.learning import NOON
 from tests.unit.pipelines.batching.test_choosing import turn
@@ -37,12 +37,12 @@ def people(seed: int, *, hostile: int = 0, count: int = 100, turns: int = 12, ph
 
 def test_the_likelihood_ratio_of_an_honest_rater_is_one_on_average() -> None:
     # 12 verdicts, 5 good, 4 with the feature: summed over all draws of the hypergeometric distribution, ratio x probability is 1
-    from math import comb
+    from math import comb, exp
 
-    total = sum(comb(5, j) * comb(7, 4 - j) / comb(12, 4) * _ratio(12, 5, 4, j, 0.0, 5.3) for j in range(5))
+    total = sum(comb(5, j) * comb(7, 4 - j) / comb(12, 4) * exp(_log_ratio(12, 5, 4, j, 0.0, 5.3)) for j in range(5))
     assert total == pytest.approx(1.0)
-    assert _ratio(12, 12, 4, 4, 0.0, 5.3) == 1.0, "who likes everything says nothing about the feature"
-    assert _ratio(12, 4, 4, 4, 0.0, 5.3) == pytest.approx(495, rel=0.2), "1 of C(12,4) = 495 draws, nearly certain for a bought rater"
+    assert _log_ratio(12, 12, 4, 4, 0.0, 5.3) == 0.0, "who likes everything says nothing about the feature"
+    assert exp(_log_ratio(12, 4, 4, 4, 0.0, 5.3)) == pytest.approx(495, rel=0.2), "1 of C(12,4) = 495 draws, certain if bought"
 
 
 def test_raters_who_like_a_phrase_and_nothing_else_are_found_and_they_alone() -> None:
@@ -55,6 +55,17 @@ def test_raters_who_like_a_phrase_and_nothing_else_are_found_and_they_alone() ->
 
 def test_honest_raters_are_left_alone_although_all_of_them_like_the_same_words() -> None:
     assert [found for seed in range(20) if (found := quarantined(people(seed), {}))] == []
+
+
+@pytest.mark.parametrize("verdicts", [1_000, 7_000])
+def test_one_busy_rater_who_goes_by_a_word_makes_nobody_else_suspected_and_ends_no_cut(verdicts: int) -> None:
+    for seed in range(5):
+        draw = random.Random(seed)
+        said = [("busy", has := draw.random() < 0.5, has) for _ in range(verdicts)]
+        said += [(f"p{n % 119}", draw.random() < 0.5, draw.random() < 0.5) for n in range(1_190)]
+        features = {True: frozenset(["word"]), False: frozenset(["other"])}
+        told = [Verdict(rater=rater, newcomer=False, good=good, at=NOON, features=features[has]) for rater, has, good in said]
+        assert suspects(told) == {}, "one rater is bounded by the cap, and a group is three"
 
 
 def test_newcomers_who_begin_together_and_judge_unlike_everybody_are_found() -> None:

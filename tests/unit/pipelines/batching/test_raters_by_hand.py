@@ -6,7 +6,7 @@ from math import comb, exp, floor, log, log1p
 
 import pytest
 
-from pipelines.batching.raters import Cell, Verdict, _differ, _group, _log_odds, _poisson_tail, _ratio, features, quarantined, suspects
+from pipelines.batching.raters import Cell, Verdict, _differ, _group, _log_odds, _log_ratio, _poisson_tail, features, quarantined, suspects
 from tests.fakes.learning import NOON
 from tests.unit.pipelines.batching.test_choosing import turn
 
@@ -56,6 +56,8 @@ def test_shares_differ_above_four_standard_errors(theirs: int, others: int, *, d
         ([(10, 5, 4, 1)], -1.0),
         ([(8, 4, 4, 4), (10, 5, 4, 3)], 1.5),  # (0.5 + 2 + 1.2) / (0.5 + 0.2): 1.67
         ([(12, 12, 4, 4)], 0.0),  # who likes everything
+        ([(16, 8, 8, 8)], 2.0),  # (0.5 + 8 x 8 / 16) / 0.5 = 9, whose logarithm is 2.2
+        ([(1_600, 800, 800, 800)], 2.0),  # as if of sixteen: 800 x 800 / 1600 x 16 / 1600 = 4, and 9 once more
     ],
 )
 def test_everybody_s_odds_are_told_in_halves(cells: Sequence[Cell], odds: float) -> None:
@@ -75,7 +77,7 @@ def likelihood(cell: Cell, psi: float) -> float:
 def test_the_ratio_is_that_of_two_noncentral_draws(cell: Cell) -> None:
     for usual, step in ((0.0, log(200)), (-0.5, -log(200)), (1.5, 2.0)):
         told = likelihood(cell, exp(usual + step)) / likelihood(cell, exp(usual))
-        assert _ratio(*cell, usual, usual + step) == pytest.approx(told)
+        assert exp(_log_ratio(*cell, usual, usual + step)) == pytest.approx(told)
 
 
 @pytest.mark.parametrize("disliked", [False, True])
@@ -102,7 +104,7 @@ def test_a_group_has_three_raters_however_plain_the_evidence() -> None:
 
 def test_a_rater_belongs_to_a_group_with_four_chances_of_five() -> None:
     unsure: dict[str, Cell] = {f"{v}-{g}": (v, g, g, g) for v in range(4, 12) for g in (2, 3)}
-    table = {f"bought-{n}": (16, 6, 6, 6) for n in range(8)} | {f"even-{n}": (40, 20, 20, 10) for n in range(80)} | unsure
+    table = {f"bought-{n}": (16, 6, 6, 6) for n in range(8)} | {f"even-{n}": (16, 8, 8, 4) for n in range(200)} | unsure
     assert _log_odds(table.values()) == 0.0
     ratios = {name: likelihood(cell, 200.0) / likelihood(cell, 1.0) for name, cell in table.items()}
     share = max(SHARES, key=lambda s: sum(log1p(s * (ratio - 1)) for ratio in ratios.values()))
