@@ -123,9 +123,10 @@ class Term:
         """Send what waits in the inbox; returns how many were acknowledged."""
         rows = self.term.unsent_inbox(self.relay.config.batch)
         outcomes, never = self._send(rows, self.setbacks["inbox"])
-        acked = self._mark(rows, outcomes, self.term.mark_inbox)
+        now = self.relay.clock()  # one reading for both: the journey knows a batch by the moment that its rows were marked with
+        acked = self._mark(rows, outcomes, self.term.mark_inbox, now)
         if acked:
-            self.journey.sent(self.relay.clock(), [outcome for outcome in outcomes if isinstance(outcome, Ack)])
+            self.journey.sent(now, [outcome for outcome in outcomes if isinstance(outcome, Ack)])
             self._tell(rows, outcomes)
         self._apply_directly([row for row in rows if row.seq in never], why=never)
         return acked + len(never)
@@ -147,7 +148,7 @@ class Term:
         """Send what waits in the outbox."""
         rows = self.term.unsent_outbox(self.relay.config.batch)
         outcomes, never = self._send(rows, self.setbacks["outbox"])
-        acked = self._mark(rows, outcomes, self.term.mark_outbox)
+        acked = self._mark(rows, outcomes, self.term.mark_outbox, self.relay.clock())
         self._bury([row for row in rows if row.seq in never], never)
         return acked + len(never)
 
@@ -168,10 +169,10 @@ class Term:
             outcomes[index] = self.relay.sink.send([row])[0]
         return outcomes
 
-    def _mark(self, rows: Sequence[OutgoingEvent], outcomes: Sequence[Sent], mark: Callable[..., None]) -> int:
+    def _mark(self, rows: Sequence[OutgoingEvent], outcomes: Sequence[Sent], mark: Callable[..., None], now: datetime) -> int:
         sent = [row.seq for row, outcome in zip(rows, outcomes, strict=True) if isinstance(outcome, Ack)]
         if sent:
-            mark(sent, now=self.relay.clock())
+            mark(sent, now=now)
         return len(sent)
 
     def _bury(self, rows: Sequence[OutgoingEvent], why: dict[int, str]) -> None:

@@ -88,7 +88,8 @@ class SqlRelayTerm:
             connection.execute(update(outbox).where(one_of(connection, outbox.c.seq, seqs)).values(sent_at=now))
 
     def confirm_applied(self, *, relayed_before: datetime, limit: int, now: datetime) -> list[OutgoingEvent]:
-        """Take what was applied, or buried, off the list; returns what was relayed before that moment and is neither."""
+        """Take what was applied, or buried, off the list; returns what was relayed before that moment and is neither: the first of it, up
+        to the row that takes its payloads beyond `READ_BYTES`."""
         unconfirmed = inbox.c.relayed_at.is_not(None) & inbox.c.applied_at.is_(None)
         with reading(self._inbox) as connection:
             identities = select(inbox.c.seq, inbox.c.source, inbox.c.event_id).where(unconfirmed, inbox.c.relayed_at < relayed_before)
@@ -99,7 +100,7 @@ class SqlRelayTerm:
         missing = [row.seq for row in rows if (row.source, row.event_id) not in applied]
         with reading(self._inbox) as connection:
             wanted = select(*_INBOX).where(one_of(connection, inbox.c.seq, missing)).order_by(inbox.c.seq)
-            waiting = [_from_inbox(row) for row in connection.execute(wanted)] if missing else []
+            waiting = [_from_inbox(row) for row in _at_most(connection, wanted, lambda row: len(row.payload))] if missing else []
         with reading(self._state) as connection:
             buried = buried_among(connection, [row.event for row in waiting])
         self._update_inbox([row.seq for row in waiting if (row.event.source, row.event.id) in buried], {"applied_at": now})

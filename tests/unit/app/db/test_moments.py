@@ -319,6 +319,11 @@ def test_a_batch_to_send_ends_with_the_row_that_takes_it_beyond_sixteen_mebibyte
     assert len(term.unsent_inbox(2)) == 2
 
 
+def test_what_is_not_applied_is_looked_at_up_to_sixteen_mebibytes_at_once(sqlite_engine: Engine) -> None:
+    fill(sqlite_engine, tables.inbox, 4, payload=bytes(8 * 1024 * 1024), relayed_at=NOON)
+    assert len(term_of(sqlite_engine).confirm_applied(relayed_before=NOON + BIT, limit=10, now=NOON)) == 3
+
+
 def test_what_is_relayed_and_not_applied_is_asked_about_and_sent_again_one_round_older(sqlite_engine: Engine) -> None:
     term = term_of(sqlite_engine)
     fill(sqlite_engine, tables.inbox, 3, source="s", event_id=lambda n: f"e{n}", relayed_at=lambda n: NOON + n * BIT)

@@ -18,6 +18,7 @@ from app.db.ingestion.streams import SqlEffects
 from app.db.outbox import OutboxEvent, enqueue
 from app.db.tables import counters, dead_letters, inbox, turns
 from app.domain.errors import LeaseLost, Unavailable
+from app.domain.ports import Clock
 from app.domain.telemetry.dead_letters import replay_one
 from app.domain.telemetry.decoding import sort_out
 from app.domain.telemetry.events import EventType, Topic, envelope
@@ -45,10 +46,10 @@ class Stage:
     def accept(self, *ids: str) -> None:
         self.door.append_blocking([event_of(turn(id_)) for id_ in ids])
 
-    def take_office(self, owner: str = "one") -> Term:
+    def take_office(self, owner: str = "one", clock: Clock | None = None) -> Term:
         relay = Relay(
             office=SqlRelayOffice(self.engine, self.engine, group="ratchet-ingest"), sink=self.broker, store=self.store,
-            config=RelayConfig(), clock=self.now, pause=lambda _: None, owner=owner,
+            config=RelayConfig(), clock=clock or self.now, pause=lambda _: None, owner=owner,
         )  # fmt: skip
         term: RelayTerm | None = relay.office.take(owner, now=self.now())
         assert term is not None

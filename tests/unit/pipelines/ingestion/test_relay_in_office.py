@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import cast
 
 import msgspec
@@ -115,3 +115,15 @@ def test_the_topics_are_looked_after_before_anything_is_sent_and_again_only_wher
     stage.take_office().serve(lambda: next(rounds, None) is None, lambda: None)
     assert looks == [False, False]
     assert [out.event.id for out in stage.broker.sent] == ["turn-a"]
+
+
+def test_a_batch_is_known_by_the_moment_it_was_marked_with_though_the_clock_goes_on(stage: Stage) -> None:
+    ticks = iter(range(1_000))
+    term = stage.take_office(clock=lambda: stage.now() + timedelta(milliseconds=next(ticks)))
+    stage.accept("a")
+    term.send_inbox()
+    stage.ingest()
+    stage.accept("b")
+    term.send_inbox()
+    stage.seconds = 7
+    assert term.reconcile() == 0
