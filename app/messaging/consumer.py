@@ -162,15 +162,16 @@ class KafkaSource:
         self._consumer.assign([TopicPartition(*place) for place in places])
         positions = self._positions.read()
         self._places, self._next, self._gap_reads = places, {}, {}
-        self._incarnations = self._look_up({topic for topic, _ in places})
+        found = self._look_up({topic for topic, _ in places})
         for place in places:
             if place in positions or self._cluster.embedded:
                 self._next[place] = positions[place].next_offset if place in positions else 0
                 self._consumer.seek(TopicPartition(*place), self._next[place])
             else:
                 self._consumer.seek_to_beginning(TopicPartition(*place))
-        known = {place: positions[place].incarnation for place in places if place in positions}
-        strange = [place for place, before in known.items() if before not in (None, self._incarnations.get(place[0]))]
+        known = {place: incarnation for place in places if place in positions and (incarnation := positions[place].incarnation) is not None}
+        self._incarnations = {topic: before for (topic, _), before in known.items()} | found
+        strange = [place for place, before in known.items() if before != self._incarnations[place[0]]]
         if strange:
             self._start_over(strange, "the topic is not the one that was read")
 
@@ -178,14 +179,17 @@ class KafkaSource:
 
     def _follow_topics(self) -> None:
         """Notice a topic that was deleted and made anew while it was read."""
-        now = self._look_up({topic for topic, _ in self._places})
-        strange = [place for place in self._places if now.get(place[0]) != self._incarnations.get(place[0])]
-        self._incarnations = now
+        found = self._look_up({topic for topic, _ in self._places})
+        before, self._incarnations = self._incarnations, self._incarnations | found
+        strange = [place for place in self._places if before.get(place[0], found.get(place[0])) != self._incarnations.get(place[0])]
         if strange:
             self._start_over(strange, "the topic was made anew")
 
     def _look_up(self, topics: set[str]) -> dict[str, str]:
-        """Ids of the cluster and of each topic, from the client's metadata (at most five seconds old)."""
+        """Ids of the cluster and of each topic, from the client's metadata (at most five seconds old).
+
+        Without the topics whose id it lacks: a broker that restarts answers so for a moment, which says nothing about what lies there.
+        """
         if self._cluster.embedded:
             return {}
         cluster = self._consumer._cluster

@@ -210,6 +210,21 @@ def test_a_topic_that_is_made_anew_while_it_is_read_is_noticed_within_a_second()
     assert room.forgotten == [REAL_0], "once"
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+def test_metadata_that_lacks_the_topic_s_id_for_a_moment_moves_nobody(*, at_once: bool) -> None:
+    room = Room(REAL, known={REAL_0: Position(2, "c/t1")})
+    room.contents = {REAL_0: [0, 1, 2, 3]}
+    room.ids["ratchet.events"] = None if at_once else "t1"
+    assert room.offsets() == [2, 3]
+    for id_ in (None, "t1", None):
+        room.ids["ratchet.events"] = id_
+        assert room.offsets(after_s=2.0) == []
+        assert (room.forgotten, room.source.incarnations()) == ([], {"ratchet.events": "c/t1"})
+    room.ids["ratchet.events"] = "t2"
+    assert room.offsets(after_s=2.0) == [0, 1, 2, 3]
+    assert room.forgotten == [REAL_0]
+
+
 def test_a_topic_that_the_client_does_not_know_yet_is_asked_for() -> None:
     room = Room(REAL)
     room.ids["ratchet.events"] = None
