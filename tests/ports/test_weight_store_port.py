@@ -264,3 +264,18 @@ def test_a_storage_that_cannot_be_spoken_names_the_package(tmp_path: Path) -> No
     with pytest.raises(BadConfig, match="pip install s3fs"):
         open_store("s3://bucket/weights", cache=tmp_path)
     assert isinstance(open_store(str(tmp_path), cache=tmp_path), LocalWeights)
+
+
+def test_a_delta_that_a_killed_publisher_left_hides_no_whole_snapshot(tiny_model: Path, tmp_path: Path) -> None:
+    """Killed before READY, its parent cleared away, and the same weights published again, whole."""
+    url = f"memory://bucket-{uuid4().hex}/weights"
+    _, child = lineage(tiny_model, tmp_path, 1)
+    writer = RemoteWeights(url, cache=tmp_path / "one")
+    parent, digest = writer.publish(tiny_model), writer.publish(child)
+    writer.take_beside(digest, "READY")
+    writer.remove(parent)
+    again = RemoteWeights(url, cache=tmp_path / "again")
+    assert again.publish(child) == digest
+    assert "model.delta" in again._files.names(digest)
+    assert verify_snapshot(RemoteWeights(url, cache=tmp_path / "two").path(digest)) == digest
+    assert again.built_on(digest) == set()

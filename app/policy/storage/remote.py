@@ -167,8 +167,9 @@ class RemoteWeights:
         with scratch(self._cache.root, digest) as outgoing:
             delta = self._as_delta(digest, folder, outgoing)
             self._files.put(digest, delta or folder / WEIGHTS)
-            # the parent may have been cleared away meanwhile, while nobody could know that it is built on
-            if delta is not None and not self.exists((folder / PARENT).read_text().strip()):
+            # the parent may have been cleared away meanwhile, while nobody could know that it is built on; and a delta that a killed
+            # publisher left behind would be read before the weights
+            if self._files.exists(digest, DELTA) and (delta is None or not self.exists((folder / PARENT).read_text().strip())):
                 self._add_keyframe(digest)
         self._files.claim(digest, READY, f"{digest}\n".encode())
 
