@@ -289,8 +289,8 @@ class Decoder:
         self._cache.copy(source, row, generation.cached)
 
     def _resident(self, prompt: list[int]) -> tuple[int, int]:
-        """The longest beginning that a decoding row shares with a prompt, and the row."""
-        found = [shared(prompt, one.prompt) for one in self._rows]
+        """The longest beginning that a row shares with a prompt and has keys and values of, and the row."""
+        found = [min(shared(prompt, one.prompt), one.cached) for one in self._rows]
         return (max(found), found.index(max(found))) if found else (0, 0)
 
     def _remember(self, generation: Generation) -> None:

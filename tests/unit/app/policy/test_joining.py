@@ -151,3 +151,28 @@ def test_a_prompt_that_the_cache_holds_is_not_fed_beside_another(policy: Policy)
     assert found == [(1, 20)], "its last token is fed beside the other's newest one"
     assert decoder.prompted == 40
     decoder.close()
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["together", "a step later"])
+def test_who_goes_on_with_a_prompt_that_is_asked_again_is_answered_as_alone(policy: Policy, *, later: bool) -> None:
+    """A prompt that the cache holds is a row before its last token is fed: there are no keys and values of that one to copy yet."""
+    first, rest = [*range(20, 50)], [*range(60, 75)]
+    decoder = Decoder(policy, max_rows=8, draft_rows=0, prompt_cache_bytes=1 << 24)
+    decoder.submit(first, SamplingParams(max_tokens=1, seed=1))
+    while decoder.busy:
+        decoder.step()
+    again = decoder.submit(first, SamplingParams(max_tokens=6, seed=2))
+    if later:
+        decoder.submit([*range(80, 90)], SamplingParams(max_tokens=6, seed=4))
+        decoder.step()
+    goes_on = decoder.submit([*first, *rest], SamplingParams(max_tokens=6, seed=3))
+    while decoder.busy:
+        decoder.step()
+    from_cache = decoder.submit([*first, *rest], SamplingParams(max_tokens=6, seed=3))
+    while decoder.busy:
+        decoder.step()
+    for one in (again, goes_on, from_cache):
+        (alone,) = sample(policy, [one.prompt], one.sampling)
+        assert one.tokens == alone.tokens
+        assert one.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
+    decoder.close()
