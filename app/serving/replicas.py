@@ -15,6 +15,8 @@ from app.domain.ports import Holder
 EJECT_AFTER = 3
 """Failures in a row: a process that is started again fails once or twice."""
 FIRST_S, LONGEST_S = 1.0, 30.0
+DOUBLINGS = 5
+"""From the first to beyond the longest: whoever fails for hours must not count on for ever."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,7 @@ class Replicas:
     def failed(self, url: str, fault: str) -> None:
         """It did not answer, broke off, or said that it is broken."""
         failures = self.health(url).failures + 1
-        wait_s = min(LONGEST_S, FIRST_S * 2 ** (failures - EJECT_AFTER)) if failures >= EJECT_AFTER else 0.0
+        wait_s = min(LONGEST_S, FIRST_S * 2 ** min(failures - EJECT_AFTER, DOUBLINGS)) if failures >= EJECT_AFTER else 0.0
         self._health[url] = Health(failures=failures, until=self._clock() + wait_s if wait_s else 0.0, fault=fault)
 
     def silent(self, url: str, fault: str) -> None:

@@ -91,6 +91,16 @@ def test_after_three_failures_in_a_row_the_time_doubles_from_one_second_to_thirt
     assert (replicas.health(URLS[0]).failures, replicas.health(URLS[0]).fault) == (9, "ConnectError")
 
 
+def test_an_engine_that_fails_for_hours_stays_ejected_and_breaks_nobody() -> None:
+    clock = Hand()
+    replicas = Replicas(clock=clock)
+    for _ in range(2_000):
+        replicas.failed(URLS[0], "ConnectError")
+        assert replicas.health(URLS[0]).until <= clock.at + 30.0
+        clock.at += 100.0
+    assert replicas.health(URLS[0]).failures == 2_000
+
+
 def test_one_that_is_silent_is_ejected_at_once_and_the_second_time_for_twice_as_long() -> None:
     clock, waited = Hand(), list[float]()
     replicas = Replicas(clock=clock)
