@@ -141,7 +141,12 @@ class Worker:
 
     def drop(self, digest: str) -> None:
         """Take no more requests for a version and free it when those it has are done."""
-        self._commands.put(lambda: self._leaving.add(digest))
+
+        def command() -> None:
+            if digest in self._decoders:  # what is not here cannot leave: it would be leaving for ever
+                self._leaving.add(digest)
+
+        self._commands.put(command)
 
     def holds(self, digest: str) -> bool:
         """Whether requests for this version are taken."""

@@ -173,6 +173,7 @@ def test_a_version_that_leaves_takes_nothing_new_and_is_freed_when_it_is_done(ca
     assert "version freed digest=l" in caplog.text
     worker.drop("never held")
     worker.obey()
+    assert not worker.is_dropping, "else an engine with three copies would take up nothing more"
     worker._round()
     assert (staying.closed, worker.copies) == (0, 1)
 
