@@ -19,8 +19,6 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from safetensors import SafetensorError
-
 from app.contact import Contact, Part
 from app.domain.errors import BadInput, RatchetError, Unavailable
 from app.domain.ids import utc_now
@@ -36,8 +34,8 @@ from app.serving.worker import Worker
 
 log = logging.getLogger(__name__)
 
-FAULTS = (RatchetError, OSError, RuntimeError, ValueError, KeyError, SafetensorError)
-
+EXPECTED = (RatchetError, OSError)
+"""Errors that say in a sentence what is wrong; any other is a bug, or comes of files that this version's libraries do not know."""
 POLL_S = 0.25
 """Between two looks at what is wanted. A version waits for the engine that looks last: of three, three quarters of this on average."""
 RETRY_S = 10.0
@@ -206,12 +204,13 @@ class Residency:
             policy, fault, way = self._patched(digest) or self._loaded(digest)
             self._measure(policy)
             self.contact.heard(Part.STORAGE)
-        except FAULTS as error:
+        except Exception as error:  # whatever its files make a library raise, the others are served on
             if isinstance(error, Unavailable):
                 self.contact.lost(Part.STORAGE, str(error))
             self._failed_at[digest] = time.monotonic()
-            log.error("version failed to load digest=%s error=%s", digest, error)
-            self._settle(digest, EngineState.FAILED, str(error))
+            why = _told(error)
+            log.error("version failed to load digest=%s error=%s", digest, why, exc_info=not isinstance(error, EXPECTED))
+            self._settle(digest, EngineState.FAILED, why)
             return
         pause_s = self._worker.add(policy, logged=fault is None)
         if fault is not None:
@@ -261,8 +260,8 @@ class Residency:
             return policy, None if sound else self._check(policy), "patch"
         except Unavailable:  # nor is it loaded whole from a storage that does not answer
             raise
-        except FAULTS as error:
-            log.warning("version not patched, it is loaded whole digest=%s error=%s", digest, error)
+        except Exception as error:  # noqa: BLE001 - it is loaded whole then, and whatever is wrong with it shows there
+            log.warning("version not patched, it is loaded whole digest=%s error=%s", digest, _told(error))
             return None
 
     def _settle(self, digest: str, state: EngineState, detail: str | None) -> None:
@@ -290,3 +289,10 @@ class Residency:
             del self._states[digest]
             self._mismatches.pop(digest, None)
             self._heads.forget(digest)
+
+
+def _told(error: Exception) -> str:
+    """Why a version failed, in a sentence of ours or with the kind of an error that nobody expected."""
+    if isinstance(error, EXPECTED):
+        return str(error)
+    return f"its files cannot be read here ({type(error).__name__}: {error}): publish a version that `load_policy` reads, or correct them"

@@ -156,6 +156,21 @@ def test_a_version_that_failed_is_tried_again_after_a_while(retry_s: float, trie
     assert (len(room.loaded), found["a"][0]) == (tries, READY if tries == 2 else FAILED)
 
 
+@pytest.mark.parametrize(
+    "error", [AttributeError("'list' has no attribute 'get'"), ZeroDivisionError("modulo by zero"), Exception("untagged")]
+)
+@pytest.mark.parametrize("patched", [False, True])
+def test_files_that_make_a_library_raise_anything_fail_their_version_alone(error: Exception, *, patched: bool) -> None:
+    room = Room()
+    if patched:
+        room.store.faults["a"] = error
+    room.faults["a"] = [error]
+    room.wants("a", "champion")
+    found = room.turn()
+    assert (found["a"][0], found["champion"]) == (FAILED, (READY, None))
+    assert (found["a"][1] or "").startswith(f"its files cannot be read here ({type(error).__name__}: {error}): ")
+
+
 def test_how_long_an_engine_waits_unless_it_is_told_otherwise() -> None:
     assert (RETRY_S, ROUTED_S, REPORT_EVERY_S, COPIES) == (10.0, 2.0, 3.0, 3)
     for digest, age_s, tried in (("a", 9.0, 1), ("b", 10.0, 2)):
