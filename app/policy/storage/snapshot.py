@@ -101,9 +101,20 @@ def _untied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return kept
 
 
+def require_replaceable(folder: Path) -> None:
+    """Refuse to put a snapshot in the place of anything but a snapshot or an empty folder. Raises `BadInput`."""
+    is_free = not folder.exists() or (folder.is_dir() and ((folder / READY).is_file() or not any(folder.iterdir())))
+    if not is_free:
+        raise BadInput(f"{folder} is there and is no snapshot, and would be deleted: name a new folder in it, or clear it away yourself")
+
+
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """A new folder beside `folder` to fill, which takes its place when the block ends well and is removed when it does not."""
+    """A new folder beside `folder` to fill, which takes its place when the block ends well and is removed when it does not.
+
+    Raises `BadInput` where something else than a snapshot is in that place.
+    """
+    require_replaceable(folder)
     incoming = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:8]}.incoming"
     outgoing = incoming.with_suffix(".outgoing")
     incoming.mkdir(parents=True)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from app.domain.errors import BadInput, NotFound
 from app.policy.model import load_model, load_policy
+from app.policy.storage.fetch import fetch
 from app.policy.storage.snapshot import PARENT, PROBE, require_snapshot, snapshot_digest, verify_snapshot, write_snapshot
 from app.policy.storage.store import LocalWeights
 from app.policy.storage.weights import digest_of
@@ -112,6 +113,21 @@ def line_of(root: Path, count: int) -> None:
         (folder / "READY").write_text(f"v{number}\n")
         if number:
             (folder / PARENT).write_text(f"v{number - 1}\n")
+
+
+def test_a_snapshot_takes_the_place_of_a_snapshot_or_of_nothing_and_deletes_nothing_else(tmp_path: Path) -> None:
+    models, notes, empty = tmp_path / "models", tmp_path / "notes.txt", tmp_path / "empty"
+    write_tiny(models / "tiny")
+    notes.write_text("mine")
+    empty.mkdir()
+    for folder in (models, notes):
+        with pytest.raises(BadInput, match="is no snapshot, and would be deleted"):
+            write_tiny(folder)
+        with pytest.raises(BadInput, match="is no snapshot, and would be deleted"):
+            fetch(folder, wheel_cache=tmp_path / "wheels")
+    assert ((models / "tiny" / "READY").is_file(), notes.read_text()) == (True, "mine")
+    assert write_tiny(empty) == write_tiny(models / "tiny")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "models", "notes.txt"]
 
 
 def test_a_version_is_reached_from_the_nearest_ancestor_that_is_held_over_twenty_steps_at_most(tmp_path: Path) -> None:
