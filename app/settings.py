@@ -6,6 +6,7 @@ Only entry points read this: `app.main`, `app.wiring`, `pipelines.__main__` and 
 import ipaddress
 import math
 import os
+import pwd
 import re
 import tomllib
 from collections.abc import Mapping
@@ -264,7 +265,15 @@ def _origin(text: str) -> str:
 
 def owner_of(path: Path | None) -> str | None:
     """`user:<name>` of whoever owns a configuration file; None without one."""
-    return None if path is None else f"user:{path.owner()}"
+    return None if path is None else user_of(path.stat().st_uid)
+
+
+def user_of(uid: int) -> str:
+    """`user:<name>` as this machine's list of users says it; `user:uid-<number>` of one that it does not list, as most images do not."""
+    try:
+        return f"user:{pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"user:uid-{uid}"
 
 
 def read_toml(path: Path | None) -> dict[str, Any]:

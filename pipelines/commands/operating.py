@@ -7,7 +7,6 @@ into the audit chain before anything is done, acts as the user of the operating 
 """
 
 import os
-import pwd
 import socket
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from app import wiring
 from app.domain.errors import Refused, Unavailable
 from app.domain.ids import uuid7
 from app.domain.release.releases import Release
-from app.settings import Settings
+from app.settings import Settings, user_of
 from pipelines.commands.terminal.kept import kept_token
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -67,7 +66,7 @@ def remote(command: F) -> F:
 
 def os_user() -> str:
     """The person at this terminal, as the operating system knows them: no variable changes it."""
-    return f"user:{pwd.getpwuid(os.getuid()).pw_name}"
+    return user_of(os.getuid())
 
 
 def break_glass(settings: Settings, *, act: str, subject: str, reason: str = "", policy: str | None = None) -> str:

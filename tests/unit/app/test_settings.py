@@ -1,12 +1,13 @@
 """What the environment says: everything that cannot be meant is refused by the name of its variable, and empty is the same as unset."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from app import wiring
 from app.domain.errors import BadConfig, UnknownPolicy
-from app.settings import Settings, from_environment, is_loopback, models_folder, owner_of, policies, read_toml
+from app.settings import Settings, from_environment, is_loopback, models_folder, owner_of, policies, read_toml, user_of
 
 
 def given(**variables: str) -> Settings:
@@ -150,6 +151,8 @@ def test_models_are_kept_where_the_environment_says_or_in_the_checkout(tmp_path:
 def test_a_configuration_is_owned_by_whoever_owns_its_file(tmp_path: Path) -> None:
     assert owner_of(None) is None
     assert owner_of(tmp_path) == f"user:{tmp_path.owner()}"
+    assert user_of(os.getuid()) == f"user:{tmp_path.owner()}"
+    assert user_of(3_999_999_999) == "user:uid-3999999999", "images list no users"
     assert read_toml(None) == {}
 
 
