@@ -26,6 +26,16 @@ def private_folder(folder: Path) -> Path:
     return folder
 
 
+def data_folder(folder: Path) -> Path:
+    """The folder of a deployment's data: closed to others where it is made here, or was empty.
+
+    Somebody's folder with other things in it keeps its mode, for they may be others' to read; what we put there is closed by itself.
+    """
+    if folder.is_dir() and any(folder.iterdir()):
+        return folder
+    return private_folder(folder)
+
+
 def secret_file(folder: Path, name: str) -> Path:
     """The file of that secret, with a fresh random one where there is none; whoever comes second uses what the first one made."""
     path = private_folder(folder) / name

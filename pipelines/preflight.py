@@ -12,7 +12,7 @@ from typing import IO
 
 from app.domain.errors import BadConfig
 from app.domain.policies import PolicyConfig
-from app.secret_files import private_folder
+from app.secret_files import data_folder
 
 FREE_BYTES_NEEDED = 2 * 2**30
 """A day of the embedded deployment: snapshots of 270 MB, optimizer states of 1 GB, segments and databases."""
@@ -45,7 +45,7 @@ def require_writable(folder: Path) -> None:
     probe = folder / ".probe"
     try:
         if not folder.exists() or folder.stat().st_uid == os.geteuid():
-            private_folder(folder)
+            data_folder(folder)
         probe.touch()
         probe.unlink()
     except OSError as error:

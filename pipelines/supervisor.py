@@ -24,7 +24,7 @@ from pathlib import Path
 import psutil
 
 from app.domain.errors import AlreadyRunning
-from app.secret_files import private_folder
+from app.secret_files import data_folder
 
 log = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ class Supervisor:
 @contextmanager
 def owning(data: Path) -> Generator[None]:
     """Hold the data folder for this process alone. Raises `AlreadyRunning` when another one holds it."""
-    private_folder(data)
+    data_folder(data)
     with (data / "supervisor.lock").open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -3,7 +3,7 @@
 import click
 
 from app import wiring
-from app.secret_files import private_folder
+from app.secret_files import data_folder
 from app.settings import from_environment
 
 PROGRESS_ROWS = 100_000
@@ -18,7 +18,7 @@ def db() -> None:
 def upgrade() -> None:
     """Create the databases, or bring them to the revision of this version of Ratchet."""
     settings = from_environment()
-    private_folder(settings.data)
+    data_folder(settings.data)
     wiring.upgrade_schema(settings)
     click.echo(f"schema is at {wiring.schema_revision(settings)}")
 

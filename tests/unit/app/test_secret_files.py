@@ -10,7 +10,7 @@ import pytest
 
 from app import wiring
 from app.domain.errors import BadConfig
-from app.secret_files import SecretReader, read_secrets, rotate, secret_file
+from app.secret_files import SecretReader, data_folder, read_secrets, rotate, secret_file
 from app.settings import from_environment
 from tests.architecture.sources import ROOT
 
@@ -33,6 +33,17 @@ def test_its_owner_alone_reads_a_secret(tmp_path: Path) -> None:
     rotate(tmp_path / "secrets", "name")
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     assert [file.name for file in path.parent.iterdir()] == ["name"], "nothing is left lying about"
+
+
+def test_a_data_folder_is_closed_where_it_is_made_or_empty_and_somebody_s_folder_keeps_its_mode(tmp_path: Path) -> None:
+    empty, shared = tmp_path / "empty", tmp_path / "shared"
+    empty.mkdir()
+    shared.mkdir()
+    (shared / "mine.txt").write_text("mine")
+    for folder in (empty, shared):
+        folder.chmod(0o1777)
+    found = [data_folder(folder).stat().st_mode & 0o7777 for folder in (tmp_path / "new", empty, shared, shared)]
+    assert found == [0o700, 0o700, 0o1777, 0o1777]
 
 
 def test_a_rotation_keeps_the_one_before_and_is_seen_at_once(tmp_path: Path) -> None:
