@@ -96,7 +96,7 @@ def require_memory(profile: Profile, *, free: int | None = None) -> None:
 
 
 def write_config(profile: Profile, folder: Path, *, slot_s: int) -> Path:
-    """Write the demo's configuration into the data folder; returns its path."""
+    """Write the demo's configuration into the data folder; returns its path. Raises `BadConfig` where another deployment's data are."""
     if slot_s < 5:
         raise BadConfig(f"--slot is {slot_s} s: give at least 5s, a cycle has to fit into its slot")
     slow = profile.patience
@@ -106,9 +106,12 @@ def write_config(profile: Profile, folder: Path, *, slot_s: int) -> Path:
         "turn_wait_s": 150.0 * slow, "canary_max_s": 600.0 * slow, "hold_max_s": 120.0 * slow, "no_data_hold_s": 60.0 * slow,
         "holdback_s": 300.0 * slow,
     }  # fmt: skip
+    template, path = TEMPLATE.read_text(), folder / "ratchet.toml"
+    is_ours = path.read_text().startswith(template.partition("\n")[0]) if path.exists() else not (folder / "ratchet.db").exists()
+    if not is_ours:
+        raise BadConfig(f"{folder} holds a deployment that is not the demo's: name another folder with --data, or none for a fresh one")
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "ratchet.toml"
-    path.write_text(string.Template(TEMPLATE.read_text()).substitute(values))
+    path.write_text(string.Template(template).substitute(values))
     return path
 
 

@@ -43,7 +43,7 @@ def demo_terms(folder: Path) -> Terms:
 
 
 def test_a_release_in_doubt_does_not_stop_the_demo(sqlite_engine: Engine, tmp_path: Path) -> None:
-    room = release_room(sqlite_engine, terms=demo_terms(tmp_path))
+    room = release_room(sqlite_engine, terms=demo_terms(tmp_path / "demo"))
     release = in_doubt(room)
     with operating(sqlite_engine, room) as operator:
         assert "approved tiny-v2" in operator.approve(release)

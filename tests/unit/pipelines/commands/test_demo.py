@@ -30,7 +30,7 @@ def screen() -> tuple[Screen, StringIO]:
 
 
 def deployment(folder: Path, url: str = "") -> Any:
-    settings = SimpleNamespace(config=write_config(PROFILES["tiny"], folder, slot_s=30), database_url=url, inbox_url=url)
+    settings = SimpleNamespace(config=write_config(PROFILES["tiny"], folder / "demo", slot_s=30), database_url=url, inbox_url=url)
     return SimpleNamespace(url="http://127.0.0.1:8400", logs=folder / "logs", settings=settings)
 
 

@@ -167,6 +167,18 @@ def test_a_profile_is_a_valid_configuration_with_production_s_error_probabilitie
     assert isinstance(declared["composer"], PolicyConfig)
 
 
+@pytest.mark.parametrize("there", ["ratchet.toml", "ratchet.db"])
+def test_the_demo_is_not_performed_on_somebody_s_deployment(there: str, tmp_path: Path) -> None:
+    (tmp_path / there).write_text("[policies.ours]\n")
+    with pytest.raises(BadConfig, match="holds a deployment that is not the demo's: name another folder"):
+        write_config(PROFILES["tiny"], tmp_path, slot_s=30)
+    assert (tmp_path / there).read_text() == "[policies.ours]\n"
+    again = tmp_path / "demo"
+    write_config(PROFILES["tiny"], again, slot_s=30)
+    (again / "ratchet.db").touch()
+    assert "slot" in write_config(PROFILES["tiny"], again, slot_s=60).read_text()
+
+
 @pytest.mark.parametrize(("text", "found"), [("60", 60), ("60s", 60), ("2m", 120), ("5h", 18_000)])
 def test_a_slot_may_have_a_unit(text: str, found: int) -> None:
     assert seconds(text) == found
