@@ -10,6 +10,8 @@ import tempfile
 from pathlib import Path
 
 SECRET_BYTES = 32
+OURS = ("ratchet.", "inbox.", "supervisor.lock", "secrets", ".probe")
+"""How the names begin of what lies in a data folder before it is closed."""
 KEPT = 2
 """The newest and the one before it."""
 
@@ -27,11 +29,11 @@ def private_folder(folder: Path) -> Path:
 
 
 def data_folder(folder: Path) -> Path:
-    """The folder of a deployment's data: closed to others where it is made here, or was empty.
+    """The folder of a deployment's data: closed to others where it is made here, or holds nothing of anybody else's.
 
     Somebody's folder with other things in it keeps its mode, for they may be others' to read; what we put there is closed by itself.
     """
-    if folder.is_dir() and any(folder.iterdir()):
+    if folder.is_dir() and any(not path.name.startswith(OURS) for path in folder.iterdir()):
         return folder
     return private_folder(folder)
 
