@@ -19,6 +19,7 @@ from app.settings import Settings, from_environment, owner_of, read_toml
 from pipelines.commands.operating import Remote, acting, os_user, require_one_person
 from pipelines.commands.operating import break_glass as _break_glass
 from pipelines.commands.terminal.holdout import tell_holdout
+from pipelines.commands.terminal.shown import SHOWN_DIGITS
 
 TOGETHER = "the database cannot tell who is who: each votes with a token of their own (`ratchet login`)"
 ONE_VOTE = "one vote of two: a second person has to run the same command"
@@ -119,7 +120,7 @@ def plan(policy: str) -> None:
 
 @release.command()
 @click.argument("release_id")
-@click.option("--evidence", help="`evidence_digest` of what you looked at (`ratchet release show`).")
+@click.option("--evidence", help="`evidence_digest` of what you looked at (`ratchet release show`), or its first 12 digits or more.")
 @GENERATION
 @click.option("--reason", help="Anything the next person should know.")
 @acting
@@ -131,7 +132,11 @@ def approve(release_id: str, evidence: str | None, generation: int | None, reaso
         seen = service.find(release_id)
         if evidence is None:
             raise _unnamed(seen["evidence_digest"], seen["state"])
-        basis = {"evidence_digest": evidence, "pointer_generation": generation or service.generation(seen["policy"]), "reason": reason}
+        basis = {
+            "evidence_digest": _whole(evidence, seen["evidence_digest"]),
+            "pointer_generation": generation or service.generation(seen["policy"]),
+            "reason": reason,
+        }
         _told(service.act(f"/v1/releases/{seen['id']}/approve", basis), basis)
         return
     found = _find(settings, release_id)
@@ -139,7 +144,8 @@ def approve(release_id: str, evidence: str | None, generation: int | None, reaso
         raise _unnamed(found.evidence_digest, found.state)
     require_one_person(found)
     who = _broken(settings, found, "approve", reason or "none given")
-    _tell(_desk(settings).approve(found.id, approver=who, evidence=evidence, reason=f"break glass: {reason or 'no reason given'}"))
+    named = _whole(evidence, found.evidence_digest)
+    _tell(_desk(settings).approve(found.id, approver=who, evidence=named, reason=f"break glass: {reason or 'no reason given'}"))
 
 
 @release.command()
@@ -332,6 +338,11 @@ def plant(policy: str, digest: str, reason: str, break_glass: bool) -> None:
     chosen = known[_one_version(policy, digest, [(v.digest, v.name) for v in known.values()])]
     who = _break_glass(settings, policy=policy, subject=chosen.digest, act="plant", reason=reason)
     _tell(_desk(settings).plant(chosen, actor=who, reason=reason))
+
+
+def _whole(evidence: str, known: str | None) -> str:
+    """The digest that a person named by its beginning, as lists show it; anything else as it was given, for the desk to refuse."""
+    return known if known is not None and len(evidence) >= SHOWN_DIGITS and known.startswith(evidence) else evidence
 
 
 def _unnamed(digest: str | None, state: str) -> Refused:

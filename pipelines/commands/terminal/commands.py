@@ -21,7 +21,7 @@ from rich.text import Text
 from app.domain.errors import NotFound
 from app.settings import from_environment
 from pipelines.commands.operating import Remote, Silent, remote
-from pipelines.commands.terminal.shown import needs_of, plain, show
+from pipelines.commands.terminal.shown import SHOWN_DIGITS, needs_of, plain, show, uncut
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON document (a line each where it goes on).")
 POLICY = click.option("--policy", help="Only this policy.")
@@ -75,10 +75,10 @@ def releases(policy: str | None, state: str | None, limit: int, as_json: bool, u
     """List the newest releases, with the digest of evidence that an approval has to name."""
     asked = {"policy": policy, "state": state, "limit": str(limit)}
     found = Remote.of(from_environment(), url).get("/v1/releases" + _query(asked))["data"]
-    table = Table("release", "policy", "version", "state", "stage", "evidence", "why", "since")
+    table = Table("release", "policy", "version", "state", "stage", uncut("evidence"), "why", "since")
     for row in found:
         stage = "" if row["stage"] is None else str(row["stage"])
-        evidence = (row["evidence_digest"] or "")[:12]
+        evidence = (row["evidence_digest"] or "")[:SHOWN_DIGITS]
         cells = (row["id"], row["policy"], row["version_name"], row["state"], stage, evidence, row["reason"], row["changed_at"][:19])
         table.add_row(*(plain(cell) for cell in cells))
     show(found, as_json=as_json, table=table)

@@ -7,9 +7,13 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 HELD = ("held", "failed", "skipped")
+
+
+SHOWN_DIGITS = 12
+"""Of a digest, in a list: enough to tell one from all others, and to name it by."""
 
 
 def show(found: object, *, as_json: bool, table: Table | None = None) -> None:
@@ -18,6 +22,11 @@ def show(found: object, *, as_json: bool, table: Table | None = None) -> None:
         click.echo(json.dumps(found, ensure_ascii=False, default=str))
     elif table is not None:
         Console(soft_wrap=True).print(table)
+
+
+def uncut(name: str) -> Column:
+    """A column of what people copy into the next command: the others give way where the terminal is narrow."""
+    return Column(name, no_wrap=True)
 
 
 def plain(text: object) -> str:

@@ -112,7 +112,16 @@ def test_a_yes_is_bound_to_the_evidence_that_was_named(terminal: Terminal, sqlit
     for way in ((), ("--break-glass",)):
         other = terminal("approve", release.id, "--evidence", "f" * 64, *way, key=ada)
         assert "look at it again, then approve" in str(other.exception)
+        short = terminal("approve", release.id, "--evidence", str(release.evidence_digest)[:11], *way, key=ada)
+        assert "look at it again, then approve" in str(short.exception)
     assert room.ledger.find(release.id).state is ReleaseState.READY
+
+
+def test_the_evidence_may_be_named_as_lists_show_it(terminal: Terminal, sqlite_engine: Engine, room: ReleaseRoom) -> None:
+    ada, release = person(sqlite_engine, "ada"), room.ready("v2")
+    done = terminal("approve", release.id, "--evidence", str(release.evidence_digest)[:12], key=ada)
+    assert done.exit_code == 0, done.exception
+    assert room.ledger.find(release.id).state is ReleaseState.APPROVED
 
 
 def test_without_a_key_nobody_acts_over_http(terminal: Terminal, sqlite_engine: Engine, room: ReleaseRoom) -> None:
