@@ -14,6 +14,10 @@ from pipelines.evaluation.suites.suites import Grader, GraderKind
 JudgeModel = Callable[[str], str]
 """Asks a judge model one question and returns its answer; see `pipelines.evaluation.suites.judge_model`."""
 
+_SCALE = re.compile(r"\b0\s*(?:to|-|–|\.\.)\s*10\b|(?:/|\bout of)\s*10\b", re.IGNORECASE)
+"""What a judge says of the scale and not of the answer."""
+_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?!\w)")
+_SCORES = frozenset(map(str, range(11)))
 FENCE = re.compile(r"```[a-zA-Z]*\n(.*?)(?:```|\Z)", re.DOTALL)
 
 
@@ -54,7 +58,7 @@ def grade(grader: Grader, answer: str, *, examination: Examination, judge: Judge
         case GraderKind.EXACT:
             return float(answer.strip() == grader.expected.strip())
         case GraderKind.REGEX:
-            return float(re.search(grader.pattern, answer, re.DOTALL) is not None)
+            return float(_found(grader.pattern, answer))
         case GraderKind.JSON_SCHEMA:
             return _satisfies(grader, answer)
         case GraderKind.SIMILAR:
@@ -71,11 +75,24 @@ def _executed(grader: Grader, source: str, examination: Examination) -> Outcome:
     return examination.run(prefix=grader.prefix, program=source, tests=grader.tests).outcome
 
 
+def _found(pattern: str, answer: str) -> bool:
+    try:
+        return re.search(pattern, answer, re.DOTALL) is not None
+    except re.error as error:
+        raise ValueError(f"the pattern {pattern!r} is no regular expression: {error}") from error
+
+
 def _satisfies(grader: Grader, answer: str) -> float:
     try:
-        jsonschema.validate(json.loads(code_of(answer)), grader.schema)
-    except (json.JSONDecodeError, jsonschema.ValidationError, RecursionError):
+        said = json.loads(code_of(answer))
+    except (ValueError, RecursionError):  # no JSON, or a number of more digits than Python reads
         return 0.0
+    try:
+        jsonschema.validate(said, grader.schema)
+    except (jsonschema.ValidationError, RecursionError):
+        return 0.0
+    except Exception as error:  # a reference that leads nowhere, and what else its library says of a schema
+        raise ValueError(f"the schema of a task does not work: {str(error).splitlines()[0]}") from error
     return 1.0
 
 
@@ -83,7 +100,7 @@ def _judged(grader: Grader, answer: str, judge: JudgeModel | None) -> float:
     if judge is None:
         raise ValueError("a task is graded by a judge, but no judge is configured: set offline.judge_url and offline.judge_model")
     said = judge(f"{grader.rubric}\n\nAnswer to be scored:\n{answer}\n\nReply with one whole number from 0 (worst) to 10 (best).")
-    number = re.search(r"\b(10|[0-9])\b", said)
-    if number is None:
-        raise ValueError(f"the judge did not answer with a number from 0 to 10: {said[:80]!r}")
-    return int(number.group(1)) / 10
+    numbers = set(_NUMBER.findall(_SCALE.sub(" ", said)))
+    if len(numbers) != 1 or not numbers <= _SCORES:
+        raise ValueError(f"the judge did not answer with one whole number from 0 to 10: {said[:80]!r}")
+    return int(numbers.pop()) / 10

@@ -7,11 +7,13 @@ Tasks of one cluster (a document, a repository, a user) move together and are re
 """
 
 import hashlib
+import re
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, cast
 
+import jsonschema
 import msgspec
 
 from app.domain.errors import BadConfig
@@ -124,10 +126,27 @@ def _in_week(tasks: list[Task], config: SuiteConfig, week: int) -> list[Task]:
     return [*tasks[shift:], *tasks[:shift]][: config.tasks]
 
 
+def check_grader(grader: Grader) -> None:
+    """Raises `ValueError` for a pattern or a schema that nothing can be graded with."""
+    try:
+        if grader.kind is GraderKind.REGEX:
+            re.compile(grader.pattern)
+        if grader.kind is GraderKind.JSON_SCHEMA:
+            jsonschema.validate({}, grader.schema)
+    except jsonschema.ValidationError:  # of the empty object, after the schema itself was found sound
+        return
+    except re.error as error:
+        raise ValueError(f"the pattern {grader.pattern!r} is no regular expression: {error}") from error
+    except jsonschema.SchemaError as error:
+        raise ValueError(f"the schema is no JSON schema: {error.message}") from error
+    except Exception as error:  # a reference that leads nowhere, and what else its library says of a schema
+        raise ValueError(f"the schema does not work: {str(error).splitlines()[0]}") from error
+
+
 def read_tasks(path: Path) -> list[Task]:
     """Tasks of a JSONL file. Raises `BadConfig`."""
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_bytes().split(b"\n")  # what else Python takes for the end of a line may stand in a task's text
     except OSError as error:
         raise BadConfig(f"cannot read the suite {path}: {error.strerror}") from error
     tasks: list[Task] = []
@@ -135,7 +154,8 @@ def read_tasks(path: Path) -> list[Task]:
         if line.strip():
             try:
                 tasks.append(msgspec.json.decode(line, type=Task))
-            except msgspec.MsgspecError as error:
+                check_grader(tasks[-1].grader)
+            except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
                 raise BadConfig(f"suite {path}, line {number}: {error}") from error
     doubled = {task.id for task in tasks if sum(other.id == task.id for other in tasks) > 1}
     if doubled:

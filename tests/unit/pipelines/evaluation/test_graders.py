@@ -64,8 +64,26 @@ def test_a_judge_that_is_missing_or_talks_nonsense_is_an_error_not_a_zero() -> N
     grader = Grader(kind=GraderKind.JUDGE, rubric="Is it kind?")
     with pytest.raises(ValueError, match="no judge is configured"):
         grade(grader, "x", examination=EXAMINATION, judge=None)
-    with pytest.raises(ValueError, match="did not answer with a number"):
-        grade(grader, "x", examination=EXAMINATION, judge=lambda _: "splendid")
+    for nonsense in ("splendid", "11", "-3", "8.5", "between 6 and 7", ""):
+        with pytest.raises(ValueError, match="did not answer with one whole number"):
+            grade(grader, "x", examination=EXAMINATION, judge=lambda _, said=nonsense: said)
+
+
+@pytest.mark.parametrize(
+    ("said", "worth"),
+    [("9", 0.9), ("On a scale from 0 to 10 I give it 9.", 0.9), ("7/10", 0.7), ("10 out of 10", 1.0), ("Score: **0**", 0.0), ("10", 1.0)],
+)
+def test_a_judge_s_score_is_the_one_number_that_is_not_the_scale_s(said: str, worth: float) -> None:
+    grader = Grader(kind=GraderKind.JUDGE, rubric="Is it kind?")
+    assert grade(grader, "x", examination=EXAMINATION, judge=lambda _: said) == worth
+
+
+def test_a_schema_or_a_pattern_that_cannot_grade_is_an_error_and_an_answer_that_is_no_json_is_none() -> None:
+    nowhere = Grader(kind=GraderKind.JSON_SCHEMA, schema={"$ref": "#/$defs/nowhere"})
+    for grader in (Grader(kind=GraderKind.REGEX, pattern="("), Grader(kind=GraderKind.JSON_SCHEMA, schema={"type": "objekt"}), nowhere):
+        with pytest.raises(ValueError, match=r"is no regular expression|the schema of a task does not work"):
+            score(grader, "{}")
+    assert score(Grader(kind=GraderKind.JSON_SCHEMA, schema={"type": "integer"}), "9" * 4_301) == 0.0, "Python reads no such number"
 
 
 def test_human_eval_has_its_164_tasks_with_tests_to_execute() -> None:

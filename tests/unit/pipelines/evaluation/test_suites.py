@@ -75,6 +75,19 @@ def test_a_suite_without_a_sealed_split_says_so(folder: Path) -> None:
         (None, r"cannot read the suite .*suite\.jsonl: No such file"),
         (b'{"id": "a"}\n', r"suite .*suite\.jsonl, line 1: .*messages"),
         (b"\n\n{", r"suite\.jsonl, line 3: "),
+        (b'{"id": "a", "messages": [], "grader": {"kind": "exact", "expected": "caf\xe9"}}', r"suite\.jsonl, line 1: "),
+        (
+            b'{"id": "a", "messages": [], "grader": {"kind": "regex", "pattern": "("}}',
+            r"line 1: the pattern '\(' is no regular expression: ",
+        ),
+        (
+            b'{"id": "a", "messages": [], "grader": {"kind": "json_schema", "schema": {"type": "objekt"}}}',
+            r"line 1: the schema is no JSON schema: 'objekt'",
+        ),
+        (
+            b'{"id": "a", "messages": [], "grader": {"kind": "json_schema", "schema": {"$ref": "#/nowhere"}}}',
+            "line 1: the schema does not work: ",
+        ),
     ],
 )
 def test_a_suite_that_cannot_be_read_is_named_with_its_line(folder: Path, text: bytes | None, said: str) -> None:
@@ -83,6 +96,12 @@ def test_a_suite_that_cannot_be_read_is_named_with_its_line(folder: Path, text: 
         (folder / "suite.jsonl").write_bytes(text)
     with pytest.raises(BadConfig, match=said):
         load_suite(SuiteConfig(name="s", source="suite.jsonl"), folder=folder)
+
+
+def test_a_text_with_what_else_ends_a_line_is_one_task(folder: Path) -> None:
+    task = msgspec.structs.replace(tasks(1)[0], messages=[{"role": "user", "content": "one\u2028two\u0085three\x0bfour"}])
+    (folder / "suite.jsonl").write_bytes(msgspec.json.encode(task) + b"\r\n\n")
+    assert load_suite(SuiteConfig(name="s", source="suite.jsonl"), folder=folder).tasks == (task,)
 
 
 def test_a_task_that_is_there_twice_is_refused(folder: Path) -> None:
