@@ -1,5 +1,6 @@
 """The `ratchet` command. Subcommands are listed here and imported only when called: `ratchet --help` stays under half a second."""
 
+import errno
 import importlib
 import sys
 
@@ -95,6 +96,29 @@ def main() -> None:
     except RatchetError as error:
         click.echo(f"ratchet: {error}", err=True)
         sys.exit(error.exit_code)
+    except Exception as error:
+        if (told := sentence(error)) is None:
+            raise
+        click.echo(f"ratchet: {told}", err=True)
+        sys.exit(RatchetError.exit_code)
+
+
+DATABASE_FAULTS = ("OperationalError", "DatabaseError", "ArgumentError", "NoSuchModuleError")
+"""SQLAlchemy's, by their names, because `--help` imports no database; its others are bugs of ours."""
+
+
+def sentence(error: Exception) -> str | None:
+    """What a person can do about a file or a database that does not work, whichever command met it; None for a bug of ours."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}: correct the name or its rights, or choose another place"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"the disk takes no more ({error.strerror}): free some space, or choose another place"
+    if isinstance(error, UnicodeDecodeError):
+        return f"what was read is no text in UTF-8 ({error.reason}): name a text file"
+    if type(error).__module__ == "sqlalchemy.exc" and type(error).__name__ in DATABASE_FAULTS:
+        why = str(getattr(error, "orig", None) or error).splitlines()[0]
+        return f"the database does not work ({why}): correct RATCHET_DATABASE_URL or its disk, or restore it (docs/backup.md)"
+    return None
 
 
 if __name__ == "__main__":

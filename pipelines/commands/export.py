@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from app import wiring
+from app.durable import replacing_file
 from app.settings import from_environment
 
 if TYPE_CHECKING:
@@ -39,8 +40,9 @@ def dsjson(policy: str | None, since: datetime | None, until: datetime | None, o
     if out is None:
         click.echo(f"{_write(decided, sys.stdout)} decisions", err=True)
         return
-    with out.open("w") as file:
-        click.echo(f"{_write(decided, file)} decisions in {out}", err=True)
+    with replacing_file(out) as partial, partial.open("w") as file:
+        written = _write(decided, file)
+    click.echo(f"{written} decisions in {out}", err=True)
 
 
 @export.command()
