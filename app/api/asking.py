@@ -31,9 +31,24 @@ async def read_body(request: Request, kind: type[T]) -> T:
     """The body of an act. Raises `BadRequest`."""
     body = await read_json(request, most=MOST_BYTES)
     try:
-        return msgspec.json.decode(body, type=kind)
+        found = msgspec.json.decode(body, type=kind)
+        if b"\\u0000" in body and _has_nul(msgspec.json.decode(body)):
+            raise BadRequest("the body has a NUL character (\\u0000) in it: no database takes one")
+        return found
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"the body: {error}") from error
+
+
+def _has_nul(value: Any) -> bool:  # noqa: ANN401 - whatever JSON holds
+    match value:
+        case str():
+            return "\x00" in value
+        case dict():
+            return any(_has_nul(part) for pair in value.items() for part in pair)
+        case list():
+            return any(map(_has_nul, value))
+        case _:
+            return False
 
 
 def signer(request: Request, caller: Caller, said: str | None = None) -> str:

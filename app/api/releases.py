@@ -31,7 +31,7 @@ from app.release.basis import Basis
 
 Reader = Annotated[Caller, Depends(requires(Action.LOOK))]
 Auditor = Annotated[Caller, Depends(requires(Action.READ_AUDIT))]
-Generation = Annotated[int, msgspec.Meta(ge=1)]
+Generation = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 PolicyQuery = Annotated[str | None, Query(max_length=200)]
 
 

@@ -16,6 +16,8 @@ async def admit(barrier: Barrier, app: ASGIApp, scope: Scope, receive: Receive, 
     headers = dict(scope["headers"])
     try:
         barrier.check(scope["method"], headers, path=scope["path"])
+        if "\x00" in scope["path"] or b"%00" in scope.get("query_string", b""):
+            raise HttpError(400, "an address has no NUL character in it: no database takes one", code="invalid_request")
     except HttpError as error:
         body = error_body(error.status, str(error), code=error.code, param=error.param)
         await _answer(send, error.status, body, [(b"content-type", b"application/json")])

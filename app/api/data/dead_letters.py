@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any, Protocol
 
 import msgspec
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -28,12 +28,13 @@ Viewer = Annotated[Caller, Depends(requires(Action.LOOK))]
 Mender = Annotated[Caller, Depends(requires(Action.MEND_DATA))]
 Words = Annotated[str | None, Query(max_length=2000)]
 After = Annotated[int, Query(ge=0, le=2**53)]
+LetterId = Annotated[int, Path(ge=0, le=2**53)]
 
 
 class ReplayBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which to replay: by id, by words of their reason, or all that wait."""
 
-    ids: Annotated[tuple[int, ...], msgspec.Meta(max_length=1000)] = ()
+    ids: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=2**53)], ...], msgspec.Meta(max_length=1000)] = ()
     reason: Text | None = None
     after: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
     """`after` of the answer before: one request replays a page."""
@@ -75,7 +76,7 @@ def router(room: LetterRoom) -> APIRouter:
         return json_response({"data": [told(stored) for stored in found]})
 
     @made.get("/{id_}")
-    async def letter(caller: Mender, id_: int) -> Response:
+    async def letter(caller: Mender, id_: LetterId) -> Response:
         """One of them whole."""
         require_every_policy(caller, WHAT)
         return json_response(await asyncio.to_thread(lambda: told_whole(letter_of(room.letters, id_))))

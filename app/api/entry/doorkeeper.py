@@ -69,8 +69,9 @@ async def read_form(request: Request) -> dict[str, str]:
         if len(body) > MOST_BYTES:
             raise HttpError(413, f"a form has {MOST_BYTES // 1024} KiB at most", code="too_large")
     try:
-        return dict(
-            parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=bool(body), max_num_fields=MOST_FIELDS, errors="strict")
-        )
+        pairs = parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=bool(body), max_num_fields=MOST_FIELDS, errors="strict")
     except (ValueError, UnicodeDecodeError) as error:
         raise BadRequest(f"the form cannot be read: {error}") from error
+    if any("\x00" in text for pair in pairs for text in pair):
+        raise BadRequest("the form has a NUL character in it: no database takes one")
+    return dict(pairs)

@@ -26,7 +26,7 @@ from app.domain.people import Role
 from app.domain.telemetry.events import EventType
 from app.main import create_app
 from app.settings import Settings, from_environment
-from tests.fakes.gateway import collaborators, serving
+from tests.fakes.gateway import ScriptedEngines, collaborators, serving
 from tests.fakes.people import Town
 from tests.fakes.releases import POLICY
 from tests.fakes.service import running_service
@@ -123,6 +123,29 @@ class Slow(PasswordHasher):
     def verify(self, hash: str | bytes, password: str | bytes) -> Literal[True]:
         assert self.go.wait(PATIENCE_S)
         return super().verify(hash, password)
+
+
+def test_no_nul_and_no_number_beyond_a_column_is_a_bug_of_ours_wherever_it_stands(deployed: Settings, engine: Engine) -> None:
+    deploy(engine)
+    _, key = SqlKeys(engine).create(name="admin", scopes=[Scope.ADMIN])
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/keys", {"name": "a\0", "scopes": ["read"]}), ("/v1/dead-letters/replay", {"reason": "a\0"}),
+        ("/v1/dead-letters/replay", {"ids": [10**30]}), (f"/v1/policies/{POLICY}/rules", {"toml": "a\0"}),
+        (f"/v1/policies/{POLICY}/versions/abc/pin", {"reason": "x", "request_id": "a\0"}),
+        (f"/v1/policies/{POLICY}/versions/abc/pin", {"reason": "x", "pointer_generation": 10**30}),
+        ("/v1/sign-in", {"name": "a\0", "password": "x"}),
+    ]  # fmt: skip
+    read = [
+        "/v1/releases/a%00", "/v1/releases?policy=%00", "/v1/audit?subject=a%00b", "/v1/dead-letters?reason=%00",
+        f"/v1/dead-letters/{10**30}",
+        "/console/find?q=%00", "/console/versions/a%00b", "/console/audit?subject=%00",
+    ]  # fmt: skip
+    with running_service(deployed, engines=ScriptedEngines()) as url, httpx.Client(base_url=url, headers=bearer(key)) as client:
+        found = {path: client.get(path).status_code for path in read}
+        found |= {f"{path} {body}": client.post(path, json=body).status_code for path, body in bodies}
+        form = {"csrf": "", "name": "a\0", "password": "x"}
+        found["form"] = client.post("/console/login", data=form).status_code
+    assert {what: status for what, status in found.items() if status not in (400, 422)} == {}
 
 
 def test_a_hundred_strangers_who_try_passwords_keep_nobody_else_waiting(sqlite_engine: Engine) -> None:

@@ -1,9 +1,11 @@
 """Who acts, and of which policy somebody may speak."""
 
+import asyncio
+
 import pytest
 from starlette.requests import Request
 
-from app.api.asking import NOBODY, declared_policy, require_every_policy, signer, visible_policy
+from app.api.asking import NOBODY, declared_policy, read_body, require_every_policy, signer, visible_policy
 from app.api.entry.access import ANONYMOUS, Caller
 from app.api.errors import HttpError
 from app.domain.access import Scope
@@ -13,6 +15,23 @@ from app.domain.errors import BadRequest
 def request(**headers: str) -> Request:
     raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     return Request({"type": "http", "method": "POST", "path": "/", "headers": raw, "query_string": b""})
+
+
+@pytest.mark.parametrize(
+    ("body", "held"),
+    [(b'{"a": "x\\u0000"}', True), (b'[{"x\\u0000": 1}]', True), (b'{"a": "x\\\\u0000"}', False), (b'{"a": ["x"]}', False)],
+)
+def test_a_body_with_a_nul_is_refused_and_one_that_only_writes_of_it_is_not(body: bytes, held: bool) -> None:
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    asked = Request({"type": "http", "method": "POST", "path": "/", "headers": headers, "query_string": b""}, receive)
+    if held:
+        with pytest.raises(BadRequest, match="NUL character"):
+            asyncio.run(read_body(asked, object))
+    else:
+        assert asyncio.run(read_body(asked, object))
 
 
 FREE = Caller(name="key:rk_1", scopes=frozenset(Scope), policy=None, actor="user:ada")
