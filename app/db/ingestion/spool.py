@@ -211,13 +211,14 @@ class SpooledInbox:
 
     def _send_forever(self) -> None:
         looked_at = float("-inf")
-        while not self._stop.is_set():
-            if time.monotonic() - looked_at > ORPHANS_EVERY_S:
-                looked_at = time.monotonic()
-                self._quietly(self._spool.adopt)
-            if self._spool.held_bytes:
-                self._quietly(self._send)
-            self._stop.wait(self._retry_s)
+        with asyncio.Runner() as runner:  # one for all tries: a commit that is late answers a loop that is still there
+            while not self._stop.is_set():
+                if time.monotonic() - looked_at > ORPHANS_EVERY_S:
+                    looked_at = time.monotonic()
+                    self._quietly(self._spool.adopt)
+                if self._spool.held_bytes:
+                    self._quietly(lambda: self._send(runner))
+                self._stop.wait(self._retry_s)
 
     def _quietly(self, work: Callable[[], None]) -> None:
         """One try; whatever it fails with, there is a next one, and the events stay where they are."""
@@ -226,12 +227,12 @@ class SpooledInbox:
         except Exception as error:  # noqa: BLE001 - a disk or a database that fails now may not in a moment
             log.warning("event=spool_waits error=%s: %s", type(error).__name__, error)
 
-    def _send(self) -> None:
+    def _send(self, runner: asyncio.Runner) -> None:
         """Every file into the inbox. Raises `Unavailable`, `TimeoutError` while it is away still."""
         while (waiting := self._spool.oldest()) is not None:
             path, events = waiting
             for start in range(0, len(events), BATCH):
-                asyncio.run(self._reach(events[start : start + BATCH]))
+                runner.run(self._reach(events[start : start + BATCH]))
             self._spool.done(path)
             self._away = False  # what comes now goes there by itself, and the rest of what waited beside it
             log.info("event=spool_sent count=%d", len(events))

@@ -13,10 +13,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Engine
 
+from app.db.ingestion.inbox import SqlInbox
 from app.db.ingestion.spool import Spool, SpooledInbox
 from app.domain.errors import Overloaded, Unavailable
-from app.domain.ports import Receipt
+from app.domain.ports import Inbox, Receipt
 from app.domain.telemetry.events import CloudEvent, EventType
 from tests.fakes.inbox import MemoryInbox
 
@@ -50,7 +52,7 @@ class Moody(MemoryInbox):
 
 
 @contextmanager
-def spooled(inbox: MemoryInbox, folder: Path, **options: float) -> Iterator[SpooledInbox]:
+def spooled(inbox: Inbox, folder: Path, **options: float) -> Iterator[SpooledInbox]:
     opened = SpooledInbox(inbox, Spool(folder), **({"patience_s": 0.1, "retry_s": 0.02, "sending_s": 0.5} | options))
     try:
         yield opened
@@ -105,6 +107,17 @@ def test_an_event_that_reached_a_silent_inbox_after_all_is_there_once(tmp_path: 
         inbox.mood = "well"
         until(lambda: door.held_bytes == 0)
     assert inbox.ids == ["1"]
+
+
+def test_a_commit_later_than_the_sender_s_patience_is_the_end_of_the_outage(tmp_path: Path, sqlite_engine: Engine) -> None:
+    inbox = SqlInbox(sqlite_engine, free_bytes=lambda: 1 << 40)
+    with spooled(inbox, tmp_path, sending_s=0.2) as door:
+        with sqlite_engine.begin():
+            asyncio.run(door.append([event("1")]))
+            time.sleep(0.5)
+        assert inbox.append_blocking([event("2")], timeout_s=5) == [Receipt.ACCEPTED]
+        until(lambda: door.held_bytes == 0)
+    inbox.close()
 
 
 def test_an_inbox_that_is_full_is_heard(tmp_path: Path) -> None:
