@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -136,6 +137,62 @@ def test_a_disk_without_room_refuses_and_keeps_what_it_has(tmp_path: Path) -> No
     waiting = spool.oldest()
     assert waiting is not None
     assert [kept.id for kept in waiting[1]] == ["1"]
+    spool.close()
+
+
+@contextmanager
+def disk_full(*, from_byte: int = 0) -> Iterator[None]:
+    """No file grows beyond so many bytes: files can be made, and what is written into them is refused by the system."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (from_byte, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_that_takes_nothing_is_no_reason_to_refuse_once_the_inbox_is_back(tmp_path: Path) -> None:
+    inbox = Moody()
+    inbox.mood = "away"
+    with spooled(inbox, tmp_path) as door, disk_full():
+        for number in range(3):
+            with pytest.raises(Unavailable, match="the disk takes nothing"):
+                asyncio.run(door.append([event(f"{number}")]))
+        inbox.mood = "well"
+        assert asyncio.run(door.append([event("3")])) == [Receipt.ACCEPTED]
+    assert inbox.ids == ["3"]
+
+
+def test_a_disk_that_takes_nothing_is_left_no_files_and_none_stay_open(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    opened = len(os.listdir("/proc/self/fd"))
+    with disk_full():
+        for _ in range(3):
+            with pytest.raises(Unavailable, match="the disk takes nothing"):
+                spool.put([event("1")])
+    assert list(tmp_path.iterdir()) == []
+    assert len(os.listdir("/proc/self/fd")) == opened
+    spool.close()
+
+
+def test_a_disk_that_filled_up_keeps_whole_events_only_and_what_comes_later_is_sent_too(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    spool.put([event("1")])
+    with disk_full(from_byte=spool.held_bytes + 100):
+        with pytest.raises(Unavailable, match="the disk takes nothing"):
+            spool.put([event("2", b"x" * 1_000)])
+        waiting = spool.oldest()
+        assert waiting is not None
+        assert [kept.id for kept in waiting[1]] == ["1"]
+        half_written = waiting[0].stat().st_size - spool.held_bytes
+        spool.done(waiting[0])
+    spool.put([event("3")])
+    waiting = spool.oldest()
+    assert waiting is not None
+    assert [kept.id for kept in waiting[1]] == ["3"]
+    spool.done(waiting[0])
+    assert list(tmp_path.iterdir()) == []
+    assert half_written == 0
     spool.close()
 
 
