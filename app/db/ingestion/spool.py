@@ -42,6 +42,8 @@ SENDING_S = 15.0
 ORPHANS_EVERY_S = 10.0
 MAX_BYTES = 1024**3
 """Some hundred thousand turns; what does not fit is refused as it is without a spool."""
+FILE_BYTES = 8 * 1024**2
+"""What has more is followed by another file: each is read into memory whole, and fits into what an inbox has in flight."""
 BATCH = 200
 _HEAD = struct.Struct("<II")
 """Length and CRC-32 before each event: what a power cut left half-written is no event, and nobody was told that it is kept."""
@@ -130,6 +132,8 @@ class Spool:
             rest = rest[os.write(self._open.handle.fileno(), rest) :]
         os.fsync(self._open.handle.fileno())
         self._open.bytes += len(data)
+        if self._open.bytes >= FILE_BYTES:
+            self._shut()
 
     def _cut(self) -> None:
         """Nobody knows what of the last write is on the disk, so it goes, and nothing is written behind it."""

@@ -196,6 +196,17 @@ def test_a_disk_that_filled_up_keeps_whole_events_only_and_what_comes_later_is_s
     spool.close()
 
 
+def test_of_a_long_outage_a_few_megabytes_at_a_time_are_read_into_memory(tmp_path: Path) -> None:
+    spool, ids = Spool(tmp_path), list[list[str]]()
+    for number in range(10):
+        spool.put([event(f"{number}", b"x" * 2 * 1024**2)])
+    while (waiting := spool.oldest()) is not None:
+        ids.append([kept.id for kept in waiting[1]])
+        spool.done(waiting[0])
+    assert ids == [["0", "1", "2", "3"], ["4", "5", "6", "7"], ["8", "9"]]
+    spool.close()
+
+
 @pytest.mark.parametrize("cut", [1, 5, 20])
 def test_what_a_power_cut_left_half_written_is_no_event(tmp_path: Path, cut: int) -> None:
     first = Spool(tmp_path)
