@@ -451,12 +451,15 @@ def effect_store(settings: Settings, *, rules: JoinRules | None = None) -> "SqlE
 
 
 def claim_sweep(settings: Settings) -> "SqlClaimSweep":
-    """Drops payloads of large turns whose event was never committed. Without an inbox nobody knows what is on its way: a week is waited."""
+    """Drops payloads of large turns whose event was never committed.
+
+    A week is waited where nobody knows what is on its way: without an inbox, and where gateways have a spool for it.
+    """
     from app.db.ingestion.claims import SqlClaimSweep
 
-    segments = trajectories(settings)
-    age = timedelta(hours=1) if settings.ingest == "inbox" else timedelta(days=7)
-    return SqlClaimSweep(open_state(settings), open_inbox(settings), claims=segments.claims, drop=segments.drop, min_age=age)
+    segments, inbox = trajectories(settings), open_inbox(settings)
+    age = timedelta(hours=1) if settings.ingest == "inbox" and inbox.dialect.name == "sqlite" else timedelta(days=7)
+    return SqlClaimSweep(open_state(settings), inbox, claims=segments.claims, drop=segments.drop, min_age=age)
 
 
 def troubles(settings: Settings, *, name: str) -> "SqlTroubles":

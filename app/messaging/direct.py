@@ -9,6 +9,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from app.domain.errors import BadRequest, Overloaded, Unavailable
 from app.domain.ids import utc_now
@@ -42,7 +43,8 @@ class DirectInbox:
         future: asyncio.Future[list[Receipt]] = loop.create_future()
 
         def answer(result: list[Receipt] | Exception) -> None:
-            loop.call_soon_threadsafe(_resolve, future, result)
+            with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+                loop.call_soon_threadsafe(_resolve, future, result)
 
         self._submit(events, answer)
         return await future

@@ -9,12 +9,12 @@ from app.db.chunks import chunked
 from app.db.engine import reading
 from app.db.tables import inbox, segments
 
-COMMIT = timedelta(minutes=1)
-"""An event is committed at most so long after its payload was deposited."""
-
 
 class SqlClaimSweep:
-    """Drops orphaned claims: nobody would find the text in them again when its person asks to be forgotten."""
+    """Drops orphaned claims: nobody would find the text in them again when its person asks to be forgotten.
+
+    `min_age`: an event is committed at most so long after its payload was deposited. What was committed later finds no payload.
+    """
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class SqlClaimSweep:
 
     def sweep(self, now: datetime) -> int:
         """Drop claims whose event, had it been committed, would be applied by now; returns how many."""
-        orphans = self._unknown(self._claims(min(now - self._min_age, self._pending_since(now) - COMMIT)))
+        orphans = self._unknown(self._claims(min(now, self._pending_since(now)) - self._min_age))
         for name in orphans:
             self._drop(name)
         return len(orphans)

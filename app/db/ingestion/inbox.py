@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -79,7 +80,8 @@ class SqlInbox:
         future: asyncio.Future[list[Receipt]] = loop.create_future()
 
         def answer(result: list[Receipt] | BaseException) -> None:
-            loop.call_soon_threadsafe(_resolve, future, result)
+            with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+                loop.call_soon_threadsafe(_resolve, future, result)
 
         self._submit(events, answer)
         return await future

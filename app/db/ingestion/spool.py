@@ -20,6 +20,7 @@ import uuid
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -41,6 +42,8 @@ SENDING_S = 15.0
 ORPHANS_EVERY_S = 10.0
 MAX_BYTES = 1024**3
 """Some hundred thousand turns; what does not fit is refused as it is without a spool."""
+FILE_BYTES = 8 * 1024**2
+"""What has more is followed by another file: each is read into memory whole, and fits into what an inbox has in flight."""
 BATCH = 200
 _HEAD = struct.Struct("<II")
 """Length and CRC-32 before each event: what a power cut left half-written is no event, and nobody was told that it is kept."""
@@ -80,14 +83,10 @@ class Spool:
             if self.held_bytes + len(data) > self._max_bytes:
                 raise Overloaded(f"{self.held_bytes} bytes wait for the database on this machine's disk already", retry_after_s=5.0)
             try:
-                file = self._open = self._open or self._begun()
-                file.handle.write(data)
-                file.handle.flush()
-                os.fsync(file.handle.fileno())
+                self._write(data)
             except OSError as error:
-                self._shut()  # nobody knows what of it is on the disk, so nothing is written behind it
+                self._cut()
                 raise Unavailable(f"the database is away and the disk takes nothing ({error}): check both, then send again") from error
-            file.bytes += len(data)
 
     def oldest(self) -> tuple[Path, list[CloudEvent]] | None:
         """The oldest file and its events; what is put from now on goes into another one. None where nothing waits."""
@@ -101,9 +100,8 @@ class Spool:
         """The events of the file are in the inbox: it goes."""
         with self._lock:
             for file in [file for file in self._full if file.path == path]:
-                path.unlink()
-                file.handle.close()
                 self._full.remove(file)
+                _remove(file)
         sync(self._folder)
 
     def adopt(self) -> None:
@@ -122,17 +120,46 @@ class Spool:
                 file.handle.close()
             self._full.clear()
 
-    def _begun(self) -> _File:
-        path = self._folder / f"{time.time_ns():020d}-{uuid.uuid4().hex}.events"
-        handle = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        sync(self._folder)
-        return _File(path, handle, 0)
+    def _write(self, data: bytes) -> None:
+        if self._open is None:
+            path = self._folder / f"{time.time_ns():020d}-{uuid.uuid4().hex}.events"
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            self._open = _File(path, os.fdopen(descriptor, "wb", buffering=0), 0)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            sync(self._folder)
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._open.handle.fileno(), rest) :]
+        os.fsync(self._open.handle.fileno())
+        self._open.bytes += len(data)
+        if self._open.bytes >= FILE_BYTES:
+            self._shut()
+
+    def _cut(self) -> None:
+        """Nobody knows what of the last write is on the disk, so it goes, and nothing is written behind it."""
+        file, self._open = self._open, None
+        if file is None:
+            return
+        if file.bytes:
+            self._full.append(file)
+        with suppress(OSError):  # where even this fails, the checksums tell where the whole events end
+            if file.bytes:
+                os.ftruncate(file.handle.fileno(), file.bytes)
+            else:
+                _remove(file)
 
     def _shut(self) -> None:
         if self._open is not None:
             self._full.append(self._open)
             self._open = None
+
+
+def _remove(file: _File) -> None:
+    """Under its lock: whoever locks it next sees that it is gone."""
+    try:
+        file.path.unlink(missing_ok=True)
+    finally:
+        file.handle.close()
 
 
 def _locked(path: Path) -> BinaryIO | None:
@@ -187,7 +214,7 @@ class SpooledInbox:
 
     async def append(self, events: Sequence[CloudEvent]) -> list[Receipt]:
         """Commit the events to the inbox, or keep them here for it. Raises `Overloaded` where either is full, `Unavailable`."""
-        if not self._away:
+        if not self._away or not self._spool.held_bytes:  # with nothing to send, nobody but us finds out that it is back
             try:
                 async with asyncio.timeout(self._patience_s):
                     return await self._inbox.append(events)
@@ -211,13 +238,14 @@ class SpooledInbox:
 
     def _send_forever(self) -> None:
         looked_at = float("-inf")
-        while not self._stop.is_set():
-            if time.monotonic() - looked_at > ORPHANS_EVERY_S:
-                looked_at = time.monotonic()
-                self._quietly(self._spool.adopt)
-            if self._spool.held_bytes:
-                self._quietly(self._send)
-            self._stop.wait(self._retry_s)
+        with asyncio.Runner() as runner:  # one for all tries: a commit that is late answers a loop that is still there
+            while not self._stop.is_set():
+                if time.monotonic() - looked_at > ORPHANS_EVERY_S:
+                    looked_at = time.monotonic()
+                    self._quietly(self._spool.adopt)
+                if self._spool.held_bytes:
+                    self._quietly(lambda: self._send(runner))
+                self._stop.wait(self._retry_s)
 
     def _quietly(self, work: Callable[[], None]) -> None:
         """One try; whatever it fails with, there is a next one, and the events stay where they are."""
@@ -226,12 +254,12 @@ class SpooledInbox:
         except Exception as error:  # noqa: BLE001 - a disk or a database that fails now may not in a moment
             log.warning("event=spool_waits error=%s: %s", type(error).__name__, error)
 
-    def _send(self) -> None:
+    def _send(self, runner: asyncio.Runner) -> None:
         """Every file into the inbox. Raises `Unavailable`, `TimeoutError` while it is away still."""
         while (waiting := self._spool.oldest()) is not None:
             path, events = waiting
             for start in range(0, len(events), BATCH):
-                asyncio.run(self._reach(events[start : start + BATCH]))
+                runner.run(self._reach(events[start : start + BATCH]))
             self._spool.done(path)
             self._away = False  # what comes now goes there by itself, and the rest of what waited beside it
             log.info("event=spool_sent count=%d", len(events))

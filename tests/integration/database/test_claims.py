@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, select, update
 
+from app import wiring
 from app.db.counters import read_counts
 from app.db.engine import open_engine, reading, writing
 from app.db.ingestion.claims import SqlClaimSweep
@@ -17,6 +18,7 @@ from app.db.tables import inbox, segments, turns
 from app.domain.learning.batches import payload_of, without_payload
 from app.domain.telemetry.streams import EffectBatch, JoinRules
 from app.domain.telemetry.turns import TurnServed
+from app.settings import from_environment
 from app.trajectories.segments import ParquetSegments
 from tests.fakes.served import applied, at, erasure, event_of, turn
 
@@ -103,3 +105,27 @@ def test_orphaned_claims_are_dropped_and_those_on_their_way_or_in_use_stay(bench
     bench.apply(waiting)
     assert sweep(now + timedelta(hours=2)) == 1
     assert [bool(turn.payload and bench.files.holds(turn.payload)) for turn in (used, waiting, orphan)] == [True, True, False]
+
+
+def test_the_payload_of_a_turn_that_came_days_later_stays_while_its_event_waits_to_be_applied(bench: Bench) -> None:
+    late, week = bench.claimed("late"), timedelta(days=7)
+    now = datetime.now(UTC)
+    door = SqlInbox(bench.engine, clock=lambda: now + timedelta(days=3), free_bytes=lambda: 1 << 40)
+    door.append_blocking([event_of(late)])
+    door.close()
+    sweep = SqlClaimSweep(bench.engine, bench.engine, claims=bench.files.claims, drop=bench.files.drop, min_age=week).sweep
+    assert sweep(now + 2 * week) == 0
+    assert bench.apply(late) == 1
+    assert late.payload
+    assert bench.located() == {"late": late.payload.segment}
+
+
+def test_a_large_turn_s_payload_stays_for_a_week_in_which_its_event_may_lie_in_a_spool(tmp_path: Path, postgres_url: str) -> None:
+    settings = from_environment({"RATCHET_DATA": str(tmp_path), "RATCHET_DATABASE_URL": postgres_url})
+    files, claims, now = wiring.trajectories(settings), wiring.claim_sweep(settings), datetime.now(UTC)
+    claim = files.deposit(payload_of(turn("large")))
+    assert claims.sweep(now + timedelta(days=6)) == 0
+    assert files.holds(claim)
+    assert claims.sweep(now + timedelta(days=8)) == 1
+    for opened in (claims._state, claims._inbox):
+        opened.dispose()

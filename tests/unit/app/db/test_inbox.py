@@ -133,3 +133,11 @@ def test_a_caller_that_went_away_harms_nobody(sqlite_engine: Engine) -> None:
 
     assert asyncio.run(scenario()) == [Receipt.ACCEPTED]
     inbox.close()
+
+
+def test_an_answer_to_a_loop_that_is_closed_by_then_harms_nobody(sqlite_engine: Engine) -> None:
+    inbox = SqlInbox(sqlite_engine)
+    with sqlite_engine.begin(), pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(inbox.append([event("1")]), 0.05))
+    assert inbox.append_blocking([event("2")], timeout_s=5) == [Receipt.ACCEPTED]
+    inbox.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,10 +14,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Engine
 
+from app.db.ingestion.inbox import SqlInbox
 from app.db.ingestion.spool import Spool, SpooledInbox
 from app.domain.errors import Overloaded, Unavailable
-from app.domain.ports import Receipt
+from app.domain.ports import Inbox, Receipt
 from app.domain.telemetry.events import CloudEvent, EventType
 from tests.fakes.inbox import MemoryInbox
 
@@ -50,7 +53,7 @@ class Moody(MemoryInbox):
 
 
 @contextmanager
-def spooled(inbox: MemoryInbox, folder: Path, **options: float) -> Iterator[SpooledInbox]:
+def spooled(inbox: Inbox, folder: Path, **options: float) -> Iterator[SpooledInbox]:
     opened = SpooledInbox(inbox, Spool(folder), **({"patience_s": 0.1, "retry_s": 0.02, "sending_s": 0.5} | options))
     try:
         yield opened
@@ -107,6 +110,17 @@ def test_an_event_that_reached_a_silent_inbox_after_all_is_there_once(tmp_path: 
     assert inbox.ids == ["1"]
 
 
+def test_a_commit_later_than_the_sender_s_patience_is_the_end_of_the_outage(tmp_path: Path, sqlite_engine: Engine) -> None:
+    inbox = SqlInbox(sqlite_engine, free_bytes=lambda: 1 << 40)
+    with spooled(inbox, tmp_path, sending_s=0.2) as door:
+        with sqlite_engine.begin():
+            asyncio.run(door.append([event("1")]))
+            time.sleep(0.5)
+        assert inbox.append_blocking([event("2")], timeout_s=5) == [Receipt.ACCEPTED]
+        until(lambda: door.held_bytes == 0)
+    inbox.close()
+
+
 def test_an_inbox_that_is_full_is_heard(tmp_path: Path) -> None:
     inbox = Moody()
     inbox.refusing = True
@@ -123,6 +137,73 @@ def test_a_disk_without_room_refuses_and_keeps_what_it_has(tmp_path: Path) -> No
     waiting = spool.oldest()
     assert waiting is not None
     assert [kept.id for kept in waiting[1]] == ["1"]
+    spool.close()
+
+
+@contextmanager
+def disk_full(*, from_byte: int = 0) -> Iterator[None]:
+    """No file grows beyond so many bytes: files can be made, and what is written into them is refused by the system."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (from_byte, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_that_takes_nothing_is_no_reason_to_refuse_once_the_inbox_is_back(tmp_path: Path) -> None:
+    inbox = Moody()
+    inbox.mood = "away"
+    with spooled(inbox, tmp_path) as door, disk_full():
+        for number in range(3):
+            with pytest.raises(Unavailable, match="the disk takes nothing"):
+                asyncio.run(door.append([event(f"{number}")]))
+        inbox.mood = "well"
+        assert asyncio.run(door.append([event("3")])) == [Receipt.ACCEPTED]
+    assert inbox.ids == ["3"]
+
+
+def test_a_disk_that_takes_nothing_is_left_no_files_and_none_stay_open(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    opened = len(os.listdir("/proc/self/fd"))
+    with disk_full():
+        for _ in range(3):
+            with pytest.raises(Unavailable, match="the disk takes nothing"):
+                spool.put([event("1")])
+    assert list(tmp_path.iterdir()) == []
+    assert len(os.listdir("/proc/self/fd")) == opened
+    spool.close()
+
+
+def test_a_disk_that_filled_up_keeps_whole_events_only_and_what_comes_later_is_sent_too(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    spool.put([event("1")])
+    with disk_full(from_byte=spool.held_bytes + 100):
+        with pytest.raises(Unavailable, match="the disk takes nothing"):
+            spool.put([event("2", b"x" * 1_000)])
+        waiting = spool.oldest()
+        assert waiting is not None
+        assert [kept.id for kept in waiting[1]] == ["1"]
+        half_written = waiting[0].stat().st_size - spool.held_bytes
+        spool.done(waiting[0])
+    spool.put([event("3")])
+    waiting = spool.oldest()
+    assert waiting is not None
+    assert [kept.id for kept in waiting[1]] == ["3"]
+    spool.done(waiting[0])
+    assert list(tmp_path.iterdir()) == []
+    assert half_written == 0
+    spool.close()
+
+
+def test_of_a_long_outage_a_few_megabytes_at_a_time_are_read_into_memory(tmp_path: Path) -> None:
+    spool, ids = Spool(tmp_path), list[list[str]]()
+    for number in range(10):
+        spool.put([event(f"{number}", b"x" * 2 * 1024**2)])
+    while (waiting := spool.oldest()) is not None:
+        ids.append([kept.id for kept in waiting[1]])
+        spool.done(waiting[0])
+    assert ids == [["0", "1", "2", "3"], ["4", "5", "6", "7"], ["8", "9"]]
     spool.close()
 
 

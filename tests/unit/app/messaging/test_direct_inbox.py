@@ -177,6 +177,14 @@ def test_an_answer_nobody_waits_for_any_more_harms_nobody(inbox: DirectInbox, si
     assert asyncio.run(story()) == [Receipt.ACCEPTED]
 
 
+def test_an_answer_to_a_loop_that_is_closed_by_then_harms_nobody(inbox: DirectInbox, sink: ObedientSink) -> None:
+    sink.open.clear()
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(inbox.append([event("a")]), 0.02))
+    sink.open.set()
+    assert asyncio.run(asyncio.wait_for(inbox.append([event("b")]), 5)) == [Receipt.ACCEPTED]
+
+
 def test_without_another_bound_thirty_two_mebibytes_are_in_flight(sink: ObedientSink) -> None:
     inbox = DirectInbox(sink, clock=lambda: NOON)
     half = event("a", size=16 * 1024 * 1024 - 300)
