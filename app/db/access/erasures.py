@@ -44,8 +44,9 @@ from app.db.tables import (
 )
 from app.db.tables import erasures as erasures_table
 from app.domain.errors import Unavailable
-from app.domain.telemetry.events import Erasure, EventType, Topic
-from app.domain.telemetry.streams import ErasureReport, SegmentFiles
+from app.domain.telemetry.events import GATEWAY, Erasure, EventType, Exposure, Observation, Topic
+from app.domain.telemetry.streams import AppliedEvent, ErasureReport, SegmentFiles
+from app.domain.telemetry.turns import TurnServed
 
 FULL = text("length(payload) > 0")
 """As the indexes over rows with a payload say it."""
@@ -123,6 +124,23 @@ def erased_at(connection: Connection, actors: Iterable[str]) -> dict[str, dateti
         statement = select(erasures_table.c.actor, erasures_table.c.erased_at).where(erasures_table.c.actor.in_(chunk))
         found |= {row.actor: row.erased_at for row in connection.execute(statement)}
     return found
+
+
+def tells_of_before(event: AppliedEvent, erased: datetime) -> bool:
+    """Whether an event is from before its person was erased: by its receipt, or by what a gateway says, whose disk may have kept it.
+
+    The times of all other sources are their clients' to choose, so they make nothing older than its receipt.
+    """
+    said = [event.received_at]
+    if event.source == GATEWAY:
+        match event.effect:
+            case TurnServed():
+                said.append(event.effect.finished_at)
+            case Exposure() | Observation():
+                said.append(event.effect.occurred_at)
+            case _:
+                pass
+    return min(said) <= erased
 
 
 class Erased(NamedTuple):
