@@ -9,7 +9,8 @@ What stays: that turns were served (empty shells, so that counts add up), that b
 without which a replay would bring the rest back. It costs what the person has, not what the tables have.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -166,7 +167,7 @@ def erase_actor(connection: Connection, erasure: Erasure, *, now: datetime, inbo
         labels=_erase_labels(connection, actor, ids),
         exposures=connection.execute(delete(exposures).where(exposures.c.actor == actor)).rowcount,
         inbox_payloads=inbox_payloads,
-        dead_letters=_erase_letters(connection, {actor, *ids}),
+        dead_letters=_erase_letters(connection, {actor, *ids, *episodes}),
         segments=len(held),
         trained_versions=tuple(trained),
         already_erased=bool(before),
@@ -278,14 +279,14 @@ def _erase_labels(connection: Connection, actor: str, ids: Sequence[str]) -> int
     return len(gone)
 
 
-def _erase_letters(connection: Connection, words: set[str]) -> int:
-    """Dead letters that name the actor or one of their turns, and what was sent of them to their topic."""
-    wanted, last, erased = {word.encode() for word in words}, 0, 0
+def _erase_letters(connection: Connection, names: set[str]) -> int:
+    """Dead letters that name the actor, one of their turns or their episodes, and what was sent of them to their topic."""
+    wanted, last, erased = _in_words(names), 0, 0
     d = dead_letters.c
     letters = select(d.id, d.topic, d.partition, d.offset, d.payload).order_by(d.id).limit(PAGE)
     while page := connection.execute(letters.where(d.id > last)).all():
         last = page[-1].id
-        mine = [row for row in page if not wanted.isdisjoint(row.payload.translate(_APART).split())]
+        mine = [row for row in page if _has_one_of(row.payload, wanted)]
         if mine:
             connection.execute(delete(dead_letters).where(one_of(connection, d.id, [row.id for row in mine])))
             erased += len(mine)
@@ -295,6 +296,24 @@ def _erase_letters(connection: Connection, words: set[str]) -> int:
 
 _APART = bytes.maketrans(b"\"'\\,:{}[]", b" " * 9)
 """JSON's punctuation as blanks: what is left are words, and cutting at blanks is what Python does fastest."""
+
+
+def _in_words(names: Iterable[str]) -> dict[int, set[bytes]]:
+    """The names as payloads have them, cut like these, by how many words they are: an id may have blanks and punctuation in it."""
+    by_size: dict[int, set[bytes]] = {}
+    for name in names:
+        for written in (name, json.dumps(name), json.dumps(name, ensure_ascii=False)):
+            words = written.encode().translate(_APART).split()
+            by_size.setdefault(len(words), set()).add(b" ".join(words))
+    return by_size
+
+
+def _has_one_of(payload: bytes, wanted: Mapping[int, set[bytes]]) -> bool:
+    words = payload.translate(_APART).split()
+    return any(
+        not names.isdisjoint(words if size == 1 else map(b" ".join, zip(*(words[n:] for n in range(size)), strict=False)))
+        for size, names in wanted.items()
+    )
 
 
 def _erase_outbox(connection: Connection, keys: Sequence[str]) -> None:

@@ -1,7 +1,9 @@
 """What forgetting somebody counts, says and leaves behind, thing by thing; on SQLite alone."""
 
+import json
 from typing import Any
 
+import msgspec
 import pytest
 from sqlalchemy import Engine, insert, update
 
@@ -175,3 +177,28 @@ def test_what_was_said_about_an_episode_stays_while_another_turn_of_it_does(plac
     announce(place.engine, erasure("alice"))
     place.apply(turn("late", episode="e"), received=50, now=120)
     assert place.rows(observations.c.id) == [("said",)]
+
+
+def test_letters_about_the_persons_episodes_go_with_their_copies(place: Place) -> None:
+    place.apply(turn("a", episode="chat-1"), turn("b", episode="chat-2", actor="bob"))
+    buried(place, letter(1, b'{"episode_id":"chat-1","value":"words"}'), letter(2, b'{"episode_id":"chat-2","value":"words"}'))
+    copies = [
+        {"event_id": key, "topic": "ratchet.dead-letters", "key": key, "type": "x", "payload": b"words", "created_at": at(0)}
+        for key in ("t:0:1", "t:0:2")
+    ]
+    with writing(place.engine) as connection:
+        connection.execute(insert(outbox), copies)
+    assert place.erase("alice").dead_letters == 1
+    assert place.rows(dead_letters.c.offset) == [(2,)]
+    assert [row.key for row in place.rows(outbox.c.key, outbox.c.payload) if row.payload] == ["t:0:2"]
+
+
+@pytest.mark.parametrize("id_", ["run:42", "chat 42", "langfuse:trace/7", 'a"b', "zoë", "tab\tbed"])
+def test_letters_about_turns_are_found_whatever_their_ids_are_made_of(place: Place, id_: str) -> None:
+    place.apply(turn(id_))
+    told = {"inference_id": id_, "value": "words"}
+    others = [b'{"inference_id": "42"}', b'{"inference_id": "run", "of": "7"}', b'{"chat": "x", "id": "42 run"}']
+    letters = [json.dumps(told).encode(), msgspec.json.encode(told), *others]
+    buried(place, *(letter(number, payload) for number, payload in enumerate(letters)))
+    assert place.erase("alice").dead_letters == 2
+    assert sorted(row.payload for row in place.rows(dead_letters.c.payload)) == sorted(others)
