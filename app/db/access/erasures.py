@@ -18,7 +18,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, LargeBinary, cast, del
 
 from app.db import locks
 from app.db.chunks import chunked, one_of, pair_of
-from app.db.engine import insert_or_ignore, reading, writing
+from app.db.engine import BUSY_TIMEOUT_MS, insert_or_ignore, reading, writing
 from app.db.ingestion import segment_rows
 from app.db.ingestion.turn_counts import count_labelled
 from app.db.ingestion.turns import SHELL
@@ -52,6 +52,8 @@ from app.domain.telemetry.turns import TurnServed
 FULL = text("length(payload) > 0")
 """As the indexes over rows with a payload say it."""
 PAGE = 500
+READERS_S = 5.0
+"""A page reads for milliseconds; what takes longer is an export or a backup, which no erasure outwaits."""
 
 
 class SqlEraser:
@@ -59,18 +61,21 @@ class SqlEraser:
 
     def __init__(
         self, state: Engine, inbox_engine: Engine, *, segments: SegmentFiles,
-        note: Callable[[str, datetime], None] = lambda actor, moment: None,
+        note: Callable[[str, datetime], None] = lambda actor, moment: None, patience_s: float = READERS_S,
     ) -> None:  # fmt: skip
+        """`patience_s`: how long the readers of a SQLite file are waited for, before its log is left to another attempt."""
         self._state = state
         self._inbox = inbox_engine
         self._segments = segments
         self._note = note
         """Leaves word beside the segments, which a restored database does not take back."""
+        self._patience_s = patience_s
 
     def erase(self, erasure: Erasure, *, now: datetime) -> ErasureReport:
         """Erase; a second call removes what came since, usually nothing. The bytes are gone from the files as well (SQLite).
 
-        Raises `Unavailable` where the files cannot be reached: then the rows are gone, and a second call or the upkeep does the rest.
+        Raises `Unavailable` where the files cannot be reached: then the rows are gone, and a second call or the upkeep does the rest. And
+        where somebody reads a SQLite file all the while: then its log still has the words, and a second call empties it.
         """
         self._note(erasure.actor, erasure.occurred_at)
         announce(self._state, erasure)
@@ -85,8 +90,7 @@ class SqlEraser:
             return report
 
         report = locks.settled(self._state, forget)
-        for engine in {self._state, self._inbox}:
-            _empty_log(engine)
+        kept = [engine for engine in {self._state, self._inbox} if not _empty_log(engine, self._patience_s)]
         try:  # all that is owed: what was merged or is old and still lies there holds their words too
             segment_rows.tidy(self._state, self._segments, now=now)
         except OSError as error:
@@ -94,6 +98,11 @@ class SqlEraser:
                 f"the rows are erased, and the store of the segments does not take the rest ({error}): check its space and its address, "
                 "and erase again; `ratchet loop` does so by itself"
             ) from error
+        if kept:
+            raise Unavailable(
+                f"the rows are erased, and their words are still in {kept[0].url.database}-wal, because somebody reads the database: "
+                "let exports, backups and long pages end, and erase again"
+            )
         return report
 
 
@@ -107,13 +116,22 @@ def announce(engine: Engine, erasure: Erasure) -> None:
         connection.execute(update(erasures_table).where(earlier).values(erased_at=erasure.occurred_at))
 
 
-def _empty_log(engine: Engine) -> None:
-    """SQLite overwrites what is deleted (`secure_delete`), and keeps it in the write-ahead log until that is emptied."""
+def _empty_log(engine: Engine, patience_s: float) -> bool:
+    """SQLite overwrites what is deleted (`secure_delete`), and keeps it in the write-ahead log until that is emptied.
+
+    Whether it is: it cannot be while somebody reads what it holds. Writers wait as long as readers are waited for.
+    """
     if engine.dialect.name != "sqlite":
-        return
+        return True
     raw = engine.raw_connection()
     try:
-        raw.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        cursor = raw.cursor()
+        cursor.execute(f"PRAGMA busy_timeout={round(patience_s * 1000)}")
+        try:
+            busy, *_ = cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        finally:
+            cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+        return not busy
     finally:
         raw.close()
 

@@ -1,11 +1,12 @@
 """What forgetting somebody counts, says and leaves behind, thing by thing; on SQLite alone."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from sqlalchemy import Engine, insert, update
+from sqlalchemy import Engine, insert, select, update
 
 from app.db.access.erasures import PAGE, SqlEraser, announce, erased_at
 from app.db.engine import reading, writing
@@ -26,6 +27,7 @@ from app.db.tables import (
     versions,
 )
 from app.db.tables import erasures as erasures_table
+from app.domain.errors import Unavailable
 from tests.fakes.served import at, erasure, event_of, exposure, observation, turn
 from tests.integration.database.test_erasing import Place
 
@@ -202,3 +204,22 @@ def test_letters_about_turns_are_found_whatever_their_ids_are_made_of(place: Pla
     buried(place, *(letter(number, payload) for number, payload in enumerate(letters)))
     assert place.erase("alice").dead_letters == 2
     assert sorted(row.payload for row in place.rows(dead_letters.c.payload)) == sorted(others)
+
+
+def bytes_with(place: Place, words: bytes) -> int:
+    """How often the database's files have these words."""
+    file = Path(place.engine.url.database or "")
+    return sum(path.read_bytes().count(words) for path in file.parent.glob(f"{file.name}*"))
+
+
+def test_words_that_a_reader_keeps_in_the_log_are_told_and_gone_after_another_attempt(place: Place) -> None:
+    place.apply(turn("a", completion="VERYSECRET"))
+    eraser = SqlEraser(place.engine, place.engine, segments=place.segments, patience_s=0.05)
+    with reading(place.engine) as connection:
+        assert connection.execute(select(turns.c.inference_id)).all() == [("a",)]
+        with pytest.raises(Unavailable, match=r"the rows are erased, .*somebody reads .*erase again"):
+            eraser.erase(erasure("alice"), now=at(100))
+    assert place.words() == set()
+    assert bytes_with(place, b"VERYSECRET")
+    assert eraser.erase(erasure("alice"), now=at(101)).already_erased
+    assert not bytes_with(place, b"VERYSECRET")
