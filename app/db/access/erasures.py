@@ -10,7 +10,7 @@ without which a replay would bring the rest back. It costs what the person has, 
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from app.db.chunks import chunked, one_of, pair_of
 from app.db.engine import BUSY_TIMEOUT_MS, insert_or_ignore, reading, writing
 from app.db.ingestion import segment_rows
 from app.db.ingestion.turn_counts import count_labelled
-from app.db.ingestion.turns import SHELL
+from app.db.ingestion.turns import SHELL, lock_turns, note_evidence
 from app.db.ingestion.words import forget_words
 from app.db.learning.readings import forget_readings
 from app.db.learning.rollups import COLUMNS, add_up
@@ -177,11 +177,12 @@ def erase_actor(connection: Connection, erasure: Erasure, *, now: datetime, inbo
     ids, episodes = [row.inference_id for row in own], sorted({row.episode_id for row in own})
     before: dict[str, Any] = connection.execute(select(erasures_table.c.report).where(erasures_table.c.actor == actor)).scalar() or {}
     held = frozenset(row.payload_segment for row in own if row.payload_segment)
+    said = _erase_observations(connection, actor, ids, episodes)
     trained = sorted(set(before.get("trained_versions", [])) | _trained_versions(connection, actor, ids))
     report = ErasureReport(
         actor=actor,
         turns=len(ids),
-        observations=_erase_observations(connection, actor, ids, episodes),
+        observations=len(said),
         labels=_erase_labels(connection, actor, ids),
         exposures=connection.execute(delete(exposures).where(exposures.c.actor == actor)).rowcount,
         inbox_payloads=inbox_payloads,
@@ -193,6 +194,7 @@ def erase_actor(connection: Connection, erasure: Erasure, *, now: datetime, inbo
     connection.execute(delete(blind_pairs).where(blind_pairs.c.cluster == actor))
     connection.execute(delete(holdout_people).where(holdout_people.c.person == actor))
     _erase_outbox(connection, [*ids, *episodes])
+    note_evidence(connection, _others_about(connection, said, ids))
     _empty_turns(connection, ids, now)
     segment_rows.leave_out(connection, held)
     _tombstones(connection, ids, episodes, now)
@@ -201,10 +203,14 @@ def erase_actor(connection: Connection, erasure: Erasure, *, now: datetime, inbo
 
 
 def _lock_turns(connection: Connection, actor: str) -> Sequence[Any]:
-    """The person's turns. Nobody cuts a batch from them, labels them or joins anything to them before this transaction ends."""
+    """The person's turns; locked with those of others that they spoke about. Nobody cuts a batch from the person's, labels them or joins
+    anything to them before this transaction ends."""
     mine = turns.c.actor == actor
     for policy in sorted(connection.execute(select(turns.c.policy).where(mine).distinct()).scalars()):
         locks.hold(connection, locks.batches_of(policy))
+    own = connection.execute(select(turns.c.inference_id, turns.c.episode_id).where(mine)).all()
+    about = connection.execute(select(observations.c.inference_id, observations.c.episode_id).where(observations.c.actor == actor)).all()
+    lock_turns(connection, {id_ for id_, _ in (*own, *about) if id_}, {episode for _, episode in (*own, *about) if episode})
     wanted = select(turns.c.inference_id, turns.c.episode_id, turns.c.payload_segment).where(mine)
     return connection.execute(wanted.order_by(turns.c.inference_id).with_for_update()).all()
 
@@ -274,14 +280,23 @@ def _trained_versions(connection: Connection, actor: str, ids: Sequence[str]) ->
     return found
 
 
-def _erase_observations(connection: Connection, actor: str, ids: Sequence[str], episodes: Sequence[str]) -> int:
+def _erase_observations(connection: Connection, actor: str, ids: Sequence[str], episodes: Sequence[str]) -> Sequence[Any]:
+    """What the person said and what others said about them: what each was about."""
     o = observations.c
-    erased = connection.execute(delete(observations).where(o.actor == actor)).rowcount
+    about = o.inference_id, o.episode_id
+    erased: list[Any] = list(connection.execute(delete(observations).where(o.actor == actor).returning(*about)))
     for chunk in chunked(ids):
-        erased += connection.execute(delete(observations).where(o.inference_id.in_(chunk))).rowcount
+        erased += connection.execute(delete(observations).where(o.inference_id.in_(chunk)).returning(*about))
     for chunk in chunked(episodes):
-        erased += connection.execute(delete(observations).where(o.episode_id.in_(chunk))).rowcount
+        erased += connection.execute(delete(observations).where(o.episode_id.in_(chunk)).returning(*about))
     return erased
+
+
+def _others_about(connection: Connection, said: Sequence[Any], own: Collection[str]) -> set[str]:
+    """Turns of others that this was said about: their labels are to be made without it."""
+    named = one_of(connection, turns.c.inference_id, {row.inference_id for row in said if row.inference_id})
+    within = one_of(connection, turns.c.episode_id, {row.episode_id for row in said if row.episode_id})
+    return set(connection.execute(select(turns.c.inference_id).where(named | within, turns.c.erased_at.is_(None))).scalars()) - set(own)
 
 
 def _erase_labels(connection: Connection, actor: str, ids: Sequence[str]) -> int:
