@@ -234,7 +234,8 @@ def belongings(connection: Connection, actor: str) -> Belongings:
 
 
 def scrub_inbox(connection: Connection, actor: str, mine: Belongings) -> int:
-    """Empty the payloads of everything in the inbox database that names the actor or belongs to their turns; identities stay.
+    """Empty the payloads of everything in the inbox database that names the actor or belongs to their turns; identities stay, and the
+    erasures, by which whoever replays the events forgets the person too.
 
     What was applied is found by its key or identity; of what was not yet, every payload is looked into.
     """
@@ -252,7 +253,7 @@ def scrub_inbox(connection: Connection, actor: str, mine: Belongings) -> int:
 
 
 def _empty(connection: Connection, which: ColumnElement[bool]) -> int:
-    return connection.execute(update(inbox).where(which, FULL).values(payload=b"")).rowcount
+    return connection.execute(update(inbox).where(which, FULL, inbox.c.type != EventType.ERASURE).values(payload=b"")).rowcount
 
 
 def contains(connection: Connection, column: ColumnElement[Any], text: str) -> ColumnElement[bool]:

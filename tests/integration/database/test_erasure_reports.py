@@ -223,3 +223,15 @@ def test_words_that_a_reader_keeps_in_the_log_are_told_and_gone_after_another_at
     assert bytes_with(place, b"VERYSECRET")
     assert eraser.erase(erasure("alice"), now=at(101)).already_erased
     assert not bytes_with(place, b"VERYSECRET")
+
+
+def test_the_erasure_s_own_event_stays_whole_for_whoever_replays_the_events(place: Place) -> None:
+    asked = erasure("alice")
+    door = SqlInbox(place.engine, clock=lambda: at(1))
+    door.append_blocking([event_of(turn("a")), asked.as_event()])
+    door.close()
+    for _ in range(2):
+        SqlEraser(place.engine, place.engine, segments=place.segments).erase(asked, now=at(100))
+    assert [tuple(row) for row in place.rows(inbox.c.type, inbox.c.payload) if row.payload] == [
+        ("ratchet.erasure.v1", asked.as_event().data)
+    ]
