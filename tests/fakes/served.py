@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from app.domain.telemetry.events import CloudEvent, Erasure, EventType, Exposure, Observation, Retraction, payload_hash
+from app.domain.telemetry.events import CloudEvent, Erasure, EventType, Exposure, Observation, Retraction, is_imported, payload_hash
 from app.domain.telemetry.streams import AppliedEvent, Delivery, Effect
 from app.domain.telemetry.turns import FinishReason, SamplingParams, TurnServed, Usage
 
@@ -65,7 +65,8 @@ def event_of(effect: Effect) -> CloudEvent:
     """The event that carries an effect."""
     match effect:
         case TurnServed():
-            id_, source, key = f"turn-{effect.inference_id}", "gateway", effect.episode_id
+            source = effect.source if is_imported(effect.source) else "gateway"
+            id_, key = f"turn-{effect.inference_id}", effect.episode_id
         case Observation():
             id_, source, key = effect.id, effect.source, effect.episode_id or effect.inference_id or ""
         case Retraction():

@@ -9,7 +9,8 @@ What stays: that turns were served (empty shells, so that counts add up), that b
 without which a replay would bring the rest back. It costs what the person has, not what the tables have.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -17,10 +18,10 @@ from sqlalchemy import ColumnElement, Connection, Engine, LargeBinary, cast, del
 
 from app.db import locks
 from app.db.chunks import chunked, one_of, pair_of
-from app.db.engine import insert_or_ignore, reading, writing
+from app.db.engine import BUSY_TIMEOUT_MS, insert_or_ignore, reading, writing
 from app.db.ingestion import segment_rows
 from app.db.ingestion.turn_counts import count_labelled
-from app.db.ingestion.turns import SHELL
+from app.db.ingestion.turns import SHELL, lock_turns, note_evidence
 from app.db.ingestion.words import forget_words
 from app.db.learning.readings import forget_readings
 from app.db.learning.rollups import COLUMNS, add_up
@@ -44,12 +45,15 @@ from app.db.tables import (
 )
 from app.db.tables import erasures as erasures_table
 from app.domain.errors import Unavailable
-from app.domain.telemetry.events import Erasure, EventType, Topic
-from app.domain.telemetry.streams import ErasureReport, SegmentFiles
+from app.domain.telemetry.events import GATEWAY, Erasure, EventType, Exposure, Observation, Topic
+from app.domain.telemetry.streams import AppliedEvent, ErasureReport, SegmentFiles
+from app.domain.telemetry.turns import TurnServed
 
 FULL = text("length(payload) > 0")
 """As the indexes over rows with a payload say it."""
 PAGE = 500
+READERS_S = 5.0
+"""A page reads for milliseconds; what takes longer is an export or a backup, which no erasure outwaits."""
 
 
 class SqlEraser:
@@ -57,18 +61,21 @@ class SqlEraser:
 
     def __init__(
         self, state: Engine, inbox_engine: Engine, *, segments: SegmentFiles,
-        note: Callable[[str, datetime], None] = lambda actor, moment: None,
+        note: Callable[[str, datetime], None] = lambda actor, moment: None, patience_s: float = READERS_S,
     ) -> None:  # fmt: skip
+        """`patience_s`: how long the readers of a SQLite file are waited for, before its log is left to another attempt."""
         self._state = state
         self._inbox = inbox_engine
         self._segments = segments
         self._note = note
         """Leaves word beside the segments, which a restored database does not take back."""
+        self._patience_s = patience_s
 
     def erase(self, erasure: Erasure, *, now: datetime) -> ErasureReport:
         """Erase; a second call removes what came since, usually nothing. The bytes are gone from the files as well (SQLite).
 
-        Raises `Unavailable` where the files cannot be reached: then the rows are gone, and a second call or the upkeep does the rest.
+        Raises `Unavailable` where the files cannot be reached: then the rows are gone, and a second call or the upkeep does the rest. And
+        where somebody reads a SQLite file all the while: then its log still has the words, and a second call empties it.
         """
         self._note(erasure.actor, erasure.occurred_at)
         announce(self._state, erasure)
@@ -83,8 +90,7 @@ class SqlEraser:
             return report
 
         report = locks.settled(self._state, forget)
-        for engine in {self._state, self._inbox}:
-            _empty_log(engine)
+        kept = [engine for engine in {self._state, self._inbox} if not _empty_log(engine, self._patience_s)]
         try:  # all that is owed: what was merged or is old and still lies there holds their words too
             segment_rows.tidy(self._state, self._segments, now=now)
         except OSError as error:
@@ -92,6 +98,11 @@ class SqlEraser:
                 f"the rows are erased, and the store of the segments does not take the rest ({error}): check its space and its address, "
                 "and erase again; `ratchet loop` does so by itself"
             ) from error
+        if kept:
+            raise Unavailable(
+                f"the rows are erased, and their words are still in {kept[0].url.database}-wal, because somebody reads the database: "
+                "let exports, backups and long pages end, and erase again"
+            )
         return report
 
 
@@ -105,13 +116,22 @@ def announce(engine: Engine, erasure: Erasure) -> None:
         connection.execute(update(erasures_table).where(earlier).values(erased_at=erasure.occurred_at))
 
 
-def _empty_log(engine: Engine) -> None:
-    """SQLite overwrites what is deleted (`secure_delete`), and keeps it in the write-ahead log until that is emptied."""
+def _empty_log(engine: Engine, patience_s: float) -> bool:
+    """SQLite overwrites what is deleted (`secure_delete`), and keeps it in the write-ahead log until that is emptied.
+
+    Whether it is: it cannot be while somebody reads what it holds. Writers wait as long as readers are waited for.
+    """
     if engine.dialect.name != "sqlite":
-        return
+        return True
     raw = engine.raw_connection()
     try:
-        raw.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        cursor = raw.cursor()
+        cursor.execute(f"PRAGMA busy_timeout={round(patience_s * 1000)}")
+        try:
+            busy, *_ = cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        finally:
+            cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+        return not busy
     finally:
         raw.close()
 
@@ -123,6 +143,23 @@ def erased_at(connection: Connection, actors: Iterable[str]) -> dict[str, dateti
         statement = select(erasures_table.c.actor, erasures_table.c.erased_at).where(erasures_table.c.actor.in_(chunk))
         found |= {row.actor: row.erased_at for row in connection.execute(statement)}
     return found
+
+
+def tells_of_before(event: AppliedEvent, erased: datetime) -> bool:
+    """Whether an event is from before its person was erased: by its receipt, or by what a gateway says, whose disk may have kept it.
+
+    The times of all other sources are their clients' to choose, so they make nothing older than its receipt.
+    """
+    said = [event.received_at]
+    if event.source == GATEWAY:
+        match event.effect:
+            case TurnServed():
+                said.append(event.effect.finished_at)
+            case Exposure() | Observation():
+                said.append(event.effect.occurred_at)
+            case _:
+                pass
+    return min(said) <= erased
 
 
 class Erased(NamedTuple):
@@ -140,15 +177,16 @@ def erase_actor(connection: Connection, erasure: Erasure, *, now: datetime, inbo
     ids, episodes = [row.inference_id for row in own], sorted({row.episode_id for row in own})
     before: dict[str, Any] = connection.execute(select(erasures_table.c.report).where(erasures_table.c.actor == actor)).scalar() or {}
     held = frozenset(row.payload_segment for row in own if row.payload_segment)
+    said = _erase_observations(connection, actor, ids, episodes)
     trained = sorted(set(before.get("trained_versions", [])) | _trained_versions(connection, actor, ids))
     report = ErasureReport(
         actor=actor,
         turns=len(ids),
-        observations=_erase_observations(connection, actor, ids, episodes),
+        observations=len(said),
         labels=_erase_labels(connection, actor, ids),
         exposures=connection.execute(delete(exposures).where(exposures.c.actor == actor)).rowcount,
         inbox_payloads=inbox_payloads,
-        dead_letters=_erase_letters(connection, {actor, *ids}),
+        dead_letters=_erase_letters(connection, {actor, *ids, *episodes}),
         segments=len(held),
         trained_versions=tuple(trained),
         already_erased=bool(before),
@@ -156,6 +194,7 @@ def erase_actor(connection: Connection, erasure: Erasure, *, now: datetime, inbo
     connection.execute(delete(blind_pairs).where(blind_pairs.c.cluster == actor))
     connection.execute(delete(holdout_people).where(holdout_people.c.person == actor))
     _erase_outbox(connection, [*ids, *episodes])
+    note_evidence(connection, _others_about(connection, said, ids))
     _empty_turns(connection, ids, now)
     segment_rows.leave_out(connection, held)
     _tombstones(connection, ids, episodes, now)
@@ -164,10 +203,14 @@ def erase_actor(connection: Connection, erasure: Erasure, *, now: datetime, inbo
 
 
 def _lock_turns(connection: Connection, actor: str) -> Sequence[Any]:
-    """The person's turns. Nobody cuts a batch from them, labels them or joins anything to them before this transaction ends."""
+    """The person's turns; locked with those of others that they spoke about. Nobody cuts a batch from the person's, labels them or joins
+    anything to them before this transaction ends."""
     mine = turns.c.actor == actor
     for policy in sorted(connection.execute(select(turns.c.policy).where(mine).distinct()).scalars()):
         locks.hold(connection, locks.batches_of(policy))
+    own = connection.execute(select(turns.c.inference_id, turns.c.episode_id).where(mine)).all()
+    about = connection.execute(select(observations.c.inference_id, observations.c.episode_id).where(observations.c.actor == actor)).all()
+    lock_turns(connection, {id_ for id_, _ in (*own, *about) if id_}, {episode for _, episode in (*own, *about) if episode})
     wanted = select(turns.c.inference_id, turns.c.episode_id, turns.c.payload_segment).where(mine)
     return connection.execute(wanted.order_by(turns.c.inference_id).with_for_update()).all()
 
@@ -191,7 +234,8 @@ def belongings(connection: Connection, actor: str) -> Belongings:
 
 
 def scrub_inbox(connection: Connection, actor: str, mine: Belongings) -> int:
-    """Empty the payloads of everything in the inbox database that names the actor or belongs to their turns; identities stay.
+    """Empty the payloads of everything in the inbox database that names the actor or belongs to their turns; identities stay, and the
+    erasures, by which whoever replays the events forgets the person too.
 
     What was applied is found by its key or identity; of what was not yet, every payload is looked into.
     """
@@ -209,7 +253,7 @@ def scrub_inbox(connection: Connection, actor: str, mine: Belongings) -> int:
 
 
 def _empty(connection: Connection, which: ColumnElement[bool]) -> int:
-    return connection.execute(update(inbox).where(which, FULL).values(payload=b"")).rowcount
+    return connection.execute(update(inbox).where(which, FULL, inbox.c.type != EventType.ERASURE).values(payload=b"")).rowcount
 
 
 def contains(connection: Connection, column: ColumnElement[Any], text: str) -> ColumnElement[bool]:
@@ -237,14 +281,23 @@ def _trained_versions(connection: Connection, actor: str, ids: Sequence[str]) ->
     return found
 
 
-def _erase_observations(connection: Connection, actor: str, ids: Sequence[str], episodes: Sequence[str]) -> int:
+def _erase_observations(connection: Connection, actor: str, ids: Sequence[str], episodes: Sequence[str]) -> Sequence[Any]:
+    """What the person said and what others said about them: what each was about."""
     o = observations.c
-    erased = connection.execute(delete(observations).where(o.actor == actor)).rowcount
+    about = o.inference_id, o.episode_id
+    erased: list[Any] = list(connection.execute(delete(observations).where(o.actor == actor).returning(*about)))
     for chunk in chunked(ids):
-        erased += connection.execute(delete(observations).where(o.inference_id.in_(chunk))).rowcount
+        erased += connection.execute(delete(observations).where(o.inference_id.in_(chunk)).returning(*about))
     for chunk in chunked(episodes):
-        erased += connection.execute(delete(observations).where(o.episode_id.in_(chunk))).rowcount
+        erased += connection.execute(delete(observations).where(o.episode_id.in_(chunk)).returning(*about))
     return erased
+
+
+def _others_about(connection: Connection, said: Sequence[Any], own: Collection[str]) -> set[str]:
+    """Turns of others that this was said about: their labels are to be made without it."""
+    named = one_of(connection, turns.c.inference_id, {row.inference_id for row in said if row.inference_id})
+    within = one_of(connection, turns.c.episode_id, {row.episode_id for row in said if row.episode_id})
+    return set(connection.execute(select(turns.c.inference_id).where(named | within, turns.c.erased_at.is_(None))).scalars()) - set(own)
 
 
 def _erase_labels(connection: Connection, actor: str, ids: Sequence[str]) -> int:
@@ -260,14 +313,14 @@ def _erase_labels(connection: Connection, actor: str, ids: Sequence[str]) -> int
     return len(gone)
 
 
-def _erase_letters(connection: Connection, words: set[str]) -> int:
-    """Dead letters that name the actor or one of their turns, and what was sent of them to their topic."""
-    wanted, last, erased = {word.encode() for word in words}, 0, 0
+def _erase_letters(connection: Connection, names: set[str]) -> int:
+    """Dead letters that name the actor, one of their turns or their episodes, and what was sent of them to their topic."""
+    wanted, last, erased = _in_words(names), 0, 0
     d = dead_letters.c
     letters = select(d.id, d.topic, d.partition, d.offset, d.payload).order_by(d.id).limit(PAGE)
     while page := connection.execute(letters.where(d.id > last)).all():
         last = page[-1].id
-        mine = [row for row in page if not wanted.isdisjoint(row.payload.translate(_APART).split())]
+        mine = [row for row in page if _has_one_of(row.payload, wanted)]
         if mine:
             connection.execute(delete(dead_letters).where(one_of(connection, d.id, [row.id for row in mine])))
             erased += len(mine)
@@ -277,6 +330,24 @@ def _erase_letters(connection: Connection, words: set[str]) -> int:
 
 _APART = bytes.maketrans(b"\"'\\,:{}[]", b" " * 9)
 """JSON's punctuation as blanks: what is left are words, and cutting at blanks is what Python does fastest."""
+
+
+def _in_words(names: Iterable[str]) -> dict[int, set[bytes]]:
+    """The names as payloads have them, cut like these, by how many words they are: an id may have blanks and punctuation in it."""
+    by_size: dict[int, set[bytes]] = {}
+    for name in names:
+        for written in (name, json.dumps(name), json.dumps(name, ensure_ascii=False)):
+            words = written.encode().translate(_APART).split()
+            by_size.setdefault(len(words), set()).add(b" ".join(words))
+    return by_size
+
+
+def _has_one_of(payload: bytes, wanted: Mapping[int, set[bytes]]) -> bool:
+    words = payload.translate(_APART).split()
+    return any(
+        not names.isdisjoint(words if size == 1 else map(b" ".join, zip(*(words[n:] for n in range(size)), strict=False)))
+        for size, names in wanted.items()
+    )
 
 
 def _erase_outbox(connection: Connection, keys: Sequence[str]) -> None:

@@ -184,7 +184,7 @@ class SqlEffects:
         kept: list[AppliedEvent] = []
         for event in fresh:
             erased = gone.get(_actor(event) or "")
-            if erased is None or event.received_at > erased or isinstance(event.effect, TurnServed | Erasure):
+            if erased is None or isinstance(event.effect, TurnServed | Erasure) or not erasures.tells_of_before(event, erased):
                 kept.append(event)
             else:
                 counts["", "erased"] += 1
@@ -246,12 +246,12 @@ class _Segment:
 
 
 def _shells(connection: Connection, served: Sequence[tuple[AppliedEvent, TurnServed]]) -> dict[str, datetime]:
-    """Those of the turns whose person was erased after they were accepted, and when."""
+    """Those of the turns whose person was erased after they were served or accepted, and when."""
     gone = erasures.erased_at(connection, {turn.actor for _, turn in served if turn.actor is not None})
     return {
         turn.inference_id: gone[turn.actor]
         for event, turn in served
-        if turn.actor is not None and turn.actor in gone and event.received_at <= gone[turn.actor]
+        if turn.actor is not None and turn.actor in gone and erasures.tells_of_before(event, gone[turn.actor])
     }
 
 

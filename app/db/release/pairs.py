@@ -6,6 +6,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, insert, select
 
+from app.db import locks
+from app.db.access.erasures import erased_at
 from app.db.engine import insert_or_ignore, reading, writing
 from app.db.ingestion.observations import JOINED
 from app.db.tables import blind_pairs, blind_votes, observations
@@ -24,10 +26,13 @@ class SqlPairs:
         self._engine = engine
 
     def keep(self, pairs: Sequence[BlindPair], *, at: datetime) -> None:
-        """Store pairs; those that are there stay as they are."""
-        if pairs:
-            with writing(self._engine) as connection:
-                connection.execute(insert_or_ignore(connection, blind_pairs), [{**vars(pair), "kept_at": at} for pair in pairs])
+        """Store pairs; those that are there stay as they are. None of people who were erased: an examination may have heard them before."""
+        with writing(self._engine) as connection:
+            locks.share(connection, locks.ERASURES)
+            gone = erased_at(connection, {pair.cluster for pair in pairs})
+            rows = [{**vars(pair), "kept_at": at} for pair in pairs if pair.cluster not in gone]
+            if rows:
+                connection.execute(insert_or_ignore(connection, blind_pairs), rows)
 
     def of(self, release_id: str) -> list[BlindPair]:
         """All of a release, by id."""

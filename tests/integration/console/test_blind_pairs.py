@@ -8,14 +8,15 @@ from html import unescape
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, insert, select
 from starlette.testclient import TestClient
 
-from app.db.access.erasures import erase_actor
+from app.db import locks
+from app.db.access.erasures import announce, erase_actor
 from app.db.engine import reading, writing
 from app.db.release.pairs import SqlPairs
 from app.db.release.release_views import SqlReleaseViews
-from app.db.tables import audit, blind_pairs, blind_votes, observations
+from app.db.tables import audit, blind_pairs, blind_votes, erasures, observations
 from app.db.upkeep.past import retire_pairs
 from app.domain.ids import utc_now
 from app.domain.people import Visitor
@@ -248,3 +249,26 @@ def test_a_pair_goes_with_its_person_and_with_its_time_but_the_votes_stay(sqlite
         assert retire_pairs(connection, before=utc_now() + timedelta(days=1), limit=10) == 1
     assert len(votes(sqlite_engine)) == 1
     assert "1 the same, 0 both bad; 1 of 1 pairs" in browser(sqlite_engine).get(f"/console/releases/{RELEASE}").text
+
+
+def test_an_examination_that_goes_on_after_an_erasure_keeps_no_pairs_of_the_person(engine: Engine) -> None:
+    announce(engine, Erasure(id="e", actor="alice", requested_by="user:op", occurred_at=utc_now()))
+    pairs = SqlPairs(engine)
+    pairs.keep([pair(1, cluster="alice"), pair(2, cluster="bob")], at=utc_now())
+    pairs.keep([pair(3, cluster="alice")], at=utc_now())
+    assert [one.id for one in pairs.of(RELEASE)] == ["pair-002"]
+
+
+def test_pairs_wait_for_an_erasure_that_is_being_announced(postgres_engine: Engine) -> None:
+    pairs, erased = SqlPairs(postgres_engine), Erasure(id="e", actor="alice", requested_by="user:op", occurred_at=utc_now())
+    keeping = threading.Thread(target=pairs.keep, args=([pair(1, cluster="alice")],), kwargs={"at": utc_now()})
+    with writing(postgres_engine) as connection:
+        locks.hold(connection, locks.ERASURES)
+        keeping.start()
+        keeping.join(0.3)
+        waited = keeping.is_alive()
+        row = {"actor": "alice", "requested_by": "user:op", "erased_at": erased.occurred_at, "report": {}}
+        connection.execute(insert(erasures), row)
+    keeping.join(300)
+    assert waited
+    assert pairs.of(RELEASE) == []

@@ -15,7 +15,7 @@ from app.db.engine import reading, writing
 from app.db.ingestion.inbox import SqlInbox
 from app.db.ingestion.segment_rows import GIVEN_UP, intend
 from app.db.ingestion.streams import SqlEffects
-from app.db.tables import batch_items, inbox, labels, observations, outbox, segments, turns
+from app.db.tables import batch_items, exposures, inbox, labels, observations, outbox, segments, turns
 from app.domain.errors import Unavailable
 from app.domain.learning.batches import payload_of
 from app.domain.telemetry.events import Erasure
@@ -182,6 +182,25 @@ def test_what_was_accepted_before_the_announcement_and_applied_after_it_is_a_she
     assert place.rows(turns.c.inference_id, turns.c.actor, turns.c.completion) == [("a", None, "")]
     assert place.rows(observations) == []
     assert place.words() == set()
+
+
+def test_what_waited_on_a_gateway_s_disk_while_its_person_was_erased_comes_back_as_a_shell(place: Place) -> None:
+    place.erase("alice", occurred=100)
+    waited = turn("before", finished=99), exposure("before"), turn("at", finished=100), turn("since", finished=101)
+    place.apply(*waited, received=200, now=200)
+    assert place.rows(turns.c.inference_id, turns.c.actor, turns.c.erased_at) == [
+        ("at", None, at(100)), ("before", None, at(100)), ("since", "alice", None),
+    ]  # fmt: skip
+    assert place.words() == {"since"}
+    assert place.rows(exposures) == []
+
+
+def test_a_time_that_a_client_says_makes_nothing_older_than_its_receipt(place: Place) -> None:
+    place.erase("alice", occurred=100)
+    history = turn("history", finished=50, source="import:old")
+    place.apply(observation("said", of="x", occurred=50, actor="alice"), history, received=200, now=200)
+    assert place.rows(observations.c.id) == [("said",)]
+    assert place.rows(turns.c.inference_id, turns.c.actor) == [("history", "alice")]
 
 
 def test_an_erasure_that_was_killed_is_finished_by_the_next_attempt(place: Place) -> None:

@@ -1,9 +1,12 @@
 """What forgetting somebody counts, says and leaves behind, thing by thing; on SQLite alone."""
 
+import json
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from sqlalchemy import Engine, insert, update
+from sqlalchemy import Engine, insert, select, update
 
 from app.db.access.erasures import PAGE, SqlEraser, announce, erased_at
 from app.db.engine import reading, writing
@@ -24,6 +27,7 @@ from app.db.tables import (
     versions,
 )
 from app.db.tables import erasures as erasures_table
+from app.domain.errors import Unavailable
 from tests.fakes.served import at, erasure, event_of, exposure, observation, turn
 from tests.integration.database.test_erasing import Place
 
@@ -175,3 +179,59 @@ def test_what_was_said_about_an_episode_stays_while_another_turn_of_it_does(plac
     announce(place.engine, erasure("alice"))
     place.apply(turn("late", episode="e"), received=50, now=120)
     assert place.rows(observations.c.id) == [("said",)]
+
+
+def test_letters_about_the_persons_episodes_go_with_their_copies(place: Place) -> None:
+    place.apply(turn("a", episode="chat-1"), turn("b", episode="chat-2", actor="bob"))
+    buried(place, letter(1, b'{"episode_id":"chat-1","value":"words"}'), letter(2, b'{"episode_id":"chat-2","value":"words"}'))
+    copies = [
+        {"event_id": key, "topic": "ratchet.dead-letters", "key": key, "type": "x", "payload": b"words", "created_at": at(0)}
+        for key in ("t:0:1", "t:0:2")
+    ]
+    with writing(place.engine) as connection:
+        connection.execute(insert(outbox), copies)
+    assert place.erase("alice").dead_letters == 1
+    assert place.rows(dead_letters.c.offset) == [(2,)]
+    assert [row.key for row in place.rows(outbox.c.key, outbox.c.payload) if row.payload] == ["t:0:2"]
+
+
+@pytest.mark.parametrize("id_", ["run:42", "chat 42", "langfuse:trace/7", 'a"b', "zoë", "tab\tbed"])
+def test_letters_about_turns_are_found_whatever_their_ids_are_made_of(place: Place, id_: str) -> None:
+    place.apply(turn(id_))
+    told = {"inference_id": id_, "value": "words"}
+    others = [b'{"inference_id": "42"}', b'{"inference_id": "run", "of": "7"}', b'{"chat": "x", "id": "42 run"}']
+    letters = [json.dumps(told).encode(), msgspec.json.encode(told), *others]
+    buried(place, *(letter(number, payload) for number, payload in enumerate(letters)))
+    assert place.erase("alice").dead_letters == 2
+    assert sorted(row.payload for row in place.rows(dead_letters.c.payload)) == sorted(others)
+
+
+def bytes_with(place: Place, words: bytes) -> int:
+    """How often the database's files have these words."""
+    file = Path(place.engine.url.database or "")
+    return sum(path.read_bytes().count(words) for path in file.parent.glob(f"{file.name}*"))
+
+
+def test_words_that_a_reader_keeps_in_the_log_are_told_and_gone_after_another_attempt(place: Place) -> None:
+    place.apply(turn("a", completion="VERYSECRET"))
+    eraser = SqlEraser(place.engine, place.engine, segments=place.segments, patience_s=0.05)
+    with reading(place.engine) as connection:
+        assert connection.execute(select(turns.c.inference_id)).all() == [("a",)]
+        with pytest.raises(Unavailable, match=r"the rows are erased, .*somebody reads .*erase again"):
+            eraser.erase(erasure("alice"), now=at(100))
+    assert place.words() == set()
+    assert bytes_with(place, b"VERYSECRET")
+    assert eraser.erase(erasure("alice"), now=at(101)).already_erased
+    assert not bytes_with(place, b"VERYSECRET")
+
+
+def test_the_erasure_s_own_event_stays_whole_for_whoever_replays_the_events(place: Place) -> None:
+    asked = erasure("alice")
+    door = SqlInbox(place.engine, clock=lambda: at(1))
+    door.append_blocking([event_of(turn("a")), asked.as_event()])
+    door.close()
+    for _ in range(2):
+        SqlEraser(place.engine, place.engine, segments=place.segments).erase(asked, now=at(100))
+    assert [tuple(row) for row in place.rows(inbox.c.type, inbox.c.payload) if row.payload] == [
+        ("ratchet.erasure.v1", asked.as_event().data)
+    ]

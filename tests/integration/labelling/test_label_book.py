@@ -13,6 +13,7 @@ from click import Command
 from click.testing import CliRunner, Result
 from sqlalchemy import Engine, insert, select, update
 
+from app.db.access.erasures import erase_actor
 from app.db.engine import open_engine, reading, writing
 from app.db.ingestion.streams import SqlEffects
 from app.db.learning.labels import LABEL_EVENT, SqlLabels
@@ -220,3 +221,29 @@ def test_a_label_made_while_its_person_was_erased_is_not_written(bench: Bench) -
     assert bench.rows("inference_id") == []
     assert bench.label(at(63)) == 1
     assert bench.rows("inference_id", "actor", "exclusion") == [("a", None, "erased")]
+
+
+@pytest.mark.parametrize("about", [{"of": "t1"}, {"episode": "e"}], ids=["turn", "episode"])
+def test_what_somebody_said_about_others_is_not_in_their_labels_once_they_are_erased(bench: Bench, about: dict[str, Any]) -> None:
+    own = turn("mine", actor="alice", episode="m")
+    bench.apply(turn("t1", actor="bob", episode="e"), turn("t2", actor="bob"), own, observation("o1", value=-1.0, actor="alice", **about))
+    bench.label(at(70))
+    with writing(bench.engine) as connection:
+        erase_actor(connection, erasure("alice"), now=at(100))
+    with reading(bench.engine) as connection:
+        asked = connection.execute(select(turns.c.inference_id).where(turns.c.needs_relabel)).scalars().all()
+    assert asked == ["t1"]
+    bench.label(at(101))
+    assert [row[1:] for row in bench.rows("inference_id", "reward", "exclusion", "current") if row[0] == "t1"] == [
+        (-1.0, None, False), (0.0, "no_signal", True),
+    ]  # fmt: skip
+
+
+def test_what_was_said_about_an_erased_person_s_episode_is_not_in_the_labels_of_its_other_turns(bench: Bench) -> None:
+    bench.apply(turn("hers", actor="alice", episode="e"), turn("his", actor="bob", episode="e"), observation("o1", episode="e"))
+    bench.label(at(70))
+    with writing(bench.engine) as connection:
+        erase_actor(connection, erasure("alice"), now=at(100))
+    with reading(bench.engine) as connection:
+        asked = connection.execute(select(turns.c.inference_id).where(turns.c.needs_relabel)).scalars().all()
+    assert asked == ["his"]
