@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Engine, LargeBinary, cast, delete, func, literal, select, text, update
+from sqlalchemy import ColumnElement, Connection, Engine, LargeBinary, Row, cast, delete, func, literal, select, text, update
 
 from app.db import locks
 from app.db.chunks import chunked, one_of, pair_of
@@ -141,11 +141,12 @@ def erase_actor(connection: Connection, erasure: Erasure, *, now: datetime, inbo
     before: dict[str, Any] = connection.execute(select(erasures_table.c.report).where(erasures_table.c.actor == actor)).scalar() or {}
     held = frozenset(row.payload_segment for row in own if row.payload_segment)
     trained = sorted(set(before.get("trained_versions", [])) | _trained_versions(connection, actor, ids))
+    labelled = _erase_labels(connection, actor, ids)
     report = ErasureReport(
         actor=actor,
         turns=len(ids),
         observations=_erase_observations(connection, actor, ids, episodes),
-        labels=_erase_labels(connection, actor, ids),
+        labels=len(labelled),
         exposures=connection.execute(delete(exposures).where(exposures.c.actor == actor)).rowcount,
         inbox_payloads=inbox_payloads,
         dead_letters=_erase_letters(connection, {actor, *ids}),
@@ -156,7 +157,7 @@ def erase_actor(connection: Connection, erasure: Erasure, *, now: datetime, inbo
     connection.execute(delete(blind_pairs).where(blind_pairs.c.cluster == actor))
     connection.execute(delete(holdout_people).where(holdout_people.c.person == actor))
     _erase_outbox(connection, [*ids, *episodes])
-    _empty_turns(connection, ids, now)
+    _empty_turns(connection, ids, now, labelled={row.inference_id for row in labelled})
     segment_rows.leave_out(connection, held)
     _tombstones(connection, ids, episodes, now)
     _remember(connection, erasure, report, before)
@@ -247,7 +248,8 @@ def _erase_observations(connection: Connection, actor: str, ids: Sequence[str], 
     return erased
 
 
-def _erase_labels(connection: Connection, actor: str, ids: Sequence[str]) -> int:
+def _erase_labels(connection: Connection, actor: str, ids: Sequence[str]) -> Sequence[Row[*tuple[Any, ...]]]:
+    """What they were, those that were replaced included."""
     gone = list(connection.execute(delete(labels).where(labels.c.actor == actor).returning(*COLUMNS)))
     for chunk in chunked(ids):
         gone += connection.execute(delete(labels).where(labels.c.inference_id.in_(chunk)).returning(*COLUMNS))
@@ -257,7 +259,7 @@ def _erase_labels(connection: Connection, actor: str, ids: Sequence[str]) -> int
     for items in (batch_items, returned_items):
         connection.execute(update(items).where(items.c.actor == actor).values(actor=None))
     add_up(connection, (), taken_back=[row for row in gone if row.current])
-    return len(gone)
+    return gone
 
 
 def _erase_letters(connection: Connection, words: set[str]) -> int:
@@ -297,19 +299,24 @@ def forget_said(connection: Connection, shells: Sequence[str]) -> None:
     connection.execute(delete(observations).where(o.episode_id.in_(theirs), o.episode_id.not_in(alive)))
 
 
-def _empty_turns(connection: Connection, ids: Sequence[str], now: datetime) -> None:
+def _empty_turns(connection: Connection, ids: Sequence[str], now: datetime, *, labelled: set[str]) -> None:
     """Leave shells, and let labelling give them their exclusion: every served turn ends with a label.
+
+    Not those that had one and are not among `labelled`: retention took it, and they are in the sums already.
 
     A label that is being made at this moment from what stood there is stale, and says so by `evidence`.
     """
     for chunk in chunked(ids):
-        labelled = select(turns.c.policy, turns.c.version).where(
+        had = select(turns.c.policy, turns.c.version, turns.c.inference_id).where(
             one_of(connection, turns.c.inference_id, chunk), turns.c.labelled_at.is_not(None)
         )
-        count_labelled(connection, [(row.policy, row.version) for row in connection.execute(labelled)], by=-1)
-        due = {"erased_at": now, "labelled_at": None, "needs_relabel": False, "label_due_at": now}
-        values = SHELL | due | {"evidence": turns.c.evidence + 1}
+        rows = connection.execute(had).all()
+        count_labelled(connection, [(row.policy, row.version) for row in rows if row.inference_id in labelled], by=-1)
+        values = SHELL | {"erased_at": now, "needs_relabel": False, "evidence": turns.c.evidence + 1}
         connection.execute(update(turns).where(turns.c.inference_id.in_(chunk)).values(values))
+        due = set(chunk) - {row.inference_id for row in rows if row.inference_id not in labelled}
+        mine = one_of(connection, turns.c.inference_id, sorted(due))
+        connection.execute(update(turns).where(mine).values(labelled_at=None, label_due_at=now))
         forget_words(connection, chunk)
 
 
