@@ -27,6 +27,11 @@ SESSION = {"synchronous_commit": "on", "statement_timeout": "60s", "lock_timeout
 disk of this server and of every synchronous standby, whatever the server's default is. What a URL's own `options` say goes before."""
 MIGRATING = {"statement_timeout": "0", "lock_timeout": "10s", "idle_in_transaction_session_timeout": "0"}
 """An index over a year takes hours; but nobody waits longer than this behind a migration that waits for a lock."""
+SNAPSHOT: dict[str, dict[str, Any]] = {
+    "sqlite": {"sqlite_begin": "DEFERRED"},
+    "postgresql": {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True},
+}
+"""How a transaction is begun all of whose statements see the database as it was at the first of them."""
 
 
 def open_engine(url: str, *, session: Mapping[str, str] = SESSION) -> Engine:
@@ -110,8 +115,11 @@ def expected_to_answer(otherwise: str = "check RATCHET_DATABASE_URL") -> Iterato
 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
-    """One consistent read that takes no write lock."""
-    with engine.connect().execution_options(sqlite_begin="DEFERRED") as connection, connection.begin():
+    """One consistent read that takes no write lock: what others commit meanwhile is seen by the next one.
+
+    On PostgreSQL a statement that would write or lock rows is refused.
+    """
+    with engine.connect().execution_options(**SNAPSHOT[engine.dialect.name]) as connection, connection.begin():
         yield connection
 
 

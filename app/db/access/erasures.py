@@ -9,14 +9,14 @@ What stays: that turns were served (empty shells, so that counts add up), that b
 without which a replay would bring the rest back. It costs what the person has, not what the tables have.
 """
 
-import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Engine, LargeBinary, cast, delete, func, literal, select, text, update
+from sqlalchemy import ColumnElement, Connection, Engine, LargeBinary, Row, cast, delete, func, literal, select, text, update
 
 from app.db import locks
+from app.db.access.names import has_one_of, in_words
 from app.db.chunks import chunked, one_of, pair_of
 from app.db.engine import BUSY_TIMEOUT_MS, insert_or_ignore, reading, writing
 from app.db.ingestion import segment_rows
@@ -179,11 +179,12 @@ def erase_actor(connection: Connection, erasure: Erasure, *, now: datetime, inbo
     held = frozenset(row.payload_segment for row in own if row.payload_segment)
     said = _erase_observations(connection, actor, ids, episodes)
     trained = sorted(set(before.get("trained_versions", [])) | _trained_versions(connection, actor, ids))
+    labelled = _erase_labels(connection, actor, ids)
     report = ErasureReport(
         actor=actor,
         turns=len(ids),
         observations=len(said),
-        labels=_erase_labels(connection, actor, ids),
+        labels=len(labelled),
         exposures=connection.execute(delete(exposures).where(exposures.c.actor == actor)).rowcount,
         inbox_payloads=inbox_payloads,
         dead_letters=_erase_letters(connection, {actor, *ids, *episodes}),
@@ -195,7 +196,7 @@ def erase_actor(connection: Connection, erasure: Erasure, *, now: datetime, inbo
     connection.execute(delete(holdout_people).where(holdout_people.c.person == actor))
     _erase_outbox(connection, [*ids, *episodes])
     note_evidence(connection, _others_about(connection, said, ids))
-    _empty_turns(connection, ids, now)
+    _empty_turns(connection, ids, now, labelled={row.inference_id for row in labelled})
     segment_rows.leave_out(connection, held)
     _tombstones(connection, ids, episodes, now)
     _remember(connection, erasure, report, before)
@@ -300,7 +301,8 @@ def _others_about(connection: Connection, said: Sequence[Any], own: Collection[s
     return set(connection.execute(select(turns.c.inference_id).where(named | within, turns.c.erased_at.is_(None))).scalars()) - set(own)
 
 
-def _erase_labels(connection: Connection, actor: str, ids: Sequence[str]) -> int:
+def _erase_labels(connection: Connection, actor: str, ids: Sequence[str]) -> Sequence[Row[*tuple[Any, ...]]]:
+    """What they were, those that were replaced included."""
     gone = list(connection.execute(delete(labels).where(labels.c.actor == actor).returning(*COLUMNS)))
     for chunk in chunked(ids):
         gone += connection.execute(delete(labels).where(labels.c.inference_id.in_(chunk)).returning(*COLUMNS))
@@ -310,44 +312,22 @@ def _erase_labels(connection: Connection, actor: str, ids: Sequence[str]) -> int
     for items in (batch_items, returned_items):
         connection.execute(update(items).where(items.c.actor == actor).values(actor=None))
     add_up(connection, (), taken_back=[row for row in gone if row.current])
-    return len(gone)
+    return gone
 
 
 def _erase_letters(connection: Connection, names: set[str]) -> int:
     """Dead letters that name the actor, one of their turns or their episodes, and what was sent of them to their topic."""
-    wanted, last, erased = _in_words(names), 0, 0
+    wanted, last, erased = in_words(names), 0, 0
     d = dead_letters.c
     letters = select(d.id, d.topic, d.partition, d.offset, d.payload).order_by(d.id).limit(PAGE)
     while page := connection.execute(letters.where(d.id > last)).all():
         last = page[-1].id
-        mine = [row for row in page if _has_one_of(row.payload, wanted)]
+        mine = [row for row in page if has_one_of(row.payload, wanted)]
         if mine:
             connection.execute(delete(dead_letters).where(one_of(connection, d.id, [row.id for row in mine])))
             erased += len(mine)
             _erase_outbox(connection, [f"{row.topic}:{row.partition}:{row.offset}" for row in mine])
     return erased
-
-
-_APART = bytes.maketrans(b"\"'\\,:{}[]", b" " * 9)
-"""JSON's punctuation as blanks: what is left are words, and cutting at blanks is what Python does fastest."""
-
-
-def _in_words(names: Iterable[str]) -> dict[int, set[bytes]]:
-    """The names as payloads have them, cut like these, by how many words they are: an id may have blanks and punctuation in it."""
-    by_size: dict[int, set[bytes]] = {}
-    for name in names:
-        for written in (name, json.dumps(name), json.dumps(name, ensure_ascii=False)):
-            words = written.encode().translate(_APART).split()
-            by_size.setdefault(len(words), set()).add(b" ".join(words))
-    return by_size
-
-
-def _has_one_of(payload: bytes, wanted: Mapping[int, set[bytes]]) -> bool:
-    words = payload.translate(_APART).split()
-    return any(
-        not names.isdisjoint(words if size == 1 else map(b" ".join, zip(*(words[n:] for n in range(size)), strict=False)))
-        for size, names in wanted.items()
-    )
 
 
 def _erase_outbox(connection: Connection, keys: Sequence[str]) -> None:
@@ -368,19 +348,24 @@ def forget_said(connection: Connection, shells: Sequence[str]) -> None:
     connection.execute(delete(observations).where(o.episode_id.in_(theirs), o.episode_id.not_in(alive)))
 
 
-def _empty_turns(connection: Connection, ids: Sequence[str], now: datetime) -> None:
+def _empty_turns(connection: Connection, ids: Sequence[str], now: datetime, *, labelled: set[str]) -> None:
     """Leave shells, and let labelling give them their exclusion: every served turn ends with a label.
+
+    Not those that had one and are not among `labelled`: retention took it, and they are in the sums already.
 
     A label that is being made at this moment from what stood there is stale, and says so by `evidence`.
     """
     for chunk in chunked(ids):
-        labelled = select(turns.c.policy, turns.c.version).where(
+        had = select(turns.c.policy, turns.c.version, turns.c.inference_id).where(
             one_of(connection, turns.c.inference_id, chunk), turns.c.labelled_at.is_not(None)
         )
-        count_labelled(connection, [(row.policy, row.version) for row in connection.execute(labelled)], by=-1)
-        due = {"erased_at": now, "labelled_at": None, "needs_relabel": False, "label_due_at": now}
-        values = SHELL | due | {"evidence": turns.c.evidence + 1}
+        rows = connection.execute(had).all()
+        count_labelled(connection, [(row.policy, row.version) for row in rows if row.inference_id in labelled], by=-1)
+        values = SHELL | {"erased_at": now, "needs_relabel": False, "evidence": turns.c.evidence + 1}
         connection.execute(update(turns).where(turns.c.inference_id.in_(chunk)).values(values))
+        due = set(chunk) - {row.inference_id for row in rows if row.inference_id not in labelled}
+        mine = one_of(connection, turns.c.inference_id, sorted(due))
+        connection.execute(update(turns).where(mine).values(labelled_at=None, label_due_at=now))
         forget_words(connection, chunk)
 
 

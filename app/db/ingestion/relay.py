@@ -82,7 +82,7 @@ class SqlRelayTerm:
 
     def mark_outbox(self, seqs: Sequence[int], *, now: datetime) -> None:
         """These were acknowledged by the broker."""
-        with reading(self._inbox) as connection:
+        with writing(self._inbox) as connection:
             leases.require(connection, self.lease)
         with writing(self._state) as connection:
             connection.execute(update(outbox).where(one_of(connection, outbox.c.seq, seqs)).values(sent_at=now))

@@ -76,16 +76,18 @@ class SqlLabels:
     def write(self, made: Sequence[Label], *, now: datetime) -> None:
         """Make these the current labels, in one transaction; a turn that went into a batch meanwhile keeps the label it has.
 
-        A turn about which something new became known since it was read stays due: its label would be stale.
+        A turn about which something new became known since it was read stays due: its label would be stale. One whose label retention took
+        gets no other: the sums that the first one left behind know it already, and nobody could take it out of them.
         """
         locks.settled(self._engine, lambda connection: self._write(connection, made, now))
 
     def _write(self, connection: Connection, made: Sequence[Label], now: datetime) -> None:
         turns_ = self._open(connection, [label.inference_id for label in made])
-        used = _batched(connection, [label.inference_id for label in made if label.revision > 1])
-        fresh = [label for label in made if label.inference_id in turns_ and label.inference_id not in used]
+        again = {id_ for id_, turn in turns_.items() if turn.labelled_at is not None}
+        retired = _retire(connection, sorted(again - _batched(connection, again)))
+        kept = again - {row.inference_id for row in retired}
+        fresh = [label for label in made if label.inference_id in turns_ and label.inference_id not in kept]
         if fresh:
-            retired = _retire(connection, [label.inference_id for label in fresh if label.revision > 1])
             rows = [_row(label, turns_[label.inference_id], self._success.get(label.inference_id)) for label in fresh]
             connection.execute(insert(labels), rows)
             add_up(connection, rows, taken_back=retired)
@@ -127,9 +129,7 @@ def _retire(connection: Connection, ids: Sequence[str]) -> Sequence[Row[*tuple[A
     if not ids:
         return ()
     mine = one_of(connection, labels.c.inference_id, ids) & labels.c.current
-    retired = connection.execute(select(*COLUMNS).where(mine)).all()
-    connection.execute(update(labels).where(mine).values(current=False))
-    return retired
+    return connection.execute(update(labels).where(mine).values(current=False).returning(*COLUMNS)).all()
 
 
 def _success(seen: Sequence[Observation]) -> float | None:

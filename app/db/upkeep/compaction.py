@@ -61,15 +61,33 @@ class Merged(NamedTuple):
 
 def compact(
     engine: Engine, files: MergingFiles, *, now: datetime, over_for: timedelta, at_most_bytes: int,
-    fence: Callable[[Connection], None] = lambda connection: None,
+    fence: Callable[[Connection], None] = lambda connection: None, lost: set[str] | None = None,
 ) -> Merged | None:  # fmt: skip
-    """Merge the oldest small segments that belong together; None where there are none. One call is one transaction of turns."""
+    """Merge the oldest small segments that belong together; None where there are none. One call is one transaction of turns.
+
+    Segments in `lost` are left out, and those whose file turns out to be gone are added to it: whoever calls until None comes back hands
+    over the same set, or meets them again at every call.
+    """
     segment_rows.tidy(engine, files, now=now)
-    sources = _together(engine, before=_midnight(now - over_for), at_most_bytes=at_most_bytes)
-    if len(sources) < FEWEST:
-        sources = _still_small(engine, at_most_bytes=at_most_bytes)
-    if len(sources) < FEWEST:
-        return None
+    lost = set() if lost is None else lost
+    while len(sources := _next(engine, before=_midnight(now - over_for), at_most_bytes=at_most_bytes, lost=lost)) >= FEWEST:
+        made, gone = _merge(engine, files, sources, now=now, at_most_bytes=at_most_bytes, fence=fence)
+        lost.update(gone)
+        if made.sources:
+            return made
+    return None
+
+
+def _next(engine: Engine, *, before: datetime, at_most_bytes: int, lost: Collection[str]) -> list[Row[*tuple[Any, ...]]]:
+    sources = _together(engine, before=before, at_most_bytes=at_most_bytes, lost=lost)
+    return sources if len(sources) >= FEWEST else _still_small(engine, at_most_bytes=at_most_bytes, lost=lost)
+
+
+def _merge(
+    engine: Engine, files: MergingFiles, sources: Sequence[Row[*tuple[Any, ...]]], *, now: datetime, at_most_bytes: int,
+    fence: Callable[[Connection], None],
+) -> tuple[Merged, list[str]]:  # fmt: skip
+    """What these became, and those of them whose file is gone."""
     day, names = f"{sources[0].created_at:%Y%m%d}", [row.name for row in sources]
     made: list[str] = []
 
@@ -90,14 +108,14 @@ def compact(
     segment_rows.tidy(engine, files, now=now)
     if lost:
         log.error("event=segments_missing count=%d first=%s alarm=files that rows tell of are gone", len(lost), lost[0])
-    return Merged(len(sources) - len(lost), len(held), sum(sizes.values()))
+    return Merged(len(sources) - len(lost), len(held), sum(sizes.values())), lost
 
 
 def _midnight(moment: datetime) -> datetime:
     return datetime(moment.year, moment.month, moment.day, tzinfo=UTC)
 
 
-def _together(engine: Engine, *, before: datetime, at_most_bytes: int) -> list[Row[*tuple[Any, ...]]]:
+def _together(engine: Engine, *, before: datetime, at_most_bytes: int, lost: Collection[str] = ()) -> list[Row[*tuple[Any, ...]]]:
     """The oldest small segments that were begun on one day, as many as make one file for each policy."""
     s = segments.c
     small = (s.state == WHOLE) & (s.created_at < before) & not_(s.name.startswith(MERGED)) & not_(s.name.startswith(CLAIM))
@@ -106,6 +124,8 @@ def _together(engine: Engine, *, before: datetime, at_most_bytes: int) -> list[R
         policies = len(connection.execute(select(turn_counts.c.policy).distinct()).all())
         found: list[Row[*tuple[Any, ...]]] = []
         for row in connection.execution_options(stream_results=True).execute(oldest):
+            if row.name in lost:
+                continue
             full = sum(one.bytes for one in found) + row.bytes > at_most_bytes * max(1, policies)
             if found and (full or len(found) == MOST or row.created_at >= _midnight(found[0].created_at) + DAY):
                 if len(found) >= FEWEST:
@@ -115,7 +135,7 @@ def _together(engine: Engine, *, before: datetime, at_most_bytes: int) -> list[R
     return found
 
 
-def _still_small(engine: Engine, *, at_most_bytes: int) -> list[Row[*tuple[Any, ...]]]:
+def _still_small(engine: Engine, *, at_most_bytes: int, lost: Collection[str] = ()) -> list[Row[*tuple[Any, ...]]]:
     """Merged segments of one policy and day that are below half of the size, as many as make one."""
     s = segments.c
     small = (s.state == WHOLE) & s.name.startswith(MERGED) & (s.bytes < at_most_bytes // 2)
@@ -124,7 +144,7 @@ def _still_small(engine: Engine, *, at_most_bytes: int) -> list[Row[*tuple[Any, 
     for _, alike in groupby(rows, key=lambda row: row.name.partition(".")[0]):
         found: list[Row[*tuple[Any, ...]]] = []
         for row in alike:
-            if sum(one.bytes for one in found) + row.bytes <= at_most_bytes:
+            if row.name not in lost and sum(one.bytes for one in found) + row.bytes <= at_most_bytes:
                 found.append(row)
         if len(found) >= FEWEST:
             return found

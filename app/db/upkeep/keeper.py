@@ -82,10 +82,13 @@ class SqlUpkeep:
     def merge(self, lease: Lease, *, stopping: Callable[[], bool] = lambda: False) -> dict[str, int]:
         """Merge the small segments of days that are over; returns how many there were, of how many files, with how many bytes."""
         told: Counter[str] = Counter()
+        lost: set[str] = set()
         over_for, size = timedelta(hours=self._retention.compact_after_h), self._retention.compact_bytes
         with judged():
             while not stopping():
-                made = compact(self._state, self._files, now=self._clock(), over_for=over_for, at_most_bytes=size, fence=self.fence(lease))
+                made = compact(
+                    self._state, self._files, now=self._clock(), over_for=over_for, at_most_bytes=size, fence=self.fence(lease), lost=lost
+                )
                 if made is None:
                     break
                 told.update(made._asdict())

@@ -1,5 +1,7 @@
 """Merging segments: killed at every step, read and erased meanwhile; nothing is lost, doubled or remembered by mistake."""
 
+import itertools
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +17,9 @@ from app.db.ingestion.segment_rows import GIVEN_UP
 from app.db.ingestion.streams import SqlEffects
 from app.db.tables import segments, turns
 from app.db.upkeep.compaction import Merged, compact, places_of
+from app.db.upkeep.keeper import SqlUpkeep
 from app.domain.learning.batches import TurnPayload, payload_of
+from app.domain.retention import Retention
 from app.domain.telemetry.streams import EffectBatch, JoinRules
 from app.domain.telemetry.turns import TurnServed
 from app.trajectories import merging
@@ -286,6 +290,26 @@ def test_a_file_that_is_gone_keeps_its_row_and_is_told(place: Place, caplog: pyt
     assert "event=segments_missing count=1" in caplog.text
     assert place.rows()[name][0] == "whole"
     assert place.places()["t00"] == name
+
+
+@pytest.mark.parametrize("gone", [2, 3, 6])
+def test_files_that_are_gone_hold_up_neither_the_small_ones_behind_them_nor_the_keeper(
+    place: Place, caplog: pytest.LogCaptureFixture, gone: int
+) -> None:
+    lost, large = sorted(place.rows())[:gone], max(place.files.size(name) for name in place.files.names())
+    healthy = {id_ for id_, name in place.places().items() if name not in lost}
+    for name in lost:
+        (place.folder / f"{name}.parquet").unlink()
+    kept, steps = Retention(compact_bytes=large), itertools.count()  # of two policies: two segments at a time
+    keeper = SqlUpkeep(place.engine, place.engine, files=place.files, retention=kept, owner="me", clock=lambda: NEXT_DAY)
+    with keeper.office() as lease:
+        assert lease is not None
+        keeper.merge(lease, stopping=lambda: next(steps) == 20)
+    assert next(steps) < 20, "the keeper came back by itself"
+    assert {name: state for name, (state, _) in place.rows().items() if not name.startswith("day-")} == dict.fromkeys(lost, "whole")
+    assert place.words() == sorted(healthy)
+    assert set(place.read()) == healthy
+    assert sum(int(count) for count in re.findall(r"event=segments_missing count=(\d+)", caplog.text)) == gone, "each is told of once"
 
 
 def test_tokens_are_not_kept_longer_for_being_merged(place: Place) -> None:

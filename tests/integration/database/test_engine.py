@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import Engine, select, text
+from sqlalchemy.exc import InternalError, OperationalError
 
 from app.db.engine import BUSY_TIMEOUT_MS, MIGRATING, open_engine, reading, writing
 from app.db.locks import lost_race, settled
-from app.db.tables import leases
+from app.db.tables import compatible_revisions, leases
 from tests.fakes.served import at
 
 
@@ -70,6 +70,29 @@ def test_what_is_deleted_is_overwritten_in_the_file(sqlite_url: str) -> None:
     engine.dispose()
     with open(sqlite_url.removeprefix("sqlite:///"), "rb") as file:
         assert words.encode() not in file.read()
+
+
+def test_what_is_written_while_something_is_read_is_seen_by_the_next_read(engine: Engine) -> None:
+    def known() -> set[str]:
+        return set(connection.execute(select(compatible_revisions.c.revision)).scalars())
+
+    with reading(engine) as connection:
+        before = known()
+        with writing(engine) as other:
+            other.execute(compatible_revisions.insert(), {"revision": "written-meanwhile"})
+        assert known() == before
+    with reading(engine) as connection:
+        assert known() == before | {"written-meanwhile"}
+
+
+@pytest.mark.parametrize("locking", [False, True])
+def test_on_postgresql_a_read_that_would_write_or_lock_is_refused_and_a_write_is_not(postgres_engine: Engine, locking: bool) -> None:
+    would = select(leases).with_for_update() if locking else leases.delete()
+    with pytest.raises(InternalError, match="read-only transaction"), reading(postgres_engine) as connection:
+        connection.execute(would)
+    with writing(postgres_engine) as connection:
+        connection.execute(would)
+        assert connection.execute(text("SHOW transaction_isolation")).scalar() == "read committed"
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,11 @@ from app.domain.errors import Unavailable
 from tests.fakes.served import at, erasure, event_of, exposure, observation, turn
 from tests.integration.database.test_erasing import Place
 
+LABEL = {
+    "inference_id": "a", "revision": 1, "current": True, "policy": "composer", "version": "v1", "reward": 0.5, "terms": [],
+    "rule_set": "r", "segment": "", "held_out": False, "finished_at": at(0), "labelled_at": at(60), "actor": "alice",
+}  # fmt: skip
+
 
 @pytest.fixture
 def place(sqlite_engine: Engine) -> Place:
@@ -56,12 +61,8 @@ def test_a_report_counts_everything_once_and_what_came_since_again(place: Place)
     door.append_blocking([event_of(turn("a", episode="e"))])
     door.close()
     buried(place, letter(1, b'{"actor": "alice"}'))
-    row = {
-        "inference_id": "a", "revision": 1, "current": True, "policy": "composer", "version": "v1", "reward": 0.5, "terms": [],
-        "rule_set": "r", "segment": "", "held_out": False, "finished_at": at(0), "labelled_at": at(60), "actor": "alice",
-    }  # fmt: skip
     with writing(place.engine) as connection:
-        connection.execute(insert(labels), row)
+        connection.execute(insert(labels), LABEL)
     heard = list[tuple[str, Any]]()
 
     def forget() -> Any:
@@ -90,6 +91,7 @@ def test_a_shell_is_due_at_once_and_whatever_was_read_of_it_is_stale(place: Plac
     place.apply(turn("a"), turn("b", actor="bob"))
     with writing(place.engine) as connection:
         connection.execute(update(turns).values(labelled_at=at(61), needs_relabel=True))
+        connection.execute(insert(labels), LABEL)
         count_labelled(connection, [("composer", "v1")] * 2)
     before = {row.inference_id: row.evidence for row in place.rows(turns.c.inference_id, turns.c.evidence)}
     place.erase("alice", occurred=100)

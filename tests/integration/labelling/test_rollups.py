@@ -8,13 +8,16 @@ import pytest
 from sqlalchemy import Engine, delete, insert, select
 
 from app.db.engine import reading, writing
+from app.db.ingestion import turn_counts
 from app.db.ingestion.streams import SqlEffects
 from app.db.learning.labels import SqlLabels
 from app.db.learning.rollups import REWARD, SUCCESS, read_rollups, rebuild, recount
-from app.db.tables import label_rollups, labels
+from app.db.tables import label_rollups, labels, turns
+from app.db.upkeep.needs import needs
+from app.db.upkeep.past import retire_labels
 from app.domain.policies import PolicyConfig
 from app.domain.telemetry.streams import EffectBatch, JoinRules
-from pipelines.labelling.labeller import label_due
+from pipelines.labelling.labeller import label, label_due
 from pipelines.labelling.rule_set import parse_rule_set
 from tests.fakes.served import applied, at, erasure, observation, retraction, turn
 from tests.fakes.streaming import MemorySegments
@@ -40,6 +43,21 @@ class Line:
 
     def label(self, now: float) -> int:
         return label_due(SqlLabels(self.engine), policy="composer", config=POLICY, rule_set=RULES, now=at(now), limit=7)
+
+    def retire(self, *, before: float) -> int:
+        with writing(self.engine) as connection:
+            return retire_labels(connection, "composer", needs(connection), before=at(before), limit=100)[0]
+
+    def sums(self) -> dict[Any, Any]:
+        with reading(self.engine) as connection:
+            assert turn_counts.read_turn_counts(connection) == turn_counts.recount(connection)
+            return read_rollups(connection)
+
+    def labels(self) -> dict[str, int]:
+        """Turns with a label, and which revision it is."""
+        with reading(self.engine) as connection:
+            current = connection.execute(select(labels.c.inference_id, labels.c.revision).where(labels.c.current))
+            return {row.inference_id: row.revision for row in current}
 
     def compare(self) -> dict[Any, Any]:
         with reading(self.engine) as connection:
@@ -118,3 +136,37 @@ def test_what_retention_took_from_the_labels_stays_added_up(line: Line) -> None:
         rebuild(connection)
         after = read_rollups(connection)
     assert after == before
+
+
+def test_a_turn_whose_label_retention_took_is_counted_once_whatever_becomes_known_of_it(line: Line) -> None:
+    line.apply(turn("a", actor="alice"), turn("b", actor="bob"), observation("o-b", of="b"), received=1)
+    line.label(70)
+    line.apply(turn("young", actor="carol", finished=900), observation("o-young", of="young"), received=901)
+    line.label(1000)
+    assert line.retire(before=500) == 2
+    line.apply(retraction("o-young", occurred=2000), received=2000)
+    line.label(2100)
+    before = line.sums()
+    line.apply(retraction("o-b", occurred=3000), erasure("alice", occurred=3000), received=3000)
+    line.label(3100)
+    assert line.sums() == before
+    assert line.labels() == {"young": 2}
+    assert line.label(3200) == 0, "nothing waits for a label that never comes"
+    with writing(line.engine) as connection:
+        rebuild(connection)
+        assert connection.execute(select(turns.c.labelled_at).where(turns.c.inference_id == "a")).scalar() == at(70), "and goes in its time"
+    assert line.sums() == before
+
+
+def test_a_label_that_retention_takes_while_the_next_one_is_made_is_the_turn_s_last(line: Line) -> None:
+    line.apply(turn("a"), observation("o", of="a"), received=1)
+    line.label(70)
+    before = line.sums()
+    line.apply(retraction("o", occurred=2000), received=2000)
+    book = SqlLabels(line.engine)
+    due = book.due("composer", now=at(2100), limit=7)
+    assert [turn.revision for turn in due] == [1]
+    assert line.retire(before=500) == 1
+    book.write([label(turn, config=POLICY, rule_set=RULES, now=at(2100)) for turn in due], now=at(2100))
+    assert (line.sums(), line.labels()) == (before, {})
+    assert line.label(2200) == 0

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import Engine, delete, func, select, update
+from sqlalchemy import Engine, delete, event, func, select, update
 
 from app.db.engine import reading, writing
 from app.db.release import audit
@@ -136,6 +136,22 @@ def test_fifty_concurrent_writers_do_not_fork_the_chain(engine: Engine) -> None:
         assert connection.execute(select(func.count()).select_from(audit_table)).scalar_one() == 2 * WRITERS
         found = audit.verify(connection)
     assert (found.entries, found.problem) == (2 * WRITERS, None)
+
+
+def test_who_acts_while_the_chain_is_read_is_no_tamperer(chain: Engine) -> None:
+    numbers = iter(range(7, 99))
+
+    @event.listens_for(chain, "after_cursor_execute")
+    def acts(_connection: object, _cursor: object, statement: str, *_more: object) -> None:
+        if statement.startswith("SELECT audit.seq"):
+            _append(chain, next(numbers))
+
+    for _ in range(3):
+        assert _problem(chain) is None
+    event.remove(chain, "after_cursor_execute", acts)
+    assert next(numbers) == 10, "three acts, each between the chain and its head"
+    with reading(chain) as connection:
+        assert audit.verify(connection).entries == 9
 
 
 def test_a_transaction_that_fails_leaves_no_entry_behind(chain: Engine) -> None:
