@@ -86,7 +86,7 @@ class Counter:
 
     async def check(self, signal: Signal, caller: Caller) -> list[Draft]:
         """The observations of a score, all of them valid. Raises `BadRequest`."""
-        found = list(drafts(signal, self.door.desk))
+        found = list(drafts(signal, self.door.desk, caller.policy))
         for draft in found:
             await self.door.prepared(draft, caller)
         return found
@@ -98,7 +98,7 @@ class Counter:
 
     async def put_all(self, records: Sequence[R], signal_of: Callable[[R], Signal], caller: Caller) -> list[BadRequest | None]:
         """Accept many scores in one commit, each wholly or not at all; for each what was wrong."""
-        read = partial(self._read, records, signal_of)
+        read = partial(self._read, records, signal_of, caller)
         said, is_long = await self.door.workshop.do(read, chars=EVENT_CHARS * len(records), share=caller.share)
         if is_long:  # each waits for its turn, and others' come between
             return [found if isinstance(found, BadRequest) else await self._refused(self._checked(found, caller)) for found in said]
@@ -116,14 +116,16 @@ class Counter:
             wrong.append(await self._refused(self._corrected(again, caller)))
         return wrong
 
-    def _read(self, records: Sequence[R], signal_of: Callable[[R], Signal]) -> tuple[list[list[Draft] | BadRequest], bool]:
+    def _read(
+        self, records: Sequence[R], signal_of: Callable[[R], Signal], caller: Caller
+    ) -> tuple[list[list[Draft] | BadRequest], bool]:  # fmt: skip
         """The observations of each, and whether there is much in any of them that is searched for personal data."""
-        said = [or_refused(partial(self._drafts, record, signal_of)) for record in records]
+        said = [or_refused(partial(self._drafts, record, signal_of, caller)) for record in records]
         parts = (draft for found in said if isinstance(found, list) for draft in found)
         return said, any(self.door.to_redact(draft) > SMALL_CHARS for draft in parts)
 
-    def _drafts(self, record: R, signal_of: Callable[[R], Signal]) -> list[Draft]:
-        return list(drafts(signal_of(record), self.door.desk))
+    def _drafts(self, record: R, signal_of: Callable[[R], Signal], caller: Caller) -> list[Draft]:
+        return list(drafts(signal_of(record), self.door.desk, caller.policy))
 
     def _prepared(self, said: Sequence[list[Draft] | BadRequest], caller: Caller) -> list[list[CloudEvent] | BadRequest]:
         return [found if isinstance(found, BadRequest) else or_refused(partial(self._events, found, caller)) for found in said]
