@@ -12,7 +12,7 @@ import msgspec
 
 from app.api.entry.access import Caller
 from app.api.telemetry.intake import BRACKETS, Limits, characters, check_tags, check_tree, more_than
-from app.api.telemetry.redaction import Redactor
+from app.api.telemetry.redaction import Redactor, redact
 from app.domain.errors import BadRequest
 from app.domain.ids import hash_actor, uuid7
 from app.domain.policies import Level, PolicyConfig, SignalConfig
@@ -225,10 +225,8 @@ class Desk:
     def imported(self, turn: TurnServed) -> TurnServed:
         """An imported turn with its actor hashed and, where the policy asks for it, its texts redacted."""
         actor = hash_actor(turn.actor, salt=self.actor_salt) if turn.actor else None
-        if not self.policies[turn.policy].redact:
-            return msgspec.structs.replace(turn, actor=actor)
-        messages = [self.redactor.mapping(message) for message in turn.messages]
-        return msgspec.structs.replace(turn, actor=actor, messages=messages, completion=self.redactor.text(turn.completion))
+        turn = redact(turn, self.redactor) if self.policies[turn.policy].redact else turn
+        return msgspec.structs.replace(turn, actor=actor)
 
     def _policy(self, named: str | None, caller: Caller) -> str | None:
         if caller.policy is not None and named not in (None, caller.policy):
