@@ -35,7 +35,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     data: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
 
 
-ID_CHARS, SEGMENT_CHARS = 64, 200
+ID_CHARS, SOURCE_CHARS, SEGMENT_CHARS = 64, 120, 200
 MOST_TOKENS = 2**31 - 1
 """What the columns of turns hold."""
 _envelope = msgspec.json.Decoder(Envelope)
@@ -132,6 +132,8 @@ def _refuse_oversized(turn: TurnServed) -> None:
     for field, word in words.items():
         if not 0 < len(word) <= ID_CHARS:
             raise BadRequest(f"{field} has 1 to {ID_CHARS} characters", param=f"data.{field}")
+    if len(turn.source) > SOURCE_CHARS:
+        raise BadRequest(f"source has at most {SOURCE_CHARS} characters", param="data.source")
     if turn.kind not in ("answer", "summary"):
         raise BadRequest("kind is `answer` or `summary`", param="data.kind")
     if len(segment_key(turn.segment)) > SEGMENT_CHARS:

@@ -211,7 +211,9 @@ class Desk:
         )  # fmt: skip
 
     def retraction(self, draft: RetractionDraft, caller: Caller) -> CloudEvent:
-        """The event that takes an observation back; the same retraction twice is one event."""
+        """The event that takes an observation back; the same retraction twice is one event. Raises `BadRequest` naming the field."""
+        if "\x00" in draft.observation_id:
+            raise BadRequest("an id contains the character U+0000", param="observation_id", code="nul")
         source = source_of(draft.source, caller)
         now = self.clock()
         occurred_at = draft.occurred_at or now

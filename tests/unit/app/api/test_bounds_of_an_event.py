@@ -161,6 +161,12 @@ def test_a_retraction_is_one_event_however_often_it_is_sent() -> None:
         desk().retraction(RetractionDraft(observation_id="o", occurred_at=datetime(1999, 12, 31, tzinfo=UTC)), BOUND)
 
 
+def test_a_retraction_of_what_no_row_can_be_called_is_refused_by_itself() -> None:
+    with pytest.raises(BadRequest) as error:
+        desk().retraction(RetractionDraft(observation_id="a\x00b"), BOUND)
+    assert (error.value.param, error.value.code) == ("observation_id", "nul")
+
+
 def test_a_key_of_one_policy_speaks_under_its_own_name_and_of_that_policy() -> None:
     assert observation(draft(), by=BOUND).policy == "composer"
     assert [source_of(said, BOUND) for said in (None, "sdk:vim", "sdk:vim@composer")] == [

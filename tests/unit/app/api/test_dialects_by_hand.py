@@ -70,6 +70,7 @@ def imported(**changes: Any) -> dict[str, Any]:
             {"usage": {"prompt_tokens": 0, "completion_tokens": 2**31 - 1}}, {"usage": {"prompt_tokens": 0, "completion_tokens": -1}},
             "data.usage.completion_tokens",
         ),
+        ({"source": "import:" + "s" * 113}, {"source": "import:" + "s" * 114}, "data.source"),
         ({"routed_experts": []}, {"routed_experts": [[[1]]]}, "data.routed_experts"),
         ({"kept_log_mass": []}, {"kept_log_mass": [-0.5]}, "data.kept_log_mass"),
         ({}, {"payload": {"segment": "s", "digest": "d", "bytes": 1, "has_logprobs": False}}, "data.payload"),
