@@ -41,7 +41,7 @@ def judged() -> Iterator[None]:
         if (told := verdict(error)) is None:
             raise
         raise told from error
-    except (exc.StatementError, UnicodeEncodeError) as error:
+    except (exc.StatementError, UnicodeEncodeError, OverflowError) as error:  # sqlite3 raises the last for what is no 64-bit number
         raise BadRequest(f"the database refuses a record: {error}") from error
     except OSError as error:
         raise Unavailable(f"the disk or the bucket does not take it ({error}): check its space and its address") from error

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from pyarrow.compute import equal, field, invert, is_in  # type: ignore[attr-defined] - made at import
 from pyarrow.dataset import dataset
 
-from app.domain.errors import BadConfig, BadInput, Unavailable
+from app.domain.errors import BadConfig, BadInput, BadRequest, Unavailable
 from app.domain.learning.batches import TurnPayload
 from app.domain.telemetry.turns import PayloadClaim, Shape
 from app.durable import sync
@@ -260,8 +260,12 @@ def _is_in(table: pa.Table, ids: Iterable[str]) -> Any:  # noqa: ANN401 - pyarro
 
 
 def _table(payloads: Sequence[TurnPayload]) -> pa.Table:
-    rows = [row_of(payload) for payload in sorted(payloads, key=lambda payload: payload.inference_id)]
-    return pa.Table.from_pylist(rows, schema=SCHEMA)
+    """Raises `BadRequest` where a number has no room in its column."""
+    try:
+        rows = [row_of(payload) for payload in sorted(payloads, key=lambda payload: payload.inference_id)]
+        return pa.Table.from_pylist(rows, schema=SCHEMA)
+    except (pa.ArrowInvalid, OverflowError) as error:
+        raise BadRequest(f"a segment has no room for what a turn says: {error}") from error
 
 
 def row_of(payload: TurnPayload) -> dict[str, Any]:

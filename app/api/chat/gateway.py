@@ -20,7 +20,7 @@ import msgspec
 
 from app.api.chat import pinning, tracing
 from app.api.chat.conversations import Conversation, Conversations, may_continue
-from app.api.chat.recording import Recording, exposure_event, redact, turn_event, unkept
+from app.api.chat.recording import Recording, exposure_event, turn_event, unkept
 from app.api.chat.request import ChatRequest, read_body, understand
 from app.api.chat.shadows import Shadows
 from app.api.chat.sizes import BYTES_PER_WORK, refuse_longer_than_context
@@ -30,7 +30,7 @@ from app.api.entry.access import Caller
 from app.api.entry.feedback_tokens import FeedbackTokens
 from app.api.metrics import Metrics
 from app.api.telemetry.intake import Limits
-from app.api.telemetry.redaction import Redactor
+from app.api.telemetry.redaction import Redactor, redact
 from app.api.workshop import SMALL_CHARS, Workshop
 from app.domain.errors import Overloaded, RatchetError, Unavailable, UnknownPolicy
 from app.domain.ids import utc_now, uuid7

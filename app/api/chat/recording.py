@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from app.api.chat.request import ChatRequest
-from app.api.telemetry.redaction import Redactor
 from app.domain.ids import uuid7
 from app.domain.policies import PolicyConfig
 from app.domain.release.assignment import Arm
@@ -129,19 +128,6 @@ class Recording:
             time_to_first_token_s=self.first_token_s,
             tags={**self.request.tags, **self.tags, **{name: text[:200] for name, text in said.items() if text}},
         )  # fmt: skip
-
-
-def redact(turn: TurnServed, redactor: Redactor) -> TurnServed:
-    """The turn without personal data; where any was found its tokens go too, because they would still spell it out."""
-    messages = [redactor.mapping(message) for message in turn.messages]
-    completion = redactor.text(turn.completion)
-    calls = [msgspec.structs.replace(call, arguments=redactor.text(call.arguments)) for call in turn.tool_calls]
-    if messages == turn.messages and completion == turn.completion and calls == turn.tool_calls:
-        return turn
-    return msgspec.structs.replace(
-        turn, messages=messages, completion=completion, tool_calls=calls, prompt_tokens=[], completion_tokens=[], logprobs=None,
-        routed_experts=None, kept_log_mass=None, shape=msgspec.UNSET, tags={**turn.tags, "redacted": "true"},
-    )  # fmt: skip
 
 
 def unkept(turn: TurnServed) -> TurnServed:

@@ -2,7 +2,7 @@
 
 A session is an episode. Its key is signed, not stored: chat requests under it belong to the episode, and that is all it may do.
 The agent at work holds it, and who acts must not say how well: a reward is posted with the key that started the session, naming
-`session_id` (or the interaction). It goes to the declared signal `reward` where there is one, else it is a rating.
+`session_id` (or the interaction). It goes to the signal `reward` where the key's policy declares it, else it is a rating.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -16,7 +16,7 @@ from starlette.responses import Response
 from app.api import openapi
 from app.api.dialects.counter import Counter, json_response
 from app.api.dialects.naming import Signal
-from app.api.telemetry.drafts import TargetId, decode
+from app.api.telemetry.drafts import TargetId, ambiguous, decode
 from app.domain.errors import BadRequest
 from app.domain.ids import uuid7
 from app.domain.telemetry.events import GATEWAY, ROLLOUT
@@ -76,9 +76,11 @@ def router(counter: Counter, last_inference: LastInference) -> APIRouter:
                 raise BadRequest("name the session in session_id, or one answer in interaction_id", param="session_id")
             policies = counter.door.desk.policies if caller.policy is None else (caller.policy,)
             target = body.interaction_id or await last_inference(body.session_id or "", policies)
-            named = any("reward" in config.signals for config in counter.door.desk.policies.values())
+            named = {"reward" in declared for declared in counter.door.desk.vocabularies(caller.policy)}
+            if len(named) > 1:
+                raise ambiguous("reward")
             signal = Signal(
-                id=f"rl:{target or body.session_id}", key="reward" if named else ObservationName.RATING, value=body.reward,
+                id=f"rl:{target or body.session_id}", key="reward" if True in named else ObservationName.RATING, value=body.reward,
                 inference_id=target, episode_id=body.session_id if target is None else None, occurred_at=None, source=SOURCE,
             )  # fmt: skip
             await counter.put(signal, caller)

@@ -35,7 +35,8 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     data: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
 
 
-ID_CHARS, SEGMENT_CHARS = 64, 200
+ID_CHARS, SOURCE_CHARS, SEGMENT_CHARS = 64, 120, 200
+MOST_TOKENS = 2**31 - 1
 """What the columns of turns hold."""
 _envelope = msgspec.json.Decoder(Envelope)
 _draft = msgspec.json.Decoder(Draft)
@@ -101,6 +102,9 @@ def _imported(turn: TurnServed, desk: Desk, caller: Caller) -> CloudEvent:
         raise BadRequest("only turns with source `import:<name>` can be sent; others come from the gateway", param="data.source")
     if turn.logprobs is not None or turn.completion_tokens or turn.prompt_tokens:
         raise BadRequest("an imported turn has no tokens and no log-probabilities of ours", param="data.logprobs")
+    for field, said in (("routed_experts", turn.routed_experts), ("kept_log_mass", turn.kept_log_mass)):
+        if said:
+            raise BadRequest(f"an imported turn has no tokens of ours: leave `{field}` out", param=f"data.{field}")
     if turn.payload is not msgspec.UNSET:
         raise BadRequest("an imported turn carries its own content: leave `payload` out", param="data.payload")
     if turn.policy not in desk.policies or caller.policy not in (None, turn.policy):
@@ -120,12 +124,23 @@ def _imported(turn: TurnServed, desk: Desk, caller: Caller) -> CloudEvent:
 
 
 def _refuse_oversized(turn: TurnServed) -> None:
-    """Refuse words that no column holds: accepted they would be buried when they are applied. Raises `BadRequest` with the field."""
+    """Refuse words and numbers that no column holds: accepted they would be buried when they are applied.
+
+    Raises `BadRequest` with the field.
+    """
     words = {"inference_id": turn.inference_id, "episode_id": turn.episode_id, "version": turn.version}
     for field, word in words.items():
         if not 0 < len(word) <= ID_CHARS:
             raise BadRequest(f"{field} has 1 to {ID_CHARS} characters", param=f"data.{field}")
+    if len(turn.source) > SOURCE_CHARS:
+        raise BadRequest(f"source has at most {SOURCE_CHARS} characters", param="data.source")
     if turn.kind not in ("answer", "summary"):
         raise BadRequest("kind is `answer` or `summary`", param="data.kind")
     if len(segment_key(turn.segment)) > SEGMENT_CHARS:
         raise BadRequest(f"the segment has more than {SEGMENT_CHARS} characters together", param="data.segment")
+    counts = {"usage.prompt_tokens": turn.usage.prompt_tokens, "usage.completion_tokens": turn.usage.completion_tokens}
+    for field, number in counts.items():
+        if not 0 <= number <= MOST_TOKENS:
+            raise BadRequest(f"{field} is {number}: send 0 to {MOST_TOKENS}", param=f"data.{field}")
+    if abs(top_k := turn.sampling.top_k or 0) > MOST_TOKENS:
+        raise BadRequest(f"sampling.top_k is {top_k}: send at most {MOST_TOKENS}, or 0 for all tokens", param="data.sampling.top_k")

@@ -1,10 +1,12 @@
 """What every dialect does alike: read a body, put a score in, correct it, take it back.
 
 The other systems overwrite a score that is sent again under its id; here an accepted event never changes. A correction therefore
-becomes a revision with an id of its own (`<id>#2`, `<id>#3`, …), and the revision before it is retracted.
+becomes a revision with an id of its own (`<id>#2`, `<id>#3`, …), and the revision before it is retracted. So does what is said again
+after it was taken back or replaced, unless it has the time of when it was said first: then it is a repetition that came late.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -24,7 +26,7 @@ from app.api.telemetry.intake import Intake
 from app.api.workshop import SMALL_CHARS, breathe
 from app.domain.access import Scope
 from app.domain.errors import BadRequest
-from app.domain.telemetry.events import CloudEvent, Observation
+from app.domain.telemetry.events import RETRACTED, CloudEvent, Observation
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -86,7 +88,7 @@ class Counter:
 
     async def check(self, signal: Signal, caller: Caller) -> list[Draft]:
         """The observations of a score, all of them valid. Raises `BadRequest`."""
-        found = list(drafts(signal, self.door.desk))
+        found = list(drafts(signal, self.door.desk, caller.policy))
         for draft in found:
             await self.door.prepared(draft, caller)
         return found
@@ -98,7 +100,7 @@ class Counter:
 
     async def put_all(self, records: Sequence[R], signal_of: Callable[[R], Signal], caller: Caller) -> list[BadRequest | None]:
         """Accept many scores in one commit, each wholly or not at all; for each what was wrong."""
-        read = partial(self._read, records, signal_of)
+        read = partial(self._read, records, signal_of, caller)
         said, is_long = await self.door.workshop.do(read, chars=EVENT_CHARS * len(records), share=caller.share)
         if is_long:  # each waits for its turn, and others' come between
             return [found if isinstance(found, BadRequest) else await self._refused(self._checked(found, caller)) for found in said]
@@ -107,23 +109,25 @@ class Counter:
         ready = await self.door.workshop.do(work, chars=chars, share=caller.share)
         events = [event for found in ready if isinstance(found, list) for event in found]
         answers = iter(await self.door.commit(events))
+        taken = [[] if isinstance(d, BadRequest) or isinstance(e, BadRequest) else d for d, e in zip(said, ready, strict=True)]
+        told = [[(draft, next(answers).status) for draft in found] for found in taken]
+        gone = await self._taken_back([draft for found in told for draft, status in found if status == "duplicate"], caller)
         wrong: list[BadRequest | None] = []
-        for drafts_, found in zip(said, ready, strict=True):
-            if isinstance(found, BadRequest) or isinstance(drafts_, BadRequest):
-                wrong.append(found if isinstance(found, BadRequest) else None)
-                continue
-            again = [draft for draft in drafts_ if next(answers).status == "conflict"]
-            wrong.append(await self._refused(self._corrected(again, caller)))
+        for found, pairs in zip(ready, told, strict=True):
+            again = [draft for draft, status in pairs if status == "conflict" or (status == "duplicate" and draft.id in gone)]
+            wrong.append(found if isinstance(found, BadRequest) else await self._refused(self._corrected(again, caller)))
         return wrong
 
-    def _read(self, records: Sequence[R], signal_of: Callable[[R], Signal]) -> tuple[list[list[Draft] | BadRequest], bool]:
+    def _read(
+        self, records: Sequence[R], signal_of: Callable[[R], Signal], caller: Caller
+    ) -> tuple[list[list[Draft] | BadRequest], bool]:  # fmt: skip
         """The observations of each, and whether there is much in any of them that is searched for personal data."""
-        said = [or_refused(partial(self._drafts, record, signal_of)) for record in records]
+        said = [or_refused(partial(self._drafts, record, signal_of, caller)) for record in records]
         parts = (draft for found in said if isinstance(found, list) for draft in found)
         return said, any(self.door.to_redact(draft) > SMALL_CHARS for draft in parts)
 
-    def _drafts(self, record: R, signal_of: Callable[[R], Signal]) -> list[Draft]:
-        return list(drafts(signal_of(record), self.door.desk))
+    def _drafts(self, record: R, signal_of: Callable[[R], Signal], caller: Caller) -> list[Draft]:
+        return list(drafts(signal_of(record), self.door.desk, caller.policy))
 
     def _prepared(self, said: Sequence[list[Draft] | BadRequest], caller: Caller) -> list[list[CloudEvent] | BadRequest]:
         return [found if isinstance(found, BadRequest) else or_refused(partial(self._events, found, caller)) for found in said]
@@ -137,8 +141,8 @@ class Counter:
         for draft in found:
             await self._put(draft, caller, first=1)
 
-    async def _corrected(self, conflicting: Sequence[Draft], caller: Caller) -> None:
-        for draft in conflicting:
+    async def _corrected(self, again: Sequence[Draft], caller: Caller) -> None:
+        for draft in again:
             await self._put(draft, caller, first=2)
 
     @staticmethod
@@ -181,14 +185,26 @@ class Counter:
         candidates = [_revision(score_id + suffix, number) for suffix in suffixes for number in range(1, MAX_REVISIONS + 1)]
         return sorted(await asyncio.to_thread(self.door.ledger.seen, source_of(source, caller), candidates))
 
+    async def _taken_back(self, said: Sequence[Draft], caller: Caller) -> set[str | None]:
+        """Ids of those of the accepted observations that do not stand any more, where to say them again is to give them again: what has
+        a time of its own and is sent with the same is a repetition, however late it comes."""
+        ids: dict[str, list[str]] = defaultdict(list)
+        for draft in said:
+            if draft.occurred_at is None and draft.id is not None:
+                ids[source_of(draft.source, caller)].append(draft.id + RETRACTED)
+        found = [await asyncio.to_thread(self.door.ledger.seen, source, some) for source, some in ids.items()]
+        return {id_.removesuffix(RETRACTED) for some in found for id_ in some}
+
     async def _put(self, draft: Draft, caller: Caller, *, first: int) -> None:
-        """Find the first revision that is free or says the same, from the `first` on."""
+        """Find the first revision that is free, or says the same and stands, from the `first` on."""
         assert draft.id is not None
         for number in range(first, MAX_REVISIONS + 1):
-            answer = await self.door.observe(msgspec.structs.replace(draft, id=_revision(draft.id, number)), caller)
+            revision = msgspec.structs.replace(draft, id=_revision(draft.id, number))
+            answer = await self.door.observe(revision, caller)
             if answer.status == "accepted" and number > 1:
                 await self.door.retract(RetractionDraft(observation_id=_revision(draft.id, number - 1), source=draft.source), caller)
-            if answer.status != "conflict":
+            again = answer.status == "duplicate" and await self._taken_back([revision], caller)
+            if answer.status != "conflict" and not again:
                 return
         raise BadRequest(f"{draft.id} was corrected {MAX_REVISIONS} times: send a new score under an id of its own", param="id")
 

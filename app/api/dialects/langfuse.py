@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from app.api import openapi
 from app.api.dialects.counter import Counter, json_response
-from app.api.dialects.naming import Signal, beside, inference_of, named_inference
+from app.api.dialects.naming import NO, YES, Signal, beside, inference_of, named_inference
 from app.api.entry.access import Caller
 from app.api.telemetry.drafts import AwareTime, EventId, Label, TargetId, decode, members
 from app.domain.access import Scope
@@ -103,7 +103,7 @@ def _signal(raw: bytes | msgspec.Raw) -> Signal:
     target = named_inference(score.metadata) or inference_of(score.trace_id)
     score_id = score.id or hashlib.sha256(bytes(memoryview(raw))).hexdigest()[:32]
     correction = score.data_type == "CORRECTION"
-    value = bool(score.value) if score.data_type == "BOOLEAN" else score.value
+    value = _boolean(score.value) if score.data_type == "BOOLEAN" else score.value
     return Signal(
         id=score_id, key=score.name, value=None if correction else value, inference_id=target,
         episode_id=score.session_id if target is None else None, comment=score.comment,
@@ -113,3 +113,9 @@ def _signal(raw: bytes | msgspec.Raw) -> Signal:
             source=score.source, environment=score.environment, queue_id=score.queue_id,
         ),
     )  # fmt: skip
+
+
+def _boolean(value: float | str | bool) -> bool:
+    if isinstance(value, str) and value.lower() not in YES | NO:
+        raise BadRequest(f"a BOOLEAN is 0 or 1, true or false, and this is {value[:40]!r}", param="value")
+    return value.lower() in YES if isinstance(value, str) else bool(value)

@@ -9,9 +9,9 @@ from uuid import UUID
 
 import msgspec
 
-from app.api.telemetry.drafts import Desk, Draft
+from app.api.telemetry.drafts import Desk, Draft, ambiguous
 from app.domain.errors import BadRequest
-from app.domain.policies import SignalType
+from app.domain.policies import SignalConfig, SignalType
 from app.domain.telemetry.signals import BUILT_IN, ObservationName
 
 THUMBS = frozenset({
@@ -25,6 +25,8 @@ YES, NO = (
 )
 """Labels under which they say how it went."""
 _FLAGS = frozenset({ObservationName.RATING, ObservationName.UNDO, ObservationName.REGENERATE, ObservationName.TASK_SUCCESS})
+Declared = Mapping[str, SignalConfig]
+"""The signals of one policy."""
 SUFFIXES = ("", ":comment", ":demonstration")
 
 
@@ -46,15 +48,15 @@ class Signal:
     """What else the other system said about it, kept beside the value."""
 
 
-def drafts(signal: Signal, desk: Desk) -> Iterator[Draft]:
+def drafts(signal: Signal, desk: Desk, policy: str | None = None) -> Iterator[Draft]:
     """The observations of a score: its value, its comment, its correction; ids of the latter two derive from the first.
 
-    Raises `BadRequest` where there is none of the three.
+    It is read as the caller's policy declares its signals. Raises `BadRequest` where there is none of the three; and where the policy is
+    not known and policies would read it differently.
     """
     value, comment, demonstration = SUFFIXES
     if signal.value is not None:
-        name = observation_name(signal.key, desk)
-        yield _draft(signal, value, name, _value(name, _scaled(signal, name, desk), desk))
+        yield _draft(signal, value, *_read(signal, desk, policy))
     if signal.comment:
         yield _draft(signal, comment, ObservationName.COMMENT, signal.comment)
     if signal.demonstration:
@@ -63,9 +65,25 @@ def drafts(signal: Signal, desk: Desk) -> Iterator[Draft]:
         raise BadRequest("there is neither a value nor a comment nor a correction", param="value")
 
 
-def observation_name(key: str, desk: Desk) -> str:
+def _read(signal: Signal, desk: Desk, policy: str | None) -> tuple[str, object]:
+    """Name and value."""
+    vocabularies = desk.vocabularies(policy)
+    if signal.key not in BUILT_IN and signal.key.lower() not in THUMBS:  # to those that do not declare it, it means nothing
+        vocabularies = [signals for signals in vocabularies if signal.key in signals] or [{}]
+    read = [_read_by(signal, signals) for signals in vocabularies]
+    if any((name, type(value), value) != (read[0][0], type(read[0][1]), read[0][1]) for name, value in read[1:]):
+        raise ambiguous(signal.key)
+    return read[0]
+
+
+def _read_by(signal: Signal, declared: Declared) -> tuple[str, object]:
+    name = observation_name(signal.key, declared)
+    return name, _value(name, _scaled(signal, name, declared), declared)
+
+
+def observation_name(key: str, declared: Declared) -> str:
     """Ours where the name is one of ours or declared, a rating where it is one of those used for thumbs, else as it is (and refused)."""
-    if key in BUILT_IN or any(key in config.signals for config in desk.policies.values()):
+    if key in BUILT_IN or key in declared:
         return key
     return ObservationName.RATING if key.lower() in THUMBS else key
 
@@ -123,11 +141,11 @@ def structure_in(tags: Mapping[str, str], name: str) -> dict[str, Any] | None:
         return None
 
 
-def _scaled(signal: Signal, name: str, desk: Desk) -> object:
+def _scaled(signal: Signal, name: str, declared: Declared) -> object:
     """The value, where it says what it means. Raises `BadRequest` for a number under a thumb's name whose scale nobody declared:
     0.2 of 1 and 2 of 5 stars are complaints, and would be read as praise."""
     value = signal.value
-    says_so = signal.key == name or any(name in config.signals for config in desk.policies.values())
+    says_so = signal.key == name or name in declared
     if name != ObservationName.RATING or says_so or not isinstance(value, int | float) or value in (0, 1):
         return value
     raise BadRequest(
@@ -136,14 +154,14 @@ def _scaled(signal: Signal, name: str, desk: Desk) -> object:
     )  # fmt: skip
 
 
-def _value(name: str, value: object, desk: Desk) -> object:
+def _value(name: str, value: object, declared: Declared) -> object:
     """These systems send booleans as 0 and 1 or as labels: a thumb down is false, not a rating of zero. On a declared scale it is zero."""
-    declared = [config.signals[name] for config in desk.policies.values() if name in config.signals]
-    if name not in _FLAGS and SignalType.BOOLEAN not in {signal.type for signal in declared}:
+    signal = declared.get(name)
+    if name not in _FLAGS and (signal is None or signal.type != SignalType.BOOLEAN):
         return value
     if isinstance(value, str):
         return True if value.lower() in YES else False if value.lower() in NO else value
-    if any(signal.low is not None for signal in declared):
+    if signal is not None and signal.low is not None:
         return value
     return bool(value) if isinstance(value, int | float) and value in (0, 1) else value
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, lru_cache
@@ -12,14 +12,14 @@ import msgspec
 
 from app.api.entry.access import Caller
 from app.api.telemetry.intake import BRACKETS, Limits, characters, check_tags, check_tree, more_than
-from app.api.telemetry.redaction import Redactor
+from app.api.telemetry.redaction import Redactor, redact
 from app.domain.errors import BadRequest
 from app.domain.ids import hash_actor, uuid7
 from app.domain.policies import Level, PolicyConfig, SignalConfig
 from app.domain.ports import Clock
 from app.domain.telemetry.events import RETRACTED, CloudEvent, EventType, Observation, Retraction
 from app.domain.telemetry.moments import check_moments
-from app.domain.telemetry.signals import check_value, split_path
+from app.domain.telemetry.signals import BUILT_IN, ObservationName, check_value, split_path
 from app.domain.telemetry.turns import TurnServed
 
 AwareTime = Annotated[datetime, msgspec.Meta(tz=True)]
@@ -154,9 +154,13 @@ class Desk:
     limits: Limits
 
     @cached_property
-    def signals(self) -> Mapping[str, SignalConfig]:
-        """The declared signals of all policies."""
+    def _signals_of_all(self) -> Mapping[str, SignalConfig]:
         return {name: signal for config in self.policies.values() for name, signal in config.signals.items()}
+
+    def vocabularies(self, policy: str | None) -> Sequence[Mapping[str, SignalConfig]]:
+        """The declared signals of the policy; of each where the policy is not known."""
+        known = self.policies.values() if policy is None else [self.policies[policy]] if policy in self.policies else []
+        return [config.signals for config in known] or [{}]
 
     @cached_property
     def redacts(self) -> bool:
@@ -183,7 +187,7 @@ class Desk:
         check_tree(draft.value, self.limits)
         if draft.tags:
             check_tags(draft.tags, self.limits)
-        check_value(draft.name, draft.value, self._signals(policy), level=level)
+        check_value(draft.name, draft.value, self._signals(policy, draft), level=level)
         now = self.clock()
         occurred_at = draft.occurred_at or now
         _check_time(occurred_at, now)
@@ -207,7 +211,9 @@ class Desk:
         )  # fmt: skip
 
     def retraction(self, draft: RetractionDraft, caller: Caller) -> CloudEvent:
-        """The event that takes an observation back; the same retraction twice is one event."""
+        """The event that takes an observation back; the same retraction twice is one event. Raises `BadRequest` naming the field."""
+        if "\x00" in draft.observation_id:
+            raise BadRequest("an id contains the character U+0000", param="observation_id", code="nul")
         source = source_of(draft.source, caller)
         now = self.clock()
         occurred_at = draft.occurred_at or now
@@ -221,10 +227,8 @@ class Desk:
     def imported(self, turn: TurnServed) -> TurnServed:
         """An imported turn with its actor hashed and, where the policy asks for it, its texts redacted."""
         actor = hash_actor(turn.actor, salt=self.actor_salt) if turn.actor else None
-        if not self.policies[turn.policy].redact:
-            return msgspec.structs.replace(turn, actor=actor)
-        messages = [self.redactor.mapping(message) for message in turn.messages]
-        return msgspec.structs.replace(turn, actor=actor, messages=messages, completion=self.redactor.text(turn.completion))
+        turn = redact(turn, self.redactor) if self.policies[turn.policy].redact else turn
+        return msgspec.structs.replace(turn, actor=actor)
 
     def _policy(self, named: str | None, caller: Caller) -> str | None:
         if caller.policy is not None and named not in (None, caller.policy):
@@ -234,11 +238,17 @@ class Desk:
             raise BadRequest(f"no policy is named {named!r} (declared: {known})", param="policy", code="unknown_policy")
         return named or caller.policy
 
-    def _signals(self, policy: str | None) -> Mapping[str, SignalConfig]:
-        """The declared signals of the policy; of all of them where the policy is not known."""
+    def _signals(self, policy: str | None, draft: Draft) -> Mapping[str, SignalConfig]:
+        """The declared signals of the policy; of all of them where the policy is not known. Raises `BadRequest` where those differ."""
         if policy is not None:
-            return self.policies[policy].signals if policy in self.policies else {}
-        return self.signals
+            return self.vocabularies(policy)[0]
+        if draft.name == ObservationName.RATING:  # a thumb is one on every scale, and without a scale a number is from -1 to 1
+            scales = [signals.get(draft.name) for signals in self.vocabularies(None)] if not isinstance(draft.value, bool) else []
+        else:
+            scales = [signals[draft.name] for signals in self.vocabularies(None) if draft.name in signals and draft.name not in BUILT_IN]
+        if len({None if one is None else (one.type, one.level, one.low, one.high) for one in scales}) > 1:
+            raise ambiguous(draft.name)
+        return self._signals_of_all
 
     def _redacted(self, policy: str | None, value: list[Any]) -> list[Any]:
         """Texts of policies that ask for it; of every caller whose policy is not known when any policy asks for it."""
@@ -252,6 +262,13 @@ class Desk:
                 param="value", code="size",
             )  # fmt: skip
         return self.redactor.value(value)
+
+
+def ambiguous(name: str) -> BadRequest:
+    """For a name that means one thing to one policy and another to another, of a caller who did not say which it is about."""
+    return BadRequest(
+        f"the policies declare {name!r} differently: name one in `policy`, or use a key of one", param="policy", code="ambiguous"
+    )
 
 
 def _check_time(occurred_at: datetime, now: datetime) -> None:

@@ -13,9 +13,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
+import msgspec
 from phonenumbers import Leniency, PhoneNumberMatcher
 
 from app.api.workshop import unhurried
+from app.domain.telemetry.turns import TurnServed
 
 EMAIL = re.compile(
     r"(?<![A-Za-z0-9._%+'\-])[A-Za-z0-9._%+'\-]{1,64}@(?:[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}[A-Za-z0-9])?\.){1,8}[A-Za-z]{2,24}\b"
@@ -81,6 +83,19 @@ class Redactor:
     def mapping(self, value: "dict[str, Any]") -> dict[str, Any]:
         """A JSON object, such as a chat message."""
         return {key: self.value(item) for key, item in value.items()}
+
+
+def redact(turn: TurnServed, redactor: Redactor) -> TurnServed:
+    """The turn without personal data; where any was found its tokens go too, because they would still spell it out."""
+    messages = [redactor.mapping(message) for message in turn.messages]
+    completion = redactor.text(turn.completion)
+    calls = [msgspec.structs.replace(call, arguments=redactor.text(call.arguments)) for call in turn.tool_calls]
+    if messages == turn.messages and completion == turn.completion and calls == turn.tool_calls:
+        return turn
+    return msgspec.structs.replace(
+        turn, messages=messages, completion=completion, tool_calls=calls, prompt_tokens=[], completion_tokens=[], logprobs=None,
+        routed_experts=None, kept_log_mass=None, shape=msgspec.UNSET, tags={**turn.tags, "redacted": "true"},
+    )  # fmt: skip
 
 
 def spans_in(text: str) -> Iterator[Span]:

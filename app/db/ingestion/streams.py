@@ -21,7 +21,7 @@ from app.db.access import erasures
 from app.db.chunks import pair_of
 from app.db.counters import add_counts, read_counts
 from app.db.engine import insert_or_ignore, inserting, reading, writing
-from app.db.ingestion import dead_letters, segment_rows
+from app.db.ingestion import dead_letters, history, segment_rows
 from app.db.ingestion.observations import (
     Joined,
     apply_retractions,
@@ -32,7 +32,7 @@ from app.db.ingestion.observations import (
     targets_of,
 )
 from app.db.ingestion.turn_counts import count_turns
-from app.db.ingestion.turns import insert_turns, lock_turns, note_evidence, point_to_segment
+from app.db.ingestion.turns import lock_turns, note_evidence, point_to_segment
 from app.db.release.exposures import insert_exposures
 from app.db.tables import applied_events, observations, stream_offsets, turns
 from app.db.verdicts import judged
@@ -98,15 +98,13 @@ class SqlEffects:
         return _Segment(name=name, turns=frozenset(turn.inference_id for _, turn in planned), size_bytes=size)
 
     def _new_turns(self, batch: EffectBatch) -> list[tuple[AppliedEvent, TurnServed]]:
-        served: dict[str, tuple[AppliedEvent, TurnServed]] = {}
-        for event, turn in [(event, turn) for event, turn in _of(batch.events, TurnServed) if not turn.payload]:
-            served.setdefault(turn.inference_id, (event, turn))
+        served = [(event, turn) for event, turn in history.served_first(_of(batch.events, TurnServed)) if not turn.payload]
         if not served:
             return []
         with reading(self._engine) as connection:
-            known = applied_among(connection, [(event.source, event.id) for event, _ in served.values()])
-            shells = _shells(connection, list(served.values()))
-        return [(e, turn) for e, turn in served.values() if (e.source, e.id) not in known and turn.inference_id not in shells]
+            known = applied_among(connection, [(event.source, event.id) for event, _ in served])
+            shells = _shells(connection, served)
+        return [(e, turn) for e, turn in served if (e.source, e.id) not in known and turn.inference_id not in shells]
 
     def _abandon(self, segment: "_Segment | None") -> None:
         """As far as possible now; `sweep` does the rest."""
@@ -195,17 +193,17 @@ class SqlEffects:
         now: datetime,
     ) -> tuple[Joined, list[TurnServed], set[str]]:  # fmt: skip
         """What came together by these turns, those of them that were not known, and which segments owe something."""
-        served = _of(fresh, TurnServed)
+        served = history.served_first(_of(fresh, TurnServed))
         shells = _shells(connection, served)
-        inserted = insert_turns(connection, [turn for _, turn in served], rules=rules, erased=shells)
-        new = list({turn.inference_id: turn for _, turn in served if turn.inference_id in inserted}.values())
-        owing = self._claim(connection, [turn for turn in new if turn.inference_id not in missing], frozenset(shells), now)
+        inserted, owing = history.insert_served(connection, [turn for _, turn in served], rules=rules, erased=shells)
+        new = [turn for _, turn in served if turn.inference_id in inserted]
+        owing |= self._claim(connection, [turn for turn in new if turn.inference_id not in missing], frozenset(shells), now)
         if segment is not None and not self._point(connection, segment, {t.inference_id for t in new if not t.payload} - set(shells)):
             owing.add(segment.name)
         joined = join_waiting(connection, sorted(inserted), sorted({turn.episode_id for turn in new}), rules=rules)
         erasures.forget_said(connection, sorted(inserted & set(shells)))
         joined.changed_turns.difference_update(shells)
-        joined.counts["", "turn_ignored"] += len(served) - len(new)
+        joined.counts["", "turn_ignored"] += len(_of(fresh, TurnServed)) - len(new)
         return joined, new, owing
 
     def _claim(self, connection: Connection, new: Sequence[TurnServed], shells: frozenset[str], now: datetime) -> set[str]:
@@ -259,7 +257,7 @@ def _lock_touched(connection: Connection, fresh: Sequence[AppliedEvent]) -> None
     """The known turns that these events are about, in the one order, before any of them is looked at."""
     said = [(o.inference_id, o.episode_id) for _, o in _of(fresh, Observation)]
     said += targets_of(connection, [(r.source, r.observation_id) for _, r in _of(fresh, Retraction)])
-    said += [(None, turn.episode_id) for _, turn in _of(fresh, TurnServed)]
+    said += [(turn.inference_id, turn.episode_id) for _, turn in _of(fresh, TurnServed)]
     lock_turns(connection, {turn for turn, _ in said if turn is not None}, {episode for _, episode in said if episode is not None})
 
 

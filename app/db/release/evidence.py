@@ -31,8 +31,11 @@ from app.domain.ports import EngineState
 from app.domain.release.alarms import Alarm, AlarmKind
 from app.domain.release.gates import GateName
 from app.domain.release.sessions import Era, Session
+from app.domain.telemetry.events import IMPORTED
 
 CANARY = "canary-%"
+_SERVED = (turns.c.inference_id == exposures.c.inference_id) & (turns.c.policy == exposures.c.policy) & ~turns.c.source.startswith(IMPORTED)
+"""The turn that came of an exposure. History that somebody tells under its id is no evidence."""
 
 
 class SqlEvidenceBook:
@@ -178,9 +181,9 @@ class SqlEvidenceBook:
 def read_sessions(connection: Connection, mine: ColumnElement[bool]) -> list[Session]:
     """Exposures that fulfil `mine`, with turn, first label and signals, in order of exposure."""
     joined = (
-        exposures.outerjoin(turns, turns.c.inference_id == exposures.c.inference_id)
-        .outerjoin(turn_words, turn_words.c.inference_id == exposures.c.inference_id)
-        .outerjoin(labels, (labels.c.inference_id == exposures.c.inference_id) & (labels.c.revision == 1))
+        exposures.outerjoin(turns, _SERVED)
+        .outerjoin(turn_words, turn_words.c.inference_id == turns.c.inference_id)
+        .outerjoin(labels, (labels.c.inference_id == turns.c.inference_id) & (labels.c.revision == 1))
     )
     query = select(
         exposures, turns.c.inference_id.label("turn"), turns.c.finish_reason, COMPLETION, turns.c.completion_tokens,
@@ -206,7 +209,7 @@ def _signals(connection: Connection, mine: ColumnElement[bool]) -> Mapping[str, 
 def _observed(mine: ColumnElement[bool], match: ColumnElement[bool]) -> Select[Any, Any, Any]:
     known = observations.c.received_at <= turns.c.label_due_at
     standing = observations.c.retracted_at.is_(None) | (observations.c.retracted_at > turns.c.label_due_at)
-    joined = exposures.join(turns, turns.c.inference_id == exposures.c.inference_id).join(observations, match)
+    joined = exposures.join(turns, _SERVED).join(observations, match)
     picked = select(exposures.c.inference_id.label("inference"), observations.c.name, observations.c.value)
     return (
         picked.select_from(joined)

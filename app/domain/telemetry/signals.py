@@ -35,6 +35,10 @@ EditName = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Rating = Annotated[float, msgspec.Meta(ge=-1, le=1)]
 
 
+MOST_CHARACTERS = 10**9
+"""Of an edit, at the door alone: what was accepted before there was a bound stays readable."""
+
+
 class ObservationName(StrEnum):
     """The built-in names."""
 
@@ -142,7 +146,7 @@ def _refuse_infinite(value: object) -> None:
 
 def _check_built_in(name: str, value: object) -> None:
     if name == ObservationName.EDIT_PERSISTENCE:
-        convert(value, RawEdit if _has_texts(value) else MeasuredPersistence, "value")
+        _check_persistence(value)
     elif name in _TEXT:
         if not isinstance(value, str):
             convert(value, str, "value")
@@ -156,6 +160,15 @@ def _check_built_in(name: str, value: object) -> None:
         convert(value, ToolOutcome, "value")
     else:
         convert(value, Latency if isinstance(value, dict) else Seconds, "value")
+
+
+def _check_persistence(value: object) -> None:
+    if _has_texts(value):
+        convert(value, RawEdit, "value")
+        return
+    measured: MeasuredPersistence = convert(value, MeasuredPersistence, "value")
+    if measured.length is not None and measured.length > MOST_CHARACTERS:
+        raise BadRequest(f"value.length is more than {MOST_CHARACTERS} characters: send how many were inserted", param="value.length")
 
 
 def _has_texts(value: object) -> bool:

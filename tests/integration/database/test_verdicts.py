@@ -3,6 +3,8 @@
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -13,7 +15,7 @@ from app.db.ingestion.streams import SqlEffects
 from app.db.tables import dead_letters, turns
 from app.domain.errors import OwnFault, RatchetError, Unavailable
 from app.domain.telemetry.streams import EffectBatch, JoinRules
-from app.domain.telemetry.turns import Usage
+from app.domain.telemetry.turns import SamplingParams, Usage
 from app.trajectories.segments import ParquetSegments
 from pipelines.ingestion.isolate import Isolator
 from tests.fakes.served import applied, at, turn
@@ -60,6 +62,22 @@ def test_a_number_that_the_database_cannot_hold_buries_its_record_and_the_others
     with reading(engine) as connection:
         assert len(connection.execute(select(turns.c.inference_id)).all()) == 3
         assert connection.execute(select(dead_letters.c.offset)).scalars().all() == [60]
+
+
+@pytest.mark.parametrize("beyond", ["usage", "top_k", "routed_experts"])
+def test_records_with_numbers_that_no_column_holds_are_buried_however_many_they_are(engine: Engine, tmp_path: Path, beyond: str) -> None:
+    values: dict[str, Any] = {
+        "usage": Usage(prompt_tokens=0, completion_tokens=2**63), "top_k": SamplingParams(top_k=2**31), "routed_experts": [[[2**15]]],
+    }  # fmt: skip
+    wrong = {"sampling" if beyond == "top_k" else beyond: values[beyond]}
+    hostile = [applied(turn(f"bad{n}", **wrong), offset=n) for n in range(6)]
+    store = SqlEffects(engine, rules=lambda: JoinRules(policies={}), segments=ParquetSegments(str(tmp_path)))
+    isolator = Isolator(store=store, clock=lambda: at(1), pause=lambda _: None)
+    assert isolator.apply(EffectBatch(events=tuple(hostile))) == 0
+    assert isolator.apply(EffectBatch(events=(applied(turn("healthy"), offset=60),))) == 1
+    with reading(engine) as connection:
+        assert connection.execute(select(turns.c.inference_id)).scalars().all() == ["healthy"]
+        assert sorted(connection.execute(select(dead_letters.c.offset)).scalars()) == list(range(6))
 
 
 def test_a_bucket_or_disk_that_takes_nothing_is_waited_for(engine: Engine) -> None:

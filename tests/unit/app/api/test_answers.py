@@ -10,11 +10,11 @@ import pytest
 
 from app.api.chat import completions, responses
 from app.api.chat.answer import ChatStyle, logprob_items
-from app.api.chat.recording import Recording, redact, unkept
+from app.api.chat.recording import Recording, unkept
 from app.api.chat.request import read_body, understand
 from app.api.entry.access import ANONYMOUS
 from app.api.telemetry.intake import Limits
-from app.api.telemetry.redaction import Redactor
+from app.api.telemetry.redaction import Redactor, redact
 from app.domain.errors import BadRequest
 from app.domain.release.assignment import pin
 from app.domain.telemetry.serving import GenerationChunk, Likely

@@ -15,6 +15,7 @@ from app.api.telemetry.redaction import Redactor
 from app.domain.errors import BadRequest
 from app.domain.ids import hash_actor
 from app.domain.telemetry.events import CloudEvent, Observation
+from app.domain.telemetry.turns import ToolCall, ToolVerdict
 from tests.fakes.clock import FrozenClock
 from tests.fakes.gateway import policy_config
 from tests.fakes.served import turn
@@ -160,6 +161,12 @@ def test_a_retraction_is_one_event_however_often_it_is_sent() -> None:
         desk().retraction(RetractionDraft(observation_id="o", occurred_at=datetime(1999, 12, 31, tzinfo=UTC)), BOUND)
 
 
+def test_a_retraction_of_what_no_row_can_be_called_is_refused_by_itself() -> None:
+    with pytest.raises(BadRequest) as error:
+        desk().retraction(RetractionDraft(observation_id="a\x00b"), BOUND)
+    assert (error.value.param, error.value.code) == ("observation_id", "nul")
+
+
 def test_a_key_of_one_policy_speaks_under_its_own_name_and_of_that_policy() -> None:
     assert observation(draft(), by=BOUND).policy == "composer"
     assert [source_of(said, BOUND) for said in (None, "sdk:vim", "sdk:vim@composer")] == [
@@ -188,9 +195,11 @@ def test_texts_are_searched_where_their_policy_asks_or_nobody_knows_whose_they_a
 @pytest.mark.parametrize(("policy", "redacted"), [("composer", True), ("tab", False)])
 def test_an_imported_turn_is_searched_where_its_policy_asks_and_never_keeps_who_it_was(policy: str, *, redacted: bool) -> None:
     said = "mail ada@example.org"
-    sent = turn("i1", policy=policy, actor="ada", messages=[{"role": "user", "content": said}], completion=said)
+    call = ToolCall(id="1", name="mail", arguments=said, verdict=ToolVerdict.VALID)
+    sent = turn("i1", policy=policy, actor="ada", messages=[{"role": "user", "content": said}], completion=said, tool_calls=[call])
     kept, found = desk(redact=True).imported(sent), "mail [EMAIL]" if redacted else said
-    assert (kept.messages[0]["content"], kept.completion) == (found, found)
+    assert (kept.messages[0]["content"], kept.completion, kept.tool_calls[0].arguments) == (found, found, found)
+    assert kept.tags == ({"redacted": "true"} if redacted else {})
     assert kept.actor == hash_actor("ada", salt="salt")
     assert desk().imported(turn("i1", policy=policy, actor=None)).actor is None
 

@@ -60,6 +60,19 @@ def imported(**changes: Any) -> dict[str, Any]:
         ({}, {"logprobs": []}, "data.logprobs"),
         ({}, {"policy": "nobody"}, "data.policy"), ({}, {"started_at": "1999-12-31T00:00:00Z"}, "data.started_at"),
         ({}, {"finished_at": "2999-12-31T00:00:00Z"}, "data.finished_at"), ({}, {"hologram": 1}, "hologram"),
+        ({"sampling": {"top_k": 2**31 - 1}}, {"sampling": {"top_k": 2**31}}, "data.sampling.top_k"),
+        ({"sampling": {"top_k": -1}}, {"sampling": {"top_k": -(2**31) - 1}}, "data.sampling.top_k"),
+        (
+            {"usage": {"prompt_tokens": 2**31 - 1, "completion_tokens": 0}}, {"usage": {"prompt_tokens": 2**31, "completion_tokens": 0}},
+            "data.usage.prompt_tokens",
+        ),
+        (
+            {"usage": {"prompt_tokens": 0, "completion_tokens": 2**31 - 1}}, {"usage": {"prompt_tokens": 0, "completion_tokens": -1}},
+            "data.usage.completion_tokens",
+        ),
+        ({"source": "import:" + "s" * 113}, {"source": "import:" + "s" * 114}, "data.source"),
+        ({"routed_experts": []}, {"routed_experts": [[[1]]]}, "data.routed_experts"),
+        ({"kept_log_mass": []}, {"kept_log_mass": [-0.5]}, "data.kept_log_mass"),
         ({}, {"payload": {"segment": "s", "digest": "d", "bytes": 1, "has_logprobs": False}}, "data.payload"),
     ],
 )  # fmt: skip

@@ -55,7 +55,7 @@ def test_a_score_under_a_known_name_is_what_it_means(key: str, value: Any, name:
 def test_a_declared_signal_keeps_its_name_and_its_type() -> None:
     assert said("solved", 1, OWN) == ("solved", True)
     assert said("speed", 1, OWN) == ("speed", 1)
-    assert observation_name("solved", PLAIN) == "solved"
+    assert observation_name("solved", {}) == "solved"
     assert said("stars", 4, desk(stars=SignalConfig(type=SignalType.FLOAT, low=0, high=5))) == ("stars", 4)
 
 

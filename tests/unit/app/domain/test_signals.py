@@ -16,6 +16,7 @@ DECLARED = {"kept": SignalConfig(type=SignalType.FLOAT), "mood": SignalConfig(ty
     [
         ("edit_persistence", {"horizon_s": 0, "four_gram": 1, "no_revert": None, "length": 12, "ended": True}),
         ("edit_persistence", {"horizon_s": 900, "before": "", "inserted": "x", "after": "y", "start": 3, "replaced": 0}),
+        ("edit_persistence", {"horizon_s": 0, "four_gram": 1, "length": 10**9}),
         ("follow_up", ""),
         ("rating", True),
         ("rating", -1),
@@ -37,6 +38,8 @@ def test_accepted(name: str, value: Any) -> None:
         ("edit_persistence", {"horizon_s": 0}, "value.four_gram"),
         ("edit_persistence", {"horizon_s": -1, "four_gram": 1}, "value.horizon_s"),
         ("edit_persistence", {"horizon_s": 1, "inserted": "x", "before": "y"}, "value.after"),
+        ("edit_persistence", {"horizon_s": 0, "four_gram": 1, "length": 10**9 + 1}, "value.length"),
+        ("edit_persistence", {"horizon_s": 0, "four_gram": 1, "length": 10**310}, "value.length"),
         ("edit_persistence", 1, "value"),
         ("rating", 1.5, "value"),
         ("rating", "good", "value"),
