@@ -163,11 +163,9 @@ class SqlReleaseTransaction:
         return newest is not None and newest.action == "rollback" and not newest.actor.startswith("user:")
 
     def quarantine(self, release: Release, *, actor: str, reason: str) -> None:
-        row = {"policy": self.policy, "digest": release.digest, "reason": reason, "release_id": release.id, "since": self.now}
-        self._connection.execute(insert_or_ignore(self._connection, quarantine).values(row))
-        bad = (deployment_history.c.policy == self.policy) & (deployment_history.c.digest == release.digest)
-        self._connection.execute(update(deployment_history).where(bad).values(good=False))
-        self.note(actor=actor, action="version.quarantined", subject=release.digest, detail={"release_id": release.id, "reason": reason})
+        if pointers.bar(self._connection, release, reason=reason, now=self.now):
+            detail = {"release_id": release.id, "reason": reason}
+            self.note(actor=actor, action="version.quarantined", subject=release.digest, detail=detail)
 
     def is_quarantined(self, digest: str) -> bool:
         return digest in pointers.quarantined(self._connection, self.policy)
