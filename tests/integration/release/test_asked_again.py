@@ -1,13 +1,20 @@
 """A release whose approvals were taken back asks people anew: how many, until when, and who hears of it. On SQLite alone."""
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from sqlalchemy import Engine
 
+from app.db.release.pairs import SqlPairs
+from app.domain.errors import Refused
+from app.domain.release.by_people import PeopleTerms
 from app.domain.release.gates import GateName, GateResult, Verdict
+from app.domain.release.pairs import BlindPair, Choice
 from app.domain.release.releases import Release, ReleaseState
-from tests.fakes.releases import ADA, BOB, ReleaseRoom, answer, release_room
+from app.domain.release.terms import Terms
+from app.release.jury import ReleaseJury
+from tests.fakes.releases import ADA, BOB, EVE, POLICY, ReleaseRoom, answer, release_room
 
 S = ReleaseState
 
@@ -40,3 +47,66 @@ def test_evidence_that_was_taken_again_asks_as_many_people_as_it_calls_for_and_n
     doubted(room, release)
     calm = room.desk.rebind(release.id, passed("calm"))
     assert (calm.approvals_needed, calm.reason) == (2, "ready again: the evidence was taken again, 2 approvals needed (as before)")
+
+
+def judged_by_people(room: ReleaseRoom) -> Release:
+    """A release that ada and bob preferred in twenty pairs: READY."""
+    release = room.queued("v2")
+    pairs = [
+        BlindPair(
+            id=f"{release.id}-{n:02}", release_id=release.id, policy=POLICY, suite="s", task=f"t{n}", cluster="", messages=[],
+            champion_answer="old", candidate_answer="new", champion_score=0.0, candidate_score=0.0, salt=str(n),
+        )
+        for n in range(20)
+    ]  # fmt: skip
+    SqlPairs(room.engine).keep(pairs, at=room.clock())
+    room.desk.ask_people(release.id, because="too few people")
+    for n, pair in enumerate(pairs):
+        by = (ADA, BOB)[n % 2]
+        choice = Choice.LEFT if pair.candidate_is_left(by) else Choice.RIGHT
+        ReleaseJury(room.ledger).vote(release.id, pair.id, choice, voter=by, shown_to=by, proven=True)
+    room.desk.count_votes(release.id)
+    return room.desk.find(release.id)
+
+
+@pytest.mark.parametrize(("ended_by", "season_h", "lost_h"), [("watch", 0, 5), ("people", 0, 5), ("watch", 24, 24), ("people", 24, 5)])
+def test_people_have_the_time_on_top_in_which_an_incident_let_them_decide_nothing(
+    sqlite_engine: Engine, ended_by: str, season_h: int, lost_h: int
+) -> None:
+    terms = Terms(config_hash="config", people=PeopleTerms(enabled=True, votes=20, judges=2), reentry_season_s=season_h * 3600.0)
+    room = release_room(sqlite_engine, terms=terms)
+    ready = judged_by_people(room)
+    assert ready.approval_expires_at is not None
+    assert ready.approval_expires_at == room.clock() + timedelta(hours=4)
+    room.clock.advance(3600)
+    room.desk.raise_incident(POLICY, release_id=None, reason="limits are burnt")
+    room.clock.advance(5 * 3600)
+    with pytest.raises(Refused, match="an incident of tab is open"):
+        room.desk.expire(ready.id)
+    if ended_by == "watch":
+        room.desk.end_incident(POLICY, reason="kept again")
+    else:
+        assert [room.desk.unfreeze(POLICY, actor=who) for who in (ADA, BOB)] == [False, True]
+    found = room.desk.find(ready.id)
+    until = ready.approval_expires_at + timedelta(hours=lost_h)
+    assert (found.state, found.approval_expires_at, found.evidence_digest) == (S.READY, until, ready.evidence_digest)
+    assert f"nothing could be decided for {lost_h:.1f} h: people have until {until:%Y-%m-%d %H:%M} UTC" in (found.reason or "")
+    room.clock.advance((lost_h - 5) * 3600 + 3 * 3600 - 1)
+    assert room.desk.expire(ready.id).state is S.READY
+    assert room.desk.approve(ready.id, approver=EVE, evidence=ready.evidence_digest or "").state is S.APPROVED
+
+
+def test_an_incident_gives_no_time_to_what_was_late_before_it_or_what_traffic_judged(sqlite_engine: Engine) -> None:
+    """What traffic judged is bound anew when the incident is over, with the whole time."""
+    room = release_room(sqlite_engine, terms=Terms(config_hash="config", people=PeopleTerms(enabled=True, votes=20, judges=2)))
+    late = judged_by_people(room)
+    room.clock.advance(4 * 3600)
+    room.desk.raise_incident(POLICY, release_id=None, reason="limits are burnt")
+    room.clock.advance(3600)
+    room.desk.end_incident(POLICY, reason="kept again")
+    assert room.desk.expire(late.id).state is S.EXPIRED
+    ready = room.ready("v3")
+    room.desk.raise_incident(POLICY, release_id=None, reason="limits are burnt")
+    room.clock.advance(3600)
+    room.desk.end_incident(POLICY, reason="kept again")
+    assert room.desk.find(ready.id).approval_expires_at == ready.approval_expires_at
