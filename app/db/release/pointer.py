@@ -101,13 +101,17 @@ def quarantined(connection: Connection, policy: str) -> frozenset[str]:
 
 
 def bar(connection: Connection, release: Release, *, reason: str, now: datetime) -> bool:
-    """Quarantine a release's version; False where it is barred for this very reason already. Another reason takes the older one's place."""
+    """Quarantine a release's version; False where it is barred for this very reason already.
+
+    Another reason takes the older one's place, and votes to lift begin anew: they were about what was known when they were cast.
+    """
     q, history = quarantine.c, deployment_history.c
     held = (q.policy == release.policy) & (q.digest == release.digest)
     if connection.execute(select(q.reason).where(held)).scalar() == reason:
         return False
     row = {"policy": release.policy, "digest": release.digest, "reason": reason, "release_id": release.id, "since": now}
-    connection.execute(upsert(connection, quarantine, key=("policy", "digest"), update=("reason",)).values(row))
+    barred = upsert(connection, quarantine, key=("policy", "digest"), update=("reason", "lift_votes"))
+    connection.execute(barred.values({**row, "lift_votes": None}))
     bad = (history.policy == release.policy) & (history.digest == release.digest)
     connection.execute(update(deployment_history).where(bad).values(good=False))
     return True

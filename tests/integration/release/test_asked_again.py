@@ -7,7 +7,9 @@ import pytest
 from sqlalchemy import Engine
 
 from app.db.release.pairs import SqlPairs
+from app.db.release.release_views import SqlReleaseViews
 from app.domain.errors import Refused
+from app.domain.release.alarms import AlarmKind
 from app.domain.release.by_people import PeopleTerms
 from app.domain.release.gates import GateName, GateResult, Verdict
 from app.domain.release.pairs import BlindPair, Choice
@@ -110,3 +112,28 @@ def test_an_incident_gives_no_time_to_what_was_late_before_it_or_what_traffic_ju
     room.clock.advance(3600)
     room.desk.end_incident(POLICY, reason="kept again")
     assert room.desk.find(ready.id).approval_expires_at == ready.approval_expires_at
+
+
+def test_a_vote_frees_what_was_found_before_it_alone(room: ReleaseRoom) -> None:
+    desk, champion = room.desk, room.champion("v2")
+    desk.freeze(POLICY, AlarmKind.MONITORS, actor="system:watch", reason="saturation", release_id=champion.id)
+    assert desk.unfreeze(POLICY, actor=ADA) is False
+    assert not desk.freeze(POLICY, AlarmKind.MONITORS, actor="system:watch", reason="saturation", release_id=champion.id)
+    assert SqlReleaseViews(room.engine).deployment(POLICY)["unfreeze_votes"] == [ADA], "what is seen again is nothing new"
+    assert desk.freeze(POLICY, AlarmKind.ANCHOR, actor="system:watch", reason="worse than the anchor", release_id=champion.id)
+    assert SqlReleaseViews(room.engine).deployment(POLICY)["unfreeze_votes"] == []
+    assert desk.unfreeze(POLICY, actor=BOB) is False, "ada knew nothing of the anchor"
+    assert desk.raise_incident(POLICY, release_id=champion.id, reason="limits are burnt")
+    assert [desk.unfreeze(POLICY, actor=who) for who in (BOB, ADA)] == [False, True]
+
+
+def test_a_vote_lifts_a_quarantine_for_the_reason_that_was_known_then_alone(room: ReleaseRoom) -> None:
+    desk, release = room.desk, room.canary("v2")
+    desk.abort(release.id, actor="system:watch", reason="harm", quarantine=True)
+    assert desk.lift(POLICY, "v2", actor=ADA, reason="the place had failed") is False
+    desk.roll_back(release.id, actor=EVE, reason="harm")
+    assert SqlReleaseViews(room.engine).deployment(POLICY)["quarantine"][0]["lift_votes"] == [ADA], "that was known"
+    desk.roll_back(release.id, actor=EVE, reason="it leaks keys")
+    assert SqlReleaseViews(room.engine).deployment(POLICY)["quarantine"][0]["lift_votes"] is None
+    assert desk.lift(POLICY, "v2", actor=BOB, reason="ada is right") is False, "ada knew nothing of the keys"
+    assert desk.lift(POLICY, "v2", actor=ADA, reason="the keys were never real") is True
