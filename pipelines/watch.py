@@ -34,13 +34,13 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
 from app.domain.errors import Quarantined, RatchetError, Refused, StaleGeneration
 from app.domain.ports import Clock, ProgressLog
-from app.domain.release.alarms import AlarmKind, open_of
+from app.domain.release.alarms import AlarmKind, open_of, why_still
 from app.domain.release.gates import CanaryAction, GateName
 from app.domain.release.releases import ENGINE_ALIVE, Pointer, Release, ReleaseState
 from app.release.desk import ReleaseDesk
@@ -309,12 +309,14 @@ class Watch:
         queued = self.ports.releases.list(policy=self.policy, states=(S.QUEUED,))
         if not queued or self.ports.releases.list(policy=self.policy, states=(S.CANARY, S.JUDGING)):
             return
-        release, now = queued[0], self.ports.clock()
+        release, desk, now = queued[0], self.ports.desk, self.ports.clock()
         failure = self.ports.evidence.engine_failure(self.policy, release.digest, seen_since=now - ENGINE_ALIVE)
         if failure is not None:
-            self.ports.desk.stop(release.id, to=S.ABORTED, reason=failure, actor=ACTOR, seen=release)
+            desk.stop(release.id, to=S.ABORTED, reason=failure, actor=ACTOR, seen=release)
         elif not self._engine_holds(release):
             self._say(release.id, "waits for an engine to hold it")
+        elif why := why_still(desk.alarms(self.policy), policy=self.policy, season_s=release.config.get("reentry_season_s", 0.0), now=now):
+            self._say(release.id, f"waits: {why}")
         else:
             self._open_canary(release, now)
 
@@ -329,8 +331,7 @@ class Watch:
             self.ports.desk.stop(release.id, to=S.REJECTED, reason=plan.message, actor=ACTOR, seen=release)
             log.warning("refused policy=%s release=%s %s", self.policy, release.id, plan.message)
             return
-        declared: dict[str, Any] = msgspec.to_builtins(plan)
-        self.ports.desk.start_canary(release.id, plan=declared, stage=self._first_stage(release))
+        self.ports.desk.start_canary(release.id, plan=msgspec.to_builtins(plan), stage=self._first_stage(release))
         log.info("canary_started policy=%s release=%s version=%s", self.policy, release.id, release.version_name)
 
     def _first_stage(self, release: Release) -> int:

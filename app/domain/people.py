@@ -123,6 +123,12 @@ NAMES = re.compile(r"[a-z0-9][a-z0-9._@+-]{0,63}")
 BOT_MARKS = ("[bot]", "-bot", "_bot", "bot:")
 
 
+def is_person(actor: str) -> bool:
+    """A user whose name does not mark it as a program."""
+    name = actor.removeprefix("user:")
+    return actor.startswith("user:") and bool(name.strip()) and not any(mark in name.lower() for mark in BOT_MARKS)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Person:
     """Somebody who may ask for something."""

@@ -4,11 +4,18 @@ What people looked at and freed is used up, and what comes after it counts: the 
 (`pipelines.evaluation.live.guards`), which begins when they free a champion that programs may not take back.
 """
 
+from collections.abc import Collection
 from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+
+import msgspec
 
 from app.domain.errors import NotFound, Refused
-from app.domain.release.alarms import FOUND_ONCE, Alarm, AlarmKind, finding_of, open_of, why_still
+from app.domain.release.alarms import FOUND_ONCE, Alarm, AlarmKind, finding_of, open_of, stood_still, why_still
+from app.domain.release.by_people import BY_PEOPLE
 from app.domain.release.releases import ReleaseState
+from app.domain.release.terms import Terms
 from app.release.ledger import ReleaseTransaction
 from app.release.people import require_person, require_strangers
 
@@ -55,6 +62,31 @@ def require_calm(tx: ReleaseTransaction, *, season_s: float) -> None:
         raise Refused(why)
 
 
+def end(tx: ReleaseTransaction, kinds: Collection[AlarmKind], *, actor: str, reason: str) -> list[AlarmKind]:
+    """End open alarms of these kinds, and with an incident the standstill of those who have to approve; returns the kinds that ended."""
+    incident = open_of(tx.alarms(open_only=True), AlarmKind.INCIDENT)
+    ended = tx.end_alarms(kinds, actor=actor, reason=reason)
+    if incident is not None and incident.kind in ended:
+        _give_time(tx, incident, actor=actor)
+    return ended
+
+
+def _give_time(tx: ReleaseTransaction, incident: Alarm, *, actor: str) -> None:
+    """Nobody could decide in an incident: what people judged has that time on top. What traffic judged is bound anew instead."""
+    incidents = [alarm for alarm in tx.alarms() if alarm.kind is AlarmKind.INCIDENT]
+    others = [alarm for alarm in incidents if alarm.id != incident.id]
+    for release in tx.releases(states={ReleaseState.READY, ReleaseState.APPROVED, ReleaseState.PROMOTING}):
+        terms, until = msgspec.convert(release.config, Terms), release.approval_expires_at
+        if terms.by_people is None or until is None or until <= incident.raised_at:
+            continue
+        season_s = terms.reentry_season_s
+        stood = partial(stood_still, season_s=season_s, since=release.changed_at, now=tx.now + timedelta(seconds=season_s))
+        lost = stood(incidents) - stood(others)
+        until += lost
+        why = f"nothing could be decided for {lost / timedelta(hours=1):.1f} h: people have until {until:%Y-%m-%d %H:%M} UTC"
+        tx.amend(release, "release.extended", actor=actor, reason=f"{BY_PEOPLE}: {why}", changes={"approval_expires_at": until})
+
+
 def unfreeze(tx: ReleaseTransaction, *, actor: str) -> bool:
     """One of two votes; True when promotions are free again: the alarms that froze them ended, and an incident."""
     require_person(actor, "unfreeze promotions")
@@ -71,7 +103,7 @@ def unfreeze(tx: ReleaseTransaction, *, actor: str) -> bool:
         return False
     if frozen:
         tx.unfreeze(actor=actor)
-    ended = tx.end_alarms(set(AlarmKind), actor=", ".join(voters), reason="two people freed the promotions")
+    ended = end(tx, set(AlarmKind), actor=", ".join(voters), reason="two people freed the promotions")
     if BEGUN_ANEW.intersection(ended):
         _begin_anew(tx, actor=actor, reason="two people freed the promotions: what the champion does from now on counts")
     return True

@@ -27,7 +27,7 @@ from app.domain.release.versions import Version
 from app.release import promotion
 from app.release.alarms import freeze, require_calm
 from app.release.ledger import ReleaseLedger, ReleaseTransaction
-from app.release.people import evidence_digest, require_independent, require_person
+from app.release.people import evidence_digest, people_needed, require_independent, require_person
 from app.release.people_desk import PeopleDesk
 from app.release.promotion import terms_of
 from app.release.readiness import make_ready, require_offline
@@ -183,7 +183,7 @@ class ReleaseDesk(PeopleDesk):
     def rebind(self, release_id: str, result: GateResult, *, seen: Release | None = None) -> Release:
         """READY again after its data were in doubt or an incident: approvals are void, the next ones bind to the evidence as it is now.
 
-        People have their whole time again: it is another question.
+        People have their whole time again, and it takes as many as that evidence asks for, never fewer than before: it is another question.
         """
 
         def act(tx: ReleaseTransaction, release: Release) -> Release:
@@ -194,8 +194,14 @@ class ReleaseDesk(PeopleDesk):
             tx.add_result(release_id, result, action="ready")
             tx.void_approvals(release.id, actor="system:watch", reason="the evidence was taken again")
             expires_at = tx.now + timedelta(seconds=terms.approval_ttl_s)
-            changes = {"evidence_digest": evidence_digest(release, terms, tx.results(release_id)), "approval_expires_at": expires_at}
-            why = "ready again: the evidence was taken again"
+            needed, doubt = people_needed(tx, release, terms)
+            if needed < (release.approvals_needed or 1):
+                needed, doubt = release.approvals_needed or 1, "as before"
+            changes = {
+                "evidence_digest": evidence_digest(release, terms, tx.results(release_id)), "approvals_needed": needed,
+                "approval_expires_at": expires_at,
+            }  # fmt: skip
+            why = f"ready again: the evidence was taken again, {needed} approvals needed ({doubt})"
             if release.state is S.APPROVED:
                 return tx.move(release, S.READY, actor="system:watch", reason=why, changes=changes)
             return tx.amend(release, "release.rebound", actor="system:watch", reason=why, changes=changes)

@@ -32,6 +32,7 @@ def message_of(event: Mapping[str, Any], *, address: str) -> Message:
         link = f"{address}/console/releases/{quote(data['subject'], safe='')}?policy={quote(policy, safe='')}"
     title = {
         "release.ready": f"{policy}: {version} is READY and waits for people",
+        "release.rebound": f"{policy}: {version} is READY again and asks people anew",
         "release.judging": f"{policy}: {version} waits for blind votes",
         "release.waiting": f"{policy}: half of the time to approve {version} is over",
         "release.aborted": f"{policy}: {version} was stopped",

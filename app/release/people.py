@@ -8,17 +8,11 @@ within a day may be behind it.
 from collections.abc import Collection, Sequence
 
 from app.domain.errors import Refused
-from app.domain.people import BOT_MARKS
+from app.domain.people import is_person
 from app.domain.release.gates import GateName, GateResult, content_hash
 from app.domain.release.releases import Release, approvers
 from app.domain.release.terms import Terms
 from app.release.ledger import ReleaseTransaction
-
-
-def is_person(actor: str) -> bool:
-    """A user whose name does not mark it as a program."""
-    name = actor.removeprefix("user:")
-    return actor.startswith("user:") and bool(name.strip()) and not any(mark in name.lower() for mark in BOT_MARKS)
 
 
 def require_person(actor: str, act: str) -> None:

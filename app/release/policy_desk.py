@@ -143,9 +143,9 @@ class PolicyDesk:
             return tx.raise_alarm(AlarmKind.INCIDENT, release_id=release_id, reason=reason, actor=actor)
 
     def end_incident(self, policy: str, *, reason: str, actor: str = WATCH) -> bool:
-        """What was held goes on; False where none is open."""
+        """What was held goes on, with the time that it stood still where people judged it; False where none is open."""
         with self._ledger.transaction(policy) as tx:
-            return bool(tx.end_alarms({AlarmKind.INCIDENT}, actor=actor, reason=reason))
+            return bool(alarms.end(tx, {AlarmKind.INCIDENT}, actor=actor, reason=reason))
 
     def unfreeze(self, policy: str, *, actor: str) -> bool:
         """One of two votes; True when promotions are free again."""

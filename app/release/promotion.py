@@ -82,7 +82,10 @@ def finish(tx: ReleaseTransaction, release: Release, *, actor: str) -> Release:
 
 
 def roll_back(tx: ReleaseTransaction, release: Release, *, actor: str, reason: str, to: str | None = None) -> Release:
-    """Take a version back, from whatever state, at once. Asking again changes nothing (`to` names a version instead of the newest good)."""
+    """Take a version back, from whatever state, at once, and end what continues from it.
+
+    Asking again for the same reason changes nothing (`to` names a version instead of the newest good).
+    """
     match release.state:
         case S.CHAMPION:
             return _dethrone(tx, release, actor=actor, reason=reason, to=to)
@@ -90,12 +93,10 @@ def roll_back(tx: ReleaseTransaction, release: Release, *, actor: str, reason: s
             return _bar(tx, release, actor=actor, reason=reason)
         case state if state in IN_FLIGHT:
             _quarantine(tx, release, actor=actor, reason=reason)
-            end_descendants(tx, release, actor=actor, because=f"{release.version_name} was taken back")
             tx.void_approvals(release.id, actor=actor, reason=reason)
             return tx.move(release, S.ABORTED, actor=actor, reason=reason, changes={"stage": None})
         case _:
-            if release.state not in (S.ROLLED_BACK, S.SUPERSEDED_BY_NEWER) and not tx.is_quarantined(release.digest):
-                _quarantine(tx, release, actor=actor, reason=reason)
+            _quarantine(tx, release, actor=actor, reason=reason)
             return release
 
 
@@ -139,11 +140,15 @@ def _bar(tx: ReleaseTransaction, release: Release, *, actor: str, reason: str) -
 
 
 def _quarantine(tx: ReleaseTransaction, release: Release, *, actor: str, reason: str) -> None:
-    """Bar a version that is not the champion: it leaves the holdback, is no target of rollbacks, and nothing is held against it."""
+    """Bar a version that is not the champion, and end what continues from it.
+
+    It leaves the holdback, is no target of rollbacks, and nothing is held against it.
+    """
     pointer = tx.pointer()
     if pointer is not None and pointer.digest == release.digest:
         return  # another release of these weights is the champion: that one is rolled back, or nothing is
     tx.quarantine(release, actor=actor, reason=reason)
+    end_descendants(tx, release, actor=actor, because=f"{release.version_name} was taken back")
     if pointer is not None and release.digest in (pointer.previous, pointer.reference, pointer.anchor):
         good = tx.good_versions(besides=frozenset({release.digest, pointer.digest}))
         after = replace(

@@ -7,7 +7,7 @@ from datetime import datetime
 from sqlalchemy import Connection, or_, select, update
 
 from app.db.engine import insert_or_ignore
-from app.db.tables import alarms, audit
+from app.db.tables import alarms, audit, circuit_breakers
 from app.domain.release.alarms import Alarm, AlarmKind
 
 SHOWN = 100
@@ -26,9 +26,12 @@ def read_alarms(connection: Connection, policy: str, *, open_only: bool = False,
 
 
 def insert_alarm(connection: Connection, alarm: Alarm) -> bool:
-    """False where one of its kind is open already."""
-    added = connection.execute(insert_or_ignore(connection, alarms).values(asdict(alarm)).returning(alarms.c.id))
-    return len(added.all()) == 1
+    """False where one of its kind is open already. Votes to unfreeze are about what was known when they were cast: they begin anew."""
+    added = connection.execute(insert_or_ignore(connection, alarms).values(asdict(alarm)).returning(alarms.c.id)).all()
+    if added:
+        frozen = circuit_breakers.c.policy == alarm.policy
+        connection.execute(update(circuit_breakers).where(frozen).values(unfreeze_votes=[]))
+    return len(added) == 1
 
 
 def end_alarms(

@@ -16,11 +16,11 @@ from sqlalchemy import Connection, Engine, Row, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.contact import Contact, Part
-from app.db.engine import expected_to_answer, insert_or_ignore, reading
+from app.db.engine import expected_to_answer, insert_or_ignore, reading, upsert
 from app.db.release.holdouts import open_holdouts, read_open
 from app.db.tables import deployment_history, deployment_pointer, quarantine, releases, versions
 from app.domain.errors import StaleGeneration, Unavailable
-from app.domain.release.releases import Pointer, ReleaseState, Route
+from app.domain.release.releases import Pointer, Release, ReleaseState, Route
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +98,23 @@ def good_versions(connection: Connection, policy: str, *, besides: frozenset[str
 def quarantined(connection: Connection, policy: str) -> frozenset[str]:
     """Digests that may never serve again."""
     return frozenset(connection.execute(select(quarantine.c.digest).where(quarantine.c.policy == policy)).scalars())
+
+
+def bar(connection: Connection, release: Release, *, reason: str, now: datetime) -> bool:
+    """Quarantine a release's version; False where it is barred for this very reason already.
+
+    Another reason takes the older one's place, and votes to lift begin anew: they were about what was known when they were cast.
+    """
+    q, history = quarantine.c, deployment_history.c
+    held = (q.policy == release.policy) & (q.digest == release.digest)
+    if connection.execute(select(q.reason).where(held)).scalar() == reason:
+        return False
+    row = {"policy": release.policy, "digest": release.digest, "reason": reason, "release_id": release.id, "since": now}
+    barred = upsert(connection, quarantine, key=("policy", "digest"), update=("reason", "lift_votes"))
+    connection.execute(barred.values({**row, "lift_votes": None}))
+    bad = (history.policy == release.policy) & (history.digest == release.digest)
+    connection.execute(update(deployment_history).where(bad).values(good=False))
+    return True
 
 
 def wanted_versions(connection: Connection) -> set[tuple[str, str]]:

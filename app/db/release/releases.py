@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Engine, Row, delete, func, insert, select, update
+from sqlalchemy import Connection, Engine, Row, delete, insert, select, update
 
 from app.db.access.people import hands_of, names_of
 from app.db.engine import insert_or_ignore, reading, upsert, writing
@@ -29,7 +29,7 @@ from app.db.tables import (
 )
 from app.domain.errors import NotFound, Refused, StaleGeneration, Unavailable
 from app.domain.ids import utc_now, uuid7
-from app.domain.people import CREDENTIAL_REST
+from app.domain.people import CREDENTIAL_REST, is_person
 from app.domain.release.alarms import UNTIL, Alarm, AlarmKind
 from app.domain.release.gates import GateName, GateResult, Verdict
 from app.domain.release.holdouts import Holdout
@@ -160,14 +160,12 @@ class SqlReleaseTransaction:
         table = deployment_history
         moves = select(table.c.action, table.c.actor).where(table.c.policy == self.policy, table.c.action.in_(pointers.CHAMPION_MOVES))
         newest = self._connection.execute(moves.order_by(table.c.generation.desc()).limit(1)).one_or_none()
-        return newest is not None and newest.action == "rollback" and not newest.actor.startswith("user:")
+        return newest is not None and newest.action == "rollback" and not is_person(newest.actor)
 
     def quarantine(self, release: Release, *, actor: str, reason: str) -> None:
-        row = {"policy": self.policy, "digest": release.digest, "reason": reason, "release_id": release.id, "since": self.now}
-        self._connection.execute(insert_or_ignore(self._connection, quarantine).values(row))
-        bad = (deployment_history.c.policy == self.policy) & (deployment_history.c.digest == release.digest)
-        self._connection.execute(update(deployment_history).where(bad).values(good=False))
-        self.note(actor=actor, action="version.quarantined", subject=release.digest, detail={"release_id": release.id, "reason": reason})
+        if pointers.bar(self._connection, release, reason=reason, now=self.now):
+            detail = {"release_id": release.id, "reason": reason}
+            self.note(actor=actor, action="version.quarantined", subject=release.digest, detail=detail)
 
     def is_quarantined(self, digest: str) -> bool:
         return digest in pointers.quarantined(self._connection, self.policy)
@@ -215,9 +213,8 @@ class SqlReleaseTransaction:
     def rollbacks_within(self, window: timedelta, *, automatic: bool = False) -> int:
         table = deployment_history
         recent = (table.c.policy == self.policy) & (table.c.action == "rollback") & (table.c.occurred_at > self.now - window)
-        if automatic:
-            recent &= table.c.actor.not_like("user:%")
-        return self._connection.execute(select(func.count()).select_from(table).where(recent)).scalar_one()
+        actors = self._connection.execute(select(table.c.actor).where(recent)).scalars()
+        return sum(not (automatic and is_person(actor)) for actor in actors)
 
     # --- gates and people
 

@@ -14,7 +14,7 @@ from app.db.release import audit
 from app.db.tables import outbox, webhook_deliveries, webhooks
 from app.domain.errors import NotFound
 from app.domain.ids import uuid7
-from app.domain.release.news import CHANNELS, FLAPPING, REST, is_news
+from app.domain.release.news import CHANNELS, FLAPPING, OF_EVIDENCE, REST, is_news
 from app.sealing import Seal
 
 SYSTEM = "system:webhooks"
@@ -65,18 +65,19 @@ def schedule(
     for row in connection.execute(select(webhooks).where(webhooks.c.disabled_at.is_(None))).all():
         wanted = row.policy in (None, policy) and (not row.events or any(event.startswith(prefix) for prefix in row.events))
         if wanted and row.url.startswith(CHANNELS):
-            wanted = news and not (event in FLAPPING and _told(connection, row.id, event, about, detail.get("kind"), since=now - REST))
+            wanted = news and not (event in FLAPPING and _told(connection, row.id, event, about, detail, since=now - REST))
         if wanted:
             values = {"webhook_id": row.id, "event_id": event_id, "attempts": 0, "next_attempt_at": now}
             connection.execute(insert(webhook_deliveries).values(values))
 
 
-def _told(connection: Connection, webhook_id: str, event: str, about: str, kind: str | None, *, since: datetime) -> bool:
+def _told(connection: Connection, webhook_id: str, event: str, about: str, detail: Mapping[str, Any], *, since: datetime) -> bool:
     """Whether a receiver was sent this about that already."""
     same = (outbox.c.key == about) & (outbox.c.type == f"ratchet.{event}.v1") & (outbox.c.created_at > since)
     joined = select(outbox.c.payload).join(webhook_deliveries, webhook_deliveries.c.event_id == outbox.c.event_id)
     sent = connection.execute(joined.where(same, webhook_deliveries.c.webhook_id == webhook_id)).scalars()
-    return any(kind is None or json.loads(payload)["data"].get("kind") == kind for payload in sent)
+    names = ("kind", "evidence_digest") if event in OF_EVIDENCE else ("kind",)
+    return any(all(json.loads(payload)["data"].get(name) == detail.get(name) for name in names) for payload in sent)
 
 
 class SqlWebhookBook:

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from email import message_from_string, policy
 from typing import Any
@@ -18,7 +19,7 @@ from app.db.release.webhooks import SqlWebhookBook
 from app.domain.errors import BadRequest
 from app.domain.ids import utc_now
 from app.domain.release.alarms import AlarmKind
-from app.domain.release.gates import GateName, Verdict
+from app.domain.release.gates import GateName, GateResult, Verdict
 from app.release.addresses import check_url
 from app.release.post import PostOffice
 from app.release.webhooks import Courier, new_secret
@@ -128,6 +129,29 @@ def test_at_half_of_its_time_somebody_is_reminded_once(sqlite_engine: Engine, ro
     assert titles(channel) == ["*tab: tiny-v2 is READY and waits for people*", "*tab: half of the time to approve tiny-v2 is over*"]
     room.desk.reject(release.id, approver="user:ada", reason="no")
     assert not room.desk.remind(release.id)
+
+
+def test_people_who_are_asked_anew_hear_of_it_and_are_reminded_anew(sqlite_engine: Engine, room: ReleaseRoom) -> None:
+    channel = Channel(sqlite_engine, room, SLACK)
+
+    def seen(verdict: Verdict, note: str) -> GateResult:
+        return replace(answer(GateName.CANARY, "v2", verdict, note=note), decided_at=room.clock())
+
+    release = room.desk.mark_ready(room.canary("v2").id, seen(Verdict.PASS, "first"))
+    room.clock.advance(2.1 * 3600)
+    assert room.desk.remind(release.id)
+    assert len(titles(channel)) == 2
+    for note, told in (("again", ["*tab: tiny-v2 is READY again and asks people anew*"]), ("flapping", [])):
+        room.desk.void(release.id, reason="labels are late", because=seen(Verdict.INCONCLUSIVE, note))
+        titles(channel)
+        again = room.desk.rebind(release.id, seen(Verdict.PASS, note))
+        assert titles(channel) == told, "what flaps is told once in six hours"
+    room.clock.advance(2.1 * 3600)
+    assert room.desk.remind(release.id)
+    assert titles(channel) == ["*tab: half of the time to approve tiny-v2 is over*"]
+    room.desk.approve(release.id, approver="user:ada", evidence=again.evidence_digest or "")
+    room.desk.rebind(release.id, seen(Verdict.PASS, "taken again after the approval"))
+    assert titles(channel) == ["*tab: tiny-v2 is READY and waits for people*"], "other evidence is another question"
 
 
 HOSTILE = "<!channel> *[x](https://evil.example)* <https://evil.example|here>\r\nBcc: all@example.com\u202e"

@@ -91,7 +91,7 @@ def test_evidence_that_was_taken_again_asks_people_anew_with_their_whole_time(ro
     with pytest.raises(Refused, match="only a pass makes it ready again"):
         room.desk.rebind(release.id, answer(GateName.CANARY, "v2", Verdict.INCONCLUSIVE))
     again = room.desk.rebind(release.id, answer(GateName.CANARY, "v2", note="again"))
-    assert (again.state, again.reason) == (S.READY, "ready again: the evidence was taken again")
+    assert (again.state, again.reason) == (S.READY, "ready again: the evidence was taken again, 1 approvals needed (configured)")
     assert again.approval_expires_at == room.clock() + timedelta(seconds=TTL_S)
     assert again.evidence_digest != release.evidence_digest
     approved = room.desk.approve(release.id, approver=ADA, evidence=again.evidence_digest or "")

@@ -4,12 +4,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select
 
-from app.db.engine import open_engine
+from app.db.engine import open_engine, reading
+from app.db.release import audit
+from app.db.tables import quarantine
+from app.domain.errors import Quarantined
 from app.domain.release.gates import GateName
 from app.domain.release.releases import Release, ReleaseState
-from tests.fakes.releases import ADA, ReleaseRoom, answer, release_room, version
+from tests.fakes.releases import ADA, BOB, EVE, POLICY, ReleaseRoom, answer, release_room, version
 
 S = ReleaseState
 
@@ -54,3 +57,60 @@ def test_what_continues_from_a_candidate_ends_with_it_where_it_is_no_good(engine
     else:
         assert found.state is S.ABORTED
         assert "continues from it" in (found.reason or "")
+
+
+@pytest.mark.parametrize("end", ["inconclusive", "expired", "superseded by newer", "superseded"])
+def test_a_version_taken_back_after_its_release_is_barred_and_ends_what_continues_from_it(sqlite_engine: Engine, end: str) -> None:
+    room = release_room(sqlite_engine)
+    desk, first = room.desk, _chained(room, "v2", "v1")
+    if end != "superseded by newer":
+        desk.start_canary(first.id)
+    if end in ("expired", "superseded"):
+        desk.mark_ready(first.id, answer(GateName.CANARY, "v2"))
+    if end == "superseded":
+        desk.approve(first.id, approver=ADA, evidence=desk.find(first.id).evidence_digest or "")
+        desk.promote(desk.begin_promotion(first.id).id)
+        room.champion("v3")
+    child = _chained(room, "v4", "v2")
+    if end == "inconclusive":
+        desk.stop(first.id, to=S.INCONCLUSIVE, reason="no answer")
+    elif end == "expired":
+        room.clock.advance(5 * 3600)
+        desk.expire(first.id)
+    desk.start_canary(child.id)
+    before = desk.find(first.id).state
+    assert before.lower() == end.replace(" ", "_")
+    pointer = desk.pointer(POLICY)
+    gone = desk.roll_back(first.id, actor=ADA, reason="poisoned turns")
+    assert gone.state is (S.ROLLED_BACK if before is S.SUPERSEDED else before)
+    found = desk.find(child.id)
+    assert found.state is S.ABORTED
+    assert found.reason == "tiny-v2 was taken back, and it continues from it"
+    assert desk.pointer(POLICY).digest == pointer.digest
+    with pytest.raises(Quarantined, match="tiny-v2 was rolled back"):
+        desk.plant(version("v2"), actor=BOB, reason="again")
+
+
+def test_what_continues_from_a_champion_goes_on_when_the_one_before_it_is_taken_back(sqlite_engine: Engine) -> None:
+    """The champion was judged good itself: its line stays, whatever it was trained from."""
+    room = release_room(sqlite_engine)
+    first = room.champion("v2")
+    second = room.desk.mark_ready(room.desk.start_canary(_chained(room, "v3", "v2").id).id, answer(GateName.CANARY, "v3"))
+    room.desk.approve(second.id, approver=ADA, evidence=second.evidence_digest or "")
+    room.desk.promote(room.desk.begin_promotion(second.id).id)
+    third = _chained(room, "v4", "v3")
+    room.desk.roll_back(first.id, actor=ADA, reason="poisoned turns")
+    assert room.states() == {"v1": S.SUPERSEDED, "v2": S.ROLLED_BACK, "v3": S.CHAMPION, "v4": S.QUEUED}
+    assert room.desk.find(third.id).state is S.QUEUED
+
+
+def test_a_new_reason_against_a_barred_version_is_kept_and_the_same_one_again_is_not(engine: Engine) -> None:
+    room = release_room(engine)
+    release = room.canary("v2")
+    for actor, reason in (("system:watch", "harm"), (EVE, "it leaks keys"), (EVE, "it leaks keys")):
+        room.desk.roll_back(release.id, actor=actor, reason=reason)
+    with reading(engine) as connection:
+        entries = audit.entries(connection, subject="v2")
+        told = [(entry.actor, entry.detail["reason"]) for entry in entries if entry.action == "version.quarantined"]
+        assert connection.execute(select(quarantine.c.reason)).scalars().all() == ["it leaks keys"]
+    assert sorted(told) == [("system:watch", "harm"), (EVE, "it leaks keys")]

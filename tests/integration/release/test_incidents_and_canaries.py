@@ -1,6 +1,7 @@
 """What an incident of the place does to candidates that are being judged: nothing, however long it lasts."""
 
-from datetime import timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta
 from itertools import groupby
 
 import msgspec
@@ -14,6 +15,7 @@ from app.domain.errors import Refused
 from app.domain.release.alarms import AlarmKind
 from app.domain.release.gates import GateName
 from app.domain.release.releases import Release, ReleaseState
+from app.domain.release.sessions import Session
 from app.domain.release.terms import Terms
 from pipelines.evaluation.config import ApprovalConfig, GatesConfig
 from pipelines.evaluation.live.explain import explain
@@ -49,6 +51,18 @@ def overdue(world: WatchedRoom, engine: Engine) -> None:
     world.room.clock.advance(400)
     world.watch.tick()
     world.traffic.delivered = True
+
+
+class ReadBook(SqlEvidenceBook):
+    """Counts how often somebody reads what the champion was like before."""
+
+    reads = 0
+
+    def history(
+        self, policy: str, digest: str, *, since: datetime, until: datetime | None = None, newest: int = 5000
+    ) -> list[Session]:  # fmt: skip
+        self.reads += 1
+        return super().history(policy, digest, since=since, until=until, newest=newest)
 
 
 def come(world: WatchedRoom, engine: Engine) -> None:
@@ -129,3 +143,22 @@ def test_nobody_is_too_late_in_an_incident_and_is_asked_anew_after_it(sqlite_eng
     assert room.desk.expire(release.id).state is S.READY
     room.clock.advance(3601)
     assert room.desk.expire(release.id).state is S.EXPIRED
+
+
+@pytest.mark.parametrize("still", ["open", "its hour has not come again"])
+def test_nobody_plans_a_canary_that_may_not_begin(sqlite_engine: Engine, still: str) -> None:
+    world = watched_room(sqlite_engine, config=small_gates(reentry_season_s=14_400.0))
+    book = ReadBook(sqlite_engine)
+    world.watch.ports = replace(world.watch.ports, evidence=book)
+    waiting = world.queue("v2", Behaviour())
+    world.room.desk.raise_incident(POLICY, release_id=None, reason="limits are burnt")
+    if still != "open":
+        world.room.desk.end_incident(POLICY, reason="kept again")
+    for _ in range(2):
+        world.watch.tick()
+    assert (book.reads, world.room.desk.find(waiting.id).state) == (0, S.QUEUED)
+    if still == "open":
+        world.room.desk.end_incident(POLICY, reason="kept again")
+    world.room.clock.advance(14_400)
+    world.watch.tick()
+    assert (book.reads, world.room.desk.find(waiting.id).state) == (1, S.CANARY)

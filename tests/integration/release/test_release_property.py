@@ -228,6 +228,8 @@ def _check_chain(chain: Iterable[AuditEntry]) -> None:
     """The audit in its order: what was allowed at each moment by what had happened before it."""
     incident, barred, said = False, set[str](), defaultdict[str, set[str]](set)
     for entry in chain:
+        if entry.action == "alarm.raised":
+            said.pop("frozen", None)
         match entry.action:
             case "alarm.raised" | "alarm.ended" if entry.detail["kind"] == AlarmKind.INCIDENT:
                 incident = entry.action == "alarm.raised"

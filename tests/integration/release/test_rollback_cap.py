@@ -7,8 +7,9 @@ from app.db.release.evidence import SqlEvidenceBook
 from app.domain.release.alarms import AlarmKind
 from app.domain.release.gates import GateName
 from app.domain.release.releases import ReleaseState
+from app.domain.release.terms import Terms
 from pipelines.evaluation.live.explain import explain
-from tests.fakes.releases import POLICY
+from tests.fakes.releases import ADA, BOB, POLICY, release_room
 from tests.fakes.traffic import Behaviour
 from tests.fakes.watching import WatchedRoom, alarms, free, serve, small_gates, watched_room
 
@@ -112,3 +113,16 @@ def test_an_anchor_finding_that_was_capped_is_used_up_when_people_freed_it(sqlit
     world.room.clock.advance(DAY + 1)
     serve(world, 4, people=200)
     assert world.room.desk.find(release).state is S.CHAMPION
+
+
+def test_what_a_user_that_is_a_program_takes_back_counts_as_a_program_s(sqlite_engine: Engine) -> None:
+    room = release_room(sqlite_engine, terms=Terms(config_hash="config", breaker_rollbacks=9, rollbacks_max=1))
+    for digest in ("v2", "v3"):
+        room.champion(digest)
+    for state in (S.ROLLED_BACK, S.CHAMPION):
+        release_id = room.desk.pointer(POLICY).release_id or ""
+        assert room.desk.roll_back(release_id, actor="user:deploy-bot", reason="harm").state is state
+    assert [alarm.kind for alarm in room.desk.alarms(POLICY)] == [AlarmKind.ROLLBACK_CAP]
+    room.desk.unfreeze(POLICY, actor=ADA)
+    room.desk.unfreeze(POLICY, actor=BOB)
+    assert room.ready("v4").approvals_needed == 2, "the last champion was taken back by a program"
