@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 
+from app.domain.errors import BadRequest
 from app.domain.learning.rewards import Aggregation, Credit, Term, TermScore, TurnFacts
-from app.domain.policies import SignalConfig
+from app.domain.policies import Level, SignalConfig
 from app.domain.telemetry.events import Observation, is_rollout
-from app.domain.telemetry.signals import Latency, MeasuredPersistence, ObservationName, RawEdit
+from app.domain.telemetry.signals import Latency, MeasuredPersistence, ObservationName, RawEdit, check_value
 from app.domain.telemetry.turns import FinishReason, ToolVerdict
 from pipelines.labelling.aggregate import aggregate
 from pipelines.labelling.follow_up.term import FollowUp
@@ -24,9 +25,21 @@ SIGNAL = "signal:"
 Signals = Mapping[str, SignalConfig]
 
 
-def of_name(observations: Sequence[Observation], *names: ObservationName) -> list[Observation]:
-    """Those of these names, in order."""
-    return [o for o in observations if o.name in names]
+def of_name(observations: Sequence[Observation], *names: str, signals: Signals | None = None) -> list[Observation]:
+    """Those of these names, in order; `signals` is what the turn's policy declares.
+
+    Raises `BadRequest` for a value of another shape or scale: the door knows a turn's policy only where the sender says it, and takes
+    what any policy declares where not.
+    """
+    mine = [o for o in observations if o.name in names]
+    declared = signals or {}
+    for one in mine:
+        level = declared[one.name].level if one.name in declared else Level.TURN
+        try:
+            check_value(one.name, one.value, declared, level=level)
+        except BadRequest as error:
+            raise BadRequest(f"{one.id}: {error}") from error
+    return mine
 
 
 class EditPersistence:
@@ -92,11 +105,12 @@ class Rating:
 
     def __init__(self, *, aggregation: Aggregation = Aggregation.LATEST, signals: Signals | None = None) -> None:
         self._aggregation = aggregation
-        self._scale = (signals or {}).get(ObservationName.RATING)
+        self._signals = signals or {}
+        self._scale = self._signals.get(ObservationName.RATING)
 
     def score(self, turn: TurnFacts, observations: Sequence[Observation], *, weight: float) -> TermScore:
         """The rating; a thumb down is -1."""
-        mine = of_name(observations, ObservationName.RATING)
+        mine = of_name(observations, ObservationName.RATING, signals=self._signals)
         if not mine:
             return TermScore(name=self.name, value=None, weight=weight, abstained=ABSENT)
         values = [self._worth(o.value) for o in mine]
@@ -126,7 +140,7 @@ class DeclaredSignal:
 
     def score(self, turn: TurnFacts, observations: Sequence[Observation], *, weight: float) -> TermScore:
         """What was said of it on the turn or its episode."""
-        mine = [o for o in observations if o.name == self._of]
+        mine = of_name(observations, self._of, signals={self._of: self._signal}) if self._signal is not None else []
         if not mine or self._signal is None:
             return TermScore(name=self.name, value=None, weight=weight, abstained=ABSENT if self._signal is not None else "undeclared")
         values = [worth for o in mine if (worth := self._signal.reward(o.value)) is not None]

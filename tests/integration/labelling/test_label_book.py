@@ -84,6 +84,17 @@ def test_a_late_observation_makes_a_second_revision_and_one_stays_current(bench:
     assert bench.label(at(102)) == 0
 
 
+def test_what_cannot_be_read_holds_up_no_other_turn_and_is_told_in_its_label_and_once_in_the_log(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.apply(turn("a"), turn("b"), observation("o", of="a", value="great"), observation("p", of="b", value=0.5))
+    assert bench.label(at(60)) == 2
+    assert bench.rows("inference_id", "reward", "exclusion") == [("a", 0.0, "no_signal"), ("b", 0.5, None)]
+    assert [[term["abstained"] for term in terms] for (terms,) in bench.rows("terms")] == [["unreadable"], [None]]
+    told = [record.getMessage() for record in caplog.records if "term_unreadable" in record.getMessage()]
+    assert told == ["event=term_unreadable policy=composer inference_id=a terms=rating"]
+
+
 def test_an_observation_beyond_lateness_is_ledgered_and_never_paid_not_even_by_a_later_label(bench: Bench) -> None:
     bench.apply(turn("a"), observation("in-time", of="a", value=0.5))
     bench.label(at(60))

@@ -124,6 +124,7 @@ SAID = st.lists(
             ("edit_persistence", KEPT), ("edit_persistence", REVERTED), ("follow_up", "That is wrong."), ("follow_up", "hm"),
             ("rating", True), ("rating", -0.5), ("undo", True), ("undo", False), ("tool_call", {"name": "t", "ok": False}),
             ("latency", 30.0), ("task_success", True), ("comment", "so so"), ("declared_by_the_product", 3.0),
+            ("rating", "great"), ("edit_persistence", None), ("tool_call", {}), ("latency", "soon"),
         ]
     ),
     max_size=5,
@@ -179,6 +180,58 @@ def test_a_person_is_held_out_in_all_turns_or_none_and_more_people_as_the_share_
     config = PolicyConfig(model="m", base_name="b", base_model="B", held_out_share=share)
     assert is_held_out(facts(actor=actor), config) == is_held_out(facts(actor=actor, inference_id="j", episode_id="f"), config)
     assert not is_held_out(facts(actor=actor), PolicyConfig(model="m", base_name="b", base_model="B", held_out_share=0.0))
+
+
+# --- what cannot be read --------------------------------------------------------------------------------------------------------
+
+WEIGHTY = {"horizon_s": 30, "four_gram": 0.5, "length": 10**309}
+GOLD = 'name = "gold"\n[[terms]]\nname = "task_success"\nweight = 1.0\n'
+
+
+@pytest.mark.parametrize(
+    ("said", "term", "toml", "why"),
+    [
+        (("rating", "great"), "rating", DEFAULT, "o: value: Expected `float`, got `str`"),
+        (("rating", 5), "rating", DEFAULT, "o: value: Expected `float` <= 1.0"),
+        (("rating", None), "rating", DEFAULT, "o: value: Expected `float`, got `null`"),
+        (("edit_persistence", {"four_gram": 1.0}), "edit_persistence", DEFAULT, "o: value.horizon_s: "),
+        (("edit_persistence", WEIGHTY), "edit_persistence", DEFAULT, "OverflowError"),
+        (("tool_call", {}), "tool_calls", DEFAULT, "o: value.name: "),
+        (("latency", None), "latency", DEFAULT, "o: value: Expected `float`, got `null`"),
+        (("undo", "yes"), "undo", DEFAULT, "o: value: Expected `bool`, got `str`"),
+        (("task_success", 7), "task_success", GOLD, "o: value: Expected `float` <= 1.0"),
+    ],
+)
+def test_a_value_that_a_term_cannot_read_makes_it_abstain_and_says_why(said: tuple[str, object], term: str, toml: str, why: str) -> None:
+    made = label(due(observed(*said)), config=POLICY, rule_set=parse_rule_set(toml, signals={}), now=NOON)
+    score = next(score for score in made.terms if score.name == term)
+    assert (score.value, score.abstained) == (None, "unreadable")
+    assert score.detail["error"].startswith(why)
+    assert score.credit is (Credit.PROCESS if term in PROCESS_TERMS else Credit.OUTCOME)
+    assert made.exclusion is Exclusion.NO_SIGNAL
+
+
+def test_what_one_term_cannot_read_takes_nothing_from_the_others() -> None:
+    turn = due(observed("edit_persistence", None, id_="a"), observed("rating", 1.0, id_="b"))
+    made = label(turn, config=POLICY, rule_set=parse_rule_set(DEFAULT), now=NOON)
+    assert made.reward == pytest.approx(0.5 - 0.0118, abs=1e-4)
+    assert made.exclusion is None
+
+
+class Endless:
+    """A term that says nothing that can be kept."""
+
+    name = "endless"
+
+    def score(self, turn: TurnFacts, observations: Sequence[Observation], *, weight: float) -> TermScore:
+        """Infinite."""
+        return TermScore(name=self.name, value=float("inf"), weight=weight)
+
+
+def test_a_term_that_comes_to_no_number_that_can_be_kept_abstains() -> None:
+    toml = f'name = "own"\n[[terms]]\nname = "{__name__}:Endless"\nweight = 2.0\n'
+    made = label(due(), config=POLICY, rule_set=parse_rule_set(toml, allowed=(f"{__name__}:Endless",)), now=NOON)
+    assert (made.reward, made.terms[0].abstained) == (0.0, "unreadable")
 
 
 # --- length penalty and aggregation -----------------------------------------------------------------------------------------------
@@ -359,6 +412,14 @@ def test_a_declared_signal_pays_by_its_type_and_direction() -> None:
 
 def test_a_thumb_stays_a_thumb_on_a_scale_of_stars() -> None:
     assert value_of("rating", due(observed("rating", False)), toml=PAYING, signals=SIGNALS) == -1.0
+
+
+@pytest.mark.parametrize(("name", "value"), [("user_score", 4.0), ("user_score", "good"), ("escalated", "no"), ("rating", 5.5)])
+def test_what_the_turn_s_policy_declares_otherwise_is_not_paid(name: str, value: object) -> None:
+    """A key of no policy may send what any policy declares: the policy is known when the turn is."""
+    made = label(due(observed(name, value)), config=POLICY, rule_set=parse_rule_set(PAYING, signals=SIGNALS), now=NOON)
+    assert {score.abstained for score in made.terms if score.name.endswith(name)} == {"unreadable"}
+    assert made.reward == 0.0
 
 
 def test_where_nothing_is_known_of_the_policy_a_signal_abstains_and_says_why() -> None:
