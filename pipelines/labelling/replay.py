@@ -11,13 +11,12 @@ from datetime import datetime
 from itertools import takewhile
 from typing import Protocol
 
-from app.domain.errors import BadConfig
 from app.domain.learning.rewards import Labelled, TermScore
 from app.domain.learning.rule_sets import AskedReplay, Mover, Replay, Shift
 from app.domain.policies import PolicyConfig
 from app.domain.ports import Clock
 from pipelines.labelling.labeller import label
-from pipelines.labelling.rule_set import RuleSet
+from pipelines.labelling.rule_set import RuleSet, refusal
 
 log = logging.getLogger(__name__)
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -40,14 +39,14 @@ Stored = Callable[[], AbstractContextManager[Iterator[Labelled]]]
 
 
 def answer(book: Asked, stored: Stored, *, policy: str, config: PolicyConfig, read: Callable[[str], RuleSet], clock: Clock) -> bool:
-    """Replay what somebody asked for, one at a time; False where nobody waits. `read` raises `BadConfig` for what cannot be scored by."""
+    """Replay what somebody asked for, one at a time; False where nobody waits. What `read` raises is why it is refused."""
     asked = book.waiting(policy)
     if asked is None:
         return False
     try:
         rule_set = read(asked.toml)
-    except (BadConfig, RecursionError) as error:
-        book.settle(asked, outcome=None, refused=str(error), now=clock())
+    except Exception as error:  # noqa: BLE001 - a term's own code may raise anything, and one labeller serves all policies
+        book.settle(asked, outcome=None, refused=refusal(error), now=clock())
         return True
     ends = time.monotonic() + ASKED_S
     with stored() as labelled:

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -23,6 +23,11 @@ ABSENT = "no_observation"
 SIGNAL = "signal:"
 """A term of this name and a signal's reads what the policy declares under it."""
 Signals = Mapping[str, SignalConfig]
+MOST = 1e9
+"""Of a weight or a param, either way: so that every reward is a number that can be kept."""
+Number = Annotated[float, msgspec.Meta(ge=-MOST, le=MOST)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=MOST)]
+"""What a rule set may give as a param. NaN is neither."""
 
 
 def of_name(observations: Sequence[Observation], *names: str, signals: Signals | None = None) -> list[Observation]:
@@ -47,7 +52,7 @@ class EditPersistence:
 
     name = "edit_persistence"
 
-    def __init__(self, *, shift: float = 0.0) -> None:
+    def __init__(self, *, shift: Number = 0.0) -> None:
         self._shift = shift
 
     def score(self, turn: TurnFacts, observations: Sequence[Observation], *, weight: float) -> TermScore:
@@ -169,7 +174,7 @@ class ToolCalls:
     name = "tool_calls"
     credit = Credit.PROCESS
 
-    def __init__(self, *, valid: float = 0.1, broken: float = -1.0) -> None:
+    def __init__(self, *, valid: Number = 0.1, broken: Number = -1.0) -> None:
         self._valid, self._broken = valid, broken
 
     def score(self, turn: TurnFacts, observations: Sequence[Observation], *, weight: float) -> TermScore:
@@ -188,7 +193,7 @@ class Clarification:
     name = "clarification"
     credit = Credit.PROCESS
 
-    def __init__(self, *, cost: float = 0.3) -> None:
+    def __init__(self, *, cost: Number = 0.3) -> None:
         self._cost = cost
 
     def score(self, turn: TurnFacts, observations: Sequence[Observation], *, weight: float) -> TermScore:
@@ -211,7 +216,7 @@ class Finish:
     name = "finish"
     credit = Credit.PROCESS
 
-    def __init__(self, *, timeout: float = -0.5, aborted: float = -0.3, length: float = -0.1) -> None:
+    def __init__(self, *, timeout: Number = -0.5, aborted: Number = -0.3, length: Number = -0.1) -> None:
         self._values = {FinishReason.TIMEOUT: timeout, FinishReason.ABORTED: aborted, FinishReason.LENGTH: length}
 
     def score(self, turn: TurnFacts, observations: Sequence[Observation], *, weight: float) -> TermScore:
@@ -228,7 +233,7 @@ class Length:
     name = "length"
     credit = Credit.PROCESS
 
-    def __init__(self, *, k: float = 1.0, q: float = 0.5, scale_tokens: float = 256.0) -> None:
+    def __init__(self, *, k: Number = 1.0, q: Number = 0.5, scale_tokens: Number = 256.0) -> None:
         if k <= 0 or q < 0 or scale_tokens <= 0:
             raise ValueError("k and scale_tokens must be positive and q at least 0")
         self._k, self._q, self._scale = k, q, scale_tokens
@@ -251,7 +256,7 @@ class LatencyCost:
     name = "latency"
     credit = Credit.PROCESS
 
-    def __init__(self, *, target_s: float = 10.0) -> None:
+    def __init__(self, *, target_s: Positive = 10.0) -> None:
         self._target_s = target_s
 
     def score(self, turn: TurnFacts, observations: Sequence[Observation], *, weight: float) -> TermScore:

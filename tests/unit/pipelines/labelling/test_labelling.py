@@ -317,6 +317,47 @@ def test_a_rule_set_that_makes_no_sense_is_refused_by_name(toml: str, message: s
         parse_rule_set(toml, allowed=("nowhere.at_all:Term",))
 
 
+@pytest.mark.parametrize(
+    ("term", "message"),
+    [
+        ('name = "rating"\nweight = nan', r"weight is nan: give a number from -1e\+09 to 1e\+09 - at `\$.terms\[0\]`"),
+        ('name = "rating"\nweight = -inf', "weight is -inf: give a number"),
+        (f'name = "rating"\nweight = 1{"0" * 400}', r"\$.terms\[0\]"),
+        ('name = "latency"\nweight = 1\nparams = { target_s = 0 }', "term latency: target_s = 0: Expected `float` > 0.0"),
+        ('name = "latency"\nweight = 1\nparams = { target_s = "10" }', "term latency: target_s = '10': Expected `float`, got `str`"),
+        ('name = "latency"\nweight = 1\nparams = { target_s = true }', "term latency: target_s = True: Expected `float`, got `bool`"),
+        ('name = "edit_persistence"\nweight = 1\nparams = { shift = "-0.3" }', "term edit_persistence: shift = '-0.3': Expected `float`"),
+        ('name = "clarification"\nweight = 1\nparams = { cost = nan }', "term clarification: cost = nan: Expected `float`"),
+        ('name = "finish"\nweight = 1\nparams = { length = inf }', "term finish: length = inf: Expected `float` <= "),
+        ('name = "tool_calls"\nweight = 1\nparams = { broken = [] }', "term tool_calls: broken = .*: Expected `float`, got `array`"),
+        ('name = "length"\nweight = 1\nparams = { k = nan }', "term length: k = nan: Expected `float`"),
+        ('name = "length"\nweight = 1\nparams = { scale_tokens = -1.0 }', "term length: k and scale_tokens must be positive"),
+        ('name = "follow_up"\nweight = 1\nparams = { confident = nan }', "term follow_up: confident must be from 0.5 to 1"),
+        ('name = "follow_up"\nweight = 1\nparams = { confident = "sure" }', "term follow_up: confident = 'sure': Expected `float`"),
+        ('name = "follow_up"\nweight = 1\nparams = { read = "x" }', "term follow_up: read is no param of a rule set: leave it out"),
+        ('name = "rating"\nweight = 1\nparams = { aggregation = "best" }', "term rating: aggregation = 'best': Invalid enum value"),
+        ('name = "undo"\nweight = 1\nparams = { cost = 1.0 }', "term undo: "),
+    ],
+)
+def test_a_number_by_which_nothing_can_be_scored_is_refused_with_the_term_and_the_param(term: str, message: str) -> None:
+    with pytest.raises(BadConfig, match=message):
+        parse_rule_set(f'name = "x"\n[[terms]]\n{term}')
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_default_reward_that_is_no_number_is_refused(value: str) -> None:
+    with pytest.raises(BadConfig, match=f"default_reward is {value}: give a number"):
+        parse_rule_set(f'name = "x"\ndefault_reward = {value}\n[[terms]]\nname = "rating"\nweight = 1')
+
+
+def test_a_param_is_taken_as_a_whole_number_and_an_aggregation_as_a_param_or_beside_them() -> None:
+    toml = 'name = "x"\n[[terms]]\nname = "latency"\nweight = 1\nparams = { target_s = 1 }\n'
+    assert value_of("latency", due(observed("latency", 1.5)), toml=toml) == -0.5
+    rated = due(observed("rating", 1.0, id_="a", second=1), observed("rating", 0.0, id_="b", second=2))
+    for how in ('aggregation = "average"', 'params = { aggregation = "average" }'):
+        assert value_of("rating", rated, toml=f'name = "x"\n[[terms]]\nname = "rating"\nweight = 1\n{how}\n') == 0.5
+
+
 def test_the_digest_is_of_the_content_and_not_of_the_layout() -> None:
     assert parse_rule_set(DEFAULT).digest == parse_rule_set("# remark\n" + DEFAULT).digest
     assert parse_rule_set(DEFAULT).digest != parse_rule_set(DEFAULT.replace("0.05", "0.06")).digest

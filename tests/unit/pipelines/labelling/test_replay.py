@@ -106,11 +106,18 @@ def test_one_replay_at_a_time_is_answered_with_what_it_is_of() -> None:
     assert [answered(book), answered(book), len(book.settled)] == [True, False, 2]
 
 
-@pytest.mark.parametrize("error", [BadConfig("no such term"), RecursionError("too deep")])
-def test_a_rule_set_that_cannot_be_read_is_refused_and_nothing_is_scored(error: Exception) -> None:
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (BadConfig("no such term"), "no such term"),
+        (RecursionError("too deep"), "it cannot be read (RecursionError: too deep)"),
+        (KeyError("a term's own"), 'it cannot be read (KeyError: "a term\'s own")'),
+    ],
+)
+def test_a_rule_set_that_cannot_be_read_is_refused_and_nothing_is_scored(error: Exception, why: str) -> None:
     def read(toml: str) -> RuleSet:
         raise error
 
     book = Book(asked_for("x"))
     assert answered(book, read) is True
-    assert book.settled == [(asked_for("x"), None, str(error), NOON)]
+    assert book.settled == [(asked_for("x"), None, why, NOON)]
