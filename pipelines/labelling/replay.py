@@ -38,7 +38,16 @@ Stored = Callable[[], AbstractContextManager[Iterator[Labelled]]]
 """Opens the newest labels of the policy, newest first."""
 
 
-def answer(book: Asked, stored: Stored, *, policy: str, config: PolicyConfig, read: Callable[[str], RuleSet], clock: Clock) -> bool:
+def answer(
+    book: Asked,
+    stored: Stored,
+    *,
+    policy: str,
+    config: PolicyConfig,
+    read: Callable[[str], RuleSet],
+    clock: Clock,
+    learn_from_rollouts: bool = False,
+) -> bool:
     """Replay what somebody asked for, one at a time; False where nobody waits. What `read` raises is why it is refused."""
     asked = book.waiting(policy)
     if asked is None:
@@ -51,19 +60,29 @@ def answer(book: Asked, stored: Stored, *, policy: str, config: PolicyConfig, re
     ends = time.monotonic() + ASKED_S
     with stored() as labelled:
         some = takewhile(lambda _: time.monotonic() < ends, labelled)
-        found = replay(some, config=config, rule_set=rule_set, now=clock(), movers=ASKED_MOVERS)
+        found = replay(
+            some, config=config, rule_set=rule_set, now=clock(), movers=ASKED_MOVERS, learn_from_rollouts=learn_from_rollouts
+        )  # fmt: skip
     named = replace(found, name=rule_set.config.name, digest=rule_set.digest)
     book.settle(asked, outcome=named, refused=None, now=clock())
     log.info("event=rules_replayed policy=%s digest=%s by=%s turns=%d", policy, rule_set.digest[:12], asked.asked_by, found.turns)
     return True
 
 
-def replay(labelled: Iterable[Labelled], *, config: PolicyConfig, rule_set: RuleSet, now: datetime, movers: int = 10) -> Replay:
-    """Score turns anew and compare with the labels they have."""
+def replay(
+    labelled: Iterable[Labelled],
+    *,
+    config: PolicyConfig,
+    rule_set: RuleSet,
+    now: datetime,
+    movers: int = 10,
+    learn_from_rollouts: bool = False,
+) -> Replay:
+    """Score turns anew and compare with the labels they have; `learn_from_rollouts` as in labelling."""
     moves: list[Mover] = []
     excluded: dict[str, int] = defaultdict(int)
     for turn, before, terms in labelled:
-        made = label(turn, config=config, rule_set=rule_set, now=now)
+        made = label(turn, config=config, rule_set=rule_set, now=now, learn_from_rollouts=learn_from_rollouts)
         paid = {term["name"]: term["weight"] * term["value"] for term in terms if term["value"] is not None}
         move = Mover(
             inference_id=made.inference_id, segment=made.segment, before=before, after=made.reward, paid_before=paid,

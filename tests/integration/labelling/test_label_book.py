@@ -1,6 +1,7 @@
 """Labels on both databases: revisions, one current, corrections by late observations, events, activations and the commands over them."""
 
 import json
+from ast import literal_eval
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -191,6 +192,18 @@ def test_the_report_counts_labels_terms_moods_exclusions_and_counters(deployment
     shown = deployment.run(labels_command, "report", "composer").output
     assert "2 labels" in shown
     assert "no_signal 1" in shown
+
+
+@pytest.mark.parametrize(("share", "excluded"), [("0.5", {"no_signal": 1}), ("0.0", {"no_signal": 1, "rollout": 1})])
+def test_a_replay_leaves_practice_out_only_where_batches_do(deployment: Deployment, share: str, excluded: dict[str, int]) -> None:
+    (deployment.folder / "ratchet.toml").write_text(f"{CONFIG}\n[batching]\nrollout_share = {share}\n")
+    deployment.bench.apply(
+        msgspec.structs.replace(turn("p"), source="rollout:tasks"), observation("g", of="p", name="rating", value=1.0), offset=10
+    )
+    deployment.bench.label(at(62))
+    shown = deployment.run(rules_command, "replay", str(deployment.folder / "rules.toml"), "--policy", "composer").output
+    assert "3 turns" in shown
+    assert literal_eval(shown.splitlines()[0].split("excluded: ")[1]) == excluded
 
 
 def test_rules_are_replayed_without_a_trace_and_activated_with_one(deployment: Deployment) -> None:
