@@ -77,7 +77,10 @@ def replay_(file: Path, policy: str, limit: int, movers: int) -> None:
     config = wiring.require_policy(wiring.load_policies(settings), policy)
     rule_set = _parsed(settings, file.read_text(), signals=config.signals)
     with wiring.labelled_turns(settings, policy, limit=limit) as labelled:
-        found = replay(labelled, config=config, rule_set=rule_set, now=utc_now(), movers=movers)
+        found = replay(
+            labelled, config=config, rule_set=rule_set, now=utc_now(), movers=movers,
+            learn_from_rollouts=loop_config(read_toml(settings.config)).batching.rollout_share > 0,
+        )  # fmt: skip
     _show_replay(found)
 
 

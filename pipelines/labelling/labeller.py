@@ -14,13 +14,15 @@ says otherwise.
 """
 
 import logging
+import math
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Protocol
 
 import msgspec
 
-from app.domain.learning.rewards import Credit, DueTurn, Exclusion, Label, Term, TermScore, TurnFacts
+from app.domain.errors import BadRequest
+from app.domain.learning.rewards import UNREADABLE, Credit, DueTurn, Exclusion, Label, Term, TermScore, TurnFacts
 from app.domain.policies import PolicyConfig
 from app.domain.release.assignment import unit_interval
 from app.domain.telemetry.events import is_imported, is_rollout
@@ -66,6 +68,10 @@ def label_due(
     due = book.due(policy, now=min(now, complete_until or now), limit=limit)
     if due:
         made = [label(turn, config=config, rule_set=rule_set, now=now, learn_from_rollouts=learn_from_rollouts) for turn in due]
+        for one in made:
+            unread = [score.name for score in one.terms if score.abstained == UNREADABLE]
+            if unread:
+                log.warning("event=term_unreadable policy=%s inference_id=%s terms=%s", policy, one.inference_id, ",".join(unread))
         book.write(made, now=now)
         if traces.on:
             tell(traces, due, made, now=now)
@@ -103,7 +109,14 @@ def label(turn: DueTurn, *, config: PolicyConfig, rule_set: RuleSet, now: dateti
 def _scored(term: Term, turn: DueTurn, weight: float) -> TermScore:
     """What the term says, and whether it is about the turn itself or about what came of it."""
     credit: Credit = getattr(term, "credit", Credit.OUTCOME)
-    return msgspec.structs.replace(term.score(turn.facts, turn.observations, weight=weight), credit=credit)
+    try:
+        score = term.score(turn.facts, turn.observations, weight=weight)
+        if score.value is not None and not math.isfinite(weight * score.value):
+            raise OverflowError
+    except Exception as error:  # noqa: BLE001 - one labeller serves all policies, and what one term makes of one turn must not end it
+        why = str(error)[:200] if isinstance(error, BadRequest) else type(error).__name__  # others may quote what people wrote
+        score = TermScore(name=term.name, value=None, weight=weight, abstained=UNREADABLE, detail={"error": why})
+    return msgspec.structs.replace(score, credit=credit)
 
 
 def is_held_out(facts: TurnFacts, config: PolicyConfig) -> bool:

@@ -11,13 +11,12 @@ from datetime import datetime
 from itertools import takewhile
 from typing import Protocol
 
-from app.domain.errors import BadConfig
 from app.domain.learning.rewards import Labelled, TermScore
 from app.domain.learning.rule_sets import AskedReplay, Mover, Replay, Shift
 from app.domain.policies import PolicyConfig
 from app.domain.ports import Clock
 from pipelines.labelling.labeller import label
-from pipelines.labelling.rule_set import RuleSet
+from pipelines.labelling.rule_set import RuleSet, refusal
 
 log = logging.getLogger(__name__)
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -39,32 +38,51 @@ Stored = Callable[[], AbstractContextManager[Iterator[Labelled]]]
 """Opens the newest labels of the policy, newest first."""
 
 
-def answer(book: Asked, stored: Stored, *, policy: str, config: PolicyConfig, read: Callable[[str], RuleSet], clock: Clock) -> bool:
-    """Replay what somebody asked for, one at a time; False where nobody waits. `read` raises `BadConfig` for what cannot be scored by."""
+def answer(
+    book: Asked,
+    stored: Stored,
+    *,
+    policy: str,
+    config: PolicyConfig,
+    read: Callable[[str], RuleSet],
+    clock: Clock,
+    learn_from_rollouts: bool = False,
+) -> bool:
+    """Replay what somebody asked for, one at a time; False where nobody waits. What `read` raises is why it is refused."""
     asked = book.waiting(policy)
     if asked is None:
         return False
     try:
         rule_set = read(asked.toml)
-    except (BadConfig, RecursionError) as error:
-        book.settle(asked, outcome=None, refused=str(error), now=clock())
+    except Exception as error:  # noqa: BLE001 - a term's own code may raise anything, and one labeller serves all policies
+        book.settle(asked, outcome=None, refused=refusal(error), now=clock())
         return True
     ends = time.monotonic() + ASKED_S
     with stored() as labelled:
         some = takewhile(lambda _: time.monotonic() < ends, labelled)
-        found = replay(some, config=config, rule_set=rule_set, now=clock(), movers=ASKED_MOVERS)
+        found = replay(
+            some, config=config, rule_set=rule_set, now=clock(), movers=ASKED_MOVERS, learn_from_rollouts=learn_from_rollouts
+        )  # fmt: skip
     named = replace(found, name=rule_set.config.name, digest=rule_set.digest)
     book.settle(asked, outcome=named, refused=None, now=clock())
     log.info("event=rules_replayed policy=%s digest=%s by=%s turns=%d", policy, rule_set.digest[:12], asked.asked_by, found.turns)
     return True
 
 
-def replay(labelled: Iterable[Labelled], *, config: PolicyConfig, rule_set: RuleSet, now: datetime, movers: int = 10) -> Replay:
-    """Score turns anew and compare with the labels they have."""
+def replay(
+    labelled: Iterable[Labelled],
+    *,
+    config: PolicyConfig,
+    rule_set: RuleSet,
+    now: datetime,
+    movers: int = 10,
+    learn_from_rollouts: bool = False,
+) -> Replay:
+    """Score turns anew and compare with the labels they have; `learn_from_rollouts` as in labelling."""
     moves: list[Mover] = []
     excluded: dict[str, int] = defaultdict(int)
     for turn, before, terms in labelled:
-        made = label(turn, config=config, rule_set=rule_set, now=now)
+        made = label(turn, config=config, rule_set=rule_set, now=now, learn_from_rollouts=learn_from_rollouts)
         paid = {term["name"]: term["weight"] * term["value"] for term in terms if term["value"] is not None}
         move = Mover(
             inference_id=made.inference_id, segment=made.segment, before=before, after=made.reward, paid_before=paid,

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 
@@ -13,7 +13,10 @@ from app.domain.errors import BadConfig
 from app.domain.learning.rewards import Aggregation, Term
 from app.domain.release.gates import content_hash
 from pipelines.labelling.follow_up.term import FollowUp, Reader
-from pipelines.labelling.terms import BUILT_IN, SIGNAL, DeclaredSignal, Rating, Signals
+from pipelines.labelling.terms import BUILT_IN, MOST, SIGNAL, DeclaredSignal, Rating, Signals
+
+OURS = ("read", "signals", "of")
+"""What terms are given beside the params of the rule set."""
 
 
 class TermConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,6 +30,9 @@ class TermConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """How several observations of one turn become one value; None is the term's own default."""
     params: dict[str, Any] = {}
 
+    def __post_init__(self) -> None:
+        _require_number("weight", self.weight)
+
 
 class RuleSetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A rule set as written."""
@@ -37,6 +43,14 @@ class RuleSetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     train_without_signal: bool = False
     """Whether such a turn may be trained on."""
     terms: tuple[TermConfig, ...]
+
+    def __post_init__(self) -> None:
+        _require_number("default_reward", self.default_reward)
+
+
+def _require_number(name: str, value: float) -> None:
+    if not abs(value) <= MOST:  # NaN compares with nothing
+        raise ValueError(f"{name} is {value}: give a number from {-MOST:g} to {MOST:g}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,10 +108,30 @@ def _build(config: TermConfig, read: Reader | None, signals: Signals | None, all
         params = {**params, "signals": signals}
     if config.name.startswith(SIGNAL):
         params = {**params, "signals": signals, "of": config.name.removeprefix(SIGNAL)}
+    factory = _factory(config.name, allowed)
+    if ":" not in config.name or config.name.startswith(SIGNAL):
+        _check_params(config, factory)
     try:
-        return _factory(config.name, allowed)(**params)
+        return factory(**params)
     except (TypeError, ValueError) as error:
         raise BadConfig(f"term {config.name}: {error}") from error
+
+
+def _check_params(config: TermConfig, factory: Any) -> None:  # noqa: ANN401 - the class of a built-in term
+    """Each param is of its type, and numbers are some by which every turn can be scored. Raises `BadConfig`."""
+    types = get_type_hints(factory.__init__, include_extras=True)
+    for name, value in config.params.items():
+        if name in OURS:
+            raise BadConfig(f"term {config.name}: {name} is no param of a rule set: leave it out")
+        try:
+            msgspec.convert(value, types.get(name, Any))
+        except msgspec.ValidationError as error:
+            raise BadConfig(f"term {config.name}: {name} = {value!r}: {error}") from error
+
+
+def refusal(error: Exception) -> str:
+    """Why a rule set cannot be read, for whoever asked for it."""
+    return str(error) if isinstance(error, BadConfig) else f"it cannot be read ({type(error).__name__}: {error})"
 
 
 def _factory(name: str, allowed: Collection[str]) -> Any:  # noqa: ANN401 - a user-written factory has whatever parameters it has

@@ -4,14 +4,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from app.domain.errors import BadRequest
 from app.domain.learning.rewards import Aggregation, Credit, Term, TermScore, TurnFacts
-from app.domain.policies import SignalConfig
+from app.domain.policies import Level, SignalConfig
 from app.domain.telemetry.events import Observation, is_rollout
-from app.domain.telemetry.signals import Latency, MeasuredPersistence, ObservationName, RawEdit
+from app.domain.telemetry.signals import Latency, MeasuredPersistence, ObservationName, RawEdit, check_value
 from app.domain.telemetry.turns import FinishReason, ToolVerdict
 from pipelines.labelling.aggregate import aggregate
 from pipelines.labelling.follow_up.term import FollowUp
@@ -22,11 +23,28 @@ ABSENT = "no_observation"
 SIGNAL = "signal:"
 """A term of this name and a signal's reads what the policy declares under it."""
 Signals = Mapping[str, SignalConfig]
+MOST = 1e9
+"""Of a weight or a param, either way: so that every reward is a number that can be kept."""
+Number = Annotated[float, msgspec.Meta(ge=-MOST, le=MOST)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=MOST)]
+"""What a rule set may give as a param. NaN is neither."""
 
 
-def of_name(observations: Sequence[Observation], *names: ObservationName) -> list[Observation]:
-    """Those of these names, in order."""
-    return [o for o in observations if o.name in names]
+def of_name(observations: Sequence[Observation], *names: str, signals: Signals | None = None) -> list[Observation]:
+    """Those of these names, in order; `signals` is what the turn's policy declares.
+
+    Raises `BadRequest` for a value of another shape or scale: the door knows a turn's policy only where the sender says it, and takes
+    what any policy declares where not.
+    """
+    mine = [o for o in observations if o.name in names]
+    declared = signals or {}
+    for one in mine:
+        level = declared[one.name].level if one.name in declared else Level.TURN
+        try:
+            check_value(one.name, one.value, declared, level=level)
+        except BadRequest as error:
+            raise BadRequest(f"{one.id}: {error}") from error
+    return mine
 
 
 class EditPersistence:
@@ -34,7 +52,7 @@ class EditPersistence:
 
     name = "edit_persistence"
 
-    def __init__(self, *, shift: float = 0.0) -> None:
+    def __init__(self, *, shift: Number = 0.0) -> None:
         self._shift = shift
 
     def score(self, turn: TurnFacts, observations: Sequence[Observation], *, weight: float) -> TermScore:
@@ -92,11 +110,12 @@ class Rating:
 
     def __init__(self, *, aggregation: Aggregation = Aggregation.LATEST, signals: Signals | None = None) -> None:
         self._aggregation = aggregation
-        self._scale = (signals or {}).get(ObservationName.RATING)
+        self._signals = signals or {}
+        self._scale = self._signals.get(ObservationName.RATING)
 
     def score(self, turn: TurnFacts, observations: Sequence[Observation], *, weight: float) -> TermScore:
         """The rating; a thumb down is -1."""
-        mine = of_name(observations, ObservationName.RATING)
+        mine = of_name(observations, ObservationName.RATING, signals=self._signals)
         if not mine:
             return TermScore(name=self.name, value=None, weight=weight, abstained=ABSENT)
         values = [self._worth(o.value) for o in mine]
@@ -126,7 +145,7 @@ class DeclaredSignal:
 
     def score(self, turn: TurnFacts, observations: Sequence[Observation], *, weight: float) -> TermScore:
         """What was said of it on the turn or its episode."""
-        mine = [o for o in observations if o.name == self._of]
+        mine = of_name(observations, self._of, signals={self._of: self._signal}) if self._signal is not None else []
         if not mine or self._signal is None:
             return TermScore(name=self.name, value=None, weight=weight, abstained=ABSENT if self._signal is not None else "undeclared")
         values = [worth for o in mine if (worth := self._signal.reward(o.value)) is not None]
@@ -155,7 +174,7 @@ class ToolCalls:
     name = "tool_calls"
     credit = Credit.PROCESS
 
-    def __init__(self, *, valid: float = 0.1, broken: float = -1.0) -> None:
+    def __init__(self, *, valid: Number = 0.1, broken: Number = -1.0) -> None:
         self._valid, self._broken = valid, broken
 
     def score(self, turn: TurnFacts, observations: Sequence[Observation], *, weight: float) -> TermScore:
@@ -174,7 +193,7 @@ class Clarification:
     name = "clarification"
     credit = Credit.PROCESS
 
-    def __init__(self, *, cost: float = 0.3) -> None:
+    def __init__(self, *, cost: Number = 0.3) -> None:
         self._cost = cost
 
     def score(self, turn: TurnFacts, observations: Sequence[Observation], *, weight: float) -> TermScore:
@@ -197,7 +216,7 @@ class Finish:
     name = "finish"
     credit = Credit.PROCESS
 
-    def __init__(self, *, timeout: float = -0.5, aborted: float = -0.3, length: float = -0.1) -> None:
+    def __init__(self, *, timeout: Number = -0.5, aborted: Number = -0.3, length: Number = -0.1) -> None:
         self._values = {FinishReason.TIMEOUT: timeout, FinishReason.ABORTED: aborted, FinishReason.LENGTH: length}
 
     def score(self, turn: TurnFacts, observations: Sequence[Observation], *, weight: float) -> TermScore:
@@ -214,7 +233,7 @@ class Length:
     name = "length"
     credit = Credit.PROCESS
 
-    def __init__(self, *, k: float = 1.0, q: float = 0.5, scale_tokens: float = 256.0) -> None:
+    def __init__(self, *, k: Number = 1.0, q: Number = 0.5, scale_tokens: Number = 256.0) -> None:
         if k <= 0 or q < 0 or scale_tokens <= 0:
             raise ValueError("k and scale_tokens must be positive and q at least 0")
         self._k, self._q, self._scale = k, q, scale_tokens
@@ -237,7 +256,7 @@ class LatencyCost:
     name = "latency"
     credit = Credit.PROCESS
 
-    def __init__(self, *, target_s: float = 10.0) -> None:
+    def __init__(self, *, target_s: Positive = 10.0) -> None:
         self._target_s = target_s
 
     def score(self, turn: TurnFacts, observations: Sequence[Observation], *, weight: float) -> TermScore:

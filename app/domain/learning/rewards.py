@@ -104,6 +104,10 @@ PROCESS_TERMS = frozenset({"tool_calls", "clarification", "finish", "length", "l
 """The built-in terms about the turn itself, for labels that were made before labels said so."""
 
 
+UNREADABLE = "unreadable"
+"""Why a term abstains that could not read what was said: a value of another shape or scale than its policy's, or a fault of its own."""
+
+
 class TermScore(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one term said about one turn."""
 
@@ -112,7 +116,7 @@ class TermScore(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """In the term's own range, documented there; None where it abstains."""
     weight: float
     abstained: str | None = None
-    """Why the term abstained, in a word (`no_observation`, `uncertain`, …)."""
+    """Why the term abstained, in a word (`no_observation`, `uncertain`, `unreadable`, …)."""
     evidence: tuple[str, ...] = ()
     """Ids of the observations used."""
     detail: dict[str, Any] = {}
@@ -170,7 +174,10 @@ class Term(Protocol):
     name: str
 
     def score(self, turn: TurnFacts, observations: Sequence[Observation], *, weight: float) -> TermScore:
-        """Score the turn from what is known about it; `observations` are those of the turn and its episode, sorted by time."""
+        """Score the turn from what is known about it; `observations` are those of the turn and its episode, sorted by time.
+
+        Whatever it raises is an abstention: `unreadable`.
+        """
         ...
 
 

@@ -197,7 +197,7 @@ def label() -> None:
             replayed = [
                 answer(
                     replays, partial(wiring.labelled_turns, settings, name, limit=ASKED_TURNS), policy=name, config=policy, clock=clock,
-                    read=partial(parsed, policy=policy, loop=whole, read=read),
+                    read=partial(parsed, policy=policy, loop=whole, read=read), learn_from_rollouts=whole.batching.rollout_share > 0,
                 )
                 for name, policy in policies.items()
             ]  # fmt: skip

@@ -15,7 +15,7 @@ PATTERNS: Mapping[str, str] = {
     # praise, thanks, confirmation
     "thanks": r"\b(thanks?|thank you|thx|thnx|tysm|ty|cheers|gracias|merci|danke|obrigad[oa]|arigato)\b",
     "praise": r"\b(great|awesome|perfect(ly)?|excellent|amazing|wonderful|fantastic|brilliant|nice|cool|beautiful|impressive|superb|lovely|love (it|this|that|these))\b",
-    "praise_opens": r"^\W*(ok(ay)?|oh|yes|wow|that'?s|that is|this is|these are|they are|very|really|a|so|pretty|it'?s|looks?|well)?[\s,]*(ok(ay)?|very|really|a|so|pretty|looks?)?\s*(good|great|nice|awesome|perfect|excellent|amazing|cool|wonderful|fantastic|brilliant|helpful|beautiful|lovely|super|right)\b(?! (at|for|to|now))",
+    "praise_opens": r"^\W*((ok(ay)?|oh|yes|wow|that'?s|that is|this is|these are|they are|very|really|a|so|pretty|it'?s|looks?|well)[\s,]*)?((ok(ay)?|very|really|a|so|pretty|looks?)\s*)?(good|great|nice|awesome|perfect|excellent|amazing|cool|wonderful|fantastic|brilliant|helpful|beautiful|lovely|super|right)\b(?! (at|for|to|now))",
     "worked": r"\b(works? (now|fine|well|great|perfectly|like a charm)|it works?|that works?|worked|fixed it|solved|that did it|makes? sense|got it|helpful|exactly what)\b",
     "like_it": r"\b(i (really |do )?(like|liked|enjoyed?|appreciate)|good (job|work|one|idea|stuff|start)|well done|nice (work|job)|great (work|job))\b",
     "laughs": r"\b(haha+|lol|lmao)\b|[:;]-?[)D]|😊|👍|🙏|❤",
@@ -45,7 +45,8 @@ PATTERNS: Mapping[str, str] = {
 _COMPILED = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in PATTERNS.items()}
 _CODE = re.compile(r"```.*?(```|\Z)|`[^`\n]+`", re.DOTALL)
 _WORD = re.compile(r"\w+")
-_LOG = re.compile(r"^\s*(at |File \"|\d+ \||\S+:\d+:\d+|npm ERR|\[?(ERROR|WARN))", re.MULTILINE)
+LOG = re.compile(r"^[^\S\n]*(at |File \"|\d+ \||\S+:\d+:\d+|npm ERR|\[?(ERROR|WARN))", re.MULTILINE)
+"""A line of a log. Looked for within its line: over line ends, each of many blank lines would run through all that follow."""
 NUMERIC = (
     "short", "long", "shouts", "exclaims", "has_code", "has_log", "quotes_answer", "lower_case", "many_lines", "asks", "questions", "trails_off",
     "characters", "answer_has_code", "answer_apologises", "answer_asks", "answer_breaks_off", "answer_declines", "answer_characters",
@@ -88,7 +89,7 @@ def _shape(text: str, own: str) -> dict[str, float]:
         "shouts": float(len(letters) > 12 and sum(c.isupper() for c in letters) / len(letters) > 0.6),
         "exclaims": float("!" in head),
         "has_code": float(len(own) < 0.8 * len(text.strip())),
-        "has_log": float(_LOG.search(text) is not None),
+        "has_log": float(LOG.search(text) is not None),
         "lower_case": float(text.strip()[:1].islower()),
         "many_lines": float(text.count("\n") > 3),
         "asks": float(asked > 0),

@@ -14,9 +14,11 @@ from starlette.testclient import TestClient
 from app.db.engine import reading, writing
 from app.db.learning.label_report import labelled_turns
 from app.db.learning.rule_sets import SqlReplays, SqlRules
+from app.db.sight import SqlPages
 from app.db.tables import audit, follow_up_readings, observations, rule_set_replays
 from app.domain.ids import utc_now
 from app.domain.learning.rewards import Labelled
+from app.domain.learning.rule_sets import Proposal
 from app.domain.people import MAY, Action, Role, Visitor, actions_of
 from app.domain.policies import PolicyConfig
 from pipelines.labelling.proposals import settle
@@ -33,6 +35,13 @@ DEAN = Visitor(actor="user:dean", actions=actions_of({Role.CONFIG_ADMIN}), polic
 RATING = 'name = "only-rating"\n[[terms]]\nname = "rating"\nweight = 2.0\n'
 
 
+class Touchy:
+    """A term of a deployment's own that cannot be made."""
+
+    def __init__(self) -> None:
+        raise KeyError("no such shop")
+
+
 @contextmanager
 def stored(engine: Engine) -> Iterator[Iterator[Labelled]]:
     with reading(engine) as connection:
@@ -41,8 +50,9 @@ def stored(engine: Engine) -> Iterator[Iterator[Labelled]]:
 
 def labeller(engine: Engine) -> bool:
     """What `ratchet label` does between two rounds."""
-    settle(SqlRules(engine, ""), policy=POLICY, read=parse_rule_set, clock=utc_now)
-    return answer(SqlReplays(engine), partial(stored, engine), policy=POLICY, config=CONFIG, read=parse_rule_set, clock=utc_now)
+    read = partial(parse_rule_set, allowed=(f"{__name__}:Touchy",))
+    settle(SqlRules(engine, ""), policy=POLICY, read=read, clock=utc_now)
+    return answer(SqlReplays(engine), partial(stored, engine), policy=POLICY, config=CONFIG, read=read, clock=utc_now)
 
 
 def rated(engine: Engine) -> None:
@@ -61,6 +71,30 @@ def ask(client: TestClient, toml: str) -> Any:
     page = client.get(f"/console/do/replay_rules/{POLICY}")
     assert page.status_code == 200, page.text[:500]
     return client.post(f"/console/do/replay_rules/{POLICY}", data=fields(page.text) | {"toml": toml})
+
+
+@pytest.mark.parametrize(
+    ("term", "why"),
+    [
+        ('name = "rating"\nweight = nan', "weight is nan: give a number"),
+        ('name = "latency"\nweight = 1.0\nparams = { target_s = 0 }', "target_s = 0: Expected `float` > 0.0"),
+        (f'name = "{__name__}:Touchy"\nweight = 1.0', "it cannot be read (KeyError: 'no such shop')"),
+    ],
+)
+def test_a_rule_set_that_nothing_can_be_scored_by_is_refused_to_whoever_replays_or_proposes_it(engine: Engine, term: str, why: str) -> None:
+    deploy(engine)
+    toml, now = f'name = "bad"\n[[terms]]\n{term}\n', utc_now()
+    rules = SqlRules(engine, "")
+    rules.propose(Proposal(id="p", policy=POLICY, toml=toml, proposed_by=CORA.actor, proposed_at=now))
+    with writing(engine) as connection:
+        connection.execute(insert(rule_set_replays).values(id="r", policy=POLICY, toml=toml, asked_by=CORA.actor, asked_at=now))
+    assert labeller(engine) is True
+    [proposed] = rules.proposals(POLICY)
+    replayed = SqlPages(engine).replay(POLICY, "r")
+    assert replayed is not None
+    for refused in (proposed.refused, replayed.refused):
+        assert refused is not None
+        assert why in refused
 
 
 def test_a_rule_set_is_replayed_over_stored_labels_before_it_is_proposed(engine: Engine) -> None:

@@ -1,6 +1,7 @@
 """Labels on both databases: revisions, one current, corrections by late observations, events, activations and the commands over them."""
 
 import json
+from ast import literal_eval
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -83,6 +84,17 @@ def test_a_late_observation_makes_a_second_revision_and_one_stays_current(bench:
     assert bench.label(at(101)) == 1
     assert bench.rows("revision", "current", "reward", "exclusion") == [(1, False, 0.0, "no_signal"), (2, True, -1.0, None)]
     assert bench.label(at(102)) == 0
+
+
+def test_what_cannot_be_read_holds_up_no_other_turn_and_is_told_in_its_label_and_once_in_the_log(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.apply(turn("a"), turn("b"), observation("o", of="a", value="great"), observation("p", of="b", value=0.5))
+    assert bench.label(at(60)) == 2
+    assert bench.rows("inference_id", "reward", "exclusion") == [("a", 0.0, "no_signal"), ("b", 0.5, None)]
+    assert [[term["abstained"] for term in terms] for (terms,) in bench.rows("terms")] == [["unreadable"], [None]]
+    told = [record.getMessage() for record in caplog.records if "term_unreadable" in record.getMessage()]
+    assert told == ["event=term_unreadable policy=composer inference_id=a terms=rating"]
 
 
 def test_an_observation_beyond_lateness_is_ledgered_and_never_paid_not_even_by_a_later_label(bench: Bench) -> None:
@@ -181,6 +193,18 @@ def test_the_report_counts_labels_terms_moods_exclusions_and_counters(deployment
     shown = deployment.run(labels_command, "report", "composer").output
     assert "2 labels" in shown
     assert "no_signal 1" in shown
+
+
+@pytest.mark.parametrize(("share", "excluded"), [("0.5", {"no_signal": 1}), ("0.0", {"no_signal": 1, "rollout": 1})])
+def test_a_replay_leaves_practice_out_only_where_batches_do(deployment: Deployment, share: str, excluded: dict[str, int]) -> None:
+    (deployment.folder / "ratchet.toml").write_text(f"{CONFIG}\n[batching]\nrollout_share = {share}\n")
+    deployment.bench.apply(
+        msgspec.structs.replace(turn("p"), source="rollout:tasks"), observation("g", of="p", name="rating", value=1.0), offset=10
+    )
+    deployment.bench.label(at(62))
+    shown = deployment.run(rules_command, "replay", str(deployment.folder / "rules.toml"), "--policy", "composer").output
+    assert "3 turns" in shown
+    assert literal_eval(shown.splitlines()[0].split("excluded: ")[1]) == excluded
 
 
 def test_rules_are_replayed_without_a_trace_and_activated_with_one(deployment: Deployment) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.labelling.follow_up.features import NAMES, NUMERIC, features, own_words
+from pipelines.labelling.follow_up.features import LOG, NAMES, NUMERIC, features, own_words
 
 
 def found(text: str, *, answer: str = "") -> dict[str, float]:
@@ -84,3 +84,32 @@ def test_phrases_are_looked_for_where_a_judgement_stands() -> None:
 def test_code_is_not_what_the_user_said() -> None:
     assert own_words("Look: ```print('wrong')``` and `error` there") == "Look:   and   there"
     assert found("Look: ```print('wrong')```")["wrong"] == 0.0
+
+
+@pytest.mark.parametrize("before", ["", "\n", "no\n\n\n", "no\r\n\r\n", " \n \x0b\n", "no\u2028\n"])
+@pytest.mark.parametrize("line", ["\tat f (a.js)", ' File "x"', " 3 | x", "a.ts:3:14", "npm ERR!", " [WARN"])
+def test_a_line_of_a_log_is_found_below_blank_lines_and_looked_for_within_its_line(before: str, line: str) -> None:
+    line_of = LOG.search(before + line + "\nyes")
+    assert line_of is not None
+    assert "\n" not in line_of.group()
+    assert found(before + line)["has_log"] == 1.0
+    assert found("no" + "\n" * 9 + "yes: at")["has_log"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "opens"),
+    [
+        ("good", 1.0),
+        ("... , nice", 1.0),
+        ("ok, very good", 1.0),
+        ("That's, , really\n great", 1.0),
+        ("so  right", 1.0),
+        ("sogood", 1.0),
+        ("very ! good", 0.0),
+        ("right for me", 0.0),
+        ("This good", 0.0),
+        ("ok,", 0.0),
+    ],
+)
+def test_praise_opens_a_message_after_no_more_than_two_words_that_lead_to_it(text: str, opens: float) -> None:
+    assert found(text)["praise_opens"] == opens

@@ -124,6 +124,7 @@ SAID = st.lists(
             ("edit_persistence", KEPT), ("edit_persistence", REVERTED), ("follow_up", "That is wrong."), ("follow_up", "hm"),
             ("rating", True), ("rating", -0.5), ("undo", True), ("undo", False), ("tool_call", {"name": "t", "ok": False}),
             ("latency", 30.0), ("task_success", True), ("comment", "so so"), ("declared_by_the_product", 3.0),
+            ("rating", "great"), ("edit_persistence", None), ("tool_call", {}), ("latency", "soon"),
         ]
     ),
     max_size=5,

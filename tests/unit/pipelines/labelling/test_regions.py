@@ -1,12 +1,17 @@
 """Where a region lies after an edit, border by border, and that what differs between two texts is found and nothing else."""
 
 import random
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from types import FrameType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.labelling.regions import carry, changes, region_now
+from pipelines.labelling.regions import Budget, carry, changes, region_now
 
 
 @pytest.mark.parametrize(
@@ -93,3 +98,61 @@ def test_large_texts_that_share_no_line_are_one_block() -> None:
     old, new = ["a\n"] * 1100, ["b\n"] * 1100
     assert next(changes("".join(old), "".join(new)))[0] == 0
     assert rebuilt("".join(old), "".join(new)) == "".join(new)
+
+
+class TooMuch(Exception):
+    """What was watched called more than it may."""
+
+
+def watched(work: Callable[[], str], *, calls: int) -> str:
+    """Do it, and stop it at so many calls: difflib makes one for each comparison. Raises `TooMuch`."""
+    counted, usual = 0, sys.getprofile()
+
+    def count(frame: FrameType, event: str, of: object) -> None:
+        nonlocal counted
+        counted += event == "c_call"
+        if counted > calls:
+            raise TooMuch
+
+    sys.setprofile(count)
+    try:
+        return work()
+    finally:
+        sys.setprofile(usual)
+
+
+def test_texts_of_few_different_letters_cost_no_more_than_others() -> None:
+    old, new = "a" * 999, "a b" * 333
+    found = watched(lambda: region_now(before=old, start=0, replaced=0, inserted="x", after=new), calls=1_500_000)
+    assert found in new
+    assert rebuilt(old, new) == new
+
+
+def test_where_the_budget_is_spent_the_rest_is_one_changed_block() -> None:
+    old, new = "abcXdefYghi", "abcVdefWghi"
+    assert list(changes(old, new)) == [(3, 4, 3, 4), (7, 8, 7, 8)]
+    assert list(changes(old, new, Budget(0))) == [(3, 8, 3, 8)]
+
+
+def ordinary_edits() -> list[tuple[str, str]]:
+    """Texts of this repository with lines taken out, put in, moved and reworded; and one rewritten as another."""
+    room = Path(__file__).parent
+    texts = [path.read_text() for path in sorted(room.glob("test_*.py"))[:6]]
+    dice, edits = random.Random(7), list(pairwise(texts))
+    for text in texts:
+        old = text.splitlines(keepends=True)
+        new = [line for line in old if dice.random() > 0.1]
+        for _ in range(len(new) // 10):
+            new.insert(dice.randrange(len(new)), dice.choice(old))
+            at = dice.randrange(len(new))
+            new[at] = new[at].replace(dice.choice(["e", "turn", " = "]), dice.choice(["", "label", "x"]))
+        edits.append((text, "".join(new)))
+    return edits
+
+
+def test_of_ordinary_edits_no_budget_changes_anything() -> None:
+    for old, new in ordinary_edits():
+        budget = Budget.of(old, new)
+        half = budget.left / 2
+        assert list(changes(old, new, budget)) == list(changes(old, new, Budget(float("inf"))))
+        assert budget.left > half

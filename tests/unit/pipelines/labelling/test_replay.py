@@ -62,6 +62,22 @@ def test_what_moves_by_nothing_is_no_change_and_ten_movers_are_shown_the_largest
     assert (twins.changed, [m.inference_id for m in twins.movers]) == (2, ["i1"])
 
 
+@pytest.mark.parametrize(("learned", "excluded"), [(True, {}), (False, {"rollout": 1})])
+def test_practice_is_left_out_of_a_replay_only_where_batches_leave_it_out(learned: bool, excluded: dict[str, int]) -> None:
+    practised = rated(1, 1.0, 0.5, source="rollout:tasks")
+    assert replay([practised], config=POLICY, rule_set=RULES, now=NOON, learn_from_rollouts=learned).excluded == excluded
+    book = Book(asked_for('name = "r"\n[[terms]]\nname = "rating"\nweight = 2.0\n'))
+
+    @contextmanager
+    def one() -> Iterator[Iterator[Labelled]]:
+        yield iter([practised])
+
+    answer(book, one, policy="composer", config=POLICY, read=parse_rule_set, clock=lambda: NOON, learn_from_rollouts=learned)
+    [(_, outcome, _, _)] = book.settled
+    assert outcome is not None
+    assert outcome.excluded == excluded
+
+
 def test_a_replay_of_nothing_says_nothing() -> None:
     found = replay([], config=POLICY, rule_set=RULES, now=NOON)
     assert (found.turns, found.changed, found.before, found.after, found.segments, found.movers) == (0, 0, (), (), {}, ())
@@ -106,11 +122,18 @@ def test_one_replay_at_a_time_is_answered_with_what_it_is_of() -> None:
     assert [answered(book), answered(book), len(book.settled)] == [True, False, 2]
 
 
-@pytest.mark.parametrize("error", [BadConfig("no such term"), RecursionError("too deep")])
-def test_a_rule_set_that_cannot_be_read_is_refused_and_nothing_is_scored(error: Exception) -> None:
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (BadConfig("no such term"), "no such term"),
+        (RecursionError("too deep"), "it cannot be read (RecursionError: too deep)"),
+        (KeyError("a term's own"), 'it cannot be read (KeyError: "a term\'s own")'),
+    ],
+)
+def test_a_rule_set_that_cannot_be_read_is_refused_and_nothing_is_scored(error: Exception, why: str) -> None:
     def read(toml: str) -> RuleSet:
         raise error
 
     book = Book(asked_for("x"))
     assert answered(book, read) is True
-    assert book.settled == [(asked_for("x"), None, str(error), NOON)]
+    assert book.settled == [(asked_for("x"), None, why, NOON)]
