@@ -101,6 +101,18 @@ def test_a_box_that_ran_out_of_memory_is_ended_and_its_files_stay_until_it_is_st
     assert (gone, workspace.upper.exists()) == (["gone"], False), "its user is given back once"
 
 
+def test_a_box_whose_files_cannot_be_removed_gives_its_user_back(workspace: Workspace) -> None:
+    class Stuck(Workspace):
+        def remove(self) -> None:
+            raise OSError("the disk is gone")
+
+    gone = list[str]()
+    live = box(Keeper(), Stuck(base=workspace.base, upper=workspace.upper, scratch=workspace.scratch, copies=True), gone=gone)
+    with pytest.raises(OSError, match="the disk is gone"):
+        live.stop()
+    assert gone == ["gone"]
+
+
 def test_a_workspace_that_becomes_too_heavy_ends_the_box_while_the_program_runs(workspace: Workspace) -> None:
     keeper = Keeper(Ended.TIMEOUT, DONE)
     keeper.waited = lambda: (workspace.upper / "large").write_bytes(b"x" * 1001)
