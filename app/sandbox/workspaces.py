@@ -28,6 +28,8 @@ MOST_BASES = 64
 MOST_DEPTH, MOST_PATH_BYTES = 100, 1024
 """Of what is read of a workspace. A box nests as many folders as it likes, and neither recursion nor the kernel's paths follow it down."""
 TOO_MUCH = 1 << 62
+ENTRY_BYTES = 4096
+"""What a file or a folder weighs beside what it holds: a disk runs out of places for empty ones too."""
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 POOL = range(128, 256)
 """Which of a process's 256 users have workspaces; the first half is for boxes without one, which take turns."""
@@ -53,10 +55,12 @@ class Workspace:
         return ["--overlay-src", str(self.base), "--overlay", str(self.upper), str(self.scratch), at]
 
     def added_bytes(self) -> int:
-        """What the changes weigh; a file that is being written or taken away counts as what it was. What cannot be read is too much."""
+        """What the changes weigh, with `ENTRY_BYTES` for each file and folder; a file that is being written or taken away counts as what it
+        was. What cannot be read is too much. Not counted: files that have no name any more and are still open."""
         total = 0
         try:
             for _, entry, _ in _entries(self.upper):
+                total += ENTRY_BYTES
                 with suppress(OSError):
                     total += 0 if entry.is_dir(follow_symlinks=False) else entry.stat(follow_symlinks=False).st_size
         except BadInput:

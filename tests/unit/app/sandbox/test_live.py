@@ -15,7 +15,7 @@ from app.domain.learning.boxes import BoxSpec, Ended, Limits, TalkEnded
 from app.sandbox.live import LiveBox
 from app.sandbox.workspaces import Workspace
 
-LIMITS = Limits(cpu_s=1, memory_bytes=1 << 28, file_bytes=1 << 20, workspace_bytes=1000)
+LIMITS = Limits(cpu_s=1, memory_bytes=1 << 28, file_bytes=1 << 20, workspace_bytes=4096 + 1000)
 DONE = {"ended": b"exited", "code": b"0", "stdout": b"out", "stderr": b""}
 Said = dict[str, bytes] | Ended
 

@@ -105,7 +105,7 @@ def test_an_overlay_s_upper_layer_is_the_patch_and_a_file_that_was_written_as_it
     upper = laid(tmp_path / "box" / "upper", a_txt="a", pkg__one_py="other")
     space = Workspace(base=base, upper=upper, scratch=tmp_path / "box" / "work", copies=False)
     assert dict(space.patch().files) == {"pkg/one.py": b"other"}
-    assert space.added_bytes() == 6, "of its files, whatever they were before"
+    assert space.added_bytes() == 6 + 3 * 4096, "of its files, whatever they were before, and of each file and folder"
     space.remove()
     assert not (tmp_path / "box").exists()
 
@@ -146,6 +146,12 @@ def test_what_lies_too_deep_or_under_too_long_a_path_does_not_travel_and_is_remo
     assert space.added_bytes() == TOO_MUCH
     space.remove()
     assert not (tmp_path / "box").exists()
+
+
+def test_empty_files_weigh_what_a_file_does_that_says_nothing(tmp_path: Path) -> None:
+    upper = laid(tmp_path / "box" / "upper", **{f"f{number}_txt": "" for number in range(100)})
+    (upper / "link").symlink_to("/")
+    assert 101 * 4096 <= Workspace(base=tmp_path, upper=upper, scratch=tmp_path, copies=False).added_bytes() < 102 * 4096
 
 
 def test_a_hundred_folders_in_each_other_travel(tmp_path: Path) -> None:
