@@ -51,10 +51,14 @@ class Projection:
     registry: VersionRegistry
 
     def aliases(self, policy: str) -> dict[str, str]:
-        """Alias → digest, with every version behind one registered: also a base, one made while MLflow was down, one deleted there."""
+        """Alias → digest, with every version behind one registered: also a base, one made while MLflow was down, one deleted there. One
+        that is not taken waits for the next round, and the others' aliases do not wait with it."""
         wanted = aliases_of(policy, self.releases)
         for digest in sorted(set(wanted.values())):
-            self.register(self.versions.find(policy, digest))
+            try:
+                self.register(self.versions.find(policy, digest))
+            except RatchetError as error:
+                log.warning("projection waits policy=%s version=%s: %s", policy, digest[:12], error)
         return wanted
 
     def register(self, version: Version) -> None:

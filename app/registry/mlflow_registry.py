@@ -5,6 +5,7 @@ MLflow is written, never read for a decision: an alias is an unconditional merge
 """
 
 import fcntl
+import hashlib
 import math
 import os
 import re
@@ -31,8 +32,10 @@ PARAM_LIMIT = 6000
 """MLflow refuses longer parameter values."""
 METRICS_LIMIT = 1000
 """MLflow refuses more at once."""
-UNFIT = re.compile(r"[^\w\-. /]")
-"""What MLflow refuses in the names of metrics and parameters, such as the `=` and `,` of a segment."""
+NAME_LIMIT = 250
+"""MLflow refuses longer names of metrics and parameters."""
+UNFIT = re.compile(r"^\.+|[^\w\-. ]")
+"""What MLflow refuses in them, such as the `=` and `,` of a segment, and `//`, `/./` and `..` where they would be paths."""
 
 
 class MlflowRegistry:
@@ -116,8 +119,11 @@ class MlflowRegistry:
         finished = (run.finished_at if run else None) or version.created_at
         experiment = self.client.get_experiment_by_name(version.policy)
         experiment_id = experiment.experiment_id if experiment else self.client.create_experiment(version.policy)
-        created = self.client.create_run(experiment_id, start_time=_millis(started), run_name=version.name)
-        run_id = created.info.run_id
+        known = self.client.search_runs([experiment_id], f"tags.digest = '{version.digest}'", max_results=1)  # of a try that was refused
+        if not known:
+            name, tagged = version.name, {"digest": version.digest}
+            known = [self.client.create_run(experiment_id, start_time=_millis(started), run_name=name, tags=tagged)]
+        run_id = known[0].info.run_id
         tags = {"digest": version.digest, "parent": version.parent or "", "kind": version.kind.value, "base_model": version.base_model}
         tags |= {"licence": version.licence, **version.tags}
         metrics = _metrics(run.metrics if run else {}, _millis(finished))
@@ -184,11 +190,11 @@ def _metrics(tree: Mapping[str, Any], at: int, prefix: str = "", step: int = 0) 
     is left out: MLflow stores it as a huge number."""
     found: list[Metric] = []
     for key, value in tree.items():
-        name = UNFIT.sub("_", f"{prefix}{key}")
+        name = f"{prefix}{key}"
         if isinstance(value, Mapping):
             found += _metrics(value, at, f"{name}.", step)
         elif isinstance(value, bool | int | float) and math.isfinite(value):
-            found.append(Metric(name, float(value), at, step))
+            found.append(Metric(_named(name), float(value), at, step))
         elif isinstance(value, list):
             for place, entry in enumerate(value):
                 found += _metrics(entry, at, f"{name}.", place) if isinstance(entry, Mapping) else _metrics({name: entry}, at, "", place)
@@ -199,8 +205,15 @@ def _params(tree: Mapping[str, Any], prefix: str = "") -> list[Param]:
     found: list[Param] = []
     for key, value in tree.items():
         found += (
-            _params(value, f"{prefix}{key}.")
-            if isinstance(value, Mapping)
-            else [Param(UNFIT.sub("_", f"{prefix}{key}"), str(value)[:PARAM_LIMIT])]
+            _params(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [Param(_named(f"{prefix}{key}"), str(value)[:PARAM_LIMIT])]
         )
     return found
+
+
+def _named(name: str) -> str:
+    """A name that MLflow takes; of two long ones that begin alike each keeps its own."""
+    fit = UNFIT.sub("_", name)
+    if len(fit) <= NAME_LIMIT:
+        return fit
+    mark = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:12]
+    return f"{fit[: NAME_LIMIT - len(mark) - 1]}-{mark}"

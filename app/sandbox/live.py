@@ -106,8 +106,10 @@ class LiveBox:
         self._end()
         if not self._removed:
             self._removed = True
-            self.workspace.remove()
-            self.stopped()
+            try:
+                self.workspace.remove()
+            finally:
+                self.stopped()
 
     def _end(self) -> None:
         """End everything in the box; its files stay, for `patch`, until it is stopped."""

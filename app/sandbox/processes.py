@@ -19,7 +19,7 @@ from app.domain.errors import BadInput, Refused
 from app.domain.learning.boxes import Box, BoxSpec, Ended, Executed, Patch, Talk, checked_path
 from app.sandbox.child import Child
 from app.sandbox.limits import limited
-from app.sandbox.workspaces import changes_between
+from app.sandbox.workspaces import changes_between, remove
 
 REAPER = Path(__file__).with_name("reaper.py")
 
@@ -95,7 +95,7 @@ class ProcessBox:
 
     def stop(self) -> None:
         self.running.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove(self.folder)
 
     def _start(self, argv: Sequence[str]) -> Child:
         process = subprocess.Popen(

@@ -25,6 +25,12 @@ from app.sandbox.control_groups import born, owner_lives
 
 NAME = "work"
 MOST_BASES = 64
+MOST_DEPTH, MOST_PATH_BYTES = 100, 1024
+"""Of what is read of a workspace. A box nests as many folders as it likes, and neither recursion nor the kernel's paths follow it down."""
+TOO_MUCH = 1 << 62
+ENTRY_BYTES = 4096
+"""What a file or a folder weighs beside what it holds: a disk runs out of places for empty ones too."""
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 POOL = range(128, 256)
 """Which of a process's 256 users have workspaces; the first half is for boxes without one, which take turns."""
 _taken: set[int] = set()
@@ -49,12 +55,16 @@ class Workspace:
         return ["--overlay-src", str(self.base), "--overlay", str(self.upper), str(self.scratch), at]
 
     def added_bytes(self) -> int:
-        """What the changes weigh; a file that is being written or taken away counts as what it was."""
+        """What the changes weigh, with `ENTRY_BYTES` for each file and folder; a file that is being written or taken away counts as what it
+        was. What cannot be read is too much. Not counted: files that have no name any more and are still open."""
         total = 0
-        for folder, _, names in os.walk(self.upper):
-            for name in names:
+        try:
+            for _, entry, _ in _entries(self.upper):
+                total += ENTRY_BYTES
                 with suppress(OSError):
-                    total += os.lstat(os.path.join(folder, name)).st_size
+                    total += 0 if entry.is_dir(follow_symlinks=False) else entry.stat(follow_symlinks=False).st_size
+        except BadInput:
+            return TOO_MUCH
         return total
 
     def patch(self) -> Patch:
@@ -62,13 +72,12 @@ class Workspace:
         if self.copies:
             return changes_between(self.base, self.upper)
         there, kept = _differing(_files(self.upper), lambda path: _read(self.base / path))
-        replaced = {p for folder in _opaque(self.upper) for p in _below(self.base, folder) if p not in there}
-        removed = {p for path, is_there in there.items() if not is_there for p in _below(self.base, path)}
-        return checked_patch(dict.fromkeys(removed | replaced) | kept)
+        hidden = {p for path in (*there, *_opaque(self.upper)) for p in _below(self.base, path) if not there.get(p)}
+        return checked_patch(dict.fromkeys(hidden) | kept)
 
     def remove(self) -> None:
         """Forget the changes."""
-        _remove(self.upper.parent)
+        remove(self.upper.parent)
 
 
 @dataclass
@@ -131,7 +140,7 @@ class Workspaces:
         with self._making:
             if not base.exists():
                 fresh = base.with_suffix(".new")
-                _remove(fresh)
+                remove(fresh)
                 shutil.copytree(folder, fresh, symlinks=True)
                 _give(fresh, user)
                 fresh.rename(base)
@@ -146,14 +155,14 @@ class Workspaces:
             idle = {user for user in self._bases.values() if user != but and user % 256 not in _taken}
         for base in [base for base, user in self._bases.items() if user in idle][: max(0, len(self._bases) - MOST_BASES)]:
             del self._bases[base]
-            _remove(base)
+            remove(base)
 
     def sweep(self) -> int:
         """Remove what dead processes left; returns how many workspaces that were."""
         left = [folder for folder in self.shared.glob(f"{NAME}-*") if not owner_lives(folder.name)]
         found = sum(len(list(folder.glob("box-*"))) for folder in left)
         for folder in left:
-            _remove(folder)
+            remove(folder)
         return found
 
 
@@ -199,23 +208,44 @@ def _give(folder: Path, user: int) -> None:
 
 def _files(folder: Path) -> Iterator[tuple[str, bytes | None]]:
     """Every file below, by path, as nobody's link leads; None for an overlay's mark that it was removed. Raises `BadInput`."""
-    for name, _, names, at in os.fwalk(folder, follow_symlinks=False):
-        inside = os.path.relpath(name, folder)
-        for file in [*names, *(entry for entry in _links(at))]:
-            path = file if inside == "." else f"{inside}/{file}"
-            found = os.stat(file, dir_fd=at, follow_symlinks=False)
-            if stat.S_ISCHR(found.st_mode) and found.st_rdev == 0:
-                yield _spelled(path), None
-            elif stat.S_ISREG(found.st_mode):
-                yield _spelled(path), _content(file, at)
-            elif not stat.S_ISDIR(found.st_mode):
-                raise BadInput(f"{path!r} is a link or a device: only files travel")
+    for path, entry, at in _entries(folder):
+        found = entry.stat(follow_symlinks=False)
+        if stat.S_ISCHR(found.st_mode) and found.st_rdev == 0:
+            yield _spelled(path), None
+        elif stat.S_ISREG(found.st_mode):
+            yield _spelled(path), _content(entry.name, at)
+        elif not stat.S_ISDIR(found.st_mode):
+            raise BadInput(f"{path!r} is a link or a device: only files travel")
 
 
-def _links(at: int) -> list[str]:
-    """Links to folders, which a walk takes for folders and does not enter."""
-    with os.scandir(at) as entries:
-        return [entry.name for entry in entries if entry.is_symlink() and entry.is_dir()]
+def _entries(folder: Path) -> Iterator[tuple[str, "os.DirEntry[str]", int]]:
+    """Everything below by its path, beside the descriptor of the folder that it is in. Raises `BadInput` for what cannot be read."""
+    at = os.open(folder, FOLDER)
+    try:
+        yield from _entries_of(at, "", 0)
+    finally:
+        os.close(at)
+
+
+def _entries_of(at: int, inside: str, depth: int) -> Iterator[tuple[str, "os.DirEntry[str]", int]]:
+    with os.scandir(at) as listed:
+        entries = list(listed)
+    for entry in entries:
+        path = inside + entry.name
+        if depth > MOST_DEPTH or len(os.fsencode(path)) > MOST_PATH_BYTES:
+            raise BadInput(f"{path[:100]!r}… lies below more than a hundred folders or 1,024 bytes of a path: lay it less deep")
+        yield path, entry, at
+        if entry.is_dir(follow_symlinks=False):
+            try:
+                below = os.open(entry.name, FOLDER, dir_fd=at)
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # it was one a moment ago: programs may be at work in there
+            except PermissionError:
+                raise BadInput(f"{path!r} is a folder that cannot be read: let its owner enter it") from None
+            try:
+                yield from _entries_of(below, f"{path}/", depth + 1)
+            finally:
+                os.close(below)
 
 
 def _content(file: str, at: int) -> bytes:
@@ -252,12 +282,30 @@ def _read(file: Path) -> bytes | None:
     return file.read_bytes() if file.is_file() and not file.is_symlink() else None
 
 
-def _remove(folder: Path) -> None:
-    """With everything below: an overlay leaves folders that even their owner may not enter."""
-    for name, folders, _ in os.walk(folder):
-        for entry in folders:
-            path = os.path.join(name, entry)
+def remove(folder: Path) -> None:
+    """Remove a folder with everything below, however deep: what is in its folders is moved up into it before they are emptied. An overlay
+    leaves folders that even their owner may not enter. What cannot be removed is left."""
+    numbers, waiting = count(), [str(folder)]
+    while waiting:
+        emptied = waiting.pop()
+        for entry in _listed(emptied):
             with suppress(OSError):
-                if not os.path.islink(path):
-                    os.chmod(path, 0o700)
-    shutil.rmtree(folder, ignore_errors=True)
+                if not entry.is_dir(follow_symlinks=False):
+                    os.unlink(entry.path)
+                    continue
+                os.chmod(entry.path, 0o700)
+                up = f"{folder}/.removed-{next(numbers)}"
+                os.rename(entry.path, up)
+                waiting.append(up)
+        with suppress(OSError):
+            os.rmdir(emptied)
+    with suppress(OSError):
+        os.rmdir(folder)
+
+
+def _listed(folder: str) -> list["os.DirEntry[str]"]:
+    with suppress(OSError):
+        os.chmod(folder, 0o700)
+        with os.scandir(folder) as entries:
+            return list(entries)
+    return []

@@ -232,9 +232,9 @@ class Graders(Grader):
             if {path: content.encode() for path, content in task.files.items()} != dict(box.patch().files):
                 raise Refused("its set-up does not lay out the same twice, so what the agent changed cannot be laid over it")
             for path, content in files.items():
-                if content is None:
-                    box.exec(["/bin/rm", "-f", "--", path], deadline_s=ANSWER_S, most_output_bytes=1 << 12)
-                else:
+                if content is None or any(gone.startswith(f"{path}/") for gone in task.files):  # or a folder that is a file now
+                    box.exec(["/bin/rm", "-rf", "--", path], deadline_s=ANSWER_S, most_output_bytes=1 << 12)
+                if content is not None:
                     box.put(path, content.encode())
 
         with scratched("bridge") as made:

@@ -21,10 +21,10 @@ from app.domain.errors import BadInput, LeaseLost, RatchetError
 from app.domain.learning.boxes import GATEWAY, Box, Boxes, Ended, Executed, Limits
 from app.domain.learning.rollouts import Closed, Outcome, Rollout
 from pipelines.rollouts.audit import audited
-from pipelines.rollouts.grading import Grader, Verdict, text_of
+from pipelines.rollouts.grading import Grade, Grader, Verdict, text_of
 from pipelines.rollouts.interception import Always, Bounds, Exchange, Interception, Journal, Permit
 from pipelines.rollouts.searching import Search
-from pipelines.rollouts.seats import Seat, Seats
+from pipelines.rollouts.seats import Seats
 from pipelines.rollouts.service import Session
 from pipelines.rollouts.tasks import Harness, TaskData
 
@@ -137,16 +137,18 @@ class Workplace:
                 gateway=client, policy=self.service.policy, tags=tags, bounds=bounds, journal=self.journal_of(rollout), permit=self.permit,
                 components=frozenset() if self.search is None else frozenset({self.search.policy}),
             )  # fmt: skip
-            seat: Seat | None = None
             try:
                 seat = self.seats.take(task)
-                seat.socket.service = service
-                return self._run(seat.box, task, session, service)
+                try:
+                    seat.socket.service = service
+                    return self._run(seat.box, task, session, service)
+                finally:
+                    seat.leave()
             except RatchetError as error:
                 return Worked(Outcome.SETUP_FAILED, {}, service.exchanges, str(error))
-            finally:
-                if seat is not None:
-                    seat.leave()
+            except Exception as error:  # the journal would bring the next dispatcher to the same place, and the one after it
+                log.exception("bug rollout=%s", rollout.id)
+                return Worked(Outcome.SETUP_FAILED, {}, service.exchanges, repr(error))
 
     def _run(self, box: Box, task: TaskData, session: Session, service: Interception) -> Worked:
         launch = self.harness.launch(GATEWAY, session.key, task, model=self.service.policy, python=self.boxes.python)
@@ -175,7 +177,11 @@ class Workplace:
             return closed(Outcome.STALE, None)
         if worked.outcome is Outcome.TOOL_ABUSE:
             return closed(Outcome.TOOL_ABUSE, 0.0)
-        grade = self.grader.grade(task, worked.files, seed=int(rollout.id.replace("-", "")[-8:], 16), exchanges=own)
+        try:
+            grade = self.grader.grade(task, worked.files, seed=int(rollout.id.replace("-", "")[-8:], 16), exchanges=own)
+        except Exception as error:  # as at work: it would break there again
+            log.exception("bug rollout=%s", rollout.id)
+            grade = Grade(verdict=Verdict.ERROR, reason=repr(error))
         worked.detail = worked.detail or grade.reason
         if grade.verdict is Verdict.ERROR:
             return closed(Outcome.GRADER_FAILED, None)

@@ -12,6 +12,7 @@ grader that runs the tested code beside its tests can refuse that; the audit of 
 import json
 import random
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -124,15 +125,25 @@ def judged(task: TaskData, said: bytes, complaint: bytes = b"") -> Grade:
 
 
 def apply(task: TaskData, files: Mapping[str, str | None], folder: Path) -> None:
-    """The task's files with these changes."""
+    """The task's files with these changes; one that would lie where something stays that may not change is left out."""
     task.lay_out(folder)
+    for path in (path for path, content in files.items() if content is None):
+        _take_away(folder / path, folder)
     for path, content in files.items():
-        file = folder / path
-        if content is None:
-            file.unlink(missing_ok=True)
-        else:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(content)
+        if content is not None:
+            file = folder / path
+            with suppress(IsADirectoryError, NotADirectoryError, FileExistsError):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(content)
+
+
+def _take_away(file: Path, folder: Path) -> None:
+    """With the folders that are empty then, in whose place a file may come."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        file.unlink()
+    with suppress(OSError):
+        for parent in file.relative_to(folder).parents[:-1]:
+            (folder / parent).rmdir()
 
 
 def open_to_all(folder: Path) -> None:

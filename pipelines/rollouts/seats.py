@@ -84,10 +84,12 @@ class Seat:
 
     def leave(self) -> None:
         """End the box, and what answers it."""
-        with suppress(RatchetError):  # a box that cannot be ended any more is gone
-            self.box.stop()
-        self.socket.close()
-        self.folders.release(self.task)
+        try:
+            with suppress(RatchetError):  # a box that cannot be ended any more is gone
+                self.box.stop()
+        finally:
+            self.socket.close()
+            self.folders.release(self.task)
 
 
 @dataclass

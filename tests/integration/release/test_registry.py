@@ -6,14 +6,19 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from app.domain.errors import Unavailable
+from app.domain.learning.rewards import segment_key
 from app.domain.release.versions import RunStatus, TrainingRun, Version, VersionKind
 from app.registry.mlflow_registry import MlflowRegistry, _metrics, _millis, _params
+from pipelines.projection import Projection, project_once
 
 ROOT = Path(__file__).resolve().parents[3]
 TABLES = 200_000
@@ -82,6 +87,50 @@ def test_a_version_deleted_in_mlflow_is_reported_and_comes_back_with_the_next_re
     assert registry.reconcile("deleted", {"champion": only.digest}) == [f"alias champion: version {only.digest[:12]} is missing in MLflow"]
     registry.register(only, folder=tmp_path, run=None, card="")
     assert registry.reconcile("deleted", {"champion": only.digest}) == ["alias champion → version 2"]
+
+
+@pytest.mark.parametrize("value", ["https://shop.example/checkout", "../etc", "a/./b", "a/", "/", "..", "x" * 300])
+def test_whatever_a_segment_is_called_its_version_is_registered(registry: MlflowRegistry, tmp_path: Path, value: str) -> None:
+    policy, numbers = f"named-{hash(value)}", {segment_key({"task": value}): {"turns": 1}, value: {"turns": 2}}
+    ran = replace(run(1, policy), metrics={"segments": numbers, "by task": numbers, **numbers})
+    registry.register(version(1, policy), folder=tmp_path, run=ran, card="")
+    (found,) = registry.client.search_model_versions(f"name = '{policy}'")
+    assert len(registry.client.get_run(str(found.run_id)).data.metrics) == 6
+
+
+CLASHING = {"adam": {"beta=1": 0.9, "beta,1": 0.8}}
+"""A configuration of which MLflow takes no run: two of its names are one there."""
+
+
+def test_a_registration_that_was_refused_is_gone_on_with_in_its_run(registry: MlflowRegistry, tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="did not take version"):
+            registry.register(version(1, "again"), folder=tmp_path, run=replace(run(1, "again"), config=CLASHING), card="")
+    registry.register(version(1, "again"), folder=tmp_path, run=run(1, "again"), card="")
+    registry.register(version(2, "again"), folder=tmp_path, run=run(2, "again"), card="")
+    experiment = registry.client.get_experiment_by_name("again")
+    assert experiment is not None
+    assert [one.info.status for one in registry.client.search_runs([experiment.experiment_id])] == ["FINISHED"] * 2
+    versions = registry.client.search_model_versions("name = 'again'")
+    assert len({one.run_id for one in versions}) == 2, "each version has its own"
+
+
+def test_a_version_that_mlflow_does_not_take_holds_no_other_alias_up(
+    registry: MlflowRegistry, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = {one.digest: one for one in (version(number, "held") for number in (1, 2, 3))}
+    first, refused, third = known
+    runs = {"run-1": run(1, "held"), "run-2": replace(run(2, "held"), config=CLASHING), "run-3": run(3, "held")}
+    pointer: Any = SimpleNamespace(digest=third, anchor=first, previous=refused)
+    projection = Projection(
+        releases=cast(Any, SimpleNamespace(pointer=lambda policy: pointer, list=lambda **asked: [])),
+        versions=cast(Any, SimpleNamespace(find=lambda policy, digest: replace(known[digest], run_id=f"run-{known[digest].step}"))),
+        weights=cast(Any, SimpleNamespace(path=lambda digest: tmp_path)), runs=cast(Any, SimpleNamespace(get=runs.get)), registry=registry,
+    )  # fmt: skip
+    project_once(["held"], projection)
+    aliased = {alias: registry.client.get_model_version_by_alias("held", alias).tags["digest"] for alias in ("champion", "anchor")}
+    assert aliased == {"champion": third, "anchor": first}
+    assert f"projection waits policy=held version={refused[:12]}: MLflow at" in caplog.text
 
 
 def test_a_server_that_is_away_is_said_to_be_soon(tmp_path: Path) -> None:

@@ -116,6 +116,8 @@ def test_a_grade_is_what_the_bridge_says_of_a_fresh_box_and_of_what_was_said(bri
     solved = grade(task, {"start.txt": "done\n", "sub/made.txt": None}, seed=0)
     assert (solved.verdict, solved.reward) == (Verdict.PASSED, 1.0)
     assert grade(task, {"start.txt": "done\n"}, seed=0).reward == 0.0, "the file is still there"
+    replaced = grade(task, {"sub": "a file in its folder's place\n", "sub/made.txt": None, "start.txt": "done\n"}, seed=0)
+    assert (replaced.verdict, replaced.reward) == (Verdict.PASSED, 1.0), replaced.reason
     polite = grade(task, {}, seed=0, exchanges=[spoken("please")])
     assert (polite.verdict, polite.reward) == (Verdict.FAILED, 0.5)
     assert validity(task, graders(bridge)) is None

@@ -1,9 +1,11 @@
 """Rollouts from the plan to the label's raw material: a real gateway, real boxes, scripted answers."""
 
+import shlex
 from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import NoReturn
 
 import httpx
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from app.domain.errors import LeaseLost
 from app.domain.learning.rollouts import Outcome
 from app.domain.telemetry.serving import GenerateRequest
+from pipelines.rollouts.harness import CodingAgent
 from pipelines.rollouts.interception import FileJournal
 from pipelines.rollouts.service import Service
 from pipelines.rollouts.tasksets.small_functions import HACKS, SmallFunctions
@@ -18,6 +21,8 @@ from tests.integration.rollouts.practising import LIBRARY, Open, calls, said_by_
 
 SOON = timedelta(seconds=30)
 SMALL = {task.key: task for task in SmallFunctions().load()}
+DEEP = "import os\nfor _ in range(1200): os.mkdir('d'); os.chdir('d')"
+LONG = "import os\nfor _ in range(20): os.mkdir('d' * 240); os.chdir('d' * 240)\nopen('f.py', 'w').write('x')"
 
 
 def test_a_group_of_tries_is_paid_for_what_each_did(practising: Open, tmp_path: Path) -> None:
@@ -73,6 +78,8 @@ def test_the_agent_s_tools_work_in_its_box_and_its_patch_is_graded_in_another(pr
         (calls("shell", command="echo on"), Outcome.TURN_LIMIT),
         (calls("shell", command="kill -9 -1"), Outcome.FAILED),
         (calls("shell", command="ln -s /etc/passwd lib/numbers2.py"), Outcome.TOOL_ABUSE),
+        (calls("shell", command=f"python3 -c {shlex.quote(DEEP)}"), Outcome.TOOL_ABUSE),
+        (calls("shell", command=f"python3 -c {shlex.quote(LONG)}"), Outcome.TOOL_ABUSE),
         (calls("shell", command="echo x > conftest.py; echo x > sitecustomize.py; echo 1 > reward.txt"), Outcome.TURN_LIMIT),
         ("I give up.", Outcome.FAILED),
     ],
@@ -82,6 +89,25 @@ def test_what_the_model_does_wrong_is_its_own_fault(practising: Open, tmp_path: 
     task = replace(LIBRARY, most_turns=2)
     assert practice.dispatch(task, config={"group_size": 2}).run(groups=1) == {outcome.value: 2}
     assert {said.value for said in practice.said()} == {0.0}
+
+
+def test_a_package_that_became_a_module_is_graded_like_any_work(practising: Open) -> None:
+    task = replace(LIBRARY, files={**LIBRARY.files, "lib/twice/__init__.py": "", "lib/twice/more.py": "TWO = 2\n"})
+    mend = "rm -r lib/twice && echo 'def double(n): return 2 * n' > lib/numbers.py && echo 'TWO = 2' > lib/twice"
+    practice = practising(lambda request: "Done." if said_by_tools(request) else calls("shell", command=mend))
+    assert practice.dispatch(task, config={"group_size": 2}).run(groups=1) == {"solved": 2}
+
+
+def test_what_breaks_in_a_try_closes_it_as_a_fault_of_ours_and_the_dispatcher_goes_on(practising: Open) -> None:
+    class Broken(CodingAgent):
+        def launch(self, *given: object, **named: object) -> NoReturn:
+            raise RecursionError("a bug")
+
+    practice = practising(lambda request: "Done.")
+    dispatch = practice.dispatch(LIBRARY, config={"group_size": 2})
+    dispatch.workplace.harness = Broken()
+    assert dispatch.run(groups=1) == {"setup_failed": 2}
+    assert [(said.name, said.value) for said in practice.said()] == [("environment_fault", "setup_failed")] * 2
 
 
 def test_what_hangs_ends_at_its_deadline_and_is_graded_on_what_is_there(practising: Open, tmp_path: Path) -> None:

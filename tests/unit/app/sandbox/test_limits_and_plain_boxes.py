@@ -148,7 +148,7 @@ def test_what_a_boxs_own_user_changed_is_a_patch_and_names_that_cannot_travel_ar
     (base / "a").write_text("1")
     workspace = Workspaces(tmp_path, copies=True).make(base, None)
     (workspace.upper / "a").write_text("2")
-    assert (workspace.patch().files, workspace.added_bytes()) == ({"a": b"2"}, 1)
+    assert (workspace.patch().files, workspace.added_bytes()) == ({"a": b"2"}, 1 + 4096)
     (workspace.upper / "b\udc80").write_text("x")
     with pytest.raises(BadInput, match="name that is no UTF-8"):
         workspace.patch()

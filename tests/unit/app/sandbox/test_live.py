@@ -15,7 +15,7 @@ from app.domain.learning.boxes import BoxSpec, Ended, Limits, TalkEnded
 from app.sandbox.live import LiveBox
 from app.sandbox.workspaces import Workspace
 
-LIMITS = Limits(cpu_s=1, memory_bytes=1 << 28, file_bytes=1 << 20, workspace_bytes=1000)
+LIMITS = Limits(cpu_s=1, memory_bytes=1 << 28, file_bytes=1 << 20, workspace_bytes=4096 + 1000)
 DONE = {"ended": b"exited", "code": b"0", "stdout": b"out", "stderr": b""}
 Said = dict[str, bytes] | Ended
 
@@ -99,6 +99,18 @@ def test_a_box_that_ran_out_of_memory_is_ended_and_its_files_stay_until_it_is_st
     live.stop()
     live.stop()
     assert (gone, workspace.upper.exists()) == (["gone"], False), "its user is given back once"
+
+
+def test_a_box_whose_files_cannot_be_removed_gives_its_user_back(workspace: Workspace) -> None:
+    class Stuck(Workspace):
+        def remove(self) -> None:
+            raise OSError("the disk is gone")
+
+    gone = list[str]()
+    live = box(Keeper(), Stuck(base=workspace.base, upper=workspace.upper, scratch=workspace.scratch, copies=True), gone=gone)
+    with pytest.raises(OSError, match="the disk is gone"):
+        live.stop()
+    assert gone == ["gone"]
 
 
 def test_a_workspace_that_becomes_too_heavy_ends_the_box_while_the_program_runs(workspace: Workspace) -> None:

@@ -9,7 +9,7 @@ import pytest
 from app.domain.errors import BadInput
 from app.domain.learning.boxes import MOST_PATCH_BYTES, MOST_PATCH_FILES
 from app.sandbox.control_groups import born
-from app.sandbox.workspaces import MOST_BASES, POOL, Workspace, Workspaces, changes_between, changes_of, read_folder
+from app.sandbox.workspaces import MOST_BASES, POOL, TOO_MUCH, Workspace, Workspaces, changes_between, changes_of, read_folder
 
 ME = os.geteuid()
 
@@ -105,9 +105,68 @@ def test_an_overlay_s_upper_layer_is_the_patch_and_a_file_that_was_written_as_it
     upper = laid(tmp_path / "box" / "upper", a_txt="a", pkg__one_py="other")
     space = Workspace(base=base, upper=upper, scratch=tmp_path / "box" / "work", copies=False)
     assert dict(space.patch().files) == {"pkg/one.py": b"other"}
-    assert space.added_bytes() == 6, "of its files, whatever they were before"
+    assert space.added_bytes() == 6 + 3 * 4096, "of its files, whatever they were before, and of each file and folder"
     space.remove()
     assert not (tmp_path / "box").exists()
+
+
+def test_a_folder_that_became_a_file_is_that_file_and_what_was_in_it_is_gone(tmp_path: Path) -> None:
+    base = laid(tmp_path / "base", a_txt="a", pkg__one_py="1", pkg__deep__two_py="2", other__three_py="3")
+    upper = laid(tmp_path / "box" / "upper", a_txt="a")
+    (upper / "pkg").write_text("a file")
+    space = Workspace(base=base, upper=upper, scratch=tmp_path / "box" / "work", copies=False)
+    assert dict(space.patch().files) == {"pkg": b"a file", "pkg/one.py": None, "pkg/deep/two.py": None}
+
+
+def descend(folder: Path, *names: str) -> None:
+    """Make folders in each other, whose path may be longer than a system call takes."""
+    at = os.open(folder, os.O_RDONLY)
+    for name in names:
+        os.mkdir(name, dir_fd=at)
+        inner = os.open(name, os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = inner
+    os.close(os.open("last.py", os.O_CREAT | os.O_WRONLY, dir_fd=at))
+    os.close(at)
+
+
+DEEP, LONG = ("d",) * 1200, ("n" * 240,) * 20
+
+
+@pytest.mark.parametrize("names", [DEEP, LONG, ("d",) * 101, ("n" * 200,) * 6], ids=["deep", "long", "too deep by one", "too long by one"])
+@pytest.mark.parametrize("copies", [False, True])
+def test_what_lies_too_deep_or_under_too_long_a_path_does_not_travel_and_is_removed(
+    tmp_path: Path, copies: bool, names: tuple[str, ...]
+) -> None:
+    base, upper = laid(tmp_path / "base", a_txt="a"), laid(tmp_path / "box" / "upper", a_txt="a")
+    descend(upper, *names)
+    space = Workspace(base=base, upper=upper, scratch=tmp_path / "box" / "work", copies=copies)
+    with pytest.raises(BadInput, match="a hundred folders or 1,024 bytes"):
+        space.patch()
+    assert space.added_bytes() == TOO_MUCH
+    space.remove()
+    assert not (tmp_path / "box").exists()
+
+
+def test_empty_files_weigh_what_a_file_does_that_says_nothing(tmp_path: Path) -> None:
+    upper = laid(tmp_path / "box" / "upper", **{f"f{number}_txt": "" for number in range(100)})
+    (upper / "link").symlink_to("/")
+    assert 101 * 4096 <= Workspace(base=tmp_path, upper=upper, scratch=tmp_path, copies=False).added_bytes() < 102 * 4096
+
+
+def test_a_hundred_folders_in_each_other_travel(tmp_path: Path) -> None:
+    descend(laid(tmp_path / "after"), *"d" * 100)
+    assert list(changes_between(laid(tmp_path / "before"), tmp_path / "after").files) == ["d/" * 100 + "last.py"]
+
+
+def test_folders_that_nobody_may_enter_are_removed_with_what_is_in_them_and_no_link_is_followed(tmp_path: Path) -> None:
+    kept, box = laid(tmp_path / "kept", a_txt="a"), laid(tmp_path / "box" / "upper", one__two__three_py="3", other__four_py="4").parent
+    (box / "upper" / "one" / "link").symlink_to(kept)
+    for closed in ("upper/one/two", "upper/one", "upper"):
+        (box / closed).chmod(0)
+    Workspace(base=kept, upper=box / "upper", scratch=box / "work", copies=False).remove()
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    assert (kept / "a.txt").exists()
 
 
 def test_a_copy_begins_as_the_folder_and_an_overlay_as_nothing(tmp_path: Path) -> None:

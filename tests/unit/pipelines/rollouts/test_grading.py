@@ -11,7 +11,7 @@ import pytest
 
 from app.domain.errors import BadInput, Unavailable
 from app.domain.learning.boxes import MOST_PATCH_BYTES, BoxSpec, Ended, Executed
-from pipelines.rollouts.grading import GRADING, Grade, Grader, Verdict, judged
+from pipelines.rollouts.grading import GRADING, Grade, Grader, Verdict, apply, judged
 from pipelines.rollouts.tasks import TaskData, checked
 
 NAMES = tuple(f"hidden/t.py::test_{letter}" for letter in "abcde")
@@ -84,6 +84,23 @@ def test_the_box_of_a_grade_has_the_task_with_what_may_travel_and_everybody_may_
     assert (spec.lifetime_s, spec.limits, spec.gateway) == (37.0, GRADING, None)
     assert spec.workspace is not None
     assert (boxes.stopped, spec.workspace.exists(), spec.workspace.parent.exists()) == (1, False, False)
+
+
+@pytest.mark.parametrize(
+    ("files", "left"),
+    [
+        ({"sub": "a file\n", "sub/b.py": None, "sub/deep/d.py": None}, {"a.py": "1\n", "sub": "a file\n"}),
+        ({"a.py/in.py": "in\n", "a.py": None}, {"a.py/in.py": "in\n", "sub/b.py": "2\n", "sub/deep/d.py": "4\n"}),
+        ({"sub": "a file\n", "sub/b.py": None}, {"a.py": "1\n", "sub/deep/d.py": "4\n"}),
+        ({"a.py/in.py": "in\n", "a.py/on/in.py": "in\n"}, {"a.py": "1\n", "sub/b.py": "2\n", "sub/deep/d.py": "4\n"}),
+    ],
+    ids=["folder to file", "file to folder", "over what stays in it", "below what stays"],
+)
+def test_a_folder_may_become_a_file_and_a_file_a_folder_and_what_may_not_change_stays(
+    tmp_path: Path, files: Mapping[str, str | None], left: Mapping[str, str]
+) -> None:
+    apply(replace(TASK, files={"a.py": "1\n", "sub/b.py": "2\n", "sub/deep/d.py": "4\n"}), files, tmp_path)
+    assert {path.relative_to(tmp_path).as_posix(): path.read_text() for path in tmp_path.rglob("*") if path.is_file()} == left
 
 
 def test_whoever_runs_a_box_may_read_its_files_whatever_the_mask_of_the_process_that_wrote_them() -> None:

@@ -77,11 +77,13 @@ class FakeGateway:
 class FakeGrader:
     """Grades as it is told to, and remembers what it was asked."""
 
-    answer: Grade
+    answer: Grade | Exception
     asked: list[tuple[int, Mapping[str, str | None], int]] = field(default_factory=list[tuple[int, Mapping[str, str | None], int]])
 
     def grade(self, task: TaskData, files: Mapping[str, str | None], *, seed: int, exchanges: Sequence[Exchange] = ()) -> Grade:
         self.asked.append((seed, files, len(exchanges)))
+        if isinstance(self.answer, Exception):
+            raise self.answer
         return self.answer
 
 
@@ -103,7 +105,7 @@ class Tried:
     """One try, with what it left behind."""
 
     def __init__(
-        self, outcome: Outcome | None = None, *, grade: Grade | None = None, exchanges: Sequence[Exchange] = (exchange(),),
+        self, outcome: Outcome | None = None, *, grade: Grade | Exception | None = None, exchanges: Sequence[Exchange] = (exchange(),),
         known: bool = False, begun: Callable[[str], None] | None = None, error: Exception | None = None, **more: Any,
     ) -> None:  # fmt: skip
         self.gateway, self.grader = FakeGateway(error=error), FakeGrader(grade or Grade(verdict=Verdict.PASSED))
@@ -163,6 +165,14 @@ def test_what_was_solved_is_solved_however_the_harness_ended(
 ) -> None:
     closed = Tried(outcome, grade=grade).closed
     assert (closed.outcome, closed.reward) == (ended, reward)
+
+
+def test_a_grade_that_breaks_closes_its_try_as_a_fault_of_ours(caplog: pytest.LogCaptureFixture) -> None:
+    """Its journal would bring the next dispatcher to the same place."""
+    tried = Tried(grade=OSError("File name too long"))
+    assert (tried.closed.outcome, tried.closed.reward) == (Outcome.GRADER_FAILED, None)
+    assert tried.gateway.told == [("new", Outcome.GRADER_FAILED, None)]
+    assert "File name too long" in caplog.text
 
 
 @pytest.mark.parametrize(("outcome", "reward"), [(Outcome.TOOL_ABUSE, 0.0), (Outcome.BOX_LOST, None), (Outcome.SETUP_FAILED, None)])
