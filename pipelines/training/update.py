@@ -31,7 +31,7 @@ from pipelines.training.measurement import (
 )
 from pipelines.training.numerics.advantage import above_expectation, advantages, penalty, to_go
 from pipelines.training.numerics.nucleus import with_masses, work_out_masses
-from pipelines.training.plan import Step, cut_micro_batches, plan_steps
+from pipelines.training.plan import Step, by_index, by_name, cut_micro_batches, plan_steps
 from pipelines.training.ports import TrainingPorts
 from pipelines.training.progress import Progress, UpdateResult
 from pipelines.training.publication import publish
@@ -80,10 +80,7 @@ class Update:
         self.metrics["parts_s"] = laps.seconds
         estimator = self._read()
         laps.end("read")
-        steps = plan_steps(
-            self.samples, turns_per_step=self.config.turns_per_step, seed=self.config.seed + self.batch.slot,
-            micro_batch_tokens=self.config.micro_batch_tokens * self.config.workers,
-        )  # fmt: skip
+        steps = self._plan()
         setup = self._setup()
         with self.ports.trainers.opened(setup, workers=self.config.workers, timeout_s=self.config.attempt_timeout_s) as trainer:
             laps.end("open")
@@ -93,7 +90,7 @@ class Update:
             self.progress.dtype = self.metrics["dtype"] = trainer.precision()
             saved_at = time.monotonic()
             for number in range(self.progress.next_step, len(steps)):
-                if not self._step(trainer, steps[number], number):
+                if steps[number].turns and not self._step(trainer, steps[number], number):
                     break
                 if time.monotonic() - saved_at >= self.config.checkpoint_every_s and number + 1 < len(steps):
                     self.ports.states.write_checkpoint(self.folder.name, trainer, vars(self.progress), step=number + 1)
@@ -130,6 +127,17 @@ class Update:
         if self.hindsight.is_silent:
             guards.check_rewards([turn.reward - baseline for turn, baseline in zip(turns, self.baselines, strict=True)])
         return estimator
+
+    def _plan(self) -> tuple[Step, ...]:
+        """The killed attempt's plan where there is one: planned anew, whoever was erased since would move all others."""
+        if self.restored.progress is not None and self.restored.progress.get("plan"):
+            return by_index(self.restored.progress["plan"], self.samples)
+        steps = plan_steps(
+            self.samples, turns_per_step=self.config.turns_per_step, seed=self.config.seed + self.batch.slot,
+            micro_batch_tokens=self.config.micro_batch_tokens * self.config.workers,
+        )  # fmt: skip
+        self.progress.plan = by_name(steps, self.samples)
+        return steps
 
     def _read_corrections(self) -> None:
         """What people showed these turns should have been; a resumed run goes on with what it had read."""
@@ -200,7 +208,9 @@ class Update:
 
     def _judged(self, first: Step) -> tuple[tuple[int, ...], ...]:
         """The turns on which the finished candidate is compared: of the first step, because the parent itself scored those."""
-        by_age = sorted(first.turns, key=lambda index: (self.samples[index].item.version != self.batch.champion, index))
+        scores = [known for known in (self.progress.start, self.progress.anchor) if known]
+        scored = [index for index in first.turns if all(self.samples[index].item.inference_id in known for known in scores)]
+        by_age = sorted(scored, key=lambda index: (self.samples[index].item.version != self.batch.champion, index))
         chosen = sorted(by_age[: self.config.final_pass_turns or None])  # the champion's own turns first: it is compared on what it says
         return cut_micro_batches(self.samples, chosen, self.config.micro_batch_tokens * self.config.workers)
 
@@ -361,6 +371,7 @@ class Update:
                 turns.append(
                     JudgedTurn(champion=before, anchor=anchor, candidate=logprobs, entropy_before=entropy, entropy_after=entropies)
                 )
+        guards.check_compared(len(turns))
         judged = compare(turns, before=self.before)
         self.metrics |= judged.metrics(self.config.guards)
         return judged
