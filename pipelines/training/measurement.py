@@ -112,3 +112,11 @@ def turn_metrics(samples: Sequence[Sample], baselines: Sequence[float]) -> dict[
 def step_metrics(report: RatioReport, *, loss: float, grad_norm: float, entropy: Sequence[float]) -> dict[str, Any]:
     """One Adam step."""
     return {"loss": loss, "grad_norm": grad_norm, "entropy": mean(entropy), **asdict(report)}
+
+
+def steps_summary(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of the Adam steps as single numbers, for charts over versions."""
+    return {
+        "steps": steps, "effective_share": min(step["effective_share"] for step in steps),
+        **{name: mean([step[name] for step in steps]) for name in ("loss", "grad_norm", "entropy", "mean_ratio")},
+    }  # fmt: skip

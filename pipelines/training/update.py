@@ -23,9 +23,9 @@ from pipelines.training.hindsight.objective import Hindsight
 from pipelines.training.judgement import RETREATS, JudgedTurn, Judgement, compare, wish_for_renewal
 from pipelines.training.measurement import (
     batch_metrics,
-    mean,
     ratio_histogram,
     step_metrics,
+    steps_summary,
     terms_from_sampler,
     turn_metrics,
 )
@@ -41,7 +41,6 @@ from pipelines.training.stopwatch import Laps, Stopwatch
 from pipelines.training.trainer import TrainerSetup
 
 log = logging.getLogger(__name__)
-
 
 LONG_ROW = 4
 """From how many micro-batches' tokens on a row, which is a turn that goes alone, is computed layer by layer."""
@@ -78,6 +77,7 @@ class Update:
         """Read, learn, judge, publish. Raises `Held` and `Unavailable`."""
         laps = Laps()
         self.metrics["parts_s"] = laps.seconds
+        self.inherited = self._begun()
         estimator = self._read()
         laps.end("read")
         steps = self._plan()
@@ -105,6 +105,18 @@ class Update:
         return UpdateResult(candidate=candidate, metrics=self.metrics, tracker=state)
 
     # --- before the first step ------------------------------------------------------------------------------------------------
+
+    def _begun(self) -> Inherited:
+        """What the parent left; for a resumed update what it began from. Where that is gone it begins again, from what there is."""
+        now = self.ports.states.inherited(self.parent, shape=shape_of(self.config))
+        began = (self.restored.progress or {}).get("began")
+        known = now.since(began) if began else now
+        if known is None:
+            log.warning("training run=%s begins again: the state it had begun from is %s", self.folder.name, now.kind.value)
+            self.ports.states.end_run(self.folder.name)
+            self.restored = replace(self.restored, folder=None, progress=None)
+        self.progress.began = (known or now).for_a_checkpoint()
+        return known or now
 
     def _read(self) -> Estimator:
         """Turns, baselines and the metrics that need no model."""
@@ -159,7 +171,6 @@ class Update:
 
     def _setup(self) -> TrainerSetup:
         config = self.config
-        self.inherited = self.ports.states.inherited(self.parent, shape=shape_of(self.config))
         base = self.ports.weights.path(self.inherited.base) if self.inherited.base else self.parent_folder
         begun = str((self.restored.progress or {}).get("dtype", ""))
         return TrainerSetup(
@@ -171,7 +182,7 @@ class Update:
     def _prepare(self, trainer: Trainer, steps: Sequence[Step]) -> None:
         """Resume from the newest whole checkpoint; or score everything under the anchor and start from the parent."""
         restored = self.restored
-        self.metrics["damaged_checkpoints"] = list(restored.damaged)
+        self._tell_inheritance()
         self.total = sum(len(step.micro_batches) for step in steps)
         if restored.folder is not None and restored.progress is not None:
             self.progress = Progress(**restored.progress)
@@ -231,11 +242,13 @@ class Update:
     def _start_from_parent(self, trainer: Trainer) -> None:
         """With the parent's masters and optimizer state, where they are whole and of the same kind of training."""
         trainer.load_state(self.parent_folder)
-        found: Inherited = self.inherited
+        if self.inherited.start is not None:
+            trainer.load_state_with_optimizer(self.inherited.start)
+
+    def _tell_inheritance(self) -> None:
+        found = self.inherited
         self.metrics["optimizer"] = found.kind.value
-        self.metrics["damaged_checkpoints"] += found.damaged
-        if found.start is not None:
-            trainer.load_state_with_optimizer(found.start)
+        self.metrics["damaged_checkpoints"] = [*self.restored.damaged, *found.damaged]
         if found.loss is not None:
             log.warning("lineage run=%s policy=%s state=%s: %s", self.folder.name, self.batch.policy, found.kind.value, found.loss)
             self.metrics["alarms"] = [found.loss]
@@ -343,7 +356,8 @@ class Update:
 
     def _judge(self, trainer: Trainer, first: Step) -> Judgement:
         """Compare the finished candidate with champion and anchor on turns of the first step; outside a budget, go back."""
-        self.metrics |= {"kept": 1.0} | self.metrics | self._summary()
+        found = {"ratio_histogram": self.progress.histogram, "compute_s": round(self.computing.seconds, 3)}
+        self.metrics |= {"kept": 1.0} | self.metrics | found | steps_summary(self.progress.steps)
         judged = self._compare(trainer, first)
         for _ in range(RETREATS):
             kept = judged.kept(self.config.guards)
@@ -375,16 +389,6 @@ class Update:
         judged = compare(turns, before=self.before)
         self.metrics |= judged.metrics(self.config.guards)
         return judged
-
-    def _summary(self) -> dict[str, Any]:
-        """The figures of the steps as single numbers, for charts over versions."""
-        steps = self.progress.steps
-        return {
-            "steps": steps, "ratio_histogram": self.progress.histogram, "loss": mean([s["loss"] for s in steps]),
-            "grad_norm": mean([s["grad_norm"] for s in steps]), "entropy": mean([s["entropy"] for s in steps]),
-            "mean_ratio": mean([s["mean_ratio"] for s in steps]),
-            "effective_share": min(s["effective_share"] for s in steps), "compute_s": round(self.computing.seconds, 3),
-        }  # fmt: skip
 
     def _publish(self, trainer: Trainer) -> str:
         """Hand the snapshot to the store; keep the optimizer under the candidate's digest."""

@@ -5,16 +5,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from shutil import rmtree
 
+import msgspec
 import pytest
 
 from app.domain.learning.batches import BatchManifest
 from app.domain.learning.training import AdamParams, Datum, ForwardBackward, LossSpec, StepOutcome
 from app.domain.release.versions import HoldReason, RunStatus, Version
 from pipelines.training import TrainingPorts
+from pipelines.training.config import LoraConfig
 from pipelines.training.trainer import LocalTrainer, TrainerSetup
 from tests.fakes.learning import FakeProgress, FakeTrajectories, fake_ports, put_version
-from tests.fakes.updating import CONFIG, a_batch, assert_held, run
+from tests.fakes.updating import CONFIG, a_batch, assert_held, one_update, run
 
 
 class Killed(BaseException):
@@ -123,3 +126,31 @@ def test_a_run_that_a_mistake_of_ours_ends_is_failed_with_its_sentence_and_not_l
     ended = ports.runs.get("run")
     assert ended is not None
     assert (ended.status, ended.message) == (RunStatus.FAILED, "KeyError: 'odd'; this is a mistake in Ratchet")
+
+
+def test_a_resumed_update_still_says_what_it_began_from_and_what_was_lost(tmp_path: Path) -> None:
+    ports = fake_ports(tmp_path)
+    _, child = one_update(ports)
+    kept = Path(child.optimizer_uri or "")
+    aside = kept.rename(tmp_path / "aside")
+    batch = a_batch(ports, child, slot=1)
+    kill(ports, batch, child, after=3, name="two")
+    aside.rename(kept)  # a share that is mounted again: what was begun without it goes on without it
+    made = run(ports, batch, child, name="two")
+    assert made.metrics["resumed_from_step"] > 0
+    assert made.metrics["optimizer"] == "missing"
+    assert str(kept) in made.metrics["alarms"][0]
+
+
+def test_adapters_whose_parents_state_is_gone_at_the_resume_begin_again_and_are_not_laid_on_the_parent_twice(tmp_path: Path) -> None:
+    config = msgspec.structs.replace(CONFIG, lora=LoraConfig(rank=4, learning_rate=2e-2))
+    ports = fake_ports(tmp_path)
+    _, child = one_update(ports, config)
+    batch = a_batch(ports, child, slot=1)
+    kill(ports, batch, child, after=3, name="two", config=config)
+    rmtree(child.optimizer_uri or "")
+    resumed = run(ports, batch, child, name="two", config=config)
+    assert resumed.metrics["optimizer"] == "missing"
+    assert resumed.metrics["alarms"]
+    assert "resumed_from_step" not in resumed.metrics
+    assert resumed.candidate == run(ports, batch, child, name="whole", config=config).candidate
