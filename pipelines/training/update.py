@@ -17,12 +17,13 @@ from pipelines.training.checkpoint import Restored
 from pipelines.training.config import TrainingConfig
 from pipelines.training.estimators import Estimator
 from pipelines.training.estimators.choice import estimator_of
-from pipelines.training.guards import Estimate, RatioReport, estimate, ratio_report
+from pipelines.training.guards import Estimate, estimate, ratio_report
 from pipelines.training.hindsight.lessons import Lessons, read_lessons, score_lessons
 from pipelines.training.hindsight.objective import Hindsight
 from pipelines.training.judgement import RETREATS, JudgedTurn, Judgement, compare, wish_for_renewal
 from pipelines.training.measurement import (
     batch_metrics,
+    beside_sampler,
     ratio_histogram,
     step_metrics,
     steps_summary,
@@ -273,14 +274,14 @@ class Update:
             guards.check_finite("loss", answer.loss)
             found |= dict(zip(micro, zip(answer.logprobs, answer.entropy, strict=True), strict=True))
             self._tell("update", answer)
-        new = [value for logprobs, _ in found.values() for value in logprobs]
-        old = [value for index in found for value in self.samples[index].logprobs]
+        new, old = beside_sampler(found, self.samples)
         report = ratio_report(new, old)
         if number == 0:
-            self._remember_start(found, new, old)
+            self.progress.histogram = ratio_histogram(new, old)
+            self.progress.start = {self.samples[i].item.inference_id: [list(a), list(b)] for i, (a, b) in found.items()}
             self._check_mismatch(found)
             guards.check_ratio(report, self.config.guards)
-        elif not self._inside(trainer, report, found):
+        elif not self._inside(trainer, found):
             self.metrics["stopped_at_step"] = number
             return False
         with self.computing.running():
@@ -293,34 +294,32 @@ class Update:
         self.metrics["steps"] = self.progress.steps
         return True
 
-    def _inside(self, trainer: Trainer, report: RatioReport, found: Scored) -> bool:
-        """Whether the steps so far are within budget and ratio bounds on these turns, which they did not see. Out of the bounds, the
-        weights go back towards the parent as far as that takes."""
-        kept = guards.share_within(report, self.config.guards)
+    def _inside(self, trainer: Trainer, found: Scored) -> bool:
+        """Whether the steps so far are within budget and ratio bounds on the champion's own turns here, which they did not see. Out of the
+        bounds, the weights go back towards the parent as far as that takes. One turn shows no spread: the finished candidate does."""
+        own = self._own(found)
+        if len(own) < 2:
+            return True
+        kept = guards.share_within(ratio_report(*beside_sampler(own, self.samples)), self.config.guards)
         if kept < 1:
             trainer.retreat(kept, self.inherited.start or self.parent_folder)
             self.metrics["kept"] = kept
-        return kept == 1 and not self._left_the_budget(found)
+        terms = [terms_from_sampler(self.samples[index].logprobs, logprobs) for index, (logprobs, _) in own.items()]
+        return kept == 1 and estimate(terms).upper <= self.config.guards.max_kl_champion
 
-    def _left_the_budget(self, found: Scored) -> bool:
-        terms = [terms_from_sampler(self.samples[index].logprobs, logprobs) for index, (logprobs, _) in found.items()]
-        return estimate(terms).upper > self.config.guards.max_kl_champion
+    def _own(self, found: Scored) -> Scored:
+        """What the champion itself sampled: older versions' turns were away from it before the first step, which is no movement of ours."""
+        return {index: rows for index, rows in found.items() if self.samples[index].item.version == self.batch.champion}
 
     def _check_mismatch(self, found: Scored) -> None:
         """On what the champion itself sampled; turns of older versions differ because the weights do, and the ratio guards judge them."""
-        own = [index for index in found if self.samples[index].item.version == self.batch.champion]
+        own = self._own(found)
         if not own:
             return
-        new = [value for index in own for value in found[index][0]]
-        report = ratio_report(new, [value for index in own for value in self.samples[index].logprobs])
+        report = ratio_report(*beside_sampler(own, self.samples))
         self.metrics |= {"mismatch": report.kl, "mismatch_p99": report.p99_gap}
         rounded = Counter(precision for index in own if (precision := self.samples[index].payload.precision))
         guards.check_mismatch(report, self.config.guards, rounded=rounded)
-
-    def _remember_start(self, found: Scored, new: list[float], old: list[float]) -> None:
-        """What the parent itself says of the first step's turns; the finished candidate is compared with it."""
-        self.progress.histogram = ratio_histogram(new, old)
-        self.progress.start = {self.samples[i].item.inference_id: [list(a), list(b)] for i, (a, b) in found.items()}
 
     def _adam(self) -> AdamParams:
         config = self.config
