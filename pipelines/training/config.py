@@ -148,3 +148,6 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name, value in positive.items():
             if value <= 0:
                 raise BadConfig(f"training.{name} is {value}: give a number above 0")
+        for name, value in {"turns_per_step": self.turns_per_step, "final_pass_turns": self.final_pass_turns}.items():
+            if value == 1:
+                raise BadConfig(f"training.{name} is 1: give at least 2, because one turn shows no spread and every update would be held")

@@ -84,6 +84,16 @@ def check_turns(count: int, limits: GuardLimits) -> None:
         )
 
 
+def check_compared(count: int) -> None:
+    """A spread can be seen among the turns that the candidate is compared on."""
+    if count < 2:
+        raise Held(
+            HoldReason.TOO_FEW_LABELS,
+            f"{count} of the turns that the candidate is compared with its parent on are left and 2 are needed: the others were erased "
+            "while it was trained; nothing is to be done, the next slot learns from the turns that are left",
+        )
+
+
 def check_rewards(advantages: Sequence[float]) -> None:
     """Some turn did better or worse than expected."""
     if all(abs(advantage) < 1e-9 for advantage in advantages):

@@ -6,7 +6,7 @@ Legend: every figure is over scored tokens unless its name says turns; logarithm
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -30,6 +30,13 @@ def ratio_histogram(logprobs: Sequence[float], behaviour: Sequence[float]) -> li
 def mean(values: Sequence[float]) -> float:
     """Arithmetic mean; NaN of nothing."""
     return math.fsum(values) / len(values) if values else math.nan
+
+
+def beside_sampler(
+    found: Mapping[int, tuple[Sequence[float], Sequence[float]]], samples: Sequence[Sample]
+) -> tuple[list[float], list[float]]:
+    """Log-probabilities of all tokens of the turns, as found now (beside their entropies, by index) and as their samplers logged them."""
+    return [new for logprobs, _ in found.values() for new in logprobs], [old for index in found for old in samples[index].logprobs]
 
 
 TAIL = 2.0
@@ -112,3 +119,11 @@ def turn_metrics(samples: Sequence[Sample], baselines: Sequence[float]) -> dict[
 def step_metrics(report: RatioReport, *, loss: float, grad_norm: float, entropy: Sequence[float]) -> dict[str, Any]:
     """One Adam step."""
     return {"loss": loss, "grad_norm": grad_norm, "entropy": mean(entropy), **asdict(report)}
+
+
+def steps_summary(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of the Adam steps as single numbers, for charts over versions."""
+    return {
+        "steps": steps, "effective_share": min(step["effective_share"] for step in steps),
+        **{name: mean([step[name] for step in steps]) for name in ("loss", "grad_norm", "entropy", "mean_ratio")},
+    }  # fmt: skip

@@ -1,5 +1,5 @@
-"""The order of work: which turns make one Adam step, and which of those go through the model together. A pure function of batch and seed,
-so that a resumed run does what the killed one would have done.
+"""The order of work: which turns make one Adam step, and which of those go through the model together. A pure function of batch and seed;
+a checkpoint keeps it by the turns' ids, so that a resumed run does what the killed one would have done, whoever was erased meanwhile.
 """
 
 import random
@@ -33,6 +33,18 @@ def plan_steps(samples: Sequence[Sample], *, turns_per_step: int, micro_batch_to
     for unit in sorted(units, key=len, reverse=True):  # large ones first, so that the sizes come out even; the sort keeps the shuffle
         min(dealt, key=len).extend(unit)
     return tuple(Step(micro_batches=cut_micro_batches(samples, turns, micro_batch_tokens)) for turns in dealt if turns)
+
+
+def by_name(steps: Sequence[Step], samples: Sequence[Sample]) -> list[list[list[str]]]:
+    """The plan for a checkpoint: inference ids instead of indices."""
+    return [[[samples[index].item.inference_id for index in micro] for micro in step.micro_batches] for step in steps]
+
+
+def by_index(plan: Sequence[Sequence[Sequence[str]]], samples: Sequence[Sample]) -> tuple[Step, ...]:
+    """A checkpoint's plan, without the turns that are gone. A step that lost all of its turns stays, empty: steps are known by number."""
+    places = {sample.item.inference_id: index for index, sample in enumerate(samples)}
+    left = [[tuple(places[name] for name in micro if name in places) for micro in step] for step in plan]
+    return tuple(Step(micro_batches=tuple(micro for micro in step if micro)) for step in left)
 
 
 def cut_micro_batches(samples: Sequence[Sample], turns: Sequence[int], micro_batch_tokens: int) -> tuple[tuple[int, ...], ...]:

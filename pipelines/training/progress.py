@@ -18,6 +18,10 @@ class Progress:
     """What a resumed run must know besides weights and optimizer; JSON in the checkpoint."""
 
     next_step: int = 0
+    began: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What the parent had left when the update began (`states.Inherited`)."""
+    plan: list[list[list[str]]] = field(default_factory=list[list[list[str]]])
+    """Inference ids of each micro-batch of each step: turns that are erased meanwhile are missing from it and move no other."""
     anchor: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     """log π_ref of each turn's tokens, by inference id."""
     kept: dict[str, list[float]] = field(default_factory=dict[str, list[float]])

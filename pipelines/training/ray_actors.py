@@ -245,7 +245,15 @@ class RayTrainers:
             raise
         finally:
             if self._warm is not None:
-                trainer.close()
+                self._close(trainer)
+
+    def _close(self, trainer: RayTrainer) -> None:
+        """A worker that dies here has given all that the run asked of it: the run stands, and the next one starts actors of its own."""
+        try:
+            trainer.close()
+        except Unavailable as error:
+            log.warning("training workers are started anew for the next run: %s", error)
+            self.stop()
 
     def warm(self, *, workers: int, threads: int, timeout_s: float) -> None:
         """Start the actors now, so that the first run does not wait for them."""

@@ -33,7 +33,8 @@ def train(
 ) -> TrainingRun:
     """Make a candidate from `parent` and one batch; the same `run_id` again resumes it, or returns it where it is finished.
 
-    Raises `Unavailable` when a worker is lost (the run is FAILED until it is called again).
+    Raises `Unavailable` when a worker is lost, and whatever a mistake of ours raises: the run is FAILED, with the sentence, until it is
+    called again.
     """
     known = ports.runs.get(run_id)
     if known is not None and known.status in FINISHED:
@@ -53,8 +54,9 @@ def train(
         ports.states.set_aside(error.place)
         _ended(run, RunStatus.FAILED, update, ports, message=str(error))
         raise
-    except RatchetError as error:
-        _ended(run, RunStatus.FAILED, update, ports, message=str(error))
+    except Exception as error:
+        message = str(error) if isinstance(error, RatchetError) else f"{type(error).__name__}: {error}; this is a mistake in Ratchet"
+        _ended(run, RunStatus.FAILED, update, ports, message=message)
         raise
     ports.states.end_run(run_id)
     shutil.rmtree(update.folder, ignore_errors=True)

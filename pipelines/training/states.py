@@ -59,6 +59,18 @@ class Inherited:
         """Place of the state that an update starts from; None where it starts from the snapshot."""
         return self.folder if self.kind is Inheritance.INHERITED else None
 
+    def for_a_checkpoint(self) -> dict[str, Any]:
+        """As JSON, by the names of the fields."""
+        return {"kind": self.kind.value, "folder": self.folder and str(self.folder), "base": self.base, "damaged": list(self.damaged)}
+
+    def since(self, began: dict[str, Any]) -> "Inherited | None":
+        """What a resumed update goes on from, which is what it `began` from, whatever was lost or has come back since; None where it
+        began from a state that is gone: its way back to its parent is gone too, and with adapters what they lie on."""
+        kind = Inheritance(began["kind"])
+        if kind is not Inheritance.INHERITED:
+            return Inherited(kind=kind, folder=began["folder"], base=began["base"], damaged=tuple(began["damaged"]))
+        return None if self.start is None else self
+
     @property
     def loss(self) -> str | None:
         """What a person should know; None where everything is in order."""

@@ -17,21 +17,22 @@ from pipelines.training.checkpoint import Restored
 from pipelines.training.config import TrainingConfig
 from pipelines.training.estimators import Estimator
 from pipelines.training.estimators.choice import estimator_of
-from pipelines.training.guards import Estimate, RatioReport, estimate, ratio_report
+from pipelines.training.guards import Estimate, estimate, ratio_report
 from pipelines.training.hindsight.lessons import Lessons, read_lessons, score_lessons
 from pipelines.training.hindsight.objective import Hindsight
 from pipelines.training.judgement import RETREATS, JudgedTurn, Judgement, compare, wish_for_renewal
 from pipelines.training.measurement import (
     batch_metrics,
-    mean,
+    beside_sampler,
     ratio_histogram,
     step_metrics,
+    steps_summary,
     terms_from_sampler,
     turn_metrics,
 )
 from pipelines.training.numerics.advantage import above_expectation, advantages, penalty, to_go
 from pipelines.training.numerics.nucleus import with_masses, work_out_masses
-from pipelines.training.plan import Step, cut_micro_batches, plan_steps
+from pipelines.training.plan import Step, by_index, by_name, cut_micro_batches, plan_steps
 from pipelines.training.ports import TrainingPorts
 from pipelines.training.progress import Progress, UpdateResult
 from pipelines.training.publication import publish
@@ -41,7 +42,6 @@ from pipelines.training.stopwatch import Laps, Stopwatch
 from pipelines.training.trainer import TrainerSetup
 
 log = logging.getLogger(__name__)
-
 
 LONG_ROW = 4
 """From how many micro-batches' tokens on a row, which is a turn that goes alone, is computed layer by layer."""
@@ -78,12 +78,10 @@ class Update:
         """Read, learn, judge, publish. Raises `Held` and `Unavailable`."""
         laps = Laps()
         self.metrics["parts_s"] = laps.seconds
+        self.inherited = self._begun()
         estimator = self._read()
         laps.end("read")
-        steps = plan_steps(
-            self.samples, turns_per_step=self.config.turns_per_step, seed=self.config.seed + self.batch.slot,
-            micro_batch_tokens=self.config.micro_batch_tokens * self.config.workers,
-        )  # fmt: skip
+        steps = self._plan()
         setup = self._setup()
         with self.ports.trainers.opened(setup, workers=self.config.workers, timeout_s=self.config.attempt_timeout_s) as trainer:
             laps.end("open")
@@ -93,7 +91,7 @@ class Update:
             self.progress.dtype = self.metrics["dtype"] = trainer.precision()
             saved_at = time.monotonic()
             for number in range(self.progress.next_step, len(steps)):
-                if not self._step(trainer, steps[number], number):
+                if steps[number].turns and not self._step(trainer, steps[number], number):
                     break
                 if time.monotonic() - saved_at >= self.config.checkpoint_every_s and number + 1 < len(steps):
                     self.ports.states.write_checkpoint(self.folder.name, trainer, vars(self.progress), step=number + 1)
@@ -108,6 +106,18 @@ class Update:
         return UpdateResult(candidate=candidate, metrics=self.metrics, tracker=state)
 
     # --- before the first step ------------------------------------------------------------------------------------------------
+
+    def _begun(self) -> Inherited:
+        """What the parent left; for a resumed update what it began from. Where that is gone it begins again, from what there is."""
+        now = self.ports.states.inherited(self.parent, shape=shape_of(self.config))
+        began = (self.restored.progress or {}).get("began")
+        known = now.since(began) if began else now
+        if known is None:
+            log.warning("training run=%s begins again: the state it had begun from is %s", self.folder.name, now.kind.value)
+            self.ports.states.end_run(self.folder.name)
+            self.restored = replace(self.restored, folder=None, progress=None)
+        self.progress.began = (known or now).for_a_checkpoint()
+        return known or now
 
     def _read(self) -> Estimator:
         """Turns, baselines and the metrics that need no model."""
@@ -131,6 +141,17 @@ class Update:
             guards.check_rewards([turn.reward - baseline for turn, baseline in zip(turns, self.baselines, strict=True)])
         return estimator
 
+    def _plan(self) -> tuple[Step, ...]:
+        """The killed attempt's plan where there is one: planned anew, whoever was erased since would move all others."""
+        if self.restored.progress is not None and self.restored.progress.get("plan"):
+            return by_index(self.restored.progress["plan"], self.samples)
+        steps = plan_steps(
+            self.samples, turns_per_step=self.config.turns_per_step, seed=self.config.seed + self.batch.slot,
+            micro_batch_tokens=self.config.micro_batch_tokens * self.config.workers,
+        )  # fmt: skip
+        self.progress.plan = by_name(steps, self.samples)
+        return steps
+
     def _read_corrections(self) -> None:
         """What people showed these turns should have been; a resumed run goes on with what it had read."""
         config, known = self.config.hindsight, self.restored.progress
@@ -151,7 +172,6 @@ class Update:
 
     def _setup(self) -> TrainerSetup:
         config = self.config
-        self.inherited = self.ports.states.inherited(self.parent, shape=shape_of(self.config))
         base = self.ports.weights.path(self.inherited.base) if self.inherited.base else self.parent_folder
         begun = str((self.restored.progress or {}).get("dtype", ""))
         return TrainerSetup(
@@ -163,7 +183,7 @@ class Update:
     def _prepare(self, trainer: Trainer, steps: Sequence[Step]) -> None:
         """Resume from the newest whole checkpoint; or score everything under the anchor and start from the parent."""
         restored = self.restored
-        self.metrics["damaged_checkpoints"] = list(restored.damaged)
+        self._tell_inheritance()
         self.total = sum(len(step.micro_batches) for step in steps)
         if restored.folder is not None and restored.progress is not None:
             self.progress = Progress(**restored.progress)
@@ -200,7 +220,9 @@ class Update:
 
     def _judged(self, first: Step) -> tuple[tuple[int, ...], ...]:
         """The turns on which the finished candidate is compared: of the first step, because the parent itself scored those."""
-        by_age = sorted(first.turns, key=lambda index: (self.samples[index].item.version != self.batch.champion, index))
+        scores = [known for known in (self.progress.start, self.progress.anchor) if known]
+        scored = [index for index in first.turns if all(self.samples[index].item.inference_id in known for known in scores)]
+        by_age = sorted(scored, key=lambda index: (self.samples[index].item.version != self.batch.champion, index))
         chosen = sorted(by_age[: self.config.final_pass_turns or None])  # the champion's own turns first: it is compared on what it says
         return cut_micro_batches(self.samples, chosen, self.config.micro_batch_tokens * self.config.workers)
 
@@ -221,11 +243,13 @@ class Update:
     def _start_from_parent(self, trainer: Trainer) -> None:
         """With the parent's masters and optimizer state, where they are whole and of the same kind of training."""
         trainer.load_state(self.parent_folder)
-        found: Inherited = self.inherited
+        if self.inherited.start is not None:
+            trainer.load_state_with_optimizer(self.inherited.start)
+
+    def _tell_inheritance(self) -> None:
+        found = self.inherited
         self.metrics["optimizer"] = found.kind.value
-        self.metrics["damaged_checkpoints"] += found.damaged
-        if found.start is not None:
-            trainer.load_state_with_optimizer(found.start)
+        self.metrics["damaged_checkpoints"] = [*self.restored.damaged, *found.damaged]
         if found.loss is not None:
             log.warning("lineage run=%s policy=%s state=%s: %s", self.folder.name, self.batch.policy, found.kind.value, found.loss)
             self.metrics["alarms"] = [found.loss]
@@ -250,14 +274,14 @@ class Update:
             guards.check_finite("loss", answer.loss)
             found |= dict(zip(micro, zip(answer.logprobs, answer.entropy, strict=True), strict=True))
             self._tell("update", answer)
-        new = [value for logprobs, _ in found.values() for value in logprobs]
-        old = [value for index in found for value in self.samples[index].logprobs]
+        new, old = beside_sampler(found, self.samples)
         report = ratio_report(new, old)
         if number == 0:
-            self._remember_start(found, new, old)
+            self.progress.histogram = ratio_histogram(new, old)
+            self.progress.start = {self.samples[i].item.inference_id: [list(a), list(b)] for i, (a, b) in found.items()}
             self._check_mismatch(found)
             guards.check_ratio(report, self.config.guards)
-        elif not self._inside(trainer, report, found):
+        elif not self._inside(trainer, found):
             self.metrics["stopped_at_step"] = number
             return False
         with self.computing.running():
@@ -270,34 +294,32 @@ class Update:
         self.metrics["steps"] = self.progress.steps
         return True
 
-    def _inside(self, trainer: Trainer, report: RatioReport, found: Scored) -> bool:
-        """Whether the steps so far are within budget and ratio bounds on these turns, which they did not see. Out of the bounds, the
-        weights go back towards the parent as far as that takes."""
-        kept = guards.share_within(report, self.config.guards)
+    def _inside(self, trainer: Trainer, found: Scored) -> bool:
+        """Whether the steps so far are within budget and ratio bounds on the champion's own turns here, which they did not see. Out of the
+        bounds, the weights go back towards the parent as far as that takes. One turn shows no spread: the finished candidate does."""
+        own = self._own(found)
+        if len(own) < 2:
+            return True
+        kept = guards.share_within(ratio_report(*beside_sampler(own, self.samples)), self.config.guards)
         if kept < 1:
             trainer.retreat(kept, self.inherited.start or self.parent_folder)
             self.metrics["kept"] = kept
-        return kept == 1 and not self._left_the_budget(found)
+        terms = [terms_from_sampler(self.samples[index].logprobs, logprobs) for index, (logprobs, _) in own.items()]
+        return kept == 1 and estimate(terms).upper <= self.config.guards.max_kl_champion
 
-    def _left_the_budget(self, found: Scored) -> bool:
-        terms = [terms_from_sampler(self.samples[index].logprobs, logprobs) for index, (logprobs, _) in found.items()]
-        return estimate(terms).upper > self.config.guards.max_kl_champion
+    def _own(self, found: Scored) -> Scored:
+        """What the champion itself sampled: older versions' turns were away from it before the first step, which is no movement of ours."""
+        return {index: rows for index, rows in found.items() if self.samples[index].item.version == self.batch.champion}
 
     def _check_mismatch(self, found: Scored) -> None:
         """On what the champion itself sampled; turns of older versions differ because the weights do, and the ratio guards judge them."""
-        own = [index for index in found if self.samples[index].item.version == self.batch.champion]
+        own = self._own(found)
         if not own:
             return
-        new = [value for index in own for value in found[index][0]]
-        report = ratio_report(new, [value for index in own for value in self.samples[index].logprobs])
+        report = ratio_report(*beside_sampler(own, self.samples))
         self.metrics |= {"mismatch": report.kl, "mismatch_p99": report.p99_gap}
         rounded = Counter(precision for index in own if (precision := self.samples[index].payload.precision))
         guards.check_mismatch(report, self.config.guards, rounded=rounded)
-
-    def _remember_start(self, found: Scored, new: list[float], old: list[float]) -> None:
-        """What the parent itself says of the first step's turns; the finished candidate is compared with it."""
-        self.progress.histogram = ratio_histogram(new, old)
-        self.progress.start = {self.samples[i].item.inference_id: [list(a), list(b)] for i, (a, b) in found.items()}
 
     def _adam(self) -> AdamParams:
         config = self.config
@@ -333,7 +355,8 @@ class Update:
 
     def _judge(self, trainer: Trainer, first: Step) -> Judgement:
         """Compare the finished candidate with champion and anchor on turns of the first step; outside a budget, go back."""
-        self.metrics |= {"kept": 1.0} | self.metrics | self._summary()
+        found = {"ratio_histogram": self.progress.histogram, "compute_s": round(self.computing.seconds, 3)}
+        self.metrics |= {"kept": 1.0} | self.metrics | found | steps_summary(self.progress.steps)
         judged = self._compare(trainer, first)
         for _ in range(RETREATS):
             kept = judged.kept(self.config.guards)
@@ -361,19 +384,10 @@ class Update:
                 turns.append(
                     JudgedTurn(champion=before, anchor=anchor, candidate=logprobs, entropy_before=entropy, entropy_after=entropies)
                 )
+        guards.check_compared(len(turns))
         judged = compare(turns, before=self.before)
         self.metrics |= judged.metrics(self.config.guards)
         return judged
-
-    def _summary(self) -> dict[str, Any]:
-        """The figures of the steps as single numbers, for charts over versions."""
-        steps = self.progress.steps
-        return {
-            "steps": steps, "ratio_histogram": self.progress.histogram, "loss": mean([s["loss"] for s in steps]),
-            "grad_norm": mean([s["grad_norm"] for s in steps]), "entropy": mean([s["entropy"] for s in steps]),
-            "mean_ratio": mean([s["mean_ratio"] for s in steps]),
-            "effective_share": min(s["effective_share"] for s in steps), "compute_s": round(self.computing.seconds, 3),
-        }  # fmt: skip
 
     def _publish(self, trainer: Trainer) -> str:
         """Hand the snapshot to the store; keep the optimizer under the candidate's digest."""

@@ -1,5 +1,6 @@
 """How far an update may go: budgets, steps back, ratios and gradients out of bounds."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -232,3 +233,24 @@ def test_an_update_clips_at_the_norm_that_its_configuration_names(ports: Trainin
     # with beta1 = 0 the first moment is the gradient that Adam was given in the last step
     norm = sum(float(tensor.square().sum()) for name, tensor in moments.items() if name.startswith("first.")) ** 0.5
     assert norm == pytest.approx(1e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize("stale", [16, 32], ids=["half of them", "all of them"])
+def test_what_an_older_version_sampled_is_no_movement_of_the_update(ports: TrainingPorts, stale: int) -> None:
+    """The way from a turn's own sampler to the parent was gone before the first step; the update goes next to none."""
+    old, child = one_update(ports)
+    sampled, own = a_batch(ports, old, slot=1), a_batch(ports, child, slot=2)
+    mixed = tuple(sorted((*sampled.items[:stale], *own.items[stale:]), key=lambda item: item.inference_id))
+    limits = broken_guards(max_kl_champion=1e-3, min_effective_sample_share=0.5, min_mean_ratio=0.2, max_mean_ratio=5.0)
+    made = run(ports, replace(own, items=mixed), child, config=msgspec.structs.replace(limits, learning_rate=1e-6), name="two")
+    assert made.metrics["steps"][0]["kl"] > 1e-3, "the parent itself is farther from the sampler than the budget"
+    assert "stopped_at_step" not in made.metrics
+    assert len(made.metrics["steps"]) == 4
+
+
+def test_a_step_of_one_turn_is_not_judged_by_itself(ports: TrainingPorts) -> None:
+    parent = put_version(ports)
+    batch = a_batch(ports, parent, count=18)
+    items = tuple(replace(item, episode_id="long" if n < 17 else "other") for n, item in enumerate(batch.items))
+    made = run(ports, replace(batch, items=items), parent, config=msgspec.structs.replace(CONFIG, turns_per_step=9))
+    assert [len(made.metrics["steps"]), made.metrics.get("stopped_at_step")] == [2, None]

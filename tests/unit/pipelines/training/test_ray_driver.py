@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,19 @@ def test_actors_stay_warm_unless_one_was_lost_or_left_the_others_waiting(workers
     assert (driver.ended, trainers._warm) == (1, None)
     trainers.stop()
     assert driver.ended == 1
+
+
+@pytest.mark.parametrize("error", [None, Held("h", "held")])
+def test_a_worker_that_dies_when_its_work_is_done_costs_neither_that_run_nor_the_next(error: Held | None) -> None:
+    def dies() -> None:
+        raise Unavailable("lost")
+
+    driver, trainers = Driver(["a"], resolve="float32", close=dies), RayTrainers(Path("token"))
+    trainers._warm = ((1, 0), driver)
+    with nullcontext() if error is None else pytest.raises(Held), trainers.opened(setup(), workers=1, timeout_s=5.0):
+        if error is not None:
+            raise error
+    assert (driver.ended, trainers._warm) == (1, None), "the next run starts actors of its own"
 
 
 def test_a_run_has_its_own_time_whichever_run_started_the_actors() -> None:
