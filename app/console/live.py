@@ -96,6 +96,8 @@ class Live:
                 pulse, access = await asyncio.to_thread(self._sight.pulse)
             except RatchetError as error:
                 log.warning("event=pulse_lost error=%s", error)
+            except Exception:  # without the poller every open page would stand still, and say nothing
+                log.exception("event=pulse_lost")
             else:
                 if (pulse, access) != (self.pulse, self.access):
                     self.pulse, self.access = pulse, access
