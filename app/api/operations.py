@@ -76,14 +76,14 @@ def views(*, reads: Reads, routes: Routes, policies: Mapping[str, PolicyConfig],
     async def models(caller: Annotated[Caller, Depends(requires(Scope.SAMPLE))]) -> Response:
         """The policies as OpenAI's list of models, each with the digest that is live."""
         names = [name for name in sorted(policies) if caller.policy in (None, name)]
-        return json_response({"object": "list", "data": [_model(name, routes, clock) for name in names]})
+        return json_response({"object": "list", "data": [await asyncio.to_thread(_model, name, routes, clock) for name in names]})
 
     @router.get("/v1/models/{name}", responses={404: {}})
     @router.get("/openai/v1/models/{name}", include_in_schema=False)
     async def model(caller: Annotated[Caller, Depends(requires(Scope.SAMPLE))], name: str) -> Response:
         """One policy as OpenAI's model."""
         _require(name, policies, caller)
-        return json_response(_model(name, routes, clock))
+        return json_response(await asyncio.to_thread(_model, name, routes, clock))
 
     @router.get("/v1/runs")
     async def runs(_caller: Reader, policy: PolicyName = None, limit: Limit = 50) -> Response:

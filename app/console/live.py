@@ -12,6 +12,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future
 from typing import Any, cast
 
 from fastapi import Request
@@ -95,6 +96,8 @@ class Live:
                 pulse, access = await asyncio.to_thread(self._sight.pulse)
             except RatchetError as error:
                 log.warning("event=pulse_lost error=%s", error)
+            except Exception:  # without the poller every open page would stand still, and say nothing
+                log.exception("event=pulse_lost")
             else:
                 if (pulse, access) != (self.pulse, self.access):
                     self.pulse, self.access = pulse, access
@@ -109,22 +112,29 @@ class Shared:
     """Answers of one pulse, for everybody who asks the same."""
 
     def __init__(self) -> None:
-        self._answers: dict[Any, Any] = {}
+        self._answers: dict[Any, Future[Any]] = {}
         self._lock = threading.Lock()
 
     def forget(self) -> None:
-        """Something changed."""
+        """Something changed. Waits for no read: the event loop calls it."""
         with self._lock:
             self._answers = {}
 
     def get(self, key: Any, ask: Callable[[], Any]) -> Any:  # noqa: ANN401 - any answer of Sight
-        """The answer, asked for once."""
+        """The answer, asked for once; a question that failed is asked again, but not by those who waited for it."""
         with self._lock:
-            if key not in self._answers:
-                if len(self._answers) >= MOST_REMEMBERED:
-                    self._answers = {}
-                self._answers[key] = ask()
-            return self._answers[key]
+            if key not in self._answers and len(self._answers) >= MOST_REMEMBERED:
+                self._answers = {}
+            answers, mine = self._answers, Future[Any]()
+            answer = answers.setdefault(key, mine)
+        if answer is mine:
+            try:
+                mine.set_result(ask())
+            except Exception as error:  # noqa: BLE001 - whoever waits for it hears of it
+                with self._lock:
+                    del answers[key]
+                mine.set_exception(error)
+        return answer.result()
 
 
 class _Steady:

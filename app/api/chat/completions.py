@@ -99,6 +99,7 @@ class CompletionStreaming:
         self._named, self._index = recordings[0], index
         self._recording = recordings[index]
         self._sent = 0
+        self._named_chars = 0
 
     def first(self) -> bytes:
         """An empty text, with the feedback token."""
@@ -120,7 +121,8 @@ class CompletionStreaming:
     def _event(self, finish_reason: str | None, chunk: GenerationChunk) -> bytes:
         text, self._sent = self._recording.text[self._sent :], len(self._recording.text)
         items = logprob_items(chunk) if self._recording.request.logprobs else []
-        said = _choice(self._index, text, finish_reason, _logprobs(self._recording, items))
+        said = _choice(self._index, text, finish_reason, _logprobs(self._recording, items, after=self._named_chars))
+        self._named_chars += sum(len(item["token"]) for item in items)
         return sse(frame(self._named, KIND) | {"choices": [said]})
 
 
@@ -128,10 +130,11 @@ def _choice(index: int, text: str, finish_reason: str | None, logprobs: dict[str
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
-def _logprobs(recording: Recording, items: Items) -> dict[str, Any] | None:
+def _logprobs(recording: Recording, items: Items, *, after: int = 0) -> dict[str, Any] | None:
+    """The tokens of a text that begins `after` so many characters of the answer's tokens."""
     if not recording.request.logprobs:
         return None
     names = [item["token"] for item in items]
-    offsets = [sum(map(len, names[:number])) for number in range(len(names))]
+    offsets = [after + sum(map(len, names[:number])) for number in range(len(names))]
     best = [{other["token"]: other["logprob"] for other in item["top_logprobs"]} for item in items] if recording.request.likely else None
     return {"tokens": names, "token_logprobs": [item["logprob"] for item in items], "top_logprobs": best, "text_offset": offsets}

@@ -105,7 +105,7 @@ class Gateway:
             if bucket is not None:
                 bucket.owe(len(requests) - 1)  # the first is paid for
         known = await self.conversations.find_or_begin(request.episode_id, request.policy) if request.continues else None
-        arm = self._arm(request, known) if digest is None else pinning.pinned(self.routes, name, digest)
+        arm = self._arm(request, known) if digest is None else await asyncio.to_thread(pinning.pinned, self.routes, name, digest)
         summaries = known.summaries if known is not None else ()
         with ExitStack() as places:
             released = [places.callback(self.slots.take(name, most=config.max_concurrent)) for _ in requests]

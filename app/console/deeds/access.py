@@ -274,9 +274,8 @@ class _Keys:
     def rotate_sessions(self, asked: Asked, order: Order, form: Form) -> Outcome:
         """Put it in front."""
         once = replace(order, subject=OF_SESSIONS)
-        self._hands.requests.refuse_done(once)
-        self._hands.rotate(by=order.actor)
-        self._hands.requests.done(once)
+        with self._hands.requests.carrying_out(once):
+            self._hands.rotate(by=order.actor)
         return Outcome(to=asked.link("/access"))
 
     def _ends(self, form: Form) -> datetime | None:

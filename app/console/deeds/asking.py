@@ -5,6 +5,7 @@ and what was done already is not done twice (`app.domain.access.Order`).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
@@ -73,6 +74,13 @@ class Requests(Protocol):
 
     def refuse_done(self, order: Order) -> None:
         """Raises `DoneAlready`, `Refused`, `StaleGeneration`."""
+        ...
+
+    def carrying_out(self, order: Order) -> AbstractContextManager[None]:
+        """Written down before what is done within, and taken back where that fails: two of the same at once do it once.
+
+        Raises `DoneAlready`, `Refused`, `StaleGeneration`.
+        """
         ...
 
     def done(self, order: Order, *, action: str = "", about: str = "", detail: Mapping[str, Any] = ...) -> None:

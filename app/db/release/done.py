@@ -1,11 +1,12 @@
 """Requests that were carried out, by name: asking again does nothing twice."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, select
+from sqlalchemy import Connection, Engine, Row, delete, select
 
 from app.db.engine import insert_or_ignore, reading, writing
 from app.db.release.audit import append
@@ -69,7 +70,8 @@ def _require_unmoved(connection: Connection, order: Order) -> None:
 class SqlRequests:
     """Requests for acts that are no single transaction: refused where they were carried out, written down when they are.
 
-    Such acts do no harm when two of the same request meet (what was applied is not applied twice); each is written down once.
+    Most such acts do no harm when two of the same request meet (what was applied is not applied twice), and are written down once, after
+    they are done. What must not be done twice is written down first (`carrying_out`).
     """
 
     def __init__(self, engine: Engine, *, clock: Clock = utc_now) -> None:
@@ -83,6 +85,21 @@ class SqlRequests:
             if known is not None:
                 _refuse(known, (order.actor, order.act, order.subject))
             _require_unmoved(connection, order)
+
+    @contextmanager
+    def carrying_out(self, order: Order) -> Iterator[None]:
+        """Written down before what is done within, and taken back where that fails: two of the same at once do it once.
+
+        Raises `DoneAlready`, `Refused`, `StaleGeneration`. A process that is killed within leaves it written down as done.
+        """
+        with writing(self._engine) as connection:
+            begin(connection, order, now=self._clock())
+        try:
+            yield
+        except BaseException:
+            with writing(self._engine) as connection:
+                connection.execute(delete(done_requests).where(done_requests.c.request_id == order.request_id))
+            raise
 
     def done(self, order: Order, *, action: str = "", about: str = "", detail: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Write it down, and an audit entry about it where there is an action."""

@@ -6,14 +6,14 @@ The pointer is the truth; MLflow's aliases are a projection of it. Serving pins 
 import logging
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, insert, select, update
-from sqlalchemy.exc import SQLAlchemyError
 
 from app.contact import Contact, Part
 from app.db.engine import expected_to_answer, insert_or_ignore, reading, upsert
@@ -177,12 +177,22 @@ SILENT_S = 3.0
 """A database that says nothing for so long is told as silent: a busy one takes a second now and then."""
 
 
+@dataclass(frozen=True)
+class _Question:
+    """Something that the database is asked, and when it was."""
+
+    name: str
+    answer: Future[Any] = field(default_factory=Future[Any])
+    at_s: float = field(default_factory=time.monotonic)
+
+
 class SqlRoutes:
     """Routes for the gateway, read again when older than `max_age_s`; safe for threads.
 
     While the database does not answer, the last route is served: nothing can have moved the pointer meanwhile that this process
     could see, and a version that serves is better than none. A database that says nothing at all, neither yes nor no, is asked in a
     thread of its own: it holds up whoever notices it first for `ROUTE_PATIENCE_S`, and nobody after that. `contact` hears of both.
+    What was never read is refused then (`Unavailable`), because there is nothing to serve meanwhile.
     """
 
     def __init__(self, engine: Engine, *, max_age_s: float = 1.0, contact: Contact | None = None) -> None:
@@ -191,23 +201,28 @@ class SqlRoutes:
         self._max_age_s = max_age_s
         self._cache: dict[str, tuple[float, Route]] = {}
         self._versions: set[tuple[str, str]] = set()
-        self._asking: dict[str, Future[None]] = {}
-        self._asked_at: dict[str, float] = {}
+        self._asking: dict[str, _Question] = {}
         self._lock = threading.Lock()
         self._away = False
         """The last question was not answered in time, or not at all."""
 
     def route(self, policy: str) -> Route:
-        """The route of a policy, at most `max_age_s` old while the database answers. Raises `Unavailable` when nothing was deployed yet."""
+        """The route of a policy, at most `max_age_s` old while the database answers.
+
+        Raises `Unavailable` when nothing was deployed yet, or the database does not say what.
+        """
         cached = self._cache.get(policy)
         if cached is not None and time.monotonic() - cached[0] < self._max_age_s:
             return cached[1]
+        asked = self._ask(policy, partial(self._read, policy))
         if cached is None:
-            return self._read(policy)
-        asked = self._ask(policy)
-        if not self._away or asked.done():
+            route = self._first(asked)
+            if route is None:
+                raise Unavailable(f"nothing is deployed for {policy} yet: start `ratchet loop`, which deploys the base version")
+            return route
+        if not self._away or asked.answer.done():
             self._await(asked)
-        if not asked.done() and (for_s := time.monotonic() - self._asked_at[policy]) >= SILENT_S:
+        if not asked.answer.done() and (for_s := time.monotonic() - asked.at_s) >= SILENT_S:
             self._contact.lost(Part.DATABASE, f"nothing was said for {SILENT_S:g} s", for_s=for_s)
         return self._cache[policy][1]
 
@@ -215,50 +230,65 @@ class SqlRoutes:
         """The champion of each policy that was asked for, as it was last heard of."""
         return {policy: route.pointer.digest for policy, (_, route) in sorted(self._cache.items())}
 
-    def _ask(self, policy: str) -> "Future[None]":
-        """The question that is being asked, or a new one."""
+    def _ask(self, name: str, read: Callable[[], Any]) -> _Question:
+        """The question of that name that is being asked, or a new one."""
         with self._lock:
-            asked = self._asking.get(policy)
-            if asked is None or asked.done():
-                asked = self._asking[policy] = Future()
-                self._asked_at[policy] = time.monotonic()
-                threading.Thread(target=self._answer, args=(policy, asked), name=f"route of {policy}", daemon=True).start()
+            asked = self._asking.get(name)
+            if asked is None:
+                asked = self._asking[name] = _Question(name)
+                threading.Thread(target=self._answer, args=(asked, read), name=f"route of {name}", daemon=True).start()
             return asked
 
-    def _answer(self, policy: str, asked: "Future[None]") -> None:
+    def _answer(self, asked: _Question, read: Callable[[], Any]) -> None:
+        answer, fault = None, None
         try:
-            self._read(policy)
-        except (Unavailable, SQLAlchemyError) as error:
+            answer = read()
+        except Exception as error:  # noqa: BLE001 - whoever asked hears of it
+            fault = error
             self._contact.lost(Part.DATABASE, str(error))
-            self._away = True
+        self._away = fault is not None
+        with self._lock:
+            del self._asking[asked.name]
+        if fault is None:
+            asked.answer.set_result(answer)
         else:
-            self._away = False
-        asked.set_result(None)
+            asked.answer.set_exception(fault)
 
-    def _await(self, asked: "Future[None]") -> None:
-        try:
-            asked.result(ROUTE_PATIENCE_S)
-        except TimeoutError:
+    def _await(self, asked: _Question) -> None:
+        """Until it is answered, or was asked `ROUTE_PATIENCE_S` ago."""
+        if not wait([asked.answer], max(0.0, asked.at_s + ROUTE_PATIENCE_S - time.monotonic())).done:
             self._away = True
+
+    def _first(self, asked: _Question) -> Any:  # noqa: ANN401 - what the question is answered with
+        """What was never read before. Raises `Unavailable` where the database does not answer, or not in time."""
+        self._await(asked)
+        if not asked.answer.done():
+            raise Unavailable(
+                f"the database said nothing within {ROUTE_PATIENCE_S:g} s about {asked.name}: check RATCHET_DATABASE_URL and its server"
+            )
+        return asked.answer.result()
 
     def knows(self, policy: str, digest: str) -> bool:
-        """Whether this is a version of the policy; a version stays one, so a yes is remembered."""
-        if (policy, digest) not in self._versions:
-            with expected_to_answer(), reading(self._engine) as connection:
-                mine = (versions.c.policy == policy) & (versions.c.digest == digest)
-                if connection.execute(select(versions.c.digest).where(mine)).first() is None:
-                    return False
-            self._versions.add((policy, digest))
-        return True
+        """Whether this is a version of the policy; a version stays one, so a yes is remembered. Raises `Unavailable`."""
+        if (policy, digest) in self._versions:
+            return True
+        return self._first(self._ask(f"{policy}@{digest}", partial(self._find, policy, digest)))
 
-    def _read(self, policy: str) -> Route:
+    def _find(self, policy: str, digest: str) -> bool:
+        mine = (versions.c.policy == policy) & (versions.c.digest == digest)
+        with expected_to_answer(), reading(self._engine) as connection:
+            found = connection.execute(select(versions.c.digest).where(mine)).first() is not None
+        if found:
+            self._versions.add((policy, digest))
+        return found
+
+    def _read(self, policy: str) -> Route | None:
         asked_at = time.monotonic()
         with expected_to_answer("check RATCHET_DATABASE_URL and its server"), reading(self._engine) as connection:
             route = read_route(connection, policy)
         self._contact.heard(Part.DATABASE)
-        if route is None:
-            raise Unavailable(f"nothing is deployed for {policy} yet: start `ratchet loop`, which deploys the base version")
-        self._cache[policy] = (asked_at, route)
+        if route is not None:
+            self._cache[policy] = (asked_at, route)
         return route
 
 

@@ -2,24 +2,30 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from html import unescape
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import Engine, func, select
 from starlette.testclient import TestClient
 
+from app.console.deeds.pages import DeedPages
 from app.db.access.keys import SqlKeys
 from app.db.access.people import SqlPeople, hands_of
 from app.db.engine import open_engine, reading
+from app.db.sight import SqlPages
 from app.db.tables import audit, dead_letters, done_requests, erasures, turns
 from app.domain.access import Scope, split_key
+from app.domain.errors import BadConfig
 from app.domain.ids import hash_actor, utc_now
 from app.domain.people import MAY, Action, Role, Visitor, actions_of
+from tests.fakes import console
 from tests.fakes.console import ADMIN, OPEN, OPERATOR, browser
 from tests.fakes.people import Town, quick_passwords
 from tests.fakes.releases import ReleaseRoom
+from tests.fakes.sights import looking
 from tests.integration.console.deployment import HOSTILE, deploy
 
 EVE = Visitor(actor="user:eve", actions=actions_of({Role.ADMIN}), policy=None)
@@ -237,6 +243,40 @@ def test_the_secret_of_session_keys_is_not_rotated_twice_by_two_tabs(engine: Eng
     assert send(one, "rotate_sessions", "sessions", mine).status_code == 303
     assert "nothing was done twice" in send(one, "rotate_sessions", "sessions", mine).text
     assert "session_secret.rotated by user:root" in unescape(send(other, "rotate_sessions", "sessions", theirs).text)
+    assert said(engine, "session_secret.rotated") == [("user:root", "keys of sessions")]
+
+
+def test_a_form_that_is_sent_twice_at_once_rotates_the_secret_of_session_keys_once(engine: Engine, room: ReleaseRoom) -> None:
+    """Both were looked up before either was done."""
+    rotated: list[str] = []
+    again: list[Any] = []
+
+    def rotate(*, by: str) -> None:
+        rotated.append(by)
+        if len(rotated) == 1:
+            again.append(send())
+
+    pages = DeedPages(replace(console.hands_of(engine), rotate=rotate))
+
+    def send() -> Any:
+        form = {"seen": "999", "request_id": "sent twice"}
+        return pages.do(looking(actor="user:root", sight=cast("Any", SqlPages(engine))), "rotate_sessions", "sessions", form)
+
+    assert send() == "/console/access?policy=tab"
+    assert rotated == ["user:root"]
+    assert again[0]["title"] == "Done already"
+
+
+def test_a_rotation_that_failed_is_not_told_as_done_when_it_is_asked_for_again(engine: Engine, room: ReleaseRoom) -> None:
+    def rotate(*, by: str) -> None:
+        raise BadConfig("RATCHET_SESSION_SECRETS is set")
+
+    form = {"seen": "999", "request_id": "failed"}
+    failing, working = (DeedPages(hands) for hands in (replace(console.hands_of(engine), rotate=rotate), console.hands_of(engine)))
+    asked = looking(actor="user:root", sight=cast("Any", SqlPages(engine)))
+    refused = failing.do(asked, "rotate_sessions", "sessions", form)
+    assert cast("Any", refused)["moved"] == "RATCHET_SESSION_SECRETS is set"
+    assert working.do(asked, "rotate_sessions", "sessions", form) == "/console/access?policy=tab"
     assert said(engine, "session_secret.rotated") == [("user:root", "keys of sessions")]
 
 

@@ -20,9 +20,12 @@ class Heart:
     def __init__(self) -> None:
         self.now, self.access, self.asked, self.away = 1, 1, 0, False
         self.pointers = 0
+        self.crowded = False
 
     def pulse(self) -> tuple[str, str]:
         self.asked += 1
+        if self.crowded:
+            raise TimeoutError("QueuePool limit of size 5 overflow 10 reached")
         if self.away:
             raise Unavailable("the database does not answer")
         return str(self.now), str(self.access)
@@ -112,6 +115,20 @@ def test_a_database_that_is_away_for_a_while_ends_no_stream() -> None:
         assert "id: 2" in await asyncio.wait_for(anext(stream), 5)
 
     asyncio.run(scene())
+
+
+def test_a_failure_that_nobody_expected_ends_no_stream_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene() -> None:
+        heart = Heart()
+        stream, _ = await opened(live(heart))
+        heart.crowded, asked = True, heart.asked
+        await until(lambda: heart.asked > asked)
+        heart.crowded, heart.now = False, 2
+        assert "id: 2" in await asyncio.wait_for(anext(stream), 1)
+
+    asyncio.run(scene())
+    assert "event=pulse_lost" in caplog.text
+    assert "QueuePool limit" in caplog.text
 
 
 def test_what_several_pages_ask_within_one_pulse_is_read_once_and_anew_after_it() -> None:

@@ -1,20 +1,27 @@
 """The deployment pointer on both databases: compare-and-swap, history, routes."""
 
 import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 import pytest
-from sqlalchemy import Engine, insert
+from sqlalchemy import Engine, insert, text
 
 from app.db.engine import reading, writing
 from app.db.release.pointer import SqlRoutes, champion_moved_since, good_versions, read_history, read_pointer, swap_pointer, wanted_versions
-from app.db.tables import quarantine, releases
+from app.db.tables import quarantine, releases, versions
 from app.domain.errors import StaleGeneration, Unavailable
 from app.domain.release.releases import Pointer
 
 AT = datetime(2026, 11, 21, 12, tzinfo=UTC)
 FIRST = Pointer(policy="tab", digest="v1", generation=1, previous=None, anchor="v1", holdback=0.0, release_id=None, changed_at=AT)
+
+Answer = TypeVar("Answer")
 
 
 @pytest.fixture
@@ -127,3 +134,51 @@ def test_a_route_is_read_again_after_a_second_only(engine: Engine) -> None:
     _move(engine, "v2", expected=1)
     assert routes.route("tab").pointer.digest == "v1"
     assert SqlRoutes(engine).route("tab").pointer.digest == "v2"
+
+
+@contextmanager
+def _silent(engine: Engine, table: str) -> Iterator[None]:
+    """A table that nobody may read, as while it is migrated."""
+    with engine.connect() as connection:
+        connection.execute(text(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE"))
+        yield
+
+
+def _again(asked: Callable[[], Answer]) -> Answer:
+    """The answer, once what was asked while it was silent is answered."""
+    patient_until = time.monotonic() + 10
+    while True:
+        try:
+            return asked()
+        except Unavailable:
+            assert time.monotonic() < patient_until, "it never answered"
+            time.sleep(0.01)
+
+
+def _refused(asked: Callable[[], object]) -> None:
+    """It is not answered, and whoever asked goes on."""
+    with pytest.raises(Unavailable, match="nothing within 1 s"):
+        asked()
+
+
+def test_a_silent_database_holds_up_who_asks_for_a_route_that_was_never_read_for_a_second_and_nobody_after(postgres_engine: Engine) -> None:
+    with writing(postgres_engine) as connection:
+        swap_pointer(connection, FIRST, expected=None, action="bootstrap", actor="system:test", reason=None)
+    routes = SqlRoutes(postgres_engine)
+    with ThreadPoolExecutor(1) as threads, _silent(postgres_engine, "deployment_pointer"):
+        threads.submit(_refused, lambda: routes.route("tab")).result(4)
+        threads.submit(_refused, lambda: routes.route("tab")).result(0.5)
+    assert _again(lambda: routes.route("tab")).pointer.digest == "v1"
+
+
+def test_a_silent_database_holds_up_who_pins_a_version_that_was_never_asked_for_for_a_second(postgres_engine: Engine) -> None:
+    with writing(postgres_engine) as connection:
+        swap_pointer(connection, FIRST, expected=None, action="bootstrap", actor="system:test", reason=None)
+        version = {"policy": "tab", "digest": "v1", "name": "tab-1", "kind": "train", "step": 1, "base_model": "m", "licence": "Apache-2.0"}
+        connection.execute(insert(versions).values(**version, tags={}, created_at=AT))
+    routes = SqlRoutes(postgres_engine)
+    with ThreadPoolExecutor(1) as threads, _silent(postgres_engine, "versions"):
+        threads.submit(_refused, lambda: routes.knows("tab", "v1")).result(4)
+        threads.submit(_refused, lambda: routes.knows("tab", "v1")).result(0.5)
+        assert routes.route("tab").pointer.digest == "v1"
+    assert [_again(lambda: routes.knows("tab", "v1")), routes.knows("tab", "v2"), routes.knows("tab", "v2")] == [True, False, False]

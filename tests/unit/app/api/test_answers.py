@@ -210,6 +210,8 @@ def test_a_text_completion_field_for_field() -> None:
     assert [one["choices"][0]["text"] for one in found[:-1]] == ["", "Hi", "!", ""]
     assert [one["choices"][0]["finish_reason"] for one in found[:-1]] == [None, None, None, "length"]
     assert [one["choices"][0]["logprobs"] and one["choices"][0]["logprobs"]["tokens"] for one in found[:-1]] == [None, ["Hi"], ["!"], []]
+    offsets = [one["choices"][0]["logprobs"]["text_offset"] for one in found[1:-1]]
+    assert offsets == [[0], [2], []], "where a token stands in the whole text, whatever chunk it came in"
     assert found[0]["feedback_token"] == found[0]["choices"][0]["feedback_token"] == "ft"
 
 

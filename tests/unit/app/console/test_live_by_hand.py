@@ -1,14 +1,16 @@
 """Streams on a clock that is moved by hand: how often the database is asked, a quiet stream speaks, and rights are asked again."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import pytest
 from fastapi import Request
 
-from app.console.live import Live
+from app.console.live import Live, Shared
 from app.domain.views.pages import Sight
 
 
@@ -182,3 +184,34 @@ def test_what_streams_is_not_shared_and_what_is_asked_in_another_order_is() -> N
         assert room.live.steady(sight) is sight
 
     played(scene)
+
+
+def test_a_read_that_takes_long_holds_up_neither_a_change_nor_other_reads_and_is_asked_once() -> None:
+    shared, begun, may_end, asked = Shared(), threading.Event(), threading.Event(), list[str]()
+
+    def slow() -> str:
+        asked.append("sums")
+        begun.set()
+        may_end.wait(20)
+        return "the sums"
+
+    with ThreadPoolExecutor(4) as threads:
+        pages = [threads.submit(shared.get, "sums", slow)]
+        assert begun.wait(10)
+        pages.append(threads.submit(shared.get, "sums", slow))
+        other = threads.submit(shared.get, "names", lambda: "the names")
+        try:
+            assert other.result(1) == "the names"
+            threads.submit(shared.forget).result(1)
+            assert shared.get("sums", lambda: "newer sums") == "newer sums", "what was asked before the change is not what is told after it"
+        finally:
+            may_end.set()
+        assert [page.result(10) for page in pages] == ["the sums"] * 2
+    assert (asked, shared.get("sums", slow)) == (["sums"], "newer sums")
+
+
+def test_a_read_that_failed_is_asked_again() -> None:
+    shared = Shared()
+    with pytest.raises(ZeroDivisionError):
+        shared.get("sums", lambda: 1 / 0)
+    assert shared.get("sums", lambda: 1) == 1
