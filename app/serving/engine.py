@@ -115,7 +115,9 @@ def _sampling(app: FastAPI, worker: Worker) -> None:
             prompt = await loop.run_in_executor(tokenizing, worker.prompt, asked)
         job = worker.submit(asked, prompt)
         # the first update decides the status: a refusal found on the worker's side must not come as a broken stream
-        first = await job.updates.get()
+        first = await _first(request, worker, job)
+        if first is None:
+            return Response(status_code=499)  # nobody hears it
         if isinstance(first, Exception):
             raise first
         return StreamingResponse(_lines(worker, job, first), media_type="application/x-ndjson")
@@ -195,6 +197,24 @@ async def _read(request: Request, expected: type[Asked]) -> Asked:
         return msgspec.json.decode(body, type=expected)
     except msgspec.DecodeError as error:
         raise BadRequest(f"this is not a {expected.__name__}: {error}") from error
+
+
+async def _first(request: Request, worker: Worker, job: Job) -> GenerationChunk | Exception | None:
+    """What comes first of an answer; None where its client left before. Then, and where this is given up, it is computed no further."""
+    update, left = asyncio.ensure_future(job.updates.get()), asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait({update, left}, return_when=asyncio.FIRST_COMPLETED)
+        return update.result() if update.done() else None
+    finally:
+        if not update.done():
+            worker.cancel(job)
+        update.cancel()
+        left.cancel()
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _lines(worker: Worker, job: Job, first: GenerationChunk) -> AsyncIterator[bytes]:

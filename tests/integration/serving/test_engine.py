@@ -239,6 +239,25 @@ def test_a_client_that_leaves_frees_its_row(weights: LocalWeights, endless: str)
         until(lambda: running.worker.load == 0, within_s=60)
 
 
+def test_clients_that_leave_before_their_first_token_leave_nothing_behind(weights: LocalWeights, endless: str) -> None:
+    async def scenario(running: RunningEngine) -> None:
+        async with HttpEngines([running.url]) as engines:
+            served = engines.generate(request(endless, max_tokens=1900, temperature=0.0))
+            assert (await anext(aiter(served))).finish_reason is None
+            waiting = [asyncio.ensure_future(complete(engines, request(endless, max_tokens=9))) for _ in range(3)]
+            while running.worker.load < 4:
+                await asyncio.sleep(0.01)
+            for one in waiting:
+                one.cancel()
+            while running.worker.load > 1:
+                await asyncio.sleep(0.01)
+            assert running.worker.sampled_tokens < 400, "long before the one who is there has its answer"
+            await served.aclose()  # type: ignore[attr-defined] - it is a generator
+
+    with engine(weights, endless, limits=Limits(rows=1, waiting=3)) as running:
+        asyncio.run(asyncio.wait_for(scenario(running), 60))
+
+
 def test_a_completion_that_takes_too_long_ends_as_a_timeout(weights: LocalWeights, endless: str) -> None:
     async def scenario(url: str) -> None:
         chunks = await ask(request(endless, max_tokens=2000, temperature=0.0), url)
