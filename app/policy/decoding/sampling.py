@@ -38,9 +38,9 @@ from app.policy.decoding.keyvalues import Fed, KeyValues
 from app.policy.decoding.logits import LogitsProcessor, processed
 from app.policy.decoding.lookup import PromptLookup
 from app.policy.decoding.prompt_cache import PromptCache
+from app.policy.decoding.scores import scores
 from app.policy.decoding.shaping import Shaper
 from app.policy.decoding.textstream import TextStream
-from app.policy.distribution import nucleus_logprobs
 from app.policy.experts import ExpertRecorder
 from app.policy.model import Policy
 
@@ -182,9 +182,7 @@ class Decoder:
             )
         hidden_TD = self.read([*prompt, *completion[:-1]])[len(prompt) - 1 :]
         self._recorder.take()  # the routes of this pass belong to no answer
-        logits_TV = product(self._head, hidden_TD).float()
-        logprobs_TV = nucleus_logprobs(logits_TV, temperature=temperature, top_p=top_p, top_k=top_k)
-        return logprobs_TV.gather(1, torch.tensor(completion, device=logits_TV.device)[:, None])[:, 0].tolist()
+        return scores(self._head, hidden_TD, completion, temperature=temperature, top_p=top_p, top_k=top_k)
 
     @torch.inference_mode()
     def read(self, tokens: Sequence[int]) -> Tensor:

@@ -10,6 +10,7 @@ from app.domain.errors import BadRequest
 from app.domain.telemetry.turns import FinishReason, SamplingParams
 from app.policy.decoding.keyvalues import GROW_TOKENS
 from app.policy.decoding.sampling import Decoder, Generation, sample
+from app.policy.distribution import nucleus_logprobs
 from app.policy.model import Policy, load_policy
 from app.policy.scoring.forward import token_logprobs
 from app.policy.tiny import CONTEXT, END
@@ -257,6 +258,19 @@ def test_what_could_not_have_been_sampled_here_is_not_scored(policy: Policy, pro
 
 def test_the_whole_context_and_the_whole_vocabulary_are_scored(policy: Policy) -> None:
     assert len(Decoder(policy).score([0] * (CONTEXT - 1), [511], temperature=1.0, top_p=1.0)) == 1
+
+
+@pytest.mark.parametrize("length", [1, 64, 65, 200])
+def test_a_completion_is_scored_a_few_positions_at_a_time_as_if_it_were_scored_whole(policy: Policy, length: int) -> None:
+    completion, rows = [(7 * n) % 512 for n in range(length)], list[int]()
+    decoder = Decoder(policy)
+    whole_TV = decoder._head(decoder.read([5, 6, *completion[:-1]])[1:]).float()
+    hook = decoder._head.register_forward_pre_hook(lambda _, given: rows.append(len(given[0])))
+    found = decoder.score([5, 6], completion, temperature=0.7, top_p=0.9, top_k=40)
+    hook.remove()
+    wanted = nucleus_logprobs(whole_TV, temperature=0.7, top_p=0.9, top_k=40)[range(length), completion]
+    assert found == pytest.approx(wanted.tolist(), abs=1e-5)
+    assert (sum(rows), max(rows)) == (length, min(64, length))
 
 
 def steps_of(decoder: Decoder, *lengths: int, different: bool = True, tokens: int = 1) -> list[int]:
