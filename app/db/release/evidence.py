@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, Connection, Engine, Row, Select, cast, func, literal, select
+from sqlalchemy import BigInteger, ColumnElement, Connection, Engine, Row, Select, cast, func, select
 
 from app.db.chunks import chunked
 from app.db.engine import insert_or_ignore, reading, writing
@@ -100,21 +100,17 @@ class SqlEvidenceBook:
             return connection.execute(select(func.max(table.c.occurred_at)).where(moves)).scalar()
 
     def units_in(self, policy: str, *, window: timedelta, since: datetime, now: datetime) -> float:
-        """Distinct people a window of this length sees on average, over the time since `since` in which there was traffic.
-
-        Whole windows that end `now` are counted, one at least: where they were cut anywhere else, people of a cut one would count twice.
-        """
+        """Distinct people a window of this length sees on average, over the time since `since` in which there was traffic."""
         mine = (exposures.c.policy == policy) & (exposures.c.occurred_at >= since)
+        width = max(1, int(window.total_seconds() * 1_000_000))
+        slot = cast(exposures.c.occurred_at, BigInteger) // width
+        pairs = select(slot.label("slot"), exposures.c.actor).where(mine).distinct().subquery()
         with reading(self._engine) as connection:
             first = connection.execute(select(func.min(exposures.c.occurred_at)).where(mine)).scalar()
-            if first is None:
-                return 0.0
-            windows = max(1, (now - first) // window)
-            width = max(1, window // timedelta(microseconds=1))
-            age = cast(literal(now, exposures.c.occurred_at.type), BigInteger) - cast(exposures.c.occurred_at, BigInteger) - 1
-            whole = mine & (exposures.c.occurred_at >= now - windows * window)
-            pairs = select((age // width).label("slot"), exposures.c.actor).where(whole).distinct().subquery()
-            return connection.execute(select(func.count()).select_from(pairs)).scalar_one() / windows
+            found = connection.execute(select(func.count()).select_from(pairs)).scalar_one()
+        if first is None:
+            return 0.0
+        return found / max(1.0, (now - first) / window)
 
     def label_wait_s(self, policy: str) -> float:
         """How long after its end the newest turn's label is due; 0 without any turn."""
