@@ -41,7 +41,7 @@ def test_what_was_received_at_the_moment_of_an_erasure_is_forgotten_and_what_cam
     bench: Bench, received: float, kept: bool
 ) -> None:
     bench.apply(erasure("alice", occurred=50), received=50, now=50)
-    bench.apply(turn("a"), observation("o", of="b", actor="alice"), received=received, now=60)
+    bench.apply(turn("a", finished=received), observation("o", of="b", actor="alice"), received=received, now=60)
     assert bench.rows(turns, "inference_id", "actor") == [("a", "alice" if kept else None)]
     assert (bench.statuses(), bench.counts()["erased"]) == (({"o": "parked"}, 0) if kept else ({}, 1))
 

@@ -23,7 +23,7 @@ GOLD = 'name = "gold"\n[[terms]]\nname = "task_success"\nweight = 1.0\n'
         (("rating", 5), "rating", DEFAULT, "o: value: Expected `float` <= 1.0"),
         (("rating", None), "rating", DEFAULT, "o: value: Expected `float`, got `null`"),
         (("edit_persistence", {"four_gram": 1.0}), "edit_persistence", DEFAULT, "o: value.horizon_s: "),
-        (("edit_persistence", WEIGHTY), "edit_persistence", DEFAULT, "OverflowError"),
+        (("edit_persistence", WEIGHTY), "edit_persistence", DEFAULT, "o: value.length is more than "),
         (("tool_call", {}), "tool_calls", DEFAULT, "o: value.name: "),
         (("latency", None), "latency", DEFAULT, "o: value: Expected `float`, got `null`"),
         (("undo", "yes"), "undo", DEFAULT, "o: value: Expected `bool`, got `str`"),
