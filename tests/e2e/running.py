@@ -101,11 +101,12 @@ def deployment(data: Path, *, slot_s: int = 10) -> Generator[Up]:
     config = write_config(replace(PROFILES["tiny"], min_turns=64), data, slot_s=slot_s)  # cycles sooner; nobody asks how much they learned
     port = free_port()
     command = [sys.executable, "-m", "pipelines", "up", "--data", str(data), "--config", str(config), "--port", str(port)]
-    with (data / "up.log").open("w") as output:
+    log = data.with_name(f"{data.name}.up.log")  # beside it: a folder in which other things lie keeps its mode
+    with log.open("w") as output:
         supervisor = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True)
     try:
         eventually(lambda: (data / "logs" / "api.log").exists() or supervisor.poll() is not None, "processes started", within_s=60)
-        assert supervisor.poll() is None, (data / "up.log").read_text()
+        assert supervisor.poll() is None, log.read_text()
         settings = from_environment({"RATCHET_DATA": str(data), "RATCHET_CONFIG": str(config)})
         up = Up(supervisor=supervisor, data=data, url=f"http://127.0.0.1:{port}", operations=wiring.open_operations(settings))
         eventually(up.is_well, "the service is well", within_s=90)
