@@ -38,6 +38,7 @@ from app.listening.barrier import Barrier
 from app.listening.bodies import TOO_LARGE, read_json
 from app.listening.errors import HttpError
 from app.listening.headers import header
+from app.listening.leaving import while_connected
 from app.serving.jobs import Job
 from app.serving.measures import measured
 from app.serving.refusals import DRAINING
@@ -201,20 +202,13 @@ async def _read(request: Request, expected: type[Asked]) -> Asked:
 
 async def _first(request: Request, worker: Worker, job: Job) -> GenerationChunk | Exception | None:
     """What comes first of an answer; None where its client left before. Then, and where this is given up, it is computed no further."""
-    update, left = asyncio.ensure_future(job.updates.get()), asyncio.ensure_future(_left(request))
+    first = None
     try:
-        await asyncio.wait({update, left}, return_when=asyncio.FIRST_COMPLETED)
-        return update.result() if update.done() else None
+        first = await while_connected(request.receive, asyncio.ensure_future(job.updates.get()))
     finally:
-        if not update.done():
+        if first is None:
             worker.cancel(job)
-        update.cancel()
-        left.cancel()
-
-
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+    return first
 
 
 async def _lines(worker: Worker, job: Job, first: GenerationChunk) -> AsyncIterator[bytes]:

@@ -22,6 +22,7 @@ from app.domain.errors import BadRequest, RatchetError
 from app.domain.telemetry.serving import GenerationChunk
 from app.listening.bodies import TOO_LARGE
 from app.listening.errors import HttpError
+from app.listening.leaving import while_connected
 
 Chunks = AsyncGenerator[tuple[int, GenerationChunk], None]
 """Chunks of the answers to one request, each with its answer's index."""
@@ -165,25 +166,6 @@ async def merged(served: Sequence[AsyncGenerator[GenerationChunk, None]]) -> Chu
         for task in listening:
             task.cancel()
         await asyncio.wait(listening)
-
-
-async def while_connected(receive: Receive, working: "asyncio.Future[None]") -> None:
-    """Wait for the work, and cancel it when the client goes away."""
-    leaving = asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        leaving.cancel()
-        if not working.done():
-            working.cancel()
-        await asyncio.wait({working, leaving})
-    if not working.cancelled():
-        working.result()
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _named(recording: Recording) -> list[tuple[bytes, bytes]]:
