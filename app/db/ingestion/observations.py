@@ -70,6 +70,11 @@ class Targets:
         return self._episodes.get(episode_id or "", [])
 
 
+def that_count() -> ColumnElement[bool]:
+    """Of rows of `observations`: they came in time, to a turn that is known, and were not taken back."""
+    return (observations.c.status == JOINED) & observations.c.retracted_at.is_(None)
+
+
 def of_the_turn_s_policy() -> ColumnElement[bool]:
     """Joins observations to `turns`: those of another policy's key say nothing about a turn, whatever id they name."""
     return observations.c.policy.is_(None) | (observations.c.policy == turns.c.policy)

@@ -12,6 +12,7 @@ from sqlalchemy import Column, Connection, Engine, Row, func, insert, literal, s
 from app.db import locks
 from app.db.chunks import one_of
 from app.db.engine import reading
+from app.db.ingestion.observations import that_count
 from app.db.ingestion.turn_counts import count_labelled
 from app.db.ingestion.words import COMPLETION, TOOL_CALLS, WITH_WORDS
 from app.db.learning.readings import ask_people
@@ -157,9 +158,10 @@ def observations_of(connection: Connection, found: Sequence[Row[*tuple[Any, ...]
 
 def _observed(connection: Connection, about: Column[Any], ids: Collection[str]) -> dict[str, list[Observation]]:
     """By id, in order of occurrence."""
-    usable = (observations.c.status == "joined") & observations.c.retracted_at.is_(None)
     query = (
-        select(about, *_OBSERVATION).where(one_of(connection, about, ids), usable).order_by(observations.c.occurred_at, observations.c.id)
+        select(about, *_OBSERVATION)
+        .where(one_of(connection, about, ids), that_count())
+        .order_by(observations.c.occurred_at, observations.c.id)
     )
     found: dict[str, list[Observation]] = defaultdict(list)
     for key, id_, policy, inference_id, episode_id, name, value, occurred_at, source, actor, tags in connection.execute(query):

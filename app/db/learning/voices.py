@@ -7,6 +7,7 @@ from datetime import datetime
 from sqlalchemy import Connection, or_, select
 
 from app.db.chunks import chunked, one_of, rows_of
+from app.db.ingestion.observations import that_count
 from app.db.tables import observations, turns
 from app.domain.learning.batches import LabelledTurn, Voice
 
@@ -33,10 +34,10 @@ def _said(
     """The actors of what was said of each turn and of each episode."""
     found: list[defaultdict[str, set[str | None]]] = []
     o = observations.c
-    counts = (o.status == "joined") & o.retracted_at.is_(None) & (o.policy.is_(None) | (o.policy == policy))
+    counts = that_count() & (o.policy.is_(None) | (o.policy == policy))
     for column, wanted in (
-        (observations.c.inference_id, {turn.inference_id for turn in labelled}),
-        (observations.c.episode_id, {turn.episode_id for turn in labelled}),
+        (o.inference_id, {turn.inference_id for turn in labelled}),
+        (o.episode_id, {turn.episode_id for turn in labelled}),
     ):
         said: defaultdict[str, set[str | None]] = defaultdict(set)
         for some in chunked(sorted(wanted)):
