@@ -149,7 +149,7 @@ def look():
     return found + [name for name in os.environ if 'RATCHET' in name]
 """
     monkeypatch.setenv("RATCHET_TEST_SECRET", "x")
-    patient = replace(BOXED, wall_s=60)  # it walks all of /usr
+    patient = replace(BOXED, wall_s=60, limits=replace(LIMITS, cpu_s=60))  # it walks all of /usr, which may be in no cache
     execution = patient.run(prefix="", program=seen, tests="# SECRET-OF-THE-TESTS\nassert look() == [], look()\n")
     assert (execution.outcome, execution.detail) == (Outcome.PASSED, "")
 
