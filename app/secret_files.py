@@ -9,6 +9,8 @@ import secrets
 import tempfile
 from pathlib import Path
 
+from app.domain.errors import BadConfig
+
 SECRET_BYTES = 32
 OURS = ("ratchet.", "inbox.", "supervisor.lock", "secrets", ".probe")
 """How the names begin of what lies in a data folder before it is closed."""
@@ -53,8 +55,11 @@ def secret_file(folder: Path, name: str) -> Path:
 
 
 def read_secrets(path: Path) -> tuple[str, ...]:
-    """The secrets of a file, newest first."""
-    return tuple(path.read_text().split())
+    """The secrets of a file, newest first. Raises `BadConfig` for a file that holds none."""
+    found = tuple(path.read_text().split())
+    if not found:
+        raise BadConfig(f"{path} is empty: put the secret back from the backup, or remove the file and a fresh one is made")
+    return found
 
 
 class SecretReader:

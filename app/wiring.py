@@ -4,6 +4,7 @@ Nothing happens at import. Every process calls the few functions it needs; tests
 """
 
 import hashlib
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from sqlalchemy import Engine
 
 from app.contact import Contact
 from app.domain.errors import BadConfig, Unavailable, UnknownPolicy
-from app.domain.ids import checked_pseudonym, hash_actor, utc_now, uuid7
+from app.domain.ids import checked_pseudonym, hash_actor, salt_fingerprint, utc_now, uuid7
 from app.domain.policies import PolicyConfig
 from app.domain.ports import Lease
 from app.domain.release.terms import Terms
@@ -26,8 +27,10 @@ from app.domain.retention import retention
 from app.domain.telemetry.events import Erasure
 from app.domain.telemetry.streams import ErasureReport, JoinRules, TopicPartition, join_rules
 from app.sealing import Seal
-from app.secret_files import SecretReader, read_secrets, rotate, secret_file
+from app.secret_files import SecretReader, private_folder, read_secrets, rotate, secret_file, written
 from app.settings import Settings, policies, read_toml
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from app.access import SignIn
@@ -121,6 +124,7 @@ def upgrade_schema(settings: Settings) -> None:
         migrate.refuse_unknown(url)
         if migrate.knows(url):
             migrate.upgrade(url, seal=webhook_seal(settings))
+    note_salt(settings)
     seal_webhooks(settings)
     recount_labels(settings, only_if_empty=True)
 
@@ -757,7 +761,6 @@ def versions_that_saw(settings: Settings, actor: str) -> dict[str, list[str]]:
     """Which versions served a person, were trained on their turns, or descend from one that was."""
     from app.db.engine import reading
     from app.db.learning.lineage import versions_that_saw
-    from app.domain.ids import hash_actor
 
     with opened_state(settings) as state, reading(state) as connection:
         return versions_that_saw(connection, hash_actor(actor, salt=actor_salt(settings)))
@@ -777,7 +780,31 @@ SHORTEST_SECRET = 16
 
 
 def actor_salt(settings: Settings) -> str:
-    """The secret under which people's ids are hashed. Raises `BadConfig` where replicas would hash one person differently."""
+    """The secret under which people's ids are hashed. Raises `BadConfig` where it is not the one under which the database's people are
+    stored, and where replicas would hash one person differently.
+
+    A database that is away is asked the next time: whoever answers people goes on without it.
+    """
+    from app.db.operations.facts import stored_under
+
+    salt = _salt_given(settings)
+    try:
+        stored = stored_under(settings.database_url)
+    except Unavailable as error:
+        if salt is None:
+            raise  # a fresh one may be the wrong one
+        log.warning("actor salt unchecked why=%s", error)
+        return salt
+    if salt is None and stored.fingerprint is None and not stored.people:
+        return _own_salt(settings)
+    if salt is None or stored.fingerprint not in (None, salt_fingerprint(salt)):
+        raise BadConfig(_another_salt(settings))
+    return salt
+
+
+def _salt_given(settings: Settings) -> str | None:
+    """The salt as it is set, or as the file says; None where there is no file yet. Raises `BadConfig` where it has to be set."""
+    path = settings.secrets / ACTOR_SALT
     if settings.actor_salt is not None:
         return settings.actor_salt
     if not settings.database_url.startswith("sqlite"):
@@ -785,20 +812,65 @@ def actor_salt(settings: Settings) -> str:
             "RATCHET_ACTOR_SALT is not set and the database is a server, which others may share: set it to one long random value for all "
             "of them (openssl rand -hex 32), and keep it as long as you keep the data"
         )
+    return read_secrets(path)[0] if path.exists() else None
+
+
+def _own_salt(settings: Settings) -> str:
     return read_secrets(secret_file(settings.secrets, ACTOR_SALT))[0]
 
 
-def keep_salt(settings: Settings) -> None:
-    """A new deployment gets a random salt; one that was begun before there were such keeps the one it has hashed people under."""
-    from app.db import migrate
+def _another_salt(settings: Settings) -> str:
+    path = settings.secrets / ACTOR_SALT
+    if settings.actor_salt is None and not path.exists():
+        found = f"{path} is missing: this database's people are stored under the salt that was in it"
+    else:
+        where = str(path) if settings.actor_salt is None else "RATCHET_ACTOR_SALT"
+        found = f"{where} is another salt than the one under which this database's people are stored"
+    return (
+        f"{found}; bring that one back (docs/backup.md), or, where it is lost, run `ratchet recover salt`: everybody stored so far is a "
+        "stranger from then on"
+    )
 
-    known = settings.actor_salt is not None or (settings.secrets / ACTOR_SALT).exists()
-    if known or not settings.database_url.startswith("sqlite"):
+
+def keep_salt(settings: Settings) -> None:
+    """A new deployment gets a random salt; one that was begun before there were such keeps the one it has hashed people under.
+
+    Raises `BadConfig` where it had one of its own that is gone.
+    """
+    from app.db import migrate
+    from app.db.operations.facts import stored_under
+
+    if not settings.database_url.startswith("sqlite") or _salt_given(settings) is not None:
         return
-    holds_people = migrate.current_revision(settings.database_url) is not None
-    path = secret_file(settings.secrets, ACTOR_SALT)
-    if holds_people:
-        path.write_text(f"{PUBLIC_SALT}\n")
+    if migrate.current_revision(settings.database_url) is None or stored_under(settings.database_url).since_salts:
+        actor_salt(settings)
+    else:
+        written(private_folder(settings.secrets), [PUBLIC_SALT]).replace(settings.secrets / ACTOR_SALT)
+
+
+def note_salt(settings: Settings) -> None:
+    """The database remembers under which salt its people are stored. Raises `BadConfig` where that is another one than ours."""
+    from app.db.engine import writing
+    from app.db.operations.facts import note_salt
+
+    if settings.actor_salt is None and not settings.database_url.startswith("sqlite"):
+        return  # whoever hashes people has to be told it, and says so
+    salt = actor_salt(settings)
+    with opened_state(settings) as state, writing(state) as connection:
+        note_salt(connection, salt_fingerprint(salt), now=utc_now())
+    actor_salt(settings)  # somebody may have been first
+
+
+def accept_salt(settings: Settings, *, by: str) -> None:
+    """From now on people are stored under the salt that is set, or a fresh one where none is: whoever was stored before is a stranger."""
+    from app.db.engine import writing
+    from app.db.operations.facts import SALT, write_fact
+    from app.db.release import audit
+
+    fingerprint, now = salt_fingerprint(_salt_given(settings) or _own_salt(settings)), utc_now()
+    with opened_state(settings) as state, writing(state) as connection:
+        write_fact(connection, SALT, {"fingerprint": fingerprint}, now=now)
+        audit.append(connection, actor=by, action="actor_salt.changed", subject="everybody's pseudonym", detail={}, now=now)
 
 
 def session_secrets(settings: Settings) -> "Callable[[], Sequence[str]]":
@@ -838,11 +910,12 @@ def refuse_weak_secrets(settings: Settings) -> None:
     sessions, webhooks = session_secrets(settings)(), settings.webhook_keys
     given = [("RATCHET_ACTOR_SALT", actor_salt(settings))]
     given += [("RATCHET_SESSION_SECRETS", secret) for secret in sessions] + [("RATCHET_WEBHOOK_KEYS", key) for key in webhooks]
+    stranger = ", which makes everybody a stranger, and say so with `ratchet recover salt`"
     for name, secret in given:
         if secret == PUBLIC_SALT or len(secret) < SHORTEST_SECRET:
             raise BadConfig(
                 f"{settings.reached_by}, so other machines reach this service, and {name} is or has a value that can be known or guessed: "
-                f"set it to a long random one (openssl rand -hex 32){', which makes everybody a stranger' if 'SALT' in name else ''}"
+                f"set it to a long random one (openssl rand -hex 32){stranger if 'SALT' in name else ''}"
             )
 
 

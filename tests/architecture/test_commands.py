@@ -37,6 +37,7 @@ LOOKED_AT = {
     "tests/integration/cycle/test_suite_commands.py": "suite-build suite-probe",
     "tests/integration/cycle/test_lineage.py": "lineage",
     "tests/integration/operations/test_recovery.py": "recover-acknowledged recover-check recover-erasures",
+    "tests/unit/app/test_actor_salt.py": "recover-salt",
     "tests/integration/news/test_webhook_commands.py": (
         "webhooks-add webhooks-deliveries webhooks-list webhooks-remove webhooks-rotate webhooks-test"
     ),

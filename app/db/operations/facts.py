@@ -1,16 +1,17 @@
-"""What a deployment knows about itself: its id, when it was backed up, when a backup was last restored and found whole."""
+"""What a deployment knows about itself: its id, its people's salt, when it was backed up, when a backup was restored and whole."""
 
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, exists, inspect, make_url, select
 
-from app.db.engine import insert_or_ignore, upsert
-from app.db.tables import deployment_facts
+from app.db.engine import expected_to_answer, insert_or_ignore, open_engine, reading, upsert
+from app.db.tables import deployment_facts, turns
 from app.domain.ids import uuid7
 
-IDENTITY, BACKUP, DRILL = "identity", "backup", "drill"
+IDENTITY, SALT, BACKUP, DRILL = "identity", "actor_salt", "backup", "drill"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,3 +41,41 @@ def identity(connection: Connection, *, now: datetime) -> str:
     fact = read_fact(connection, IDENTITY)
     assert fact is not None
     return str(fact.value["id"])
+
+
+def note_salt(connection: Connection, fingerprint: str, *, now: datetime) -> None:
+    """People are stored under the salt of this fingerprint, unless one was noted before."""
+    fresh = {"name": SALT, "value": {"fingerprint": fingerprint}, "at": now}
+    connection.execute(insert_or_ignore(connection, deployment_facts).values(**fresh))
+
+
+@dataclass(frozen=True)
+class StoredUnder:
+    """What a database says of the salt of its people."""
+
+    fingerprint: str | None
+    """None where nobody noted it yet."""
+    since_salts: bool
+    """Its schema is of a time in which every deployment has a salt of its own."""
+    people: bool
+    """It holds somebody whose pseudonym was made since then."""
+
+
+NOBODY = StoredUnder(None, since_salts=False, people=False)
+
+
+def stored_under(url: str) -> StoredUnder:
+    """Of the database at `url`, whatever its schema; an SQLite file that is not there is not made. Raises `Unavailable`."""
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "sqlite" and not (parsed.database and Path(parsed.database).exists()):
+        return NOBODY
+    engine = open_engine(url)
+    try:
+        with expected_to_answer(), reading(engine) as connection:
+            if not inspect(connection).has_table(deployment_facts.name):
+                return NOBODY
+            fact = read_fact(connection, SALT)
+            people = connection.execute(select(exists().where(turns.c.actor.is_not(None)))).scalar_one()
+    finally:
+        engine.dispose()
+    return StoredUnder(None if fact is None else str(fact.value["fingerprint"]), since_salts=True, people=people)

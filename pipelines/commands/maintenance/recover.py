@@ -8,6 +8,7 @@ import click
 
 from app import wiring
 from app.settings import from_environment
+from pipelines.commands.operating import os_user
 
 
 @click.group()
@@ -37,6 +38,17 @@ def erasures() -> None:
     turns, people, files = wiring.erase_again(from_environment())
     found = f"found the words of {turns} turns in newer files, " if turns else ""
     click.echo(f"{found}erased {people} people again, and took the words of erased ones out of {files} segments")
+
+
+@recover.command()
+@click.confirmation_option("--yes", prompt="Everybody who is stored becomes a stranger, and can be erased by --pseudonym alone. Go on?")
+def salt() -> None:
+    """Go on with the salt that is set, or a fresh one where none is, when the one that people are stored under is lost.
+
+    Every process that answers people has to be started again after it.
+    """
+    wiring.accept_salt(from_environment(), by=os_user())
+    click.echo("from now on people are stored under this salt: start the api's processes again")
 
 
 @recover.command()

@@ -49,6 +49,7 @@ def settings(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory, si
         shutil.copyfile(sqlite_template, data / name)
     (data / "ratchet.toml").write_text(CONFIG)
     found = from_environment({"RATCHET_DATA": str(data), "RATCHET_CONFIG": str(data / "ratchet.toml")})
+    wiring.keep_salt(found)
     engine = wiring.open_state(found)
     busy(engine)
     fill(engine, release_id="release-3", word="hello")
@@ -60,6 +61,8 @@ def settings(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory, si
 def url(settings: Settings, token: str) -> Iterator[str]:
     assert token, "made before the service starts, which is open otherwise"
     with closing(wiring.http_adapters(settings)) as adapters, serving(application(settings, adapters)) as address:
+        used = httpx.get(f"{address}/v1/me", headers={"authorization": f"Bearer {token}"})
+        assert used.status_code == 200, "whatever comes first, the key was used"
         yield address
 
 

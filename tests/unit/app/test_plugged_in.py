@@ -10,6 +10,7 @@ import pytest
 
 from app import wiring
 from app.db.engine import open_engine
+from app.db.migrate import upgrade
 from app.domain.errors import BadConfig, BadRequest
 from app.domain.learning.batches import TurnPayload
 from app.sandbox.bubblewrap import BubblewrapBoxes
@@ -45,7 +46,9 @@ def test_a_service_that_others_reach_has_secrets_of_sixteen_characters_that_nobo
     assert ("makes everybody a stranger" in str(raised.value)) == (name == "ACTOR_SALT")
 
 
-def test_a_deployment_keeps_the_salt_it_has_hashed_people_under_and_a_new_one_makes_its_own(tmp_path: Path, deployed: Settings) -> None:
+def test_a_deployment_keeps_the_salt_it_has_hashed_people_under_and_a_new_one_makes_its_own(tmp_path: Path) -> None:
+    deployed = given(tmp_path)
+    upgrade(deployed.database_url, "0002_bound_costs")
     (tmp_path / "fresh").mkdir()
     fresh = given(tmp_path / "fresh")
     wiring.keep_salt(fresh)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from app import wiring
+from app.db.migrate import upgrade
 from app.domain.errors import BadConfig
 from app.secret_files import SecretReader, data_folder, read_secrets, rotate, secret_file
 from app.settings import from_environment
@@ -79,9 +80,9 @@ def test_processes_that_start_together_agree(tmp_path: Path) -> None:
     assert len(set(found)) == 1
 
 
-def test_a_deployment_from_before_keeps_the_salt_its_people_are_stored_under(tmp_path: Path, sqlite_template: Path) -> None:
-    (tmp_path / "ratchet.db").write_bytes(sqlite_template.read_bytes())
+def test_a_deployment_from_before_keeps_the_salt_its_people_are_stored_under(tmp_path: Path) -> None:
     settings = from_environment({"RATCHET_DATA": str(tmp_path)})
+    upgrade(settings.database_url, "0002_bound_costs")
     wiring.upgrade_schema(settings)
     assert wiring.actor_salt(settings) == "ratchet-embedded"
     fresh = from_environment({"RATCHET_DATA": str(tmp_path / "fresh")})
