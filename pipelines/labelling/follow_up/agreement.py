@@ -95,10 +95,12 @@ def write_messages(messages: Iterable[Message], file: Path) -> None:
 def read_annotated(file: Path) -> list[Message]:
     """The lines to which people wrote a mood. Raises `BadRequest`."""
     known, found = {mood.value for mood in Mood}, list[Message]()
-    for number, line in enumerate(file.read_text().splitlines(), 1):
+    for number, line in enumerate(file.read_bytes().split(b"\n"), 1):  # what else Python takes for the end of a line may stand in a text
+        if not line.strip():
+            continue
         try:
             message = msgspec.json.decode(line, type=Message)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise BadRequest(f"{file}, line {number}: {error}") from error
         if message.mood and message.mood not in known:
             raise BadRequest(f"{file}, line {number}: mood is {message.mood!r}: write one of {', '.join(sorted(known))}")

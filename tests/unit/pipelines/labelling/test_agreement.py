@@ -104,6 +104,16 @@ def test_an_annotated_file_is_read_back_and_faults_are_named(tmp_path: Path) -> 
         read_annotated(file)
 
 
+def test_a_message_with_what_else_ends_a_line_is_one_line_of_the_file(tmp_path: Path) -> None:
+    said = message(0, "one\u2028two\u2029three\x85four", "dissatisfied")
+    file = tmp_path / "sample.jsonl"
+    file.write_bytes(msgspec.json.encode(said) + b"\r\n\n")
+    assert read_annotated(file) == [said]
+    file.write_bytes(msgspec.json.encode(said) + b'\n{"id": "\xff"}\n')
+    with pytest.raises(BadRequest, match="line 2: "):
+        read_annotated(file)
+
+
 def test_a_classifier_is_distilled_and_reads_as_the_judge_does(tmp_path: Path) -> None:
     words = ("bad thing", "good thing", "some thing", "other thing")
 
