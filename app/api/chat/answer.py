@@ -27,8 +27,7 @@ def whole(answers: Sequence[tuple[Recording, Items]]) -> bytes:
 
 
 def _choice(index: int, recording: Recording, items: Items) -> dict[str, Any]:
-    calls = visible_calls(recording)
-    content = recording.parsed.content if recording.parsed and calls else recording.text
+    calls, content = visible_calls(recording), spoken(recording)
     message: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None, "refusal": None}
     if calls:
         message["tool_calls"] = [_call(call) for call in calls]
@@ -80,20 +79,13 @@ class Streaming:
     def chunk(self, chunk: GenerationChunk) -> bytes:
         """What a chunk of the engine adds; may be nothing while a tool call is being written."""
         self._items += logprob_items(chunk) if self._recording.request.logprobs else []
-        text = self._recording.text
-        upto = tools.settled(text) if self._recording.request.tools else len(text)
-        if upto <= self._sent and not self._items:
-            return b""
-        return self._content(upto)
+        return self._content(spoken_so_far(self._recording))
 
     def last(self, chunk: GenerationChunk) -> bytes:
         """The rest of the text or its tool calls, the finish reason."""
         self._items += logprob_items(chunk) if self._recording.request.logprobs else []
-        recording, out = self._recording, b""
-        calls = visible_calls(recording)
-        upto = tools.settled(recording.text) if calls else len(recording.text)
-        if upto > self._sent or self._items:
-            out += self._content(upto)
+        recording, calls = self._recording, visible_calls(self._recording)
+        out = self._content(spoken(recording))
         if calls:
             out += self._event({"tool_calls": [{"index": index, **_call(call)} for index, call in enumerate(calls)]})
         return out + self._event({}, finish_reason=finish_reason_of(recording))
@@ -102,10 +94,11 @@ class Streaming:
         """An error in the middle."""
         return data(body)
 
-    def _content(self, upto: int) -> bytes:
-        text = self._recording.text[self._sent : upto]
-        self._sent = max(self._sent, upto)
-        items, self._items = self._items, []
+    def _content(self, so_far: str) -> bytes:
+        text, items = so_far[self._sent :], self._items
+        if not text and not items:
+            return b""
+        self._sent, self._items = self._sent + len(text), []
         return self._event({"content": text}, logprobs={"content": items, "refusal": None} if items else None)
 
     def _event(
@@ -144,6 +137,16 @@ def visible_calls(recording: Recording) -> tuple[ToolCall, ...]:
     """The calls a client can do something with; one that does not parse stays part of the text."""
     calls = recording.parsed.calls if recording.parsed else ()
     return calls if calls and all(call.verdict != ToolVerdict.UNPARSABLE for call in calls) else ()
+
+
+def spoken(recording: Recording) -> str:
+    """What a finished answer says beside the calls that a client is shown."""
+    return recording.parsed.content if recording.parsed and visible_calls(recording) else recording.text
+
+
+def spoken_so_far(recording: Recording) -> str:
+    """What an answer begins with whatever follows: the beginning of what `spoken` will be; grows and never changes."""
+    return recording.text[: tools.settled(recording.text)] if recording.request.tools else recording.text
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

@@ -5,12 +5,11 @@ from typing import Any
 
 import msgspec
 
-from app.api.chat.answer import DONE, Items, data, finish_reason_of, sse, token_of, visible_calls
+from app.api.chat.answer import DONE, Items, data, finish_reason_of, spoken, spoken_so_far, sse, token_of, visible_calls
 from app.api.chat.recording import Recording
 from app.api.chat.style import bounded
 from app.api.telemetry.drafts import decode
 from app.domain.errors import BadRequest
-from app.domain.telemetry import tools
 from app.domain.telemetry.serving import GenerationChunk
 
 VARIANT = "ratchet"
@@ -134,7 +133,7 @@ class InferenceStyle:
         """The body of a finished inference."""
         ((recording, _),) = answers
         calls = visible_calls(recording)
-        text = recording.parsed.content if recording.parsed and calls else recording.text
+        text = spoken(recording)
         content: list[dict[str, Any]] = [{"type": "text", "text": text}] if text or not calls else []
         content += [_call(call.id, call.name, call.arguments) for call in calls]
         ended = {"content": content, "usage": _usage(recording), "finish_reason": _reason(recording)}
@@ -162,13 +161,12 @@ class InferenceStreaming:
 
     def chunk(self, chunk: GenerationChunk) -> bytes:
         """What a chunk of the engine adds; nothing while a tool call may be being written."""
-        text = self._recording.text
-        return self._say(tools.settled(text) if self._recording.request.tools else len(text))
+        return self._say(spoken_so_far(self._recording))
 
     def last(self, chunk: GenerationChunk) -> bytes:
         """The rest, the calls, the usage."""
         recording, calls = self._recording, visible_calls(self._recording)
-        out = self._say(tools.settled(recording.text) if calls else len(recording.text))
+        out = self._say(spoken(recording))
         said = [{"type": "tool_call", "id": call.id, "raw_name": call.name, "raw_arguments": call.arguments} for call in calls]
         ended = {"content": said, "usage": _usage(recording), "finish_reason": _reason(recording)}
         return out + sse(_named(recording) | ended)
@@ -177,8 +175,8 @@ class InferenceStreaming:
         """An error in the middle."""
         return data(body)
 
-    def _say(self, upto: int) -> bytes:
-        text, self._sent = self._recording.text[self._sent : upto], max(self._sent, upto)
+    def _say(self, so_far: str) -> bytes:
+        text, self._sent = so_far[self._sent :], len(so_far)
         return sse(_named(self._recording) | {"content": [{"type": "text", "id": "0", "text": text}]}) if text else b""
 
 

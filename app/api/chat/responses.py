@@ -9,13 +9,12 @@ from typing import Any, cast
 
 import msgspec
 
-from app.api.chat.answer import Items, finish_reason_of, logprob_items, token_of, visible_calls
+from app.api.chat.answer import Items, finish_reason_of, logprob_items, spoken, spoken_so_far, token_of, visible_calls
 from app.api.chat.recording import Recording
 from app.api.chat.response_items import messages_of, tools_of
 from app.api.chat.style import bounded
 from app.api.telemetry.drafts import decode
 from app.domain.errors import BadRequest
-from app.domain.telemetry import tools
 from app.domain.telemetry.serving import GenerationChunk
 
 _ALIKE = (
@@ -146,8 +145,7 @@ class ResponseStyle:
 
 def output_of(recording: Recording, items: Items) -> list[dict[str, Any]]:
     """The items of the finished answer: a message where anything is said, then the calls."""
-    calls = visible_calls(recording)
-    text = recording.parsed.content if recording.parsed and calls else recording.text
+    calls, text = visible_calls(recording), spoken(recording)
     said = [_message(recording, text, "completed", items)] if text or not calls else []
     return said + [_call(call.id, call.name, call.arguments, "completed") for call in calls]
 
@@ -192,14 +190,13 @@ class ResponseStreaming:
     def chunk(self, chunk: GenerationChunk) -> bytes:
         """What a chunk of the engine adds; nothing while a tool call may be being written."""
         self._hear(chunk)
-        text = self._recording.text
-        return self._say(tools.settled(text) if self._recording.request.tools else len(text))
+        return self._say(spoken_so_far(self._recording))
 
     def last(self, chunk: GenerationChunk) -> bytes:
         """The rest of the text, its calls, and the whole response."""
         self._hear(chunk)
         recording = self._recording
-        out = self._say(tools.settled(recording.text) if visible_calls(recording) else len(recording.text))
+        out = self._say(spoken(recording))
         for index, item in enumerate(output_of(recording, self._items)):
             out += b"".join(self._closing(index, item) if item["type"] == "message" else self._calling(index, item))
         response = self._style.response(recording, self._items)
@@ -213,11 +210,11 @@ class ResponseStreaming:
     def _hear(self, chunk: GenerationChunk) -> None:
         self._items += logprob_items(chunk) if self._recording.request.logprobs else []
 
-    def _say(self, upto: int) -> bytes:
-        delta = self._recording.text[self._sent : upto]
+    def _say(self, so_far: str) -> bytes:
+        delta = so_far[self._sent :]
         if not delta:
             return b""
-        self._sent = upto
+        self._sent = len(so_far)
         return self._opening() + self._text_event("response.output_text.delta", delta=delta, logprobs=[])
 
     def _opening(self) -> bytes:

@@ -23,7 +23,7 @@ class Parsed:
     """A completion taken apart."""
 
     content: str
-    """What is not a tool call, stripped where there is one."""
+    """What is not a tool call; where there is one, without the white space at its end, so that what `settled` let through begins it."""
     calls: tuple[ToolCall, ...]
 
 
@@ -35,18 +35,17 @@ def parse(completion: str, tools: Sequence[Mapping[str, Any]], *, call_id_prefix
         whole = match.group(0).endswith(CLOSE)
         for name, arguments, verdict in _read(match.group(1), schemas, whole=whole):
             calls.append(ToolCall(id=f"{call_id_prefix}_{len(calls)}", name=name, arguments=arguments, verdict=verdict))
-    return Parsed(content=_CALL.sub("", completion).strip() if calls else completion, calls=tuple(calls))
+    return Parsed(content=_CALL.sub("", completion).rstrip() if calls else completion, calls=tuple(calls))
 
 
 def settled(text: str) -> int:
-    """How many characters at the start of an unfinished completion are surely not part of a tool call, and may be streamed."""
+    """How many characters at the start of an unfinished completion may be streamed: they are no part of a tool call, nor of the white
+    space that `parse` leaves out where nothing but calls follows."""
     start = text.find(OPEN)
-    if start >= 0:
-        return start
-    for length in range(min(len(OPEN) - 1, len(text)), 0, -1):
-        if text.endswith(OPEN[:length]):
-            return len(text) - length
-    return len(text)
+    if start < 0:
+        begun = next((length for length in range(min(len(OPEN) - 1, len(text)), 0, -1) if text.endswith(OPEN[:length])), 0)
+        start = len(text) - begun
+    return len(text[:start].rstrip())
 
 
 def _read(text: str, schemas: Mapping[str, Any], *, whole: bool) -> list[tuple[str, str, ToolVerdict]]:

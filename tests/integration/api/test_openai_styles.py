@@ -95,6 +95,21 @@ def test_a_response_calls_a_tool_and_takes_its_output(client: OpenAI, engines: S
     assert engines.requests[-1].messages[1]["tool_calls"][0]["id"] == call.call_id
 
 
+def test_the_client_puts_a_stream_together_that_goes_on_behind_a_call(client: OpenAI, engines: ScriptedEngines) -> None:
+    engines.words = ("\n", "Let me ", "look.\n", *CALL, "\nThen ", "I tell you.\n")
+    said, arguments = "\nLet me look.\n\nThen I tell you.", '{"city":"Bern"}'
+    with client.responses.stream(model="composer", input="weather?", tools=[WEATHER]) as responding:
+        output: list[Any] = list(responding.get_final_response().output)
+        assert [item.type for item in output] == ["message", "function_call"]
+        assert (output[0].content[0].text, output[1].arguments) == (said, arguments)
+    function: Any = {name: value for name, value in WEATHER.items() if name != "type"}
+    asked: Any = {"model": "composer", "messages": [{"role": "user", "content": "weather?"}]}
+    with client.chat.completions.stream(**asked, tools=[{"type": "function", "function": function}]) as chatting:
+        message = chatting.get_final_completion().choices[0].message
+        assert message.content == said
+        assert [call.function.arguments for call in message.tool_calls or []] == [arguments]
+
+
 def test_a_response_that_was_cut_off_says_so(client: OpenAI, engines: ScriptedEngines) -> None:
     engines.finish_reason = FinishReason.LENGTH
     found = client.responses.create(model="composer", input="say hello")

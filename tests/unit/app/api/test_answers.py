@@ -149,7 +149,7 @@ def test_a_call_is_not_streamed_as_text() -> None:
     chunks = [piece("so ", 7), piece(CALL[:5], 8), piece(CALL[5:], 9), END]
     found = streamed(ChatStyle(), recording(*chunks, said={"tools": [TOOL]}), chunks)
     deltas = [one["choices"][0]["delta"] for one in found[:-1]]
-    assert [delta.get("content") for delta in deltas] == ["", "so ", None, None]
+    assert [delta.get("content") for delta in deltas] == ["", "so", None, None]
     assert deltas[2]["tool_calls"] == [
         {"index": 0, "id": "call_i_0", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}, "verdict": "valid"}
     ]
@@ -291,7 +291,7 @@ def test_a_streamed_response_is_numbered_and_says_each_thing_once() -> None:
     ]  # fmt: skip
     assert [one.get("output_index") for one in found] == [None, None, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, None]
     assert {one.get("content_index") for one in found[3:7]} == {0}
-    assert (found[4]["delta"], found[5]["text"], found[9]["delta"], found[10]["arguments"]) == ("so ", "so", '{"a":1}', '{"a":1}')
+    assert (found[4]["delta"], found[5]["text"], found[9]["delta"], found[10]["arguments"]) == ("so", "so", '{"a":1}', '{"a":1}')
     assert (found[8]["item"]["arguments"], found[8]["item"]["status"], found[11]["item"]["status"]) == ("", "in_progress", "completed")
     assert (found[0]["response"]["status"], found[0]["response"]["output"], found[0]["response"]["usage"]) == ("in_progress", [], None)
     assert found[2]["item"] == {"type": "message", "id": "msg_i", "status": "in_progress", "role": "assistant", "content": []}

@@ -385,7 +385,7 @@ def test_an_inference_field_for_field() -> None:
     made.parse()
     found = events(out + writer.last(END) + inference.InferenceStyle().end([made]))
     assert found == [
-        named | {"feedback_token": "ft", "content": [{"type": "text", "id": "0", "text": "so "}]},
+        named | {"feedback_token": "ft", "content": [{"type": "text", "id": "0", "text": "so"}]},
         named | {"feedback_token": "ft", "content": [call], "usage": {"input_tokens": 3, "output_tokens": 4}, "finish_reason": "tool_call"},
         "[DONE]",
     ]  # fmt: skip

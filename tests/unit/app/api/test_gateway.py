@@ -207,7 +207,7 @@ def test_a_streamed_tool_call_never_shows_as_text() -> None:
     client, _ = service(engines=call('Look: <tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'))
     chunks = streamed(ask(client, tools=[WEATHER], stream=True))
     text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
-    assert text == "Look: "
+    assert text == "Look:"
     (delta,) = [chunk["choices"][0]["delta"] for chunk in chunks if "tool_calls" in chunk["choices"][0]["delta"]]
     assert delta["tool_calls"][0]["function"]["name"] == "weather"
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
