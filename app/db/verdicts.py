@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sqlalchemy import exc
+from sqlalchemy import Dialect, exc
 
 from app.domain.errors import BadRequest, OwnFault, RatchetError, Unavailable
 
@@ -30,6 +30,17 @@ def verdict(error: exc.DBAPIError) -> RatchetError | None:
     if isinstance(error, exc.IntegrityError):
         return None
     return Unavailable(f"the database does not take the batch ({said.strip()}): it is tried again")
+
+
+def refused_value(error: Exception, dialect: Dialect) -> BadRequest | None:
+    """The same verdict on what a driver raised by itself, where it is that the value is at fault; None where it is anything else."""
+    if isinstance(error, UnicodeEncodeError | OverflowError):
+        return BadRequest(f"the database refuses a record: {error}")
+    if not isinstance(error, dialect.loaded_dbapi.Error):
+        return None
+    wrapped = exc.DBAPIError.instance(None, None, error, dialect.loaded_dbapi.Error, dialect=dialect)
+    told = verdict(wrapped) if isinstance(wrapped, exc.DBAPIError) else None
+    return told if isinstance(told, BadRequest) else None
 
 
 @contextmanager

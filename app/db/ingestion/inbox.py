@@ -23,6 +23,7 @@ from sqlalchemy import Engine, PoolProxiedConnection
 from sqlalchemy.engine.interfaces import DBAPIConnection
 
 from app.db.ingestion.inbox_rows import Row, count_answers, insert_rows, unsent_count
+from app.db.verdicts import refused_value
 from app.domain.errors import BadRequest, Overloaded, Unavailable
 from app.domain.ids import utc_now
 from app.domain.ports import Clock, Receipt
@@ -75,7 +76,8 @@ class SqlInbox:
         self._thread.start()
 
     async def append(self, events: Sequence[CloudEvent]) -> list[Receipt]:
-        """Commit the events and say per event what became of it. Raises `Overloaded`, `Unavailable`."""
+        """Commit the events and say per event what became of it. Raises `Overloaded`, `Unavailable`, `BadRequest` where the database
+        refuses one of them."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[list[Receipt]] = loop.create_future()
 
@@ -161,7 +163,12 @@ class SqlInbox:
             receipts = self._write([row for rows, _, _ in group for row in rows])
         except Exception as error:  # noqa: BLE001 - whatever the driver raises, the callers must hear of it
             self._drop_connection()
-            failure = Unavailable(f"the inbox could not commit ({error}): check the disk and the database, then send again")
+            refused = refused_value(error, self._engine.dialect)
+            if refused is not None and len(group) > 1:  # one of them: the others are not to be refused with it, nor sent again for ever
+                for one in group:
+                    self._commit([one])
+                return
+            failure = refused or Unavailable(f"the inbox could not commit ({error}): check the disk and the database, then send again")
             failure.__cause__ = error
             self._answer(group, None, failure)
         else:

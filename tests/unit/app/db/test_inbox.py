@@ -113,6 +113,28 @@ def test_an_envelope_of_an_impossible_time_fails_its_own_request_only(sqlite_eng
     inbox.close()
 
 
+def test_what_the_database_refuses_is_refused_by_itself_and_not_with_its_neighbours(sqlite_engine: Engine) -> None:
+    """All in one group commit: a rule that the door does not know is no reason to send anything again."""
+    with sqlite_engine.begin() as connection:
+        stricter = "CREATE TRIGGER stricter BEFORE INSERT ON inbox WHEN NEW.event_id = 'odd' "
+        connection.execute(text(stricter + "BEGIN SELECT RAISE(ABORT, 'CHECK constraint failed: stricter'); END"))
+    inbox = SqlInbox(sqlite_engine)
+
+    async def at_once() -> list[list[Receipt] | BaseException]:
+        with sqlite_engine.begin() as connection:  # so long the writer waits, and all of them come together
+            connection.execute(text("DELETE FROM counters"))
+            waiting = [asyncio.create_task(inbox.append([event(id_)])) for id_ in ("first", "1", "odd", "2")]
+            await asyncio.sleep(0.2)
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+    first, one, odd, two = asyncio.run(at_once())
+    assert [first, one, two] == [[Receipt.ACCEPTED]] * 3
+    assert isinstance(odd, BadRequest)
+    assert "the database refuses a record: CHECK constraint failed: stricter" in str(odd)
+    assert inbox.in_flight_bytes == 0
+    inbox.close()
+
+
 def test_duplicates_and_conflicts_at_the_door_are_counted(sqlite_engine: Engine) -> None:
     inbox = SqlInbox(sqlite_engine)
     inbox.append_blocking([event("1"), event("1"), event("1", b"other"), event("1")])
