@@ -993,6 +993,7 @@ def http_adapters(settings: Settings) -> HttpAdapters:
     """Everything live behind the HTTP service."""
     from app.db.access.keys import SqlKeys
     from app.db.access.people import SqlPeople
+    from app.db.ingestion.dead_letters import SqlDeadLetters
     from app.db.ingestion.episodes import SqlEpisodes
     from app.db.ingestion.spool import Spool, SpooledInbox
     from app.db.reads import SqlReads
@@ -1001,11 +1002,11 @@ def http_adapters(settings: Settings) -> HttpAdapters:
     from app.db.troubles import ingestion_troubles
 
     state, inbox, taken = open_state(settings), open_inbox(settings), door(settings)
-    contact = Contact(region=settings.region)
+    contact, bury = Contact(region=settings.region), SqlDeadLetters(state).bury
     return HttpAdapters(
         policies=load_policies(settings),
         inbox=taken,
-        answers=None if inbox.dialect.name == "sqlite" else SpooledInbox(taken, Spool(settings.data / "spool")),
+        answers=None if inbox.dialect.name == "sqlite" else SpooledInbox(taken, Spool(settings.data / "spool"), bury=bury),
         routes=SqlRoutes(state, contact=contact),
         contact=contact,
         engines=open_engines(settings),

@@ -7,9 +7,11 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Row, Select, delete, select, update
 
 from app.db.chunks import pair_of
+from app.db.counters import add_counts
 from app.db.engine import inserting, reading, writing
 from app.db.outbox import OutboxEvent, enqueue
 from app.db.tables import dead_letters
+from app.db.verdicts import judged
 from app.domain.telemetry.events import CloudEvent, Topic
 from app.domain.telemetry.streams import DeadLetter, StoredDeadLetter
 
@@ -105,6 +107,12 @@ class SqlDeadLetters:
         """See `list_dead_letters`."""
         with reading(self._engine) as connection:
             return list_dead_letters(connection, ids=ids, reason=reason, pending=pending, after=after, limit=limit)
+
+    def bury(self, dead: Sequence[DeadLetter], *, now: datetime) -> None:
+        """Keep dead letters that never came to ingestion, and count them as its own. Raises `Unavailable`, `BadRequest`, `OwnFault`."""
+        with judged(), writing(self._engine) as connection:
+            bury(connection, dead, now=now)
+            add_counts(connection, {("", "dead_lettered"): len(dead)})
 
     def failed_again(self, id_: int, reason: str, *, now: datetime) -> None:
         """Replaying did not help."""

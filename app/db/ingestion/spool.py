@@ -3,6 +3,7 @@
     append ──▶ inbox ──(away, or silent for PATIENCE_S)──▶ spool: written, fsynced ──▶ accepted
                  ▲                                           │
                  └── its thread, every RETRY_S: a file at a time, then the file goes ◀┘
+                                   └──(what the inbox will never take)──▶ dead letters, the rest goes on
 
 Nothing is doubled: an event that reached the inbox after all is known there by its (source, id). A file is locked by whoever writes it; one
 whose owner died is sent by the next process with the same folder. Not covered: a machine that is lost with its disk, so a client's own
@@ -11,6 +12,7 @@ events are never kept here: their 202 means the database.
 
 import asyncio
 import fcntl
+import hashlib
 import logging
 import os
 import struct
@@ -18,18 +20,22 @@ import threading
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple, Protocol
 
 import msgspec
 
-from app.domain.errors import Overloaded, Unavailable
+from app.domain.errors import BadRequest, Overloaded, OwnFault, RatchetError, Unavailable
+from app.domain.ids import utc_now
 from app.domain.ports import Inbox, Receipt
-from app.domain.telemetry.events import CloudEvent
+from app.domain.telemetry.events import CloudEvent, envelope
+from app.domain.telemetry.streams import DeadLetter
 from app.durable import sync
 from app.secret_files import private_folder
 
@@ -45,6 +51,12 @@ MAX_BYTES = 1024**3
 FILE_BYTES = 8 * 1024**2
 """What has more is followed by another file: each is read into memory whole, and fits into what an inbox has in flight."""
 BATCH = 200
+TRIES = 3
+"""In a row, without any success: then what fails in a way nobody expected counts as what the inbox will never take."""
+MANY = 5
+"""So many events of one type in a row that fail in a way nobody expected, and none that passes: then the fault is ours."""
+TOPIC = "spool"
+"""Where dead letters lay that come from here."""
 _HEAD = struct.Struct("<II")
 """Length and CRC-32 before each event: what a power cut left half-written is no event, and nobody was told that it is kept."""
 _encode, _decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(CloudEvent).decode
@@ -57,6 +69,21 @@ class _File:
     path: Path
     handle: BinaryIO
     bytes: int
+
+
+class Waiting(NamedTuple):
+    """A file, and what is whole in it."""
+
+    path: Path
+    events: list[CloudEvent]
+    unreadable: list[tuple[bytes, str]]
+    """What is no event of this version, and why not."""
+
+
+class Bury(Protocol):
+    """Keeps dead letters, and counts them. Raises `Unavailable`."""
+
+    def __call__(self, dead: Sequence[DeadLetter], *, now: datetime) -> None: ...
 
 
 class Spool:
@@ -88,13 +115,21 @@ class Spool:
                 self._cut()
                 raise Unavailable(f"the database is away and the disk takes nothing ({error}): check both, then send again") from error
 
-    def oldest(self) -> tuple[Path, list[CloudEvent]] | None:
+    def oldest(self) -> Waiting | None:
         """The oldest file and its events; what is put from now on goes into another one. None where nothing waits."""
         with self._lock:
             if not self._full:
                 self._shut()
             path = self._full[0].path if self._full else None
-        return None if path is None else (path, list(_read(path)))
+        if path is None:
+            return None
+        waiting = Waiting(path, [], [])
+        for data in _read(path):
+            try:
+                waiting.events.append(_decode(data))
+            except (msgspec.MsgspecError, ValueError) as error:
+                waiting.unreadable.append((data, str(error)))
+        return waiting
 
     def done(self, path: Path) -> None:
         """The events of the file are in the inbox: it goes."""
@@ -179,7 +214,7 @@ def _locked(path: Path) -> BinaryIO | None:
     return file
 
 
-def _read(path: Path) -> Iterator[CloudEvent]:
+def _read(path: Path) -> Iterator[bytes]:
     """The whole events of a file, up to the first that is not whole."""
     with path.open("rb") as file:
         while len(head := file.read(_HEAD.size)) == _HEAD.size:
@@ -188,17 +223,32 @@ def _read(path: Path) -> Iterator[CloudEvent]:
             if len(data) != length or zlib.crc32(data) != checksum:
                 log.warning("event=spool_cut file=%s at=%d", path.name, file.tell())
                 return
-            yield _decode(data)
+            yield data
+
+
+def _dead(event: CloudEvent, error: Exception, now: datetime) -> DeadLetter:
+    reason = str(error) if isinstance(error, BadRequest) else f"{type(error).__name__}: {error}"
+    return _letter(_encode(event), envelope(event, now), event.data, reason)
+
+
+def _letter(packed: bytes, headers: Mapping[str, str], payload: bytes, reason: str) -> DeadLetter:
+    """Its offset is 48 bits that say which event it was: put aside again, it is the same letter, whatever file it lay in."""
+    offset = int.from_bytes(hashlib.blake2b(packed, digest_size=6).digest())
+    return DeadLetter(topic=TOPIC, partition=0, offset=offset, headers=headers, payload=payload, reason=reason)
 
 
 class SpooledInbox:
     """The Inbox port for answers: the inbox, or this machine's disk while it is away. One per process."""
 
     def __init__(
-        self, inbox: Inbox, spool: Spool, *, patience_s: float = PATIENCE_S, retry_s: float = RETRY_S, sending_s: float = SENDING_S
-    ) -> None:
+        self, inbox: Inbox, spool: Spool, *, bury: Bury, patience_s: float = PATIENCE_S, retry_s: float = RETRY_S,
+        sending_s: float = SENDING_S,
+    ) -> None:  # fmt: skip
         self._inbox = inbox
         self._spool = spool
+        self._bury = bury
+        self._unexpected: Counter[str] = Counter()
+        """Failures in a row that nobody expected, by type of event."""
         self._patience_s, self._retry_s, self._sending_s = patience_s, retry_s, sending_s
         self._away = False
         self._writing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spool")
@@ -255,14 +305,67 @@ class SpooledInbox:
             log.warning("event=spool_waits error=%s: %s", type(error).__name__, error)
 
     def _send(self, runner: asyncio.Runner) -> None:
-        """Every file into the inbox. Raises `Unavailable`, `TimeoutError` while it is away still."""
+        """Every file into the inbox. Raises `Unavailable`, `TimeoutError` while it is away still, `OwnFault`."""
         while (waiting := self._spool.oldest()) is not None:
-            path, events = waiting
+            path, events, unreadable = waiting
+            self._put_aside([_letter(data, {}, data, reason) for data, reason in unreadable])
             for start in range(0, len(events), BATCH):
-                runner.run(self._reach(events[start : start + BATCH]))
+                self._send_some(runner, events[start : start + BATCH])
             self._spool.done(path)
             self._away = False  # what comes now goes there by itself, and the rest of what waited beside it
             log.info("event=spool_sent count=%d", len(events))
+
+    def _send_some(self, runner: asyncio.Runner, events: Sequence[CloudEvent]) -> None:
+        """Into the inbox; what it will never take goes among the dead letters, as what ingestion cannot apply does."""
+        refused, tries = self._refused(runner, events), 1
+        while tries < TRIES and any(not isinstance(error, BadRequest) for _, error in refused):
+            self._stop.wait(self._retry_s)
+            again = self._refused(runner, [event for event, _ in refused])
+            refused, tries = again, tries + 1 if len(again) == len(refused) else 1
+        unexpected = self._judged(events, refused)
+        now = utc_now()
+        self._put_aside([_dead(event, error, now) for event, error in refused])
+        self._unexpected = unexpected
+
+    def _put_aside(self, letters: Sequence[DeadLetter]) -> None:
+        if letters:
+            self._bury(letters, now=utc_now())
+        for letter in letters:
+            log.warning("event=dead_letter topic=%s partition=%d offset=%d reason=%s", TOPIC, 0, letter.offset, letter.reason)
+
+    def _refused(self, runner: asyncio.Runner, events: Sequence[CloudEvent]) -> list[tuple[CloudEvent, Exception]]:
+        """Send them; those that the inbox will never take, found by halving, each with the reason. Raises what may pass."""
+        why, half = self._refusal(runner, events), len(events) // 2
+        if why is None:
+            return []
+        return self._refused(runner, events[:half]) + self._refused(runner, events[half:]) if half else [(events[0], why)]
+
+    def _refusal(self, runner: asyncio.Runner, events: Sequence[CloudEvent]) -> Exception | None:
+        """Send them; why the inbox does not take them, where that is for ever, or nobody knows. Raises what may pass."""
+        try:
+            runner.run(self._reach(events))
+        except BadRequest as error:
+            return error
+        except (RatchetError, OSError, MemoryError):  # a TimeoutError is an OSError
+            raise
+        except Exception as error:
+            if self._stop.is_set():  # in a process that ends anything may fail
+                raise
+            return error
+        return None
+
+    def _judged(self, events: Sequence[CloudEvent], refused: Sequence[tuple[CloudEvent, Exception]]) -> Counter[str]:
+        """Failures in a row when these are put aside. Raises `OwnFault` where they are too many to be the events' fault."""
+        passed = Counter(event.type for event in events) - Counter(event.type for event, _ in refused)
+        failed = Counter(event.type for event, error in refused if not isinstance(error, BadRequest))
+        unexpected = Counter({kind: count for kind, count in (self._unexpected + failed).items() if kind not in passed})
+        for kind, count in unexpected.items():
+            if failed[kind] and count > MANY:
+                raise OwnFault(
+                    f"{count} events of type {kind} in a row cannot be taken ({refused[-1][1]!r}): this is no fault of the events, so "
+                    "nothing more is put aside; mend the cause, everything waits"
+                )
+        return unexpected
 
     async def _reach(self, events: Sequence[CloudEvent]) -> None:
         async with asyncio.timeout(self._sending_s):

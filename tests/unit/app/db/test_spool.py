@@ -21,6 +21,7 @@ from app.db.ingestion.spool import Spool, SpooledInbox
 from app.domain.errors import Overloaded, Unavailable
 from app.domain.ports import Inbox, Receipt
 from app.domain.telemetry.events import CloudEvent, EventType
+from app.domain.telemetry.streams import DeadLetter
 from tests.fakes.inbox import MemoryInbox
 
 AT = datetime(2026, 11, 24, tzinfo=UTC)
@@ -29,6 +30,25 @@ PATIENCE_S = 30.0
 
 def event(id_: str, data: bytes = b"{}") -> CloudEvent:
     return CloudEvent(id=id_, source="api", type=EventType.TURN, time=AT, key="e1", data=data)
+
+
+class Letters:
+    """What was put aside; `away`, it takes nothing."""
+
+    def __init__(self) -> None:
+        self.dead: list[DeadLetter] = []
+        self.away = False
+        self.asked = 0
+
+    def bury(self, dead: Sequence[DeadLetter], *, now: datetime) -> None:
+        self.asked += 1
+        if self.away:
+            raise Unavailable("the database of the dead letters does not answer")
+        self.dead += dead
+
+    @property
+    def ids(self) -> list[str]:
+        return [letter.headers["ce_id"] for letter in self.dead]
 
 
 class Moody(MemoryInbox):
@@ -53,8 +73,9 @@ class Moody(MemoryInbox):
 
 
 @contextmanager
-def spooled(inbox: Inbox, folder: Path, **options: float) -> Iterator[SpooledInbox]:
-    opened = SpooledInbox(inbox, Spool(folder), **({"patience_s": 0.1, "retry_s": 0.02, "sending_s": 0.5} | options))
+def spooled(inbox: Inbox, folder: Path, *, letters: Letters | None = None, **options: float) -> Iterator[SpooledInbox]:
+    bury = (letters or Letters()).bury
+    opened = SpooledInbox(inbox, Spool(folder), bury=bury, **({"patience_s": 0.1, "retry_s": 0.02, "sending_s": 0.5} | options))
     try:
         yield opened
     finally:
@@ -288,7 +309,7 @@ def test_what_a_living_process_keeps_is_its_own(tmp_path: Path) -> None:
 def test_who_ends_sends_what_it_can(tmp_path: Path) -> None:
     inbox = Moody()
     inbox.mood = "away"
-    door = SpooledInbox(inbox, Spool(tmp_path), patience_s=0.1, retry_s=0.02, sending_s=0.5)
+    door = SpooledInbox(inbox, Spool(tmp_path), bury=Letters().bury, patience_s=0.1, retry_s=0.02, sending_s=0.5)
     asyncio.run(door.append([event("1")]))
     inbox.mood = "well"
     door.close(patience_s=PATIENCE_S)
