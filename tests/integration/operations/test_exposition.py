@@ -1,6 +1,7 @@
 """A process shows its metrics and answers probes at an address of its own."""
 
 import socket
+import time
 import urllib.error
 import urllib.request
 
@@ -37,6 +38,37 @@ def test_a_process_is_ready_when_it_says_so_and_live_before() -> None:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_a_client_that_sends_a_byte_now_and_then_is_cut_off_and_others_are_answered_meanwhile() -> None:
+    server = expose(Instruments("label"), "127.0.0.1:0", request_s=0.5)
+    assert server is not None
+    port = int(server.server_address[1])
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as slow:
+            slow.sendall(b"GET /live HTTP/1.0\r\nx: ")
+            assert get(f"http://127.0.0.1:{port}/live") == (200, "ok\n")
+            assert seconds_until_cut_off(slow) < 5
+        assert get(f"http://127.0.0.1:{port}/live") == (200, "ok\n")
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def seconds_until_cut_off(client: socket.socket, *, at_most: float = 10.0) -> float:
+    """A byte every tenth of a second, until nobody takes it any more."""
+    began = time.monotonic()
+    client.settimeout(0.1)
+    while time.monotonic() - began < at_most:
+        try:
+            client.sendall(b"x")
+            if client.recv(1) == b"":
+                break
+        except TimeoutError:  # nothing was answered: it still listens
+            continue
+        except (BrokenPipeError, ConnectionResetError):
+            break
+    return time.monotonic() - began
 
 
 @pytest.mark.parametrize("address", ["9464", "here:", "0.0.0.0:x", "127.0.0.1:65536", ":9464", "127.0.0.1:"])
