@@ -45,7 +45,7 @@ def open_engine(url: str, *, session: Mapping[str, str] = SESSION) -> Engine:
     if parsed.get_backend_name() == "sqlite":
         return _open_sqlite(parsed.render_as_string(hide_password=False))
     options = {"connect_args": _postgres_arguments(parsed, session), "pool_pre_ping": True, "pool_size": 5, "max_overflow": 10}
-    return create_engine(parsed, **options, json_serializer=to_json, json_deserializer=_FROM_JSON)
+    return create_engine(parsed, **options, **_OURS)
 
 
 def _postgres_arguments(url: URL, session: Mapping[str, str]) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class _Closing(sqlite3.Connection):
 
 def _open_sqlite(url: str) -> Engine:
     options = {"timeout": BUSY_TIMEOUT_MS / 1000, "check_same_thread": False, "factory": _Closing}
-    engine = create_engine(url, connect_args=options, json_serializer=to_json, json_deserializer=_FROM_JSON)
+    engine = create_engine(url, connect_args=options, **_OURS)
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: object) -> None:  # noqa: ANN401 - the driver's connection, whichever driver
@@ -95,6 +95,10 @@ _FROM_JSON = msgspec.json.Decoder().decode
 def to_json(value: object) -> str:
     """Wire types and builtins as JSON; a number that JSON cannot say (NaN, infinity) becomes null on both databases."""
     return msgspec.json.encode(value).decode()
+
+
+_OURS: dict[str, Any] = {"json_serializer": to_json, "json_deserializer": _FROM_JSON, "hide_parameters": True}
+"""An error that is logged, or kept with a dead letter, tells nothing of what the statement was given: people's words."""
 
 
 @contextmanager

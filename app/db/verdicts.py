@@ -18,7 +18,8 @@ def verdict(error: exc.DBAPIError) -> RatchetError | None:
     `BadRequest`: the value itself is refused (PostgreSQL class 22, a CHECK). `OwnFault`: a column is missing, renamed or demanded that
     this version does not know. `Unavailable`: everything that may pass. None for a key that is taken: nobody expected it, raise the error.
     """
-    said, state = str(error.orig), getattr(error.orig, "sqlstate", None) or ""
+    told = getattr(error.orig, "diag", None)  # PostgreSQL's whole text has the row: what people said
+    said, state = getattr(told, "message_primary", None) or str(error.orig), getattr(error.orig, "sqlstate", None) or ""
     if isinstance(error, exc.DataError) or state == "23514" or _CHECK in said:
         return BadRequest(f"the database refuses a record: {said}")
     demanded = state == "23502" or _NOT_NULL in said
