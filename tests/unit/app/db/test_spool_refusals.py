@@ -106,7 +106,7 @@ def test_where_every_event_fails_as_nobody_expected_the_fault_is_ours_and_everyt
         assert letters.dead == []
         inbox.refused_ids.clear()
         until(lambda: door.held_bytes == 0)
-    assert inbox.ids == ids
+    assert sorted(inbox.ids, key=int) == ids, "in whatever order: the cause may go in the middle of an attempt"
 
 
 def test_what_cannot_be_put_aside_yet_stays_where_it_is(tmp_path: Path) -> None:
