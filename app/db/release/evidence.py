@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, Connection, Engine, Row, Select, cast, func, select
+from sqlalchemy import BigInteger, ColumnElement, Connection, Engine, Float, Row, Select, case, cast, func, select
 
 from app.db.chunks import chunked
 from app.db.engine import insert_or_ignore, reading, writing
@@ -34,6 +34,8 @@ from app.domain.release.sessions import Era, Session
 from app.domain.telemetry.events import IMPORTED
 
 CANARY = "canary-%"
+MICROSECOND = timedelta(microseconds=1)
+"""What moments are kept to."""
 _SERVED = (turns.c.inference_id == exposures.c.inference_id) & (turns.c.policy == exposures.c.policy) & ~turns.c.source.startswith(IMPORTED)
 """The turn that came of an exposure. History that somebody tells under its id is no evidence."""
 
@@ -100,17 +102,24 @@ class SqlEvidenceBook:
             return connection.execute(select(func.max(table.c.occurred_at)).where(moves)).scalar()
 
     def units_in(self, policy: str, *, window: timedelta, since: datetime, now: datetime) -> float:
-        """Distinct people a window of this length sees on average, over the time since `since` in which there was traffic."""
-        mine = (exposures.c.policy == policy) & (exposures.c.occurred_at >= since)
-        width = max(1, int(window.total_seconds() * 1_000_000))
-        slot = cast(exposures.c.occurred_at, BigInteger) // width
-        pairs = select(slot.label("slot"), exposures.c.actor).where(mine).distinct().subquery()
+        """Distinct people a window of this length sees on average, over the time since `since` in which there was traffic.
+
+        Averaged over windows that begin at every moment of that time, its end joined to its beginning (as in the circular block bootstrap:
+        Politis & Romano 1992): no clock cuts anybody in two, and nobody is left out of a rest that makes no whole window. A person is in
+        those that began at most their length before a turn of theirs: the gaps between the turns, none counted longer than a window.
+        """
+        mine = (exposures.c.policy == policy) & exposures.c.occurred_at.between(since, now)
         with reading(self._engine) as connection:
             first = connection.execute(select(func.min(exposures.c.occurred_at)).where(mine)).scalar()
-            found = connection.execute(select(func.count()).select_from(pairs)).scalar_one()
-        if first is None:
-            return 0.0
-        return found / max(1.0, (now - first) / window)
+            if first is None:
+                return 0.0
+            lasted, width = max(MICROSECOND, now - first) // MICROSECOND, window // MICROSECOND
+            at = cast(exposures.c.occurred_at, BigInteger)
+            before = func.lag(at).over(partition_by=exposures.c.actor, order_by=at)
+            last = func.max(at).over(partition_by=exposures.c.actor)
+            gaps = select((at - func.coalesce(before, last - lasted)).label("gap")).where(mine).subquery()
+            covered = func.sum(cast(case((gaps.c.gap < width, gaps.c.gap), else_=width), Float))
+            return float(connection.execute(select(covered)).scalar_one() or 0.0) / lasted
 
     def label_wait_s(self, policy: str) -> float:
         """How long after its end the newest turn's label is due; 0 without any turn."""

@@ -98,10 +98,30 @@ def test_people_are_counted_once_in_each_window_over_the_time_with_traffic(sqlit
     asked = {"window": MINUTE, "since": NOON}
     assert book.units_in(POLICY, now=NOON + 2 * MINUTE, **asked) == 1.5
     assert book.units_in(POLICY, now=NOON + 4 * MINUTE, **asked) == 0.75
-    assert book.units_in(POLICY, now=NOON + timedelta(seconds=30), **asked) == 3.0, "less than a window counts as one"
+    assert book.units_in(POLICY, now=NOON + timedelta(seconds=59), **asked) == 2.0, "less than a window counts as one"
+    assert book.units_in(POLICY, now=NOON + timedelta(seconds=58), **asked) == 1.0, "what is yet to come does not count"
+    assert book.units_in(POLICY, now=NOON, **asked) == 1.0
     assert book.units_in(POLICY, now=NOON + 2 * MINUTE, window=MINUTE, since=NOON + MINUTE) == 1.0
     assert book.units_in(POLICY, now=NOON + 2 * MINUTE, window=MINUTE, since=NOON + MINUTE + BIT) == 0.0
     assert book.units_in(POLICY, now=NOON + 2 * MINUTE, window=timedelta(hours=1), since=NOON) == 2.0
+
+
+@pytest.mark.parametrize(("hours", "people"), [(2, 25), (12, 150), (24, 300), (54, 300), (96, 300), (168, 300), (240, 300)])
+def test_people_who_come_every_day_are_counted_once_however_the_clock_cuts_the_week(sqlite_engine: Engine, hours: int, people: int) -> None:
+    book, day = SqlEvidenceBook(sqlite_engine), timedelta(days=1)
+    for person in range(300):
+        at = NOON + person * day / 300
+        expose(sqlite_engine, *(at + n * day for n in range(7)), name=f"p{person}", actor=f"p{person}")
+    assert book.units_in(POLICY, window=timedelta(hours=hours), since=NOON, now=NOON + 7 * day) == people
+
+
+@pytest.mark.parametrize("minutes", [10, 11, 19, 20, 1440])
+def test_people_who_came_once_all_count_however_long_ago_that_was(sqlite_engine: Engine, minutes: int) -> None:
+    """Sixty people in the first minute and nobody since. The run length of the anchor's detector rests on them: it fell to nothing after a
+    pause where people of a rest that makes no whole window were left out, and equal champions were found worse within minutes."""
+    expose(sqlite_engine, *(NOON + timedelta(seconds=n) for n in range(60)), actor=lambda n: f"p{n}")
+    found = SqlEvidenceBook(sqlite_engine).units_in(POLICY, window=10 * MINUTE, since=NOON, now=NOON + minutes * MINUTE)
+    assert found == pytest.approx(60 * 10 / minutes)
 
 
 def test_a_label_is_waited_for_as_long_as_the_newest_turn_says_and_overdue_from_its_moment(sqlite_engine: Engine) -> None:
