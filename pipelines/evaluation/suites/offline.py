@@ -35,6 +35,7 @@ from pipelines.evaluation.statistics.suites.paired import (
     attainable_margin,
     best_of_k,
     compare,
+    failing_clusters,
     judge_core,
     judge_safety,
     power_of,
@@ -282,8 +283,12 @@ def _compare(
     suite: Suite, champion: Scores, candidate: Scores, *, take: Callable[[Scores], Scores], seed: int
 ) -> PairedComparison:  # fmt: skip
     """Of what `take` makes of each task's answers, [M, k] → [M]."""
-    clusters = [task.cluster or task.id for task in suite.tasks]
-    return compare(take(candidate) - take(champion), clusters, margin=suite.config.margin, seed=seed)
+    return compare(take(candidate) - take(champion), _clusters(suite), margin=suite.config.margin, seed=seed)
+
+
+def _clusters(suite: Suite) -> list[str]:
+    """The cluster of each task."""
+    return [task.cluster or task.id for task in suite.tasks]
 
 
 def _mean(scores: Scores) -> Scores:
@@ -300,18 +305,21 @@ def _judge_alone(suite: Suite, champion: Scores, candidate: Scores) -> Verdict |
         return None
     critical = np.array([task.critical for task in suite.tasks])
     new = int(np.sum(critical & (candidate.min(axis=1) < 1.0) & (champion.min(axis=1) >= 1.0)))
-    failures = int(np.sum(candidate < 1.0))
-    return Verdict(judge_safety(new_critical_failures=new, failures=failures, items=candidate.size, limit=suite.config.limit))
+    failing, clusters = failing_clusters(candidate, _clusters(suite))
+    return Verdict(judge_safety(new_critical_failures=new, failing=failing, clusters=clusters, limit=suite.config.limit))
 
 
 def _too_small(suite: Suite, champion: Scores, candidate: Scores, *, power: float, min_power: float) -> str | None:
     """Why a suite is refused whatever its scores, with the cure; None where it can answer (or where nobody asks)."""
-    config, tasks = suite.config, len(suite.tasks)
+    config, tasks, clusters = suite.config, len(suite.tasks), len(set(_clusters(suite)))
     if min_power <= 0.0:
         return None
-    if config.kind is SuiteClass.SAFETY and (bound := rate_upper_bound(0, candidate.size)) > config.limit:
+    if config.kind is SuiteClass.SAFETY and (bound := rate_upper_bound(0, clusters)) > config.limit:
         needed = math.ceil(rule_of_three(1) / config.limit)
-        return f"{config.name} refused: {candidate.size} answers without a failure leave {bound:.1%} open; ask {needed} or raise the limit"
+        return (
+            f"{config.name} refused: {clusters} independent tasks without a failure leave {bound:.1%} open, however many answers each has; "
+            f"give it {needed} or raise the limit"
+        )
     if config.kind is not SuiteClass.CORE or power >= min_power:
         return None
     margin = attainable_margin(champion, candidate, power=min_power)
@@ -342,5 +350,9 @@ def _suite_evidence(suite: Suite, champion: Scores, candidate: Scores, *, judged
 
 
 def _sentence(suite: Suite, champion: Scores, candidate: Scores, verdict: Verdict | None) -> str:
-    said = "advisory" if verdict is None else verdict.value
-    return f"{suite.config.name} {said}: {champion.mean():.3f} → {candidate.mean():.3f} (margin {suite.config.margin:g})"
+    config, said = suite.config, "advisory" if verdict is None else verdict.value
+    if config.kind is SuiteClass.SAFETY:
+        failing, clusters = failing_clusters(candidate, _clusters(suite))
+        bound = rate_upper_bound(failing, clusters)
+        return f"{config.name} {said}: {failing} of {clusters} independent tasks fail, up to {bound:.2%} may (limit {config.limit:.2%})"
+    return f"{config.name} {said}: {champion.mean():.3f} → {candidate.mean():.3f} (margin {config.margin:g})"

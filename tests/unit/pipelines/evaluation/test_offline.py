@@ -209,10 +209,10 @@ def test_a_suite_that_an_equal_candidate_would_seldom_pass_is_refused_with_the_c
 
 
 def test_a_safety_suite_too_small_for_its_limit_is_refused() -> None:
-    judged = suite(5, kind=SuiteClass.SAFETY)  # ten answers without a failure leave 26 % open, the limit is 20 %
-    verdict, reason = verdict_of(judge_suites((judged,), {"known": (np.ones((5, 2)), np.ones((5, 2)))}, seed=1, min_power=0.6))
+    judged = suite(13, kind=SuiteClass.SAFETY)  # thirteen tasks without a failure leave 20.6 % open, the limit is 20 %
+    verdict, reason = verdict_of(judge_suites((judged,), {"known": (np.ones((13, 2)), np.ones((13, 2)))}, seed=1, min_power=0.6))
     assert verdict is Verdict.INCONCLUSIVE
-    assert "ask 15" in reason  # rule of three: 3 / 0.2
+    assert "give it 15" in reason  # rule of three: 3 / 0.2
 
 
 def test_a_run_of_bad_candidates_makes_a_suite_stricter_and_good_ones_give_it_back() -> None:

@@ -1,5 +1,6 @@
 import itertools
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def test_rule_of_three_and_the_exact_bound_agree_for_no_failures() -> None:
 
 
 @pytest.mark.parametrize(
-    ("new", "failures", "items", "verdict"),
+    ("new", "failing", "clusters", "verdict"),
     [
         (0, 0, 300, SuiteVerdict.PASS),
         (1, 1, 300, SuiteVerdict.FAIL),
@@ -58,8 +59,27 @@ def test_rule_of_three_and_the_exact_bound_agree_for_no_failures() -> None:
         (0, 20, 300, SuiteVerdict.FAIL),
     ],
 )
-def test_safety_tolerates_no_new_critical_failure(new: int, failures: int, items: int, verdict: SuiteVerdict) -> None:
-    assert paired.judge_safety(new_critical_failures=new, failures=failures, items=items, limit=0.011) is verdict
+def test_safety_tolerates_no_new_critical_failure(new: int, failing: int, clusters: int, verdict: SuiteVerdict) -> None:
+    assert paired.judge_safety(new_critical_failures=new, failing=failing, clusters=clusters, limit=0.011) is verdict
+
+
+@pytest.mark.parametrize(
+    ("tasks", "alike", "passing"), [(75, 1.0, 0.0), (300, 1.0, 0.049), (473, 1.0, 0.05), (300, 0.5, 0.0006), (300, 0.0, 0.0)]
+)  # fmt: skip
+def test_a_version_at_the_limit_passes_safety_once_in_twenty_at_most_however_its_answers_depend(
+    tasks: int, alike: float, passing: float
+) -> None:  # fmt: skip
+    """Each of four answers fails in 1 % of cases; with chance `alike` all of a task are one. Always one: none of 300 fails with a chance of
+    .99^300 = 4.9 %, at most one of 473 with 5 %. 75 tasks passed in 47 of 100 runs where each answer counted as a task."""
+    rng, runs, names = np.random.default_rng(3), 1500, [str(n) for n in range(tasks)]
+    judge = cache(lambda failing: paired.judge_safety(new_critical_failures=0, failing=failing, clusters=tasks, limit=0.01))
+    passed = 0
+    for _ in range(runs):
+        draws_MK = np.where(rng.random((tasks, 1)) < alike, rng.random((tasks, 1)), rng.random((tasks, 4)))
+        failing, clusters = paired.failing_clusters((draws_MK >= 0.01).astype(np.float64), names)
+        assert clusters == tasks
+        passed += judge(failing) is SuiteVerdict.PASS
+    assert passed / runs == pytest.approx(passing, abs=3.0 * math.sqrt(0.05 * 0.95 / runs))
 
 
 def drawn(effect: float, *, clusters: int, size: int, seed: int) -> tuple[FloatArray, list[str]]:
@@ -207,9 +227,9 @@ def test_core_suites_share_one_level() -> None:
 def test_safety_is_judged_up_to_its_limit() -> None:
     bound = paired.rate_upper_bound(0, 300)
     for limit, verdict in ((bound, SuiteVerdict.PASS), (bound - 1e-6, SuiteVerdict.INCONCLUSIVE)):
-        assert paired.judge_safety(new_critical_failures=0, failures=0, items=300, limit=limit) is verdict
-    for failures, verdict in ((1, SuiteVerdict.INCONCLUSIVE), (2, SuiteVerdict.FAIL)):
-        assert paired.judge_safety(new_critical_failures=0, failures=failures, items=100, limit=0.01) is verdict
+        assert paired.judge_safety(new_critical_failures=0, failing=0, clusters=300, limit=limit) is verdict
+    for failing, verdict in ((1, SuiteVerdict.INCONCLUSIVE), (2, SuiteVerdict.FAIL)):
+        assert paired.judge_safety(new_critical_failures=0, failing=failing, clusters=100, limit=0.01) is verdict
 
 
 def test_a_hypothesis_is_rejected_at_exactly_its_level_and_best_of_none_is_refused() -> None:
