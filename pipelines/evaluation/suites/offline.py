@@ -102,10 +102,16 @@ class OfflineGate:
     ) -> GateResult:  # fmt: skip
         """Judge a candidate (digest) against the champion (digest). Never raises what an operator could act on: it is inconclusive.
 
-        Tasks whose solution is in `learned` (the texts that the candidate was trained on) count for neither. Pairs for people are kept
-        with the `release`. `batch` is what the candidate was made of, where it was made of one.
+        Tasks whose solution is in `learned` (the texts that the candidate was trained on) count for neither; where that leaves a suite
+        that decides without any, nothing is asked. Pairs for people are kept with the `release`. `batch` is what the candidate was made
+        of, where it was made of one.
         """
         known = contaminated([task for suite in self.suites for task in suite.tasks], learned)
+        lost = [s.config.name for s in self.suites if s.config.kind is not SuiteClass.ADVISORY and not _without(s, known).tasks]
+        if lost:
+            cure = "give it others, or train without those texts"
+            reason = f"the candidate learned from the solution of every task of {', '.join(lost)}: {cure}"
+            return self._result(candidate, Verdict.INCONCLUSIVE, reason, {"contaminated": known})
         draw = self._draw(champion, batch or candidate)
         try:
             scores = self._asked(policy, champion=champion, candidate=candidate, draw=draw, release=release, known=known)

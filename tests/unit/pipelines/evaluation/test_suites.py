@@ -1,6 +1,7 @@
 """Which tasks a suite asks: sealed for good, rotated by the week, and clean of what was learned; and what a product suite is cut from."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,9 +11,9 @@ import pytest
 from app.domain.errors import BadConfig
 from app.domain.release.gates import GateName, Verdict
 from pipelines.evaluation.suites.contamination import contaminated
-from pipelines.evaluation.suites.offline_config import SuiteConfig
+from pipelines.evaluation.suites.offline_config import SuiteClass, SuiteConfig
 from pipelines.evaluation.suites.product_suite import SourceTurn, cut_product_suite
-from pipelines.evaluation.suites.suites import Grader, GraderKind, Task, load_suite
+from pipelines.evaluation.suites.suites import Grader, GraderKind, Suite, Task, load_suite
 from tests.unit.pipelines.evaluation.test_offline import AnsweringEngines, gate, suite, tasks
 
 SOLUTION = "sort the orders by date then keep the first of each customer and return their totals as a list"
@@ -154,6 +155,24 @@ def test_a_suite_that_is_all_learned_decides_nothing() -> None:
         policy="p", candidate="v2", champion="v1", learned=[SOLUTION]
     )
     assert (result.gate, result.verdict) == (GateName.OFFLINE, Verdict.INCONCLUSIVE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "verdict"),
+    [(SuiteClass.SAFETY, Verdict.INCONCLUSIVE), (SuiteClass.CORE, Verdict.INCONCLUSIVE), (SuiteClass.ADVISORY, Verdict.PASS)],
+)
+def test_a_suite_that_is_all_learned_keeps_the_gate_open_whatever_others_say(kind: SuiteClass, verdict: Verdict) -> None:
+    """It was left out, and the other suites passed a candidate that nothing had asked about safety."""
+    asked, lost = suite(40), suite(1, kind=kind)
+    learned = msgspec.structs.replace(lost.tasks[0], id="secret", grader=Grader(kind=GraderKind.EXACT, expected="yes", tests=SOLUTION))
+    lost = Suite(config=msgspec.structs.replace(lost.config, name="lost"), tasks=(learned,))
+    right = {f"t{n}" for n in range(30)}
+    both = replace(gate(AnsweringEngines({"v1": right, "v2": right}), asked), suites=(asked, lost))
+    result = both.decide(policy="p", candidate="v2", champion="v1", learned=[SOLUTION])
+    assert result.verdict is verdict
+    assert list(result.evidence["contaminated"]) == ["secret"]
+    if verdict is Verdict.INCONCLUSIVE:
+        assert result.reason.startswith("the candidate learned from the solution of every task of lost: give it others")
 
 
 def _turn(number: int, kept: str, *, person: str = "p1") -> SourceTurn:
