@@ -4,7 +4,7 @@
 |--------------------|-----------------------------------------------------------------------------------------------|
 | `POST /generate`   | `GenerateRequest` → one `GenerationChunk` per line of JSON, as they are sampled                 |
 | `POST /count`      | `GenerateRequest` → `{"prompt_tokens": n}`                                                      |
-| `POST /score`      | `ScoreRequest` → `{"logprobs": [T]}`; live answers go first                                     |
+| `POST /score`      | `ScoreRequest` → `{"logprobs": [T]}`; read in pieces, between which live answers go on          |
 | `GET /versions`    | what is held, by digest                                                                        |
 | `GET /health`      | `{"status": "ok", …}`                                                                          |
 | `GET /ready`       | 200 while it holds a version, 503 before                                                       |
@@ -133,7 +133,10 @@ def _sampling(app: FastAPI, worker: Worker) -> None:
 
     @app.post("/score")
     async def score(request: Request) -> Response:
-        logprobs = await asyncio.wrap_future(worker.score(await _read(request, ScoreRequest)))
+        asked = await _read(request, ScoreRequest)
+        logprobs = await while_connected(request.receive, asyncio.wrap_future(worker.score(asked)))
+        if logprobs is None:
+            return Response(status_code=499)  # nobody hears it
         # JSON has no -inf: a token that top-k or top-p excludes
         return _json({"logprobs": [value if math.isfinite(value) else None for value in logprobs]})
 

@@ -1,7 +1,7 @@
 """The thread that samples: one decoder per resident version, a step of each in turn, so that a batch never mixes weights.
 
-    submit ─▶ commands ─▶ ┌ take commands ─▶ one step of every busy decoder ─▶ deliver tokens ─▶ score one ┐ ─▶ Job.updates (asyncio)
-                          └────────────────────────────────── for ever ────────────────────────────────────┘
+    submit ─▶ commands ─▶ ┌ take commands ─▶ one step of every busy decoder ─▶ deliver tokens ─▶ score a piece ┐ ─▶ Job.updates (asyncio)
+                          └──────────────────────────────────── for ever ──────────────────────────────────────┘
 
 | waits for                                             | unblocked by                            |
 |-------------------------------------------------------|-----------------------------------------|
@@ -16,7 +16,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from app.domain.errors import BadRequest, NotFound, Overloaded, RatchetError, Unavailable
+from app.domain.errors import BadRequest, NotFound, Overloaded, Unavailable
 from app.domain.telemetry.serving import GenerateRequest, GenerationChunk, ScoreRequest
 from app.domain.telemetry.turns import FinishReason
 from app.policy.decoding.drafting import Head
@@ -33,6 +33,7 @@ from app.policy.decoding.shaping import Shaper
 from app.policy.model import Policy
 from app.serving.beside import Beside
 from app.serving.jobs import Job, last_of, news_of
+from app.serving.scoring import scored
 from app.serving.threads import Threads
 
 log = logging.getLogger(__name__)
@@ -75,8 +76,9 @@ class Worker:
         """Versions that were here and left."""
         self._unlogged: set[str] = set()
         self._jobs: list[Job] = []
-        self._asked: deque[tuple[ScoreRequest, Future[list[float]]]] = deque()
-        """Completions to score, one between two steps, so that answers being written wait for one forward pass at most."""
+        self._asked: deque[tuple[str, Iterator[None]]] = deque()
+        """Completions to score, by version: a piece of the first one between two steps, so that answers being written wait for one forward
+        pass at most."""
         self._load = 0
         self._counting = threading.Lock()
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -234,12 +236,14 @@ class Worker:
         return job
 
     def score(self, request: ScoreRequest) -> "Future[list[float]]":
-        """Log-probabilities of given tokens, as soon as there is time. Raises `NotFound` (not held) and `Overloaded`."""
+        """Log-probabilities of given tokens, as soon as there is time; once cancelled, they are read no further. Raises `NotFound` (not
+        held) and `Overloaded`."""
         self.policy(request.digest)
         if len(self._asked) >= self.limits.waiting:
             raise Overloaded(f"the engine has {len(self._asked)} completions to score: ask for fewer at a time", retry_after_s=1.0)
         answer: Future[list[float]] = Future()
-        self._commands.put(lambda: self._asked.append((request, answer)))
+        pieces = scored(request, answer, lambda digest: self._decoders.get(digest))
+        self._commands.put(lambda: self._asked.append((request.digest, pieces)))
         return answer
 
     def cancel(self, job: Job, reason: FinishReason = FinishReason.ABORTED) -> None:
@@ -284,26 +288,15 @@ class Worker:
             self._threads.round(self._round)
             self._deliver(self._news())
             if self._asked:
-                self._score(*self._asked.popleft())
+                self._score()
 
-    def _score(self, request: ScoreRequest, answer: "Future[list[float]]") -> None:
-        """Answer one request to score; it costs nobody else anything when it breaks."""
-        if not answer.set_running_or_notify_cancel():
-            return
-        decoder = self._decoders.get(request.digest)
+    def _score(self) -> None:
+        """Go on by a piece with what was asked for first."""
+        _, pieces = self._asked[0]
         try:
-            if decoder is None:
-                raise NotFound(f"this engine does not hold the weights {request.digest[:12]} any more")
-            scored = decoder.score(
-                request.prompt_tokens, request.completion_tokens, temperature=request.temperature, top_p=request.top_p, top_k=request.top_k
-            )
-        except RatchetError as error:
-            answer.set_exception(error)
-        except Exception as error:
-            log.exception("scoring failed digest=%s", request.digest)
-            answer.set_exception(Unavailable(f"scoring failed: {error}"))
-        else:
-            answer.set_result(scored)
+            next(pieces)
+        except StopIteration:
+            self._asked.popleft()
 
     def _take(self) -> list[Callable[[], None] | None]:
         """All commands there are; waits for one when there is nothing to sample."""
@@ -320,7 +313,7 @@ class Worker:
     def _round(self) -> int:
         """A step of every version that decodes; frees what is leaving and done. Returns the tokens sampled, 0 where prompts were fed."""
         busy = {digest: decoder for digest, decoder in self._decoders.items() if decoder.busy}
-        for digest in (self._leaving & self._decoders.keys()) - busy.keys():
+        for digest in (self._leaving & self._decoders.keys()) - busy.keys() - {asked for asked, _ in self._asked}:
             self._free(digest)
         fed = sum(decoder.prompted for decoder in busy.values())
         taken = self._beside.run([decoder.step for decoder in busy.values()])

@@ -21,6 +21,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import cast
 
 import torch
@@ -38,7 +39,7 @@ from app.policy.decoding.keyvalues import Fed, KeyValues
 from app.policy.decoding.logits import LogitsProcessor, processed
 from app.policy.decoding.lookup import PromptLookup
 from app.policy.decoding.prompt_cache import PromptCache
-from app.policy.decoding.scores import scores
+from app.policy.decoding.scores import read, require_scorable, scores
 from app.policy.decoding.shaping import Shaper
 from app.policy.decoding.textstream import TextStream
 from app.policy.experts import ExpertRecorder
@@ -163,34 +164,27 @@ class Decoder:
         self.drafting.stepped(alone=prompted == self.prompted)
         return rows
 
+    def score(self, prompt: Sequence[int], completion: Sequence[int], *, temperature: float, top_p: float, top_k: int = 0) -> list[float]:
+        """Log-probability [T] of each completion token, beside the cache. Raises `BadRequest` for what could not have been sampled here."""
+        return [*chain.from_iterable(self.scored(prompt, completion, temperature=temperature, top_p=top_p, top_k=top_k))]
+
     @torch.inference_mode()
-    def score(
+    def scored(
         self, prompt: Sequence[int], completion: Sequence[int], *, temperature: float, top_p: float, top_k: int = 0
-    ) -> list[float]:  # fmt: skip
-        """Log-probability [T] of each completion token, in one forward pass beside the cache. Raises `BadRequest` for what could not have
-        been sampled here."""
+    ) -> Iterator[list[float]]:
+        """The same a piece at a time, with steps between as one likes: a pass reads as many tokens as a step feeds of prompts."""
         check(SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k))
-        total, known = len(prompt) + len(completion), self.policy.vocabulary
-        if not prompt or not completion or total > self.policy.context:
-            raise BadRequest(
-                f"{len(prompt)} prompt and {len(completion)} completion tokens cannot be scored: give at least one of each, and "
-                f"{self.policy.context} in all at most", param="completion_tokens", code="context_length_exceeded",
-            )  # fmt: skip
-        if not all(0 <= token < known for token in (*prompt, *completion)):
-            raise BadRequest(
-                f"a token id is outside the model's vocabulary of {known}: these tokens are another model's", param="prompt_tokens"
-            )
-        hidden_TD = self.read([*prompt, *completion[:-1]])[len(prompt) - 1 :]
-        self._recorder.take()  # the routes of this pass belong to no answer
-        return scores(self._head, hidden_TD, completion, temperature=temperature, top_p=top_p, top_k=top_k)
+        require_scorable(prompt, completion, context=self.policy.context, known=self.policy.vocabulary)
+        pieces = read(self._body, [*prompt, *completion[:-1]], most=self._chunk, device=self.policy.model.device)
+        before = len(prompt) - 1
+        for found in scores(self._head, pieces, completion, before=before, temperature=temperature, top_p=top_p, top_k=top_k):
+            self._recorder.take()  # the routes of this pass belong to no answer
+            yield found
 
     @torch.inference_mode()
     def read(self, tokens: Sequence[int]) -> Tensor:
-        """Hidden states [T, D] of a text, beside the cache, by the same body that samples."""
-        tokens_1Q = torch.tensor([list(tokens)], device=self.policy.model.device)
-        positions_1Q = torch.arange(len(tokens), device=tokens_1Q.device)[None]
-        whole = Fed(tokens_nQ=tokens_1Q, positions_nQ=positions_1Q, width=len(tokens))
-        return self._body([whole], KeyValues(max_rows=1))[0][0]
+        """Hidden states [T, D] of a text, beside the cache, by the same body that samples, in one pass."""
+        return next(read(self._body, tokens, most=len(tokens), device=self.policy.model.device))
 
     def close(self) -> None:
         """Detach from the model and drop the cache."""

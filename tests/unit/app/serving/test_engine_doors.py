@@ -130,6 +130,24 @@ def test_scores_that_json_cannot_say_are_told_as_nothing() -> None:
     assert (answer.json(), answer.headers["content-type"]) == ({"logprobs": [-0.5, None, None]}, "application/json")
 
 
+def test_who_leaves_before_the_scores_are_known_takes_the_question_along() -> None:
+    worker, said = Played(), [{"type": "http.request", "body": msgspec.json.encode(SCORED)}, {"type": "http.disconnect"}]
+    pending: Future[list[float]] = Future()
+    worker.score = lambda request: pending
+    told: list[Any] = []
+
+    async def receive() -> Any:
+        return said.pop(0) if said else await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        told.append(message)
+
+    headers = [(b"host", b"127.0.0.1:8401"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/score", "query_string": b"", "headers": headers}
+    asyncio.run(asyncio.wait_for(engine(worker)(scope, receive, send), 30))
+    assert (pending.cancelled(), told[0]["status"]) == (True, 499)
+
+
 def test_an_answer_comes_as_lines_and_what_piled_up_as_one_and_its_row_is_freed() -> None:
     worker = Played(gives=(FIRST, FIRST, LAST))
     answer = ask(engine(worker), "POST", "/generate", ASKED)

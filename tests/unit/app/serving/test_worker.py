@@ -4,14 +4,13 @@ import asyncio
 import logging
 import random
 import time
-from concurrent.futures import Future
+from collections.abc import Iterator
 from typing import Any, cast
 
-import msgspec
 import pytest
 
-from app.domain.errors import BadRequest, NotFound, Overloaded, Unavailable
-from app.domain.telemetry.serving import GenerateRequest, ScoreRequest
+from app.domain.errors import BadRequest, NotFound, Overloaded
+from app.domain.telemetry.serving import GenerateRequest
 from app.domain.telemetry.turns import FinishReason, SamplingParams
 from app.policy.decoding.drafting import Drafting
 from app.policy.decoding.generation import Generation
@@ -39,7 +38,7 @@ class Counting:
         self.busy = False
         self.drafted = self.accepted = self.prompted = 0
         self.drafting = Drafting(rows=0, context=1)
-        self.steps, self.closed = 0, 0
+        self.steps, self.closed, self.read = 0, 0, 0
         self.gives: Any = []
         self.feeds = 0
         self.cancelled: list[tuple[Generation, FinishReason]] = []
@@ -65,12 +64,14 @@ class Counting:
         self.submitted.append((prompt, more))
         return generation()
 
-    def score(self, prompt: list[int], completion: list[int], **more: Any) -> list[float]:
+    def scored(self, prompt: list[int], completion: list[int], **more: Any) -> Iterator[list[float]]:
         if completion == [0]:
             raise OSError("no memory")
         if not completion:
             raise BadRequest("nothing to score")
-        return [float(len(prompt)), more["temperature"], more["top_p"], float(more["top_k"])]
+        for piece in ([], [float(len(prompt)), more["temperature"]], [more["top_p"], float(more["top_k"])]):
+            self.read += 1
+            yield piece
 
 
 class Bench(Worker):
@@ -322,48 +323,13 @@ def test_whoever_no_longer_listens_costs_the_others_nothing(loop: asyncio.Abstra
     assert "updates dropped count=2" in caplog.text
 
 
-def to_score(*completion: int, digest: str = "d") -> ScoreRequest:
-    return ScoreRequest(
-        policy="p", digest=digest, prompt_tokens=[1, 2, 3], completion_tokens=[*completion], temperature=0.5, top_p=0.75, top_k=4
-    )
-
-
-def test_completions_to_score_wait_in_a_line_with_an_end() -> None:
-    worker = Bench(Counting(), waiting=2)
-    answers = [worker.score(to_score(1)) for _ in range(2)]
-    worker.obey()
-    with pytest.raises(Overloaded, match="has 2 completions to score") as raised:
-        worker.score(to_score(1))
-    assert raised.value.retry_after_s == 1.0
-    with pytest.raises(NotFound):
-        worker.score(to_score(1, digest="another"))
-    worker._score(*worker._asked.popleft())
-    assert (answers[0].result(0), answers[1].done(), len(worker._asked)) == ([3.0, 0.5, 0.75, 4.0], False, 1)
-
-
-def test_a_score_that_breaks_is_an_error_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
-    worker = Bench(Counting())
-    for request, error, words in (
-        (to_score(), BadRequest, "nothing to score"), (to_score(0), Unavailable, "scoring failed: no memory"),
-        (msgspec.structs.replace(to_score(1), digest="gone"), NotFound, "any more"),
-    ):  # fmt: skip
-        answer: Future[list[float]] = Future()
-        worker._score(request, answer)
-        with pytest.raises(error, match=words):
-            answer.result(0)
-    given_up: Future[list[float]] = Future()
-    given_up.cancel()
-    worker._score(to_score(1), given_up)
-    assert "scoring failed digest=d" in caplog.text
-
-
 def test_commands_are_taken_all_at_once_and_nobody_waits_for_one_while_there_is_work() -> None:
     decoder = Counting()
     worker = Bench(decoder)
     decoder.busy = True
     assert worker._take() == []
     decoder.busy = False
-    worker._asked.append((to_score(1), Future()))
+    worker._asked.append(("d", iter(())))
     assert worker._take() == []
     worker._asked.clear()
     for _ in range(3):
