@@ -8,12 +8,16 @@
 A version's deltas lead through its parents to a keyframe: each policy's line is a chain of its own. A reader makes what it asks for from
 the nearest that it has, and takes another way where one is broken; the digest decides what is right. Names are written once where
 the storage can promise that (`RemoteFiles.claim`).
+
+A reader's cache holds what was asked for and nothing that was only passed on the way there; what nobody asks for any more goes when
+something new comes. A cache may be shared by processes, each of which may be killed at any moment.
 """
 
 import logging
-from collections.abc import Callable, Collection
+import os
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +28,18 @@ from app.domain.ports import Way
 from app.policy.storage.delta import apply_delta, encode_delta, read_base, read_head
 from app.policy.storage.prune import base_of
 from app.policy.storage.remote_files import RemoteFiles, folder_at, is_url
-from app.policy.storage.snapshot import ADAPTER_CONFIG, HEAD, HEAD_RECORD, PARENT, PROBE, READY, WEIGHTS, finish_snapshot, snapshot_digest
+from app.policy.storage.snapshot import (
+    ADAPTER_CONFIG,
+    HEAD,
+    HEAD_RECORD,
+    PARENT,
+    PROBE,
+    READY,
+    WEIGHTS,
+    finish_snapshot,
+    snapshot_digest,
+    verify_snapshot,
+)
 from app.policy.storage.store import FARTHEST, LocalWeights, scratch
 
 log = logging.getLogger(__name__)
@@ -36,6 +51,10 @@ KEYFRAME_EVERY = 20
 """Deltas of a published update are about 2 % of a snapshot, so a keyframe in twenty already is most of the traffic; a late joiner
 applies nineteen of them at worst."""
 CURE = "delete it there and publish the version again"
+KEPT = 4
+"""Versions that stay in a cache however long ago they were asked for: as many as an engine holds, and the one it makes."""
+UNASKED_S = 86_400.0
+"""From when on all others go: an update works with the files of its parent, its base and its anchor for hours and asks for them once."""
 
 
 class RemoteWeights:
@@ -55,20 +74,11 @@ class RemoteWeights:
     def path(self, digest: str) -> Path:
         """Local folder of a snapshot, downloaded and verified if it is not in the cache. Raises `NotFound`, `BadInput` (damaged),
         `Unavailable` (the storage does not answer)."""
-        if self._cache.exists(digest):
-            return self._cache.path(digest)
-        if not self.exists(digest):
-            raise NotFound(f"the weights {digest[:12]} are not at {self._files.url}: publish them again, or correct RATCHET_WEIGHTS")
-        faults: list[str] = []
-        for fetch in self._ways_to(digest):
-            try:
-                return fetch(digest)
-            except Unavailable:  # nothing is wrong with what is there
-                raise
-            except (RatchetError, OSError) as error:
-                log.warning("weights not fetched digest=%s error=%s", digest, error)
-                faults.append(str(error))
-        raise BadInput("; ".join(dict.fromkeys(faults)) or f"{self._files.url}/{digest} has no weights: {CURE}")
+        if (cached := self._cached(digest)) is not None:
+            return cached
+        with self._made(digest, take=self._cache.publish):
+            self._let_go()
+        return self._cache.path(digest)
 
     def exists(self, digest: str) -> bool:
         """Whether the version is there, whole."""
@@ -76,7 +86,7 @@ class RemoteWeights:
 
     def way(self, digest: str, held: Collection[str]) -> Way | None:
         """By the deltas since the nearest ancestor that is held; nothing is fetched but them."""
-        if self._cache.exists(digest):
+        if self._cached(digest) is not None:
             return self._cache.way(digest, held)
         at, deltas = digest, list[bytes]()
         while at not in held:
@@ -87,10 +97,38 @@ class RemoteWeights:
         probe = self._files.read(digest, PROBE) if self._files.exists(digest, PROBE) else None
         return Way(base=at, deltas=tuple(deltas), probe=probe)
 
-    def _ways_to(self, digest: str) -> list[Callable[[str], Path]]:
+    def _cached(self, digest: str) -> Path | None:
+        """The version's folder in the cache, asked for now; None where it is not there."""
+        with suppress(OSError):  # removed just now, or in a cache that is not ours to write to
+            os.utime(self._cache.root / digest / READY)
+        return self._cache.path(digest) if self._cache.exists(digest) else None
+
+    @contextmanager
+    def _made(self, digest: str, *, take: Callable[[Path], str] = verify_snapshot) -> Iterator[Path]:
+        """The version in a folder that goes when the block ends; `take` says what is in it. Raises as `path` does."""
+        if not self.exists(digest):
+            raise NotFound(f"the weights {digest[:12]} are not at {self._files.url}: publish them again, or correct RATCHET_WEIGHTS")
+        faults: list[str] = []
+        for make in self._ways_to(digest):
+            with scratch(self._cache.root, digest) as incoming:
+                try:
+                    make(digest, incoming)
+                    if (found := take(incoming)) != digest:
+                        raise BadInput(f"{self._files.url}/{digest} holds the weights {found[:12]}: {CURE}")
+                except Unavailable:  # nothing is wrong with what is there
+                    raise
+                except (RatchetError, OSError) as error:
+                    log.warning("weights not fetched digest=%s error=%s", digest, error)
+                    faults.append(str(error))
+                    continue
+                yield incoming
+                return
+        raise BadInput("; ".join(dict.fromkeys(faults)) or f"{self._files.url}/{digest} has no weights: {CURE}")
+
+    def _ways_to(self, digest: str) -> list[Callable[[str, Path], None]]:
         """The delta first where its base is at hand; the snapshot first where it is not."""
         names = set(self._files.names(digest))
-        ways: list[Callable[[str], Path]] = []
+        ways: list[Callable[[str, Path], None]] = []
         if DELTA in names:
             ways.append(self._by_delta)
         if WEIGHTS in names and (DELTA not in names or KEYFRAME in names):
@@ -100,31 +138,36 @@ class RemoteWeights:
             ways.insert(len(ways) if near else 0, self._by_snapshot)
         return ways
 
-    def _by_snapshot(self, digest: str) -> Path:
-        with scratch(self._cache.root, digest) as incoming:
-            self._fetch(digest, incoming, without=(DELTA, KEYFRAME, HEAD, HEAD_RECORD))
-            return self._taken(digest, incoming)
+    def _by_snapshot(self, digest: str, incoming: Path) -> None:
+        self._fetch(digest, incoming, without=(DELTA, KEYFRAME, HEAD, HEAD_RECORD))
 
-    def _by_delta(self, digest: str) -> Path:
-        """From its parent, which is fetched as well if need be."""
-        with scratch(self._cache.root, digest) as incoming:
-            self._fetch(digest, incoming, without=(WEIGHTS, KEYFRAME, READY, HEAD, HEAD_RECORD))
-            delta = (incoming / DELTA).read_bytes()
-            base = self.path(read_head(delta).base)
+    def _by_delta(self, digest: str, incoming: Path) -> None:
+        """From its parent, which is made as well if need be, and not kept: nobody asked for it."""
+        self._fetch(digest, incoming, without=(WEIGHTS, KEYFRAME, READY, HEAD, HEAD_RECORD))
+        delta = (incoming / DELTA).read_bytes()
+        cached = self._cached(parent := read_head(delta).base)
+        with self._made(parent) if cached is None else nullcontext(cached) as base:
             tensors = apply_delta(load_file(base / WEIGHTS), delta, base_digest=snapshot_digest(base))
             (incoming / DELTA).unlink()
             finish_snapshot(incoming, tensors)
-            return self._taken(digest, incoming)
 
     def _fetch(self, digest: str, incoming: Path, *, without: Collection[str]) -> None:
         for name in self._files.names(digest):
             if name not in without:
                 self._files.fetch(digest, name, incoming / name)
 
-    def _taken(self, digest: str, incoming: Path) -> Path:
-        if (found := self._cache.publish(incoming)) != digest:
-            raise BadInput(f"{self._files.url}/{digest} holds the weights {found[:12]}: {CURE}")
-        return self._cache.path(digest)
+    def _let_go(self) -> None:
+        """Of what nobody asked for in a day, but for the newest few, and of what killed processes left half made.
+
+        Whoever has a file open or mapped has it until he closes it. What cannot be removed now is later.
+        """
+        with suppress(OSError):  # another process clears here too, or it is not ours to write to
+            ages_s = self._cache.ages_s()
+            for digest in sorted(ages_s, key=ages_s.__getitem__)[KEPT:]:
+                if self._cache.ages_s().get(digest, 0.0) >= UNASKED_S:  # nobody asked meanwhile
+                    self._cache.remove(digest)
+                    log.info("weights let go of digest=%s", digest)
+            self._cache.sweep(older_s=UNASKED_S)
 
     # --- writing --------------------------------------------------------------------------------------------------------------------
 
@@ -134,6 +177,8 @@ class RemoteWeights:
         Where a keyframe is due it follows behind the caller's back (`settle` waits for it): nobody waits for it but late joiners.
         """
         digest = self._cache.publish(folder)
+        self._cached(digest)
+        self._let_go()
         if not self.exists(digest):
             self._upload(digest, folder)
         if self._files.exists(digest, DELTA) and self._depth(digest) >= self._keyframe_every:

@@ -102,7 +102,7 @@ class LocalWeights:
 
     def ages_s(self) -> dict[str, float]:
         """Seconds since each version came, by digest."""
-        return {ready.parent.name: time.time() - ready.stat().st_mtime for ready in self.root.glob(f"*/{READY}")}
+        return {ready.parent.name: time.time() - ready.stat().st_mtime for ready in self.root.glob(f"[!.]*/{READY}")}
 
     def built_on(self, digest: str) -> set[str]:
         """The base below its adapter; whole snapshots need nothing else to be read."""
@@ -117,9 +117,10 @@ class LocalWeights:
             return
         shutil.rmtree(outgoing, ignore_errors=True)
 
-    def sweep(self) -> int:
-        """Remove what a killed publisher left; returns how many. Only for one that knows no other publisher is running."""
-        leftovers = list(self.root.glob(".*.incoming"))
+    def sweep(self, *, older_s: float = 0.0) -> int:
+        """Remove what a killed publisher left so long ago; returns how many. Without an age only for one that knows no other publisher is
+        running."""
+        leftovers = [left for left in self.root.glob(".*.incoming") if max(0.0, time.time() - left.stat().st_mtime) >= older_s]
         for leftover in leftovers:
             shutil.rmtree(leftover, ignore_errors=True)
         return len(leftovers)
