@@ -6,7 +6,7 @@ nothing. The question itself may be there: people ask what suites ask, and what 
 """
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from pipelines.evaluation.suites.suites import Task
@@ -21,12 +21,16 @@ def contaminated(tasks: Sequence[Task], learned: Iterable[str]) -> dict[str, str
     """Task id → the shared words, for every task whose solution was learned from; short solutions cannot be told and are left out."""
     runs = {task.id: _runs(f"{task.grader.expected} {task.grader.tests}") for task in tasks}
     common = Counter(run for found in runs.values() for run in found)
-    owners = {run: task for task, found in runs.items() for run in found if common[run] < BOILERPLATE}
-    found: dict[str, str] = {}
+    owners: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+    for task, found in runs.items():
+        for run in found:
+            if common[run] < BOILERPLATE:
+                owners[run].append(task)
+    shared: dict[str, str] = {}
     for text in learned if owners else ():
         for run in _runs(text) & owners.keys():
-            found.setdefault(owners[run], " ".join(run))
-    return found
+            shared |= {task: " ".join(run) for task in owners[run] if task not in shared}
+    return shared
 
 
 def _runs(text: str) -> set[tuple[str, ...]]:

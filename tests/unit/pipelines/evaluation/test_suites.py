@@ -117,6 +117,11 @@ def _task(name: str, *, expected: str = "", tests: str = "", asked: str = "?") -
     )
 
 
+def test_every_task_with_a_solution_that_was_learned_is_found_and_not_the_last_alone() -> None:
+    tasks = [_task(name, expected=SOLUTION) for name in ("first", "second")]
+    assert contaminated(tasks, [SOLUTION]).keys() == {"first", "second"}
+
+
 def test_a_solution_that_was_learned_is_found_in_other_case_and_punctuation() -> None:
     found = contaminated([_task("known", expected=SOLUTION), _task("new", expected="x" * 200)], [f"Well: {SOLUTION.upper()}!"])
     assert set(found) == {"known"}
