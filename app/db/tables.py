@@ -309,8 +309,10 @@ retractions = Table(
     Column("observation_id", Name),
     Column("occurred_at", UtcMicros, nullable=False),
     Column("matched", Boolean, nullable=False, server_default=text("false")),
+    Column("received_at", UtcMicros, nullable=False),
     PrimaryKeyConstraint("source", "observation_id"),
     Index("ix_retractions_unmatched", "source", "observation_id", sqlite_where=text("NOT matched"), postgresql_where=text("NOT matched")),
+    _partial("ix_retractions_waiting", "received_at", where="NOT matched"),
 )
 """`matched`: the observation is known and taken back."""
 

@@ -26,7 +26,8 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     turns_days: float | None = 90.0
     """Turns with their answers and what was said about them, since they were labelled. Turns are not dropped before their tokens."""
     observations_days: float | None = 90.0
-    """Observations about no turn that is known, since they came. What was said about a turn goes with it."""
+    """Observations about no turn that is known, and retractions of none that is, since they came. What was said about a turn goes with
+    it."""
     labels_days: float | None = 90.0
     """Labels that no batch took. The others go with their turns; the rewards that were trained on stay in the batch."""
     exposures_days: float | None = 90.0

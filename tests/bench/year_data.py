@@ -115,8 +115,8 @@ def _statements(year: Year, *, postgres: bool) -> list[str]:
         f"""INSERT INTO exposures (id, policy, inference_id, episode_id, actor, stage, arm, probability, share, holdback, digest,
         occurred_at)
         SELECT 'x-' || n, '{POLICY}', 't-' || n, {episode}, {person}, 'champion', 'champion', 1.0, 0.0, 0.0, {version}, {at} {said}""",
-        f"""INSERT INTO retractions (source, observation_id, occurred_at, matched)
-        SELECT 'api', 'o-' || n, {at}, {true} {said} WHERE n % 10 = 0""",
+        f"""INSERT INTO retractions (source, observation_id, occurred_at, received_at, matched)
+        SELECT 'api', 'o-' || n, {at}, {at}, {true} {said} WHERE n % 10 = 0""",
         f"""INSERT INTO batch_items (inference_id, batch_id, episode_id, reward, label_revision, segment, actor)
         SELECT 't-' || n, 'b', {episode}, 0.5, 1, '', {person} {said} WHERE n % 10 = 3 AND n < {n // 2}""",
         f"""INSERT INTO labels (inference_id, revision, current, policy, version, reward, terms, rule_set, exclusion, segment, actor,

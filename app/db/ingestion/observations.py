@@ -18,16 +18,16 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, bindparam, exists, select, text, update
+from sqlalchemy import ColumnElement, Connection, Row, bindparam, case, exists, select, text, update
 
 from app.db.chunks import one_of, pair_of
-from app.db.engine import insert_or_ignore
+from app.db.engine import insert_or_ignore, inserting
 from app.db.ingestion.turns import TurnRef, turns_by_episode, turns_by_id
 from app.db.tables import observations, retractions, turns
 from app.domain.telemetry.events import ROLLOUT, Observation, Retraction, is_imported
 from app.domain.telemetry.streams import AppliedEvent, JoinRules
 
-_UNMATCHED = text("NOT retractions.matched")
+UNMATCHED = text("NOT retractions.matched")
 """In the index's own words: SQLite finds it by no others."""
 JOINED, PARKED, LATE, ORPHAN = "joined", "parked", "late", "orphan"
 
@@ -196,7 +196,7 @@ def settle_crossed(connection: Connection, *, rules: JoinRules, limit: int = 10_
     of_episodes = list(connection.execute(parked.where(episode_known)))
     joined = join_waiting(connection, [row.inference_id for row in of_turns], [row.episode_id for row in of_episodes], rules=rules)
     crossed = select(r.source, r.observation_id, r.occurred_at).join(observations, (o.source == r.source) & (o.id == r.observation_id))
-    taken_back = {(row.source, row.observation_id): row.occurred_at for row in connection.execute(crossed.where(_UNMATCHED).limit(limit))}
+    taken_back = {(row.source, row.observation_id): row.occurred_at for row in connection.execute(crossed.where(UNMATCHED).limit(limit))}
     if taken_back:
         _mark_retracted(connection, taken_back, joined)
     return joined
@@ -215,23 +215,25 @@ def expire_parked(connection: Connection, *, rules: JoinRules, now: datetime, li
 # --- retractions ------------------------------------------------------------------------------------------------------------
 
 
-def apply_retractions(connection: Connection, taken_back: Sequence[Retraction]) -> Joined:
-    """Take observations back, those that are not here yet included; the earliest moment counts."""
+def apply_retractions(connection: Connection, taken_back: Sequence[tuple[AppliedEvent, Retraction]]) -> Joined:
+    """Take observations back, those that are not here yet included: since the earliest moment that was said, received at the latest."""
     joined = Joined()
     if not taken_back:
         return joined
     first: dict[tuple[str, str], datetime] = {}
-    for retraction in taken_back:
+    last: dict[tuple[str, str], datetime] = {}
+    for event, retraction in taken_back:
         identity = (retraction.source, retraction.observation_id)
         first[identity] = min(retraction.occurred_at, first.get(identity, retraction.occurred_at))
-    known = _retracted(connection, list(first))
-    rows = [{"source": s, "observation_id": i, "occurred_at": at} for (s, i), at in first.items() if (s, i) not in known]
-    if rows:
-        connection.execute(insert_or_ignore(connection, retractions), sorted(rows, key=lambda row: (row["source"], row["observation_id"])))
-    earlier = [{"b_source": s, "b_id": i, "b_at": at} for (s, i), at in first.items() if (s, i) in known and at < known[s, i]]
-    if earlier:
-        where = (retractions.c.source == bindparam("b_source"), retractions.c.observation_id == bindparam("b_id"))
-        connection.execute(update(retractions).where(*where).values(occurred_at=bindparam("b_at")), earlier)
+        last[identity] = max(event.received_at, last.get(identity, event.received_at))
+    rows = [{"source": s, "observation_id": i, "occurred_at": first[s, i], "received_at": last[s, i]} for s, i in sorted(first)]
+    statement, r = inserting(connection, retractions), retractions.c
+    said = statement.excluded
+    merged = {
+        "occurred_at": case((said.occurred_at < r.occurred_at, said.occurred_at), else_=r.occurred_at),
+        "received_at": case((said.received_at > r.received_at, said.received_at), else_=r.received_at),
+    }
+    connection.execute(statement.on_conflict_do_update(index_elements=["source", "observation_id"], set_=merged), rows)
     _mark_retracted(connection, first, joined)
     return joined
 

@@ -160,7 +160,7 @@ class SqlEffects:
         _lock_touched(connection, fresh)
         joined, new, owing = self._apply_turns(connection, fresh, segment, missing, rules, now)
         counts["", "exposure_ignored"] += insert_exposures(connection, [e for _, e in _of(fresh, Exposure)])
-        joined.merge(apply_retractions(connection, [r for _, r in _of(fresh, Retraction)]))
+        joined.merge(apply_retractions(connection, _of(fresh, Retraction)))
         joined.merge(insert_observations(connection, _of(fresh, Observation), rules=rules))
         note_evidence(connection, joined.changed_turns)
         for _, erasure in _of(fresh, Erasure):

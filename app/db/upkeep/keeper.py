@@ -1,7 +1,7 @@
 """One process at a time keeps house, under a lease: every class of `[retention]` in its turn, step by step, until nothing is old any more.
 
     inbox ──▶ identities ──▶ outbox ──▶ dead letters ──▶ segments ──▶ turns ──▶ blind pairs ──▶ labels ──▶ exposures
-    ──▶ stray observations; segments are merged
+    ──▶ stray observations ──▶ retractions of none; segments are merged
 
 Every step is one short transaction, fenced by the lease where the state database is written. Inbox rows need no fence: only what was
 applied long ago is deleted, and that is true whoever looks.
@@ -153,6 +153,7 @@ class SqlUpkeep:
                 yield "exposures", self._emptying(self._exposures(policy, before), fence)
         if (before := self._before(kept.observations_days)) is not None:
             yield "observations", self._emptying(self._at_most(past.retire_strays, before), fence)
+            yield "retractions", self._emptying(self._at_most(past.retire_waiting, before), fence)
 
     def _eras(self, keep: timedelta) -> Callable[[], int | None]:
         """PostgreSQL: the next era of the inbox opens when its time has come, and old ones go."""

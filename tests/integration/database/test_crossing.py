@@ -39,7 +39,7 @@ def test_an_observation_inserted_while_it_was_being_taken_back_is_taken_back(pos
     store.apply(EffectBatch(events=(applied(turn("a")),)), now=at(0))
     said = observation("o", of="a")
     with writing(postgres_engine) as one:
-        apply_retractions(one, [retraction("o")])
+        apply_retractions(one, [(applied(retraction("o")), retraction("o"))])
         with writing(postgres_engine) as other:
             insert_observations(other, [(applied(said), said)], rules=RULES)
     store.expire_parked(now=at(2))

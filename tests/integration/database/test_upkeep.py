@@ -71,10 +71,7 @@ class Place:
             effects += [observation(f"o-{id_}", of=id_) for id_ in ids] + [observation(f"r-{id_}", of=id_) for id_ in ids]
             effects += [retraction(f"r-{id_}") for id_ in ids]
         moment = at(day * DAY)
-        store = SqlEffects(self.engine, rules=lambda: RULES, segments=self.files)
-        events = tuple(applied(effect, offset=self.offset + n, received=day * DAY) for n, effect in enumerate(effects))
-        self.offset += len(events)
-        store.apply(EffectBatch(events=events), now=moment)
+        self.apply(*effects, day=day)
         with writing(self.engine) as connection:
             mine = turns.c.inference_id.in_(ids)
             later = moment + timedelta(hours=1)
@@ -84,6 +81,15 @@ class Place:
                 connection.execute(update(exposures).where(shown).values(occurred_at=moment, policy=one.policy))
             if labelled:
                 connection.execute(insert(labels), [label(one, later) for one in served])
+
+    def apply(self, *effects: Any, day: float) -> None:
+        store = SqlEffects(self.engine, rules=lambda: RULES, segments=self.files)
+        events = tuple(applied(effect, offset=self.offset + n, received=day * DAY) for n, effect in enumerate(effects))
+        self.offset += len(events)
+        store.apply(EffectBatch(events=events), now=at(day * DAY))
+
+    def take_back(self, id_: str, *, day: float) -> None:
+        self.apply(retraction(id_), day=day)
 
     def add(self, table: Any, **values: Any) -> None:
         with writing(self.engine) as connection:
@@ -169,6 +175,16 @@ def test_a_turn_stays_as_long_as_its_tokens_its_label_or_its_episode_are_not_ove
     place.retire()
     assert place.rows(turns.c.inference_id) == {"a", "b", "unlabelled", "asked-anew"}
     assert place.words() == {"b", "unlabelled"}  # of the labelled old ones nobody reads the words again
+
+
+def test_what_takes_back_an_observation_that_never_comes_goes_as_a_stray_one_does(anywhere: Place) -> None:
+    anywhere.take_back("never", day=74)
+    anywhere.take_back("coming", day=76)  # by its sender's clock as old as the other one
+    told = anywhere.retire()
+    assert anywhere.rows(retractions.c.observation_id) == {"coming"}
+    assert told["retractions"] == 1
+    anywhere.apply(turn("a"), observation("coming", of="a"), day=98)
+    assert anywhere.rows(observations.c.id, observations.c.retracted_at) == {("coming", at(2))}
 
 
 @pytest.mark.parametrize("why", ["cycle", "run", "release"])

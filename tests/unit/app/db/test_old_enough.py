@@ -56,6 +56,8 @@ LABEL = {"labelled_at": lambda n: NOON + n * BIT, "current": True, "revision": 1
         (tables.blind_pairs, {"kept_at": lambda n: NOON + n * BIT}, "id",
          lambda c, before, limit: past.retire_pairs(c, before=before, limit=limit)),
         (tables.turns, TURN, "inference_id", lambda c, before, limit: past.retire_turns(c, NOTHING, before=before, limit=limit)[0]),
+        (tables.retractions, {"received_at": lambda n: NOON + n * BIT}, "observation_id",
+         lambda c, before, limit: past.retire_waiting(c, before=before, limit=limit)),
     ],
 )  # fmt: skip
 def test_what_is_older_goes_and_what_is_of_that_moment_stays(
@@ -88,6 +90,15 @@ def test_a_turn_goes_with_all_that_is_said_of_it_and_only_with_its_whole_episode
     assert kept(sqlite_engine, tables.retractions.c.observation_id) == ["of-000001"]
     for table in (tables.turn_words, tables.labels, tables.follow_up_readings):
         assert kept(sqlite_engine, table.c.inference_id) == ["000001", "000002"]
+
+
+def test_a_stray_goes_with_what_took_it_back(sqlite_engine: Engine) -> None:
+    fill(sqlite_engine, tables.observations, 2, status="orphan", inference_id="gone", source="api", retracted_at=NOON)
+    fill(sqlite_engine, tables.retractions, 2, source="api", matched=True)
+    with writing(sqlite_engine) as connection:
+        assert past.retire_strays(connection, before=NOON + BIT, limit=9) == 1
+        assert past.retire_waiting(connection, before=NOON + DAY, limit=9) == 0, "what took back an observation that is there stays with it"
+    assert kept(sqlite_engine, tables.retractions.c.observation_id) == kept(sqlite_engine, tables.observations.c.id) == ["000001"]
 
 
 def test_what_is_needed_stays_from_its_moment_on(sqlite_engine: Engine) -> None:
@@ -182,6 +193,7 @@ def retired(engine: Engine, **days: float) -> dict[str, int]:
         ("observations_days", tables.observations, STRAY, "observations", timedelta()),
         ("labels_days", tables.labels, {"labelled_at": None, "current": True, "revision": 1, "terms": []}, "labels", timedelta()),
         ("exposures_days", tables.exposures, {"occurred_at": None}, "exposures", timedelta()),
+        ("observations_days", tables.retractions, {"received_at": None}, "retractions", timedelta()),
     ],
 )  # fmt: skip
 def test_a_class_is_kept_for_its_days_to_the_microsecond(
