@@ -184,7 +184,9 @@ dead_letters = Table(
     Index("ix_dead_letters_source_event_id", "source", "event_id"),
     sqlite_autoincrement=True,
 )
-"""`source` and `event_id`: the identity in its envelope, where that is readable; what is buried need not be sent again."""
+"""`source` and `event_id`: the identity in its envelope, where that is readable; what is buried need not be sent again.
+
+`topic`: with `~` and the letter's `id` behind it where it was made anew since, and another letter lies at that place now."""
 
 troubles = Table(
     "troubles",

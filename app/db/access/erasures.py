@@ -20,6 +20,7 @@ from app.db.access.names import has_one_of, in_words
 from app.db.chunks import chunked, one_of, pair_of
 from app.db.engine import BUSY_TIMEOUT_MS, insert_or_ignore, reading, writing
 from app.db.ingestion import segment_rows
+from app.db.ingestion.dead_letters import copy_key
 from app.db.ingestion.turn_counts import count_labelled
 from app.db.ingestion.turns import SHELL, lock_turns, note_evidence
 from app.db.ingestion.words import forget_words
@@ -326,7 +327,7 @@ def _erase_letters(connection: Connection, names: set[str]) -> int:
         if mine:
             connection.execute(delete(dead_letters).where(one_of(connection, d.id, [row.id for row in mine])))
             erased += len(mine)
-            _erase_outbox(connection, [f"{row.topic}:{row.partition}:{row.offset}" for row in mine])
+            _erase_outbox(connection, [copy_key(row.topic, row.partition, row.offset) for row in mine])
     return erased
 
 

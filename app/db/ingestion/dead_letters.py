@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, Select, delete, select, update
+from sqlalchemy import Connection, Engine, Row, Select, delete, select, tuple_, update
 
-from app.db.chunks import pair_of
+from app.db.chunks import chunked, pair_of
 from app.db.counters import add_counts
 from app.db.engine import inserting, reading, writing
 from app.db.outbox import OutboxEvent, enqueue
@@ -17,12 +17,15 @@ from app.domain.telemetry.streams import DeadLetter, StoredDeadLetter
 
 MAX_REASON = 2_000
 MAX_NAME = 200
+APART = "~"
+"""In the name of no topic: in a letter's `topic` the letter's number follows, where a topic of that name was made anew since."""
 
 
 def bury(connection: Connection, dead: Sequence[DeadLetter], *, now: datetime) -> None:
     """Keep dead letters (the same record again raises its attempts) and send them to the dead-letter topic."""
     if not dead:
         return
+    _make_room(connection, dead)
     rows = [
         {
             "topic": letter.topic, "partition": letter.partition, "offset": letter.offset, "reason": letter.reason[:MAX_REASON],
@@ -41,6 +44,19 @@ def bury(connection: Connection, dead: Sequence[DeadLetter], *, now: datetime) -
     enqueue(connection, [_event(letter) for letter in dead], now=now)
 
 
+def _make_room(connection: Connection, dead: Sequence[DeadLetter]) -> None:
+    """Another record at the place of one of these is of a topic that is gone, whose name this one has: it is kept, under a name apart."""
+    coming = {(letter.topic, letter.partition, letter.offset): (letter.payload, dict(letter.headers)) for letter in dead}
+    d = dead_letters.c
+    for places in chunked(sorted(coming)):
+        lying = select(d.id, d.topic, d.partition, d.offset, d.payload, d.headers).where(tuple_(d.topic, d.partition, d.offset).in_(places))
+        for row in connection.execute(lying).all():
+            if (bytes(row.payload), row.headers) != coming[row.topic, row.partition, row.offset]:
+                apart = f"{APART}{row.id}"
+                topic = row.topic[: MAX_NAME - len(apart)] + apart
+                connection.execute(update(dead_letters).where(d.id == row.id).values(topic=topic))
+
+
 def _identity(letter: DeadLetter, header: str) -> str | None:
     text = letter.headers.get(header, "")
     return text if 0 < len(text) <= MAX_NAME and "\x00" not in text else None
@@ -54,8 +70,13 @@ def buried_among(connection: Connection, events: Sequence[CloudEvent]) -> set[tu
     return {(row.source, row.event_id) for row in found if bytes(row.payload) == waiting[row.source, row.event_id]}
 
 
+def copy_key(topic: str, partition: int, offset: int) -> str:
+    """Key of what is sent of a letter to the dead-letter topic: where the record lay, by the topic's own name."""
+    return f"{topic.partition(APART)[0]}:{partition}:{offset}"
+
+
 def _event(letter: DeadLetter) -> OutboxEvent:
-    place = f"{letter.topic}:{letter.partition}:{letter.offset}"
+    place = copy_key(letter.topic, letter.partition, letter.offset)
     kind = letter.headers.get("ce_type", "").replace("\x00", "\ufffd") or "ratchet.dead_letter.v1"  # PostgreSQL keeps no NUL in a text
     return OutboxEvent(topic=Topic.DEAD_LETTERS, type=kind[:200], key=place, payload=letter.payload or b"{}")
 

@@ -183,6 +183,15 @@ def test_what_was_said_about_an_episode_stays_while_another_turn_of_it_does(plac
     assert place.rows(observations.c.id) == [("said",)]
 
 
+def test_a_letter_that_made_room_for_another_goes_with_its_copy(place: Place) -> None:
+    buried(place, letter(1, b'{"actor":"alice"}') | {"topic": "t~1"})
+    copy = {"event_id": "c", "topic": "ratchet.dead-letters", "key": "t:0:1", "type": "x", "payload": b"words", "created_at": at(0)}
+    with writing(place.engine) as connection:
+        connection.execute(insert(outbox), [copy])
+    assert place.erase("alice").dead_letters == 1
+    assert [row.key for row in place.rows(outbox.c.key, outbox.c.payload) if row.payload] == []
+
+
 def test_letters_about_the_persons_episodes_go_with_their_copies(place: Place) -> None:
     place.apply(turn("a", episode="chat-1"), turn("b", episode="chat-2", actor="bob"))
     buried(place, letter(1, b'{"episode_id":"chat-1","value":"words"}'), letter(2, b'{"episode_id":"chat-2","value":"words"}'))
