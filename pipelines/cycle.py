@@ -42,7 +42,7 @@ from app.telemetry.traces import NOWHERE, Span, Traces
 from pipelines.batching import cut_batch
 from pipelines.config import LoopConfig
 from pipelines.projection import model_card
-from pipelines.training import TrainingPorts, train
+from pipelines.training import TrainingPorts, forget_run, train
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -121,6 +121,7 @@ def run_cycle(cycle: Cycle, *, policy: PolicyConfig, config: LoopConfig, ports: 
         log.warning("cycle left to its new owner policy=%s slot=%d: %s", cycle.policy, cycle.slot, lost)
     except RatchetError as error:
         turn.finish(CycleStatus.FAILED, str(error))
+        turn.give_up()
     finally:
         if span is not None:
             span.end()
@@ -168,6 +169,17 @@ class _Turn:
             with self._ports.batches.cutting(cycle.policy) as session:
                 session.give_back()
 
+    def give_up(self) -> None:
+        """Nobody resumes the update of a slot that failed: what it left goes, here or when the policy's next one begins."""
+        try:
+            forget_run(self._run_id, self._ports.training)
+        except (Unavailable, OSError) as error:
+            log.warning("checkpoints left to the next update run=%s: %s", self._run_id, error)
+
+    @property
+    def _run_id(self) -> str:
+        return f"{self._cycle.policy}-{self._cycle.slot}"
+
     def pretrained(self) -> tuple[Version, TrainingRun] | None:
         """The pretrained version that waits, with the run that made it; a slot that has begun to learn finishes that first."""
         waiting = self._ports.pretrained(self._cycle.policy)
@@ -204,7 +216,7 @@ class _Turn:
     def update(self, batch: BatchManifest) -> TrainingRun:
         """The RL update, resumed where an earlier attempt left it. Raises `Held` with the guard's reason."""
         run = train(
-            batch, run_id=f"{batch.policy}-{batch.slot}", parent=self._ports.versions.find(batch.policy, batch.champion),
+            batch, run_id=self._run_id, parent=self._ports.versions.find(batch.policy, batch.champion),
             anchor=self._ports.versions.find(batch.policy, batch.anchor), config=self._config.training, ports=self._ports.training,
         )  # fmt: skip
         if run.status is RunStatus.HELD:

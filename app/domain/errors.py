@@ -13,7 +13,7 @@ RatchetError                 something a person can act on; the message names th
 ├── DoneAlready              this request was carried out before; nothing is done twice, and that is no failure (200)
 ├── NotFound                 an id that names nothing
 ├── Unavailable              a dependency does not answer; retrying later may help (503)
-│   ├── DamagedState         a saved state is not what was written: it is set aside, and the next attempt does without
+│   ├── DamagedState         a saved state is not what was written: it is set aside, and the next update does without
 │   └── Overloaded           a limit is reached; `retry_after_s` says when to come back (429)
 ├── OwnFault                 code and database do not agree, or every record fails alike: nothing is buried, the process stops
 └── Held                     a training run that refuses to update; `reason` is from `HoldReason`

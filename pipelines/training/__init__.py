@@ -2,7 +2,8 @@
 
 Fed by batches and payload segments / feeds evaluation with a candidate version.
 
-`train` (in `pipelines.training.run`) is imported when asked for: Ray workers import this package too, and know neither ports nor wiring.
+`train` and `forget_run` (in `pipelines.training.run`) are imported when asked for: Ray workers import this package too, and know neither
+ports nor wiring.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -10,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipelines.training.config import TrainingConfig as TrainingConfig
     from pipelines.training.ports import TrainingPorts as TrainingPorts
+    from pipelines.training.run import forget_run as forget_run
     from pipelines.training.run import train as train
 
-_HOMES = {"train": "run", "TrainingPorts": "ports", "TrainingConfig": "config"}
+_HOMES = {"train": "run", "forget_run": "run", "TrainingPorts": "ports", "TrainingConfig": "config"}
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever is asked for

@@ -36,6 +36,10 @@ class States(Protocol):
         """The newest one that is whole, with its place, and by name what had to be passed over."""
         ...
 
+    def begun(self) -> Collection[str]:
+        """Ids of the runs of which checkpoints, or parts of some, are there."""
+        ...
+
     def end_run(self, run_id: str) -> None:
         """Take all checkpoints of a run away."""
         ...

@@ -34,6 +34,8 @@ from pipelines.training.trainer import TrainerSetup
 from pipelines.training.worker import TrainingWorker
 
 log = logging.getLogger(__name__)
+OVER = "this update is over, and the next one begins anew"
+"""True where a cycle calls: it gives up what failed. Only who was killed is resumed."""
 
 LOSS_S = 60.0
 """How long after one worker's error the others are waited for, to learn whether it fails because one of them is gone: Ray notices a
@@ -148,7 +150,7 @@ class RayTrainer:
         for file, sent in digests.items():
             files.fetch(name, file, folder / file)
             if digest_of(folder / file) != sent:
-                raise Unavailable(f"{self.storage.states}/{name}/{file} is not what a worker sent: the next attempt resumes this run")
+                raise Unavailable(f"{self.storage.states}/{name}/{file} is not what a worker sent: {OVER}")
         files.clear(name)
         return digest
 
@@ -182,16 +184,12 @@ class RayTrainer:
             return ray.get(calls, timeout=self.timeout_s)
         except RayTaskError as error:
             if self._is_one_lost(calls):
-                raise Unavailable(
-                    "a training worker was lost, and with it what the others waited for; the next attempt resumes this run"
-                ) from error
+                raise Unavailable(f"a training worker was lost, and with it what the others waited for; {OVER}") from error
             raise error.as_instanceof_cause() from None  # the worker's own exception, not the news that a task failed
         except GetTimeoutError as error:
-            raise Unavailable(
-                f"a training worker did not answer within {self.timeout_s:.0f} s; the next attempt resumes this run"
-            ) from error
+            raise Unavailable(f"a training worker did not answer within {self.timeout_s:.0f} s; {OVER}") from error
         except RayError as error:
-            raise Unavailable(f"a training worker was lost ({type(error).__name__}); the next attempt resumes this run") from error
+            raise Unavailable(f"a training worker was lost ({type(error).__name__}); {OVER}") from error
 
     def _is_one_lost(self, calls: list[Any]) -> bool:
         """Whether one of several workers is gone: what another one says then is that nobody answers it."""

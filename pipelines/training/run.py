@@ -4,7 +4,8 @@
                  │               │             │                                 │                             │
               left_out       tracker state   log π_ref                       checkpoint                  guards: entropy, KL
 
-A refusal anywhere is a HELD run with its reason; a lost worker is a FAILED run that the next call with the same id resumes.
+A refusal anywhere is a HELD run with its reason; a lost worker is a FAILED run. A run that was killed or failed goes on from its newest
+checkpoint when it is called again, until whoever called gives it up (`forget_run`): a cycle gives up what failed, its slot being over.
 """
 
 import logging
@@ -19,6 +20,7 @@ from app.domain.learning.batches import BatchManifest
 from app.domain.release.versions import HoldReason, RunStatus, TrainingRun, Version
 from pipelines.training.config import TrainingConfig
 from pipelines.training.ports import States, TrainingPorts
+from pipelines.training.states import RUNS
 from pipelines.training.update import Update, UpdateResult
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ def train(
     if known is not None and known.status in FINISHED:
         return known
     config = _resumed_config(known, config, states=ports.states)
+    _forget_earlier(run_id, batch.policy, ports)
     run = TrainingRun(
         id=run_id, policy=batch.policy, batch_id=batch.id, parent=parent.digest, status=RunStatus.RUNNING,
         config=msgspec.to_builtins(config), started_at=known.started_at if known else ports.clock(),
@@ -58,11 +61,26 @@ def train(
         message = str(error) if isinstance(error, RatchetError) else f"{type(error).__name__}: {error}; this is a mistake in Ratchet"
         _ended(run, RunStatus.FAILED, update, ports, message=message)
         raise
-    ports.states.end_run(run_id)
-    shutil.rmtree(update.folder, ignore_errors=True)
+    forget_run(run_id, ports)
     pinned = {parent.digest, anchor.digest, run.candidate or "", *ports.pinned(run.policy)}
     ports.states.forget(run.policy, keep=pinned)
     return run
+
+
+def forget_run(run_id: str, ports: TrainingPorts) -> None:
+    """Take away what a run needed on its way and nobody will resume: checkpoints, and the candidate that it was making."""
+    ports.states.end_run(run_id)
+    shutil.rmtree(ports.folder / RUNS / run_id, ignore_errors=True)
+
+
+def _forget_earlier(run_id: str, policy: str, ports: TrainingPorts) -> None:
+    """A policy's update begins when those before it are over: what they left, failed or killed, is resumed by nobody any more."""
+    here = {path.name for path in (ports.folder / RUNS).glob("*")}
+    for left in sorted({*here, *ports.states.begun()} - {run_id}):
+        known = ports.runs.get(left)
+        if known is not None and known.policy == policy:
+            log.warning("training run=%s policy=%s status=%s was given up: its checkpoints go", left, policy, known.status.value)
+            forget_run(left, ports)
 
 
 def _resumed_config(known: TrainingRun | None, config: TrainingConfig, *, states: States) -> TrainingConfig:

@@ -28,6 +28,7 @@ from pipelines.training.numerics.state_files import MANIFEST
 log = logging.getLogger(__name__)
 
 STATE = "state.json"
+RUNS = "runs"
 KEPT = 4
 """States kept per policy besides the pinned ones: the newest."""
 
@@ -137,6 +138,9 @@ class LocalStates:
     def newest_checkpoint(self, run_id: str) -> Restored:
         return newest_checkpoint(self._run(run_id))
 
+    def begun(self) -> list[str]:
+        return sorted(folder.name for folder in (self.folder / RUNS).glob("*"))
+
     def end_run(self, run_id: str) -> None:
         shutil.rmtree(self._run(run_id), ignore_errors=True)
 
@@ -153,4 +157,4 @@ class LocalStates:
         (Path(place) / MANIFEST).unlink(missing_ok=True)
 
     def _run(self, run_id: str) -> Path:
-        return self.folder / "runs" / run_id
+        return self.folder / RUNS / run_id

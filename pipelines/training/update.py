@@ -37,7 +37,7 @@ from pipelines.training.ports import TrainingPorts
 from pipelines.training.progress import Progress, UpdateResult
 from pipelines.training.publication import publish
 from pipelines.training.samples import Sample, limits_of, read_samples
-from pipelines.training.states import Inherited, shape_of
+from pipelines.training.states import RUNS, Inherited, shape_of
 from pipelines.training.stopwatch import Laps, Stopwatch
 from pipelines.training.trainer import TrainerSetup
 
@@ -56,7 +56,7 @@ class Update:
         self, *, batch: BatchManifest, run_id: str, parent: Version, anchor: Version, config: TrainingConfig, ports: TrainingPorts
     ) -> None:
         self.batch, self.parent, self.anchor, self.config, self.ports = batch, parent, anchor, config, ports
-        self.folder = ports.folder / "runs" / run_id
+        self.folder = ports.folder / RUNS / run_id
         self.parent_folder = ports.weights.path(parent.digest)
         self.metrics: dict[str, Any] = {}
         self.progress = Progress()

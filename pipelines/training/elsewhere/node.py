@@ -76,7 +76,7 @@ class NodeFiles:
             wrong = download(files, name, own if set(own) <= set(saved) else saved, folder)
         if wrong or not saved:
             said = ", ".join(wrong) or "its manifest"
-            raise DamagedState(f"{place} is damaged ({said}): it is set aside, and the next attempt goes on without it", place)
+            raise DamagedState(f"{place} is damaged ({said}): it is set aside, and the next update goes on without it", place)
         self._state = (place, folder)
         return folder
 

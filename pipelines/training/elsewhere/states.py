@@ -26,7 +26,7 @@ from pipelines.training.checkpoint import KEPT as KEPT_CHECKPOINTS
 from pipelines.training.checkpoint import PROGRESS, Restored
 from pipelines.training.elsewhere.sealed import SETTING, read_manifest
 from pipelines.training.numerics.state_files import MANIFEST
-from pipelines.training.states import KEPT, STATE, Inheritance, Inherited, LocalStates, inherited
+from pipelines.training.states import KEPT, RUNS, STATE, Inheritance, Inherited, LocalStates, inherited
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +72,10 @@ class RemoteStates:
             log.error("checkpoint damaged place=%s; falling back to the one before it", self._place(folder))
             damaged += [self._place(folder, name) for name in lost or [PROGRESS]]
         return Restored(folder=None, progress=None, damaged=tuple(damaged))
+
+    def begun(self) -> list[str]:
+        """Whatever lies there of a run."""
+        return self._files.folders(RUNS)
 
     def end_run(self, run_id: str) -> None:
         """All of it, finished or not."""
@@ -169,7 +173,7 @@ def open_states(location: str) -> LocalStates | RemoteStates:
 
 
 def _run(run_id: str) -> str:
-    return f"runs/{run_id}"
+    return f"{RUNS}/{run_id}"
 
 
 def _name() -> str:

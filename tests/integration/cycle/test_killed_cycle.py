@@ -21,6 +21,7 @@ from app.domain.errors import Unavailable
 from app.domain.ids import utc_now
 from app.domain.learning.cycles import Cycle, CycleStatus
 from app.domain.policies import PolicyConfig
+from app.domain.ports import ProgressLog
 from app.domain.release.gates import GateName, GateResult
 from app.domain.release.releases import ReleaseState
 from app.domain.release.versions import TrainingRun, Version
@@ -28,9 +29,10 @@ from app.settings import Settings, from_environment
 from pipelines.config import LoopConfig, loop_config
 from pipelines.cycle import LOOP, Case, CyclePorts, run_cycle
 from pipelines.projection import Projection, project_once
-from pipelines.training.ports import TrainingPorts
+from pipelines.training.ports import States, TrainingPorts
+from pipelines.training.states import LocalStates
 from tests.fakes.console import browser
-from tests.fakes.learning import FakeRegistry, FakeTrajectories, LocalTrainers, sample_turns, small_snapshot
+from tests.fakes.learning import FakeProgress, FakeRegistry, FakeTrajectories, LocalTrainers, sample_turns, small_snapshot
 from tests.fakes.releases import answer, deployed
 from tests.integration.batching.rows import add_turn
 
@@ -84,14 +86,16 @@ class Loop:
 
     def run(
         self, cycle: Cycle, *, book: Any, registry: FakeRegistry, config: LoopConfig = CONFIG, ahead: str | None = None,
-        asked: list[Case] | None = None, rehearsed: list[tuple[str, str]] | None = None,
+        asked: list[Case] | None = None, rehearsed: list[tuple[str, str]] | None = None, progress: ProgressLog | None = None,
+        states: States | None = None,
     ) -> None:  # fmt: skip
         """One attempt of a cycle by a replica that has just started. `asked` takes the cases that the gates were asked about, `rehearsed`
         champion and batch of what may be asked before."""
         settings = self.settings
         training = TrainingPorts(
             trajectories=self.trajectories, weights=wiring.open_weights(settings), runs=wiring.run_store(settings),
-            progress=wiring.progress_log(settings), folder=settings.data / "training", trainers=LocalTrainers(),
+            progress=progress or wiring.progress_log(settings), folder=settings.data / "training", trainers=LocalTrainers(),
+            states_elsewhere=states,
         )  # fmt: skip
         run_cycle(cycle, policy=POLICY, config=config, ports=CyclePorts(
             cycles=book, batches=wiring.batch_store(settings), versions=wiring.version_book(settings), weights=training.weights,
@@ -121,10 +125,20 @@ def _pass(gate: GateName, asked: list[Case] | None) -> Any:
 
 @pytest.fixture
 def loop(sqlite_url: str, tmp_path: Path) -> Loop:
+    return used(sqlite_url, tmp_path, [(1, 2, 3)] * 24)
+
+
+@pytest.fixture
+def stepwise(sqlite_url: str, tmp_path: Path) -> Loop:
+    """What was asked in several ways is learned in several steps."""
+    return used(sqlite_url, tmp_path, [(1, 2, 3 + number % 6) for number in range(24)])
+
+
+def used(sqlite_url: str, tmp_path: Path, prompts: list[tuple[int, ...]]) -> Loop:
     settings = from_environment({"RATCHET_DATA": str(tmp_path / "data"), "RATCHET_DATABASE_URL": sqlite_url})
     small_snapshot(tmp_path / "small", seed=3)
     digest = deployed(settings, tmp_path / "small")
-    turns = sample_turns(tmp_path / "small", [(1, 2, 3)] * 24, version=digest, length=6, seed=1)
+    turns = sample_turns(tmp_path / "small", prompts, version=digest, length=6, seed=1)
     trajectories, dice = FakeTrajectories(), random.Random(1)
     trajectories.write("segment-1", turns)
     engine = open_engine(sqlite_url)
@@ -204,6 +218,65 @@ def test_a_run_that_a_guard_held_does_not_burn_its_labels(loop: Loop) -> None:
         ended = book.find("composer", slot)
         assert ended.status is expected, ended.reason
     assert loop.counted()["batch_items"] == 24, "the second slot learned from what the first had held"
+
+
+class AwayStates(LocalStates):
+    """The storage stops answering before anything can be taken away."""
+
+    def end_run(self, run_id: str) -> None:
+        raise Unavailable("the storage does not answer")
+
+
+def interrupted(by: BaseException, left: Path) -> FakeProgress:
+    """What ends an update as soon as it has left a checkpoint there."""
+    progress = FakeProgress()
+
+    def interrupt(count: int) -> None:
+        if list(left.glob("*/checkpoint-*")):
+            raise by
+
+    progress.on_report = interrupt
+    return progress
+
+
+SLOW = msgspec.structs.replace(CONFIG.training, turns_per_step=4, checkpoint_every_s=0.0, learning_rate=1e-6)
+STEPWISE = msgspec.structs.replace(CONFIG, training=SLOW)
+"""Several steps, none of them so long that a guard ends the update."""
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_an_update_that_failed_leaves_no_checkpoints(stepwise: Loop, answers: bool) -> None:
+    book, left = wiring.cycle_book(stepwise.settings), stepwise.settings.data / "training" / "runs"
+    cycle = book.elect("composer", 0, owner="a", now=utc_now(), lease=LEASE)
+    assert cycle is not None
+    states = None if answers else AwayStates(stepwise.settings.data / "training")
+    lost = interrupted(Unavailable("a training worker was lost"), left)
+    stepwise.run(cycle, book=book, registry=FakeRegistry(), config=STEPWISE, progress=lost, states=states)
+    ended = book.find("composer", 0)
+    assert (ended.status, ended.reason) == (CycleStatus.FAILED, "a training worker was lost")
+    assert [path.name for path in left.iterdir()] == ([] if answers else ["composer-0"])
+    cycle = book.elect("composer", 1, owner="a", now=utc_now(), lease=LEASE)
+    assert cycle is not None
+    stepwise.run(cycle, book=book, registry=FakeRegistry(), config=STEPWISE)
+    assert book.find("composer", 1).status is CycleStatus.DONE
+    assert list(left.iterdir()) == []
+
+
+def test_a_killed_update_s_checkpoints_stay_until_it_is_resumed_or_given_up(stepwise: Loop) -> None:
+    book, left, now = wiring.cycle_book(stepwise.settings), stepwise.settings.data / "training" / "runs", utc_now()
+    cycle = book.elect("composer", 0, owner="a", now=now, lease=LEASE)
+    for attempt in (1, 2):
+        assert cycle is not None
+        with pytest.raises(Killed):
+            stepwise.run(cycle, book=book, registry=FakeRegistry(), config=STEPWISE, progress=interrupted(Killed(), left))
+        assert list(left.glob("composer-0/checkpoint-*")) != []
+        cycle = book.take_over("composer", owner="b", now=now + 2 * attempt * LEASE, lease=LEASE)
+    assert cycle is None
+    assert book.find("composer", 0).status is CycleStatus.FAILED
+    cycle = book.elect("composer", 1, owner="a", now=now, lease=LEASE)
+    assert cycle is not None
+    stepwise.run(cycle, book=book, registry=FakeRegistry(), config=STEPWISE)
+    assert list(left.iterdir()) == []
 
 
 def test_a_run_and_its_candidates_page_say_which_share_of_a_days_labels_was_used(loop: Loop) -> None:

@@ -175,6 +175,27 @@ def test_a_run_that_was_cut_off_ends_with_the_same_weights(tmp_path: Path, after
     assert [s["loss"] for s in resumed.metrics["steps"]] == [s["loss"] for s in expected.metrics["steps"]]
 
 
+def test_what_earlier_updates_of_a_policy_left_goes_when_its_next_one_begins(ports: TrainingPorts) -> None:
+    parent = put_version(ports)
+    cutting = FakeProgress()
+    left = ports.folder / "runs"
+
+    def interrupt(count: int) -> None:
+        if count == 5:
+            raise Killed
+
+    cutting.on_report = interrupt
+    for policy, name in (("composer", "ours"), ("tab", "theirs")):
+        cutting.reports.clear()
+        with pytest.raises(Killed):
+            of = replace(parent, policy=policy)
+            run(replace(ports, progress=cutting), replace(a_batch(ports, parent), policy=policy), of, name=name)
+        assert list(left.glob(f"{name}/checkpoint-*")) != []
+    (left / "of-nobody-we-know").mkdir()
+    assert run(ports, a_batch(ports, parent, slot=1), parent, name="next").status is RunStatus.SUCCEEDED
+    assert {path.name for path in left.iterdir()} == {"theirs", "of-nobody-we-know"}
+
+
 @pytest.mark.parametrize("file", ["weights.safetensors", "optimizer.safetensors", "progress.json", "MANIFEST"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(tmp_path: Path, file: str) -> None:
     ports = fake_ports(tmp_path)

@@ -89,8 +89,10 @@ def test_the_newest_whole_checkpoint_is_found_and_older_and_unfinished_ones_go(t
     assert [name[:16] for name in names(url, "runs/run")] == ["checkpoint-00002", "checkpoint-00003", "checkpoint-00004"]
     states.write_checkpoint("run", sender(tmp_path, 5), {"next_step": 5}, step=5)
     assert [name[:16] for name in names(url, "runs/run")] == ["checkpoint-00003", "checkpoint-00005"]
+    assert list(states.begun()) == ["run"]
     states.end_run("run")
     assert states.newest_checkpoint("run").folder is None
+    assert list(states.begun()) == []
 
 
 def test_an_attempt_that_should_be_dead_writes_into_nothing_that_another_one_sealed(tmp_path: Path, url: str, states: RemoteStates) -> None:
