@@ -6,7 +6,7 @@
 from datetime import datetime, timedelta
 from typing import Any
 
-from app.domain.telemetry.events import EPOCH, CloudEvent, envelope
+from app.domain.telemetry.events import EPOCH, RECEIVED, CloudEvent, envelope
 from app.domain.telemetry.moments import EARLIEST, LATEST
 from app.domain.telemetry.streams import Delivery
 
@@ -32,8 +32,8 @@ def decode(record: Any) -> Delivery:  # noqa: ANN401 - kafka-python's record
             id=_named(headers, "ce_id"), source=_named(headers, "ce_source"), type=_named(headers, "ce_type"),
             time=_time(headers.get("ce_time"), received_at), key=(record.key or b"").decode(), data=record.value or b"",
         )  # fmt: skip
-        if "ce_ratchetreceived" in headers:
-            received_at = _received(headers["ce_ratchetreceived"])
+        if RECEIVED in headers:
+            received_at = _received(headers[RECEIVED])
     except (ValueError, OverflowError) as error:  # UnicodeDecodeError is a ValueError
         event, problem = None, f"broken envelope: {error}"
         headers = {name: (value or b"").decode(errors="replace") for name, value in record.headers}
@@ -53,7 +53,7 @@ def _named(headers: dict[str, str], name: str) -> str:
 def _received(text: str) -> datetime:
     moment = EPOCH + timedelta(microseconds=int(text))
     if not EARLIEST <= moment < LATEST:
-        raise ValueError(f"header ce_ratchetreceived says {moment.isoformat()}, outside {EARLIEST:%Y} to {LATEST:%Y}")
+        raise ValueError(f"header {RECEIVED} says {moment.isoformat()}, outside {EARLIEST:%Y} to {LATEST:%Y}")
     return moment
 
 

@@ -1,6 +1,6 @@
 """Dead letters: records that make no sense, with where they lay and why."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -12,7 +12,7 @@ from app.db.engine import inserting, reading, writing
 from app.db.outbox import OutboxEvent, enqueue
 from app.db.tables import dead_letters
 from app.db.verdicts import judged
-from app.domain.telemetry.events import CloudEvent, Topic
+from app.domain.telemetry.events import RECEIVED, CloudEvent, Topic
 from app.domain.telemetry.streams import DeadLetter, StoredDeadLetter
 
 MAX_REASON = 2_000
@@ -46,15 +46,20 @@ def bury(connection: Connection, dead: Sequence[DeadLetter], *, now: datetime) -
 
 def _make_room(connection: Connection, dead: Sequence[DeadLetter]) -> None:
     """Another record at the place of one of these is of a topic that is gone, whose name this one has: it is kept, under a name apart."""
-    coming = {(letter.topic, letter.partition, letter.offset): (letter.payload, dict(letter.headers)) for letter in dead}
+    coming = {(letter.topic, letter.partition, letter.offset): _record(letter.payload, letter.headers) for letter in dead}
     d = dead_letters.c
     for places in chunked(sorted(coming)):
         lying = select(d.id, d.topic, d.partition, d.offset, d.payload, d.headers).where(tuple_(d.topic, d.partition, d.offset).in_(places))
         for row in connection.execute(lying).all():
-            if (bytes(row.payload), row.headers) != coming[row.topic, row.partition, row.offset]:
+            if _record(bytes(row.payload), row.headers) != coming[row.topic, row.partition, row.offset]:
                 apart = f"{APART}{row.id}"
                 topic = row.topic[: MAX_NAME - len(apart)] + apart
                 connection.execute(update(dead_letters).where(d.id == row.id).values(topic=topic))
+
+
+def _record(payload: bytes, headers: Mapping[str, str]) -> tuple[bytes, dict[str, str]]:
+    """By which a record is known again: all but when it was received, which is said anew of an event that is put aside a second time."""
+    return payload, {name: text for name, text in headers.items() if name != RECEIVED}
 
 
 def _identity(letter: DeadLetter, header: str) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from app.domain.errors import BadRequest, NotFound
 from app.domain.ports import Clock
 from app.domain.telemetry.decoding import understand
-from app.domain.telemetry.events import CloudEvent
+from app.domain.telemetry.events import RECEIVED, CloudEvent
 from app.domain.telemetry.streams import Delivery, EffectBatch, EffectStore, StoredDeadLetter
 
 PAGE = 200
@@ -73,7 +73,7 @@ def _delivery(stored: StoredDeadLetter) -> Delivery:
 
 def _received_at(stored: StoredDeadLetter) -> datetime:
     """When the inbox committed it, as the header says; an outside producer's record counts from when it was buried."""
-    micros = stored.letter.headers.get("ce_ratchetreceived", "")
+    micros = stored.letter.headers.get(RECEIVED, "")
     if not (micros.isdecimal() and len(micros) <= 17):
         return stored.first_seen_at
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=int(micros))

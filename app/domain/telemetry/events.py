@@ -53,8 +53,12 @@ class CloudEvent(msgspec.Struct, frozen=True, kw_only=True):
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+RECEIVED = "ce_ratchetreceived"
+"""The header that says when the inbox committed an event, in microseconds since the epoch."""
+
+
 def envelope(event: CloudEvent, received_at: datetime) -> dict[str, str]:
-    """The attributes of an event as headers; `ce_ratchetreceived` is when the inbox committed it, in microseconds since the epoch."""
+    """The attributes of an event as headers."""
     age = received_at - EPOCH
     traceparent = traceparent_in(event.data) if event.type == EventType.TURN else None
     return {
@@ -63,7 +67,7 @@ def envelope(event: CloudEvent, received_at: datetime) -> dict[str, str]:
         "ce_source": event.source,
         "ce_type": event.type,
         "ce_time": event.time.isoformat(),
-        "ce_ratchetreceived": str((age.days * 86_400 + age.seconds) * 1_000_000 + age.microseconds),
+        RECEIVED: str((age.days * 86_400 + age.seconds) * 1_000_000 + age.microseconds),
         "content-type": "application/json",
         **({} if traceparent is None else {HEADER: traceparent}),
     }

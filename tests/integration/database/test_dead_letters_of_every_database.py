@@ -1,7 +1,7 @@
 """Dead letters hold what a producer wrote as it came, whatever the database takes as text."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import Engine, select
@@ -9,6 +9,7 @@ from sqlalchemy import Engine, select
 from app.db import tables
 from app.db.engine import writing
 from app.db.ingestion.dead_letters import SqlDeadLetters, bury
+from app.domain.telemetry.events import CloudEvent, EventType, envelope
 from app.domain.telemetry.streams import DeadLetter
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -37,3 +38,12 @@ def test_a_letter_of_a_topic_that_was_made_anew_takes_no_other_s_place(engine: E
     assert [(one.letter.offset, one.letter.payload, one.letter.reason, one.attempts) for one in found] == [
         (5, b"first", "no JSON", 2), (5, b"second", "no such policy", 2), (5, b"second", "no time", 1), (6, b"first", "no JSON", 1),
     ]  # fmt: skip
+
+
+def test_an_event_that_is_put_aside_twice_is_one_letter_whenever_it_was_received(engine: Engine) -> None:
+    event = CloudEvent(id="i", source="gateway", type=EventType.TURN, time=NOON, key="e", data=b"{}")
+    for second in (0, 1):
+        headers = envelope(event, NOON + timedelta(seconds=second))
+        SqlDeadLetters(engine).bury([DeadLetter(topic="t", partition=0, offset=5, headers=headers, payload=b"{}", reason="no")], now=NOON)
+    (found,) = SqlDeadLetters(engine).find()
+    assert (found.letter.topic, found.attempts) == ("t", 2)
