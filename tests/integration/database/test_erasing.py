@@ -15,13 +15,13 @@ from app.db.engine import reading, writing
 from app.db.ingestion.inbox import SqlInbox
 from app.db.ingestion.segment_rows import GIVEN_UP, intend
 from app.db.ingestion.streams import SqlEffects
-from app.db.tables import batch_items, exposures, inbox, labels, observations, outbox, segments, turns
+from app.db.tables import batch_items, exposures, inbox, labels, observations, outbox, retractions, segments, turns
 from app.domain.errors import Unavailable
 from app.domain.learning.batches import payload_of
 from app.domain.telemetry.events import Erasure
 from app.domain.telemetry.streams import Effect, EffectBatch, ErasureReport, JoinRules
 from app.domain.telemetry.turns import TurnServed
-from tests.fakes.served import applied, at, erasure, event_of, exposure, observation, turn
+from tests.fakes.served import applied, at, erasure, event_of, exposure, observation, retraction, turn
 from tests.fakes.streaming import MemorySegments, acting
 
 RULES = JoinRules(policies={}, label_wait_s=60, lateness_s=600)
@@ -276,6 +276,14 @@ def test_what_others_said_about_a_persons_turns_and_episodes_goes_with_them(plac
     place.apply(observation("turn", of="a", actor="bob"), observation("episode", episode="e"), observation("other", episode="f"))
     place.erase("alice")
     assert place.rows(observations.c.id) == [("other",)]
+
+
+def test_what_took_it_back_goes_too(place: Place) -> None:
+    place.apply(turn("a"), turn("b", actor="bob"), retraction("never came"))
+    place.apply(observation("on-a", of="a", actor="bob"), observation("on-b", of="b"), observation("by-alice", of="b", actor="alice"))
+    place.apply(retraction("on-a"), retraction("on-b"), retraction("by-alice"))
+    place.erase("alice")
+    assert place.rows(retractions.c.observation_id) == [("never came",), ("on-b",)]
 
 
 def test_what_was_said_about_a_turn_before_it_came_goes_when_it_comes_too_late(place: Place) -> None:
