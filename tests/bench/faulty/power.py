@@ -75,9 +75,9 @@ def surviving(folder: Path) -> Iterator[str]:
     spool = Spool(folder / "spool")
     spool.adopt()
     while (waiting := spool.oldest()) is not None:
-        path, events = waiting
-        yield from (f"spool {event.id}" for event in events)
-        spool.done(path)
+        assert not waiting.unreadable, waiting.unreadable
+        yield from (f"spool {event.id}" for event in waiting.events)
+        spool.done(waiting.path)
     spool.close()
     segments = ParquetSegments(str(folder / "segments"))
     yield from (f"erasure {actor}" for actor in segments.noted_erasures())
