@@ -24,8 +24,8 @@ STRICTER = {
 def test_an_event_that_a_rule_of_an_upgrade_refuses_is_a_dead_letter_and_all_others_are_in_the_inbox(
     engine: Engine, tmp_path: Path
 ) -> None:
-    ids = [f"{number}" for number in range(250)]
-    before = Spool(tmp_path)
+    ids, folder = [f"{number}" for number in range(250)], tmp_path / "spool"
+    before = Spool(folder)
     for id_ in (*ids[:100], "odd", *ids[100:]):
         at = datetime(2026, 11, 24, tzinfo=UTC)
         before.put([CloudEvent(id=id_, source="gateway", type=EventType.TURN, time=at, key="e", data=b'{"n":1}')])
@@ -34,9 +34,10 @@ def test_an_event_that_a_rule_of_an_upgrade_refuses_is_a_dead_letter_and_all_oth
         connection.execute(text(STRICTER[engine.dialect.name]))
     inbox = SqlInbox(engine, free_bytes=lambda: 1 << 40)
     letters = SqlDeadLetters(engine)
-    door = SpooledInbox(inbox, Spool(tmp_path), bury=letters.bury, retry_s=0.02)
+    door = SpooledInbox(inbox, Spool(folder), bury=letters.bury, retry_s=0.02)
     ends = time.monotonic() + 30
-    while list(tmp_path.iterdir()) and time.monotonic() < ends:
+    while list(folder.iterdir()):
+        assert time.monotonic() < ends
         time.sleep(0.02)
     door.close()
     inbox.close()
