@@ -287,13 +287,13 @@ def _trained_versions(connection: Connection, actor: str, ids: Sequence[str]) ->
 def _erase_observations(connection: Connection, actor: str, ids: Sequence[str], episodes: Sequence[str]) -> Sequence[Any]:
     """What the person said and what others said about them, with what took it back: what each was about."""
     o, r = observations.c, retractions.c
-    about = o.inference_id, o.episode_id, o.source, o.id
+    about = o.inference_id, o.episode_id, o.source, o.id, o.retracted_at
     erased: list[Any] = list(connection.execute(delete(observations).where(o.actor == actor).returning(*about)))
     for chunk in chunked(ids):
         erased += connection.execute(delete(observations).where(o.inference_id.in_(chunk)).returning(*about))
     for chunk in chunked(episodes):
         erased += connection.execute(delete(observations).where(o.episode_id.in_(chunk)).returning(*about))
-    for pairs in chunked([(row.source, row.id) for row in erased]):
+    for pairs in chunked([(row.source, row.id) for row in erased if row.retracted_at is not None]):
         connection.execute(delete(retractions).where(pair_of(connection, (r.source, r.observation_id), pairs)))
     return erased
 
