@@ -21,6 +21,7 @@ from app.db.chunks import chunked, one_of, pair_of
 from app.db.engine import BUSY_TIMEOUT_MS, insert_or_ignore, reading, writing
 from app.db.ingestion import segment_rows
 from app.db.ingestion.dead_letters import copy_key
+from app.db.ingestion.observations import forget_retractions
 from app.db.ingestion.turn_counts import count_labelled
 from app.db.ingestion.turns import SHELL, lock_turns, note_evidence
 from app.db.ingestion.words import forget_words
@@ -39,7 +40,6 @@ from app.db.tables import (
     labels,
     observations,
     outbox,
-    retractions,
     returned_items,
     training_runs,
     turns,
@@ -286,15 +286,14 @@ def _trained_versions(connection: Connection, actor: str, ids: Sequence[str]) ->
 
 def _erase_observations(connection: Connection, actor: str, ids: Sequence[str], episodes: Sequence[str]) -> Sequence[Any]:
     """What the person said and what others said about them, with what took it back: what each was about."""
-    o, r = observations.c, retractions.c
+    o = observations.c
     about = o.inference_id, o.episode_id, o.source, o.id, o.retracted_at
     erased: list[Any] = list(connection.execute(delete(observations).where(o.actor == actor).returning(*about)))
     for chunk in chunked(ids):
         erased += connection.execute(delete(observations).where(o.inference_id.in_(chunk)).returning(*about))
     for chunk in chunked(episodes):
         erased += connection.execute(delete(observations).where(o.episode_id.in_(chunk)).returning(*about))
-    for pairs in chunked([(row.source, row.id) for row in erased if row.retracted_at is not None]):
-        connection.execute(delete(retractions).where(pair_of(connection, (r.source, r.observation_id), pairs)))
+    forget_retractions(connection, [(row.source, row.id) for row in erased if row.retracted_at is not None])
     return erased
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, bindparam, case, exists, select, text, update
+from sqlalchemy import ColumnElement, Connection, Row, bindparam, case, delete, exists, select, text, update
 
 from app.db.chunks import one_of, pair_of
 from app.db.engine import insert_or_ignore, inserting
@@ -236,6 +236,12 @@ def apply_retractions(connection: Connection, taken_back: Sequence[tuple[Applied
     connection.execute(statement.on_conflict_do_update(index_elements=["source", "observation_id"], set_=merged), rows)
     _mark_retracted(connection, first, joined)
     return joined
+
+
+def forget_retractions(connection: Connection, of: Sequence[tuple[str, str]]) -> int:
+    """Delete what takes these observations (source, id) back; returns how many."""
+    mine = pair_of(connection, (retractions.c.source, retractions.c.observation_id), of)
+    return connection.execute(delete(retractions).where(mine)).rowcount if of else 0
 
 
 def _mark_retracted(connection: Connection, first: Mapping[tuple[str, str], datetime], joined: Joined) -> None:

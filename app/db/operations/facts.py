@@ -34,10 +34,14 @@ def write_fact(connection: Connection, name: str, value: dict[str, Any], *, now:
     connection.execute(statement, {"name": name, "value": value, "at": now})
 
 
+def write_first(connection: Connection, name: str, value: dict[str, Any], *, now: datetime) -> None:
+    """Write the fact, unless it was ever written."""
+    connection.execute(insert_or_ignore(connection, deployment_facts), {"name": name, "value": value, "at": now})
+
+
 def identity(connection: Connection, *, now: datetime) -> str:
     """The deployment's id, made with the first call; a restored database keeps it."""
-    fresh = {"name": IDENTITY, "value": {"id": uuid7()}, "at": now}
-    connection.execute(insert_or_ignore(connection, deployment_facts).values(**fresh))
+    write_first(connection, IDENTITY, {"id": uuid7()}, now=now)
     fact = read_fact(connection, IDENTITY)
     assert fact is not None
     return str(fact.value["id"])
@@ -45,8 +49,7 @@ def identity(connection: Connection, *, now: datetime) -> str:
 
 def note_salt(connection: Connection, fingerprint: str, *, now: datetime) -> None:
     """People are stored under the salt of this fingerprint, unless one was noted before."""
-    fresh = {"name": SALT, "value": {"fingerprint": fingerprint}, "at": now}
-    connection.execute(insert_or_ignore(connection, deployment_facts).values(**fresh))
+    write_first(connection, SALT, {"fingerprint": fingerprint}, now=now)
 
 
 @dataclass(frozen=True)

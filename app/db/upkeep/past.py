@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row, delete, exists, func, select
 
 from app.db import locks
 from app.db.chunks import one_of, pair_of
-from app.db.ingestion.observations import ORPHAN, UNMATCHED
+from app.db.ingestion.observations import ORPHAN, UNMATCHED, forget_retractions
 from app.db.ingestion.words import forget_words
 from app.db.learning.readings import forget_readings
 from app.db.tables import batch_items, blind_pairs, exposures, labels, observations, releases, retractions, turns
@@ -71,18 +71,12 @@ def _delete(connection: Connection, gone: Sequence[Row[*tuple[Any, ...]]]) -> No
     for column, values in ((o.inference_id, ids), (o.episode_id, episodes)):
         about = one_of(connection, column, values)
         said = [(row.source, row.id) for row in connection.execute(select(o.source, o.id).where(about, o.retracted_at.is_not(None)))]
-        _forget_retractions(connection, said)
+        forget_retractions(connection, said)
         connection.execute(delete(observations).where(about))
     connection.execute(delete(labels).where(one_of(connection, labels.c.inference_id, ids)))
     forget_readings(connection, ids)
     forget_words(connection, ids)
     connection.execute(delete(turns).where(one_of(connection, turns.c.inference_id, ids)))
-
-
-def _forget_retractions(connection: Connection, of: Sequence[tuple[str, str]]) -> int:
-    """Delete what takes these observations (source, id) back; returns how many."""
-    mine = pair_of(connection, (retractions.c.source, retractions.c.observation_id), of)
-    return connection.execute(delete(retractions).where(mine)).rowcount if of else 0
 
 
 def retire_strays(connection: Connection, *, before: datetime, limit: int) -> int:
@@ -91,7 +85,7 @@ def retire_strays(connection: Connection, *, before: datetime, limit: int) -> in
     known = exists().where(turns.c.inference_id == o.inference_id) | exists().where(turns.c.episode_id == o.episode_id)
     old = select(o.source, o.id).where(o.status == ORPHAN, o.received_at < before, ~known).order_by(o.received_at).limit(limit)
     pairs = [(row.source, row.id) for row in connection.execute(old)]
-    _forget_retractions(connection, pairs)
+    forget_retractions(connection, pairs)
     return connection.execute(delete(observations).where(pair_of(connection, (o.source, o.id), pairs))).rowcount if pairs else 0
 
 
@@ -99,7 +93,7 @@ def retire_waiting(connection: Connection, *, before: datetime, limit: int) -> i
     """Delete old retractions of observations that never came; returns how many."""
     r = retractions.c
     old = select(r.source, r.observation_id).where(UNMATCHED, r.received_at < before).order_by(r.received_at).limit(limit)
-    return _forget_retractions(connection, [(row.source, row.observation_id) for row in connection.execute(old)])
+    return forget_retractions(connection, [(row.source, row.observation_id) for row in connection.execute(old)])
 
 
 def retire_labels(
