@@ -14,7 +14,8 @@ from app.domain.errors import BadInput
 from app.policy.chat import Chat
 from app.policy.decoding.attention import IMPLEMENTATION, register_attention
 from app.policy.decoding.grammars import Grammars
-from app.policy.decoding.packed_linear import can_pack, pack_linears
+from app.policy.packing.linear import pack_linears
+from app.policy.packing.products import can_pack
 from app.policy.precision import Precision, round_model
 from app.policy.storage.snapshot import WEIGHTS, require_snapshot, verify_snapshot
 from app.policy.storage.weights import compute_dtype
@@ -53,7 +54,7 @@ def load_policy(
 ) -> Policy:
     """Load a snapshot, verified against its own `READY` and, where given, against `digest`.
 
-    Linear layers are packed for the processor where that is possible (`app.policy.decoding.packed_linear`): such a
+    Linear layers are packed for the processor where that is possible (`app.policy.packing.linear`): such a
     model samples and scores, it cannot be trained or saved (use `load_model`). The digest is checked before weights are rounded to
     `precision`. Raises `NotFound` (no snapshot), `BadInput` (damaged, or other weights) and `Refused` (a model that cannot be rounded).
     """
@@ -92,7 +93,10 @@ def load_grammars(folder: Path) -> Grammars:
 
 def _let_go(model: PreTrainedModel, folder: Path) -> None:
     """Free the weights file that packing has read through: small tensors are copied, the embedding is mapped afresh, so that only
-    rows that are looked up become resident (SmolLM2: a few MB of 57, besides the packed head that is tied to it)."""
+    rows that are looked up become resident (SmolLM2: a few MB of 57, besides the packed head that is tied to it). Of a model in float32,
+    whose tensors were cast, nothing is mapped."""
+    if model.dtype != torch.bfloat16:
+        return
     embedding = model.get_input_embeddings().weight
     for name, parameter in model.named_parameters():
         if parameter is embedding:

@@ -23,8 +23,8 @@ from transformers import PreTrainedModel
 
 from app.domain.errors import BadInput, Refused
 from app.domain.ports import Way
-from app.policy.decoding.packed_linear import PackedLinear, PackedPart
 from app.policy.model import Policy
+from app.policy.packing.linear import PackedLinear, PackedPart
 from app.policy.precision import rounded
 from app.policy.storage.delta import Patch
 from app.policy.storage.snapshot import WEIGHTS

@@ -6,10 +6,14 @@ transformers' own modules.
 
 What one pass is fed are parts: rows that decode, and prompts beside them. A part has its own attention, and all of them one product each.
 
-Bit for bit the same, whatever else is in the batch. Products of bfloat16 do not depend on the other rows, but for one row alone of more
-than `NARROW` columns, which is doubled; attention is two plain products (the fused kernel differs rarely, and one difference spreads
-everywhere) over a width that is a multiple of `LANES`, masked with -inf; everything else is element by element or along one row.
-Measured on AVX512-BF16; `app.policy.decoding.invariance` asks the machine at hand.
+Bit for bit the same, whatever else is in the batch. Packed products see to that (`app.policy.packing.products`); attention is two plain
+products (the fused kernel differs rarely, and one difference spreads everywhere) over a width that is a multiple of `LANES`, masked with
+-inf, of `TOGETHER` queries where they are float32; everything else is element by element or along one row.
+Measured on AVX512-BF16, and in float32 on AVX2; `app.policy.decoding.invariance` asks the machine at hand.
+
+Rows that decode are read whole in bfloat16, as far as there is room: a part of every row is not one piece of memory, and oneDNN's batched
+product copies it first. Of 64 rows, 160 of 256 tokens wide, that took 1.5 ms where reading all 256 takes 0.7 (one AVX512-BF16 core). In
+float32 MKL reads the part where it lies: of 32 rows, 96 of 128 tokens take .63 of the time (one AVX2 core).
 
 Shapes: N rows of a part, Q new tokens of each, T tokens of all parts, W width of the cache, D hidden size, H query heads, K key/value heads
 (H = K·G), d per head.
@@ -24,12 +28,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from app.policy.decoding.keyvalues import Fed, KeyValues
-from app.policy.decoding.packed_linear import PackedLinear, PackedPart
+from app.policy.decoding.keyvalues import Fed, KeyValues, Plan
+from app.policy.packing.linear import PackedLinear, PackedPart
 
-NARROW = 1024
 LANES = 16
 PADDED = 16
+TOGETHER = 4
+"""Rows of a product in float32, or a multiple of it, whose bits do not depend on how many there are: MKL has kernels of their own for
+one to three, and gives what is not a multiple of four to threads in such pieces."""
 KINDS = frozenset({"llama", "qwen2", "mistral"})
 STATIC_ROPE = frozenset({"default", "llama3", "linear"})
 """Rotations that depend on the position alone."""
@@ -57,7 +63,7 @@ class TransformersBody:
 
     def __call__(self, parts: Sequence[Fed], cache: KeyValues) -> list[Tensor]:
         """See `Body`."""
-        return [self._part(fed.tokens_nQ, fed.positions_nQ, cache, width=cache.plan(fed)) for fed in parts]
+        return [self._part(fed.tokens_nQ, fed.positions_nQ, cache, width=cache.plan(fed).width) for fed in parts]
 
     def _part(self, tokens_NQ: Tensor, positions_NQ: Tensor, cache: KeyValues, *, width: int) -> Tensor:
         mask = None
@@ -93,6 +99,7 @@ class PackedBody:
         self._heads, self._groups = int(config.num_attention_heads), int(config.num_key_value_heads)
         self._size = layers[0].out.columns // self._heads
         self._scale = self._size**-0.5
+        self._low = model.dtype == torch.bfloat16
         # what is fed ahead of a row near the end of the context is padded beyond it, and never read
         at = torch.arange(int(config.max_position_embeddings) + PADDED)[None]
         cos_1Cd, sin_1Cd = body.rotary_emb(self._embedding[:1], at)
@@ -107,55 +114,55 @@ class PackedBody:
         hidden_TD = functional.embedding(torch.cat([fed.tokens_nQ.flatten() for fed in parts]), self._embedding)
         rotation = self._rotation(torch.cat([fed.positions_nQ.flatten() for fed in parts]))
         for index, layer in enumerate(self._layers):
-            every = product(layer.qkv, self._normed(hidden_TD, layer.before_attention)).view(len(hidden_TD), -1, self._size)
+            every = layer.qkv(self._normed(hidden_TD, layer.before_attention)).view(len(hidden_TD), -1, self._size)
             turned = _rotated(every[:, : self._heads + self._groups], *rotation)
             values = every[:, self._heads + self._groups :]
             attended = [
                 self._attended(index, part, queries_and_keys, values_of_it, cache)
                 for part, queries_and_keys, values_of_it in zip(seen, turned.split(sizes), values.split(sizes), strict=True)
             ]
-            hidden_TD = hidden_TD + product(layer.out, attended[0] if len(attended) == 1 else torch.cat(attended))
-            gate, up = product(layer.gate_up, self._normed(hidden_TD, layer.before_mlp)).chunk(2, dim=-1)
-            hidden_TD = hidden_TD + product(layer.down, functional.silu(gate) * up)
+            hidden_TD = hidden_TD + layer.out(attended[0] if len(attended) == 1 else torch.cat(attended))
+            gate, up = layer.gate_up(self._normed(hidden_TD, layer.before_mlp)).chunk(2, dim=-1)
+            hidden_TD = hidden_TD + layer.down(functional.silu(gate) * up)
         states = self._normed(hidden_TD, self._norm).split(sizes)
         return [of_it.view(*fed.tokens_nQ.shape, -1) for of_it, fed in zip(states, parts, strict=True)]
 
-    def _seen(self, fed: Fed, cache: KeyValues) -> tuple[Fed, Tensor]:
-        """A part, and what is added to the scores [N, 1, 1, Q, W] of its attention: -inf behind each token."""
-        barred = torch.arange(cache.plan(fed, lanes=LANES)) > fed.positions_nQ[:, :, None]
-        return fed, torch.zeros(barred.shape, dtype=torch.float32).masked_fill_(barred, -torch.inf)[:, None, None]
+    def _seen(self, fed: Fed, cache: KeyValues) -> tuple[Plan, Tensor]:
+        """Where a part belongs, and what is added to the scores [N, 1, 1, Q, W] of its attention: -inf behind each token."""
+        plan = cache.plan(fed, lanes=LANES, whole=self._low)
+        barred = torch.arange(plan.width) > fed.positions_nQ[:, :, None]
+        return plan, torch.zeros(barred.shape, dtype=torch.float32).masked_fill_(barred, -torch.inf)[:, None, None]
 
     def _rotation(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         return self._cos_Cd[positions_T][:, None], self._sin_Cd[positions_T][:, None]
 
-    def _attended(self, index: int, part: tuple[Fed, Tensor], turned_THd: Tensor, values_TKd: Tensor, cache: KeyValues) -> Tensor:
+    def _attended(self, index: int, part: tuple[Plan, Tensor], turned_THd: Tensor, values_TKd: Tensor, cache: KeyValues) -> Tensor:
         """Attention of one part over everything up to each token, [T, H·d]; `turned_THd` are its queries and, behind them, its keys."""
-        fed, mask_N1QW = part
-        rows, new = fed.tokens_nQ.shape
+        cache.planned, mask_N1QW = part
+        rows, new = cache.planned.positions_nQ.shape
         heads, groups, size = self._heads, self._groups, self._size
         turned = turned_THd.view(rows, new, heads + groups, size)
-        cache.plan(fed, lanes=LANES)
         keys, values = cache.update(turned[:, :, heads:].transpose(1, 2), values_TKd.view(rows, new, groups, size).transpose(1, 2), index)
         # the G heads of a group stand in the place of queries, so that keys are read once, not G times
         query = turned[:, :, :heads].view(rows, new, groups, -1, size).permute(0, 2, 3, 1, 4)
-        query = query.reshape(rows * groups, -1, size)
+        query = self._company(query).reshape(rows * groups, -1, size)
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)
         scores = torch.bmm(query, keys.transpose(1, 2)).view(rows, groups, -1, new, keys.shape[1]).float() * self._scale
         weights = torch.softmax(scores + mask_N1QW, dim=-1).to(values.dtype).view(rows * groups, -1, keys.shape[1])
-        out = torch.bmm(weights, values).view(rows, groups, -1, new, size)
+        out = torch.bmm(weights, values).view(rows, groups, -1, new, size)[:, :, : heads // groups]
         return out.permute(0, 3, 1, 2, 4).reshape(rows * new, heads * size)
+
+    def _company(self, query: Tensor) -> Tensor:
+        """Queries [N, K, G, Q, d], in float32 a multiple of `TOGETHER` for each product: as they are, or with heads that nobody reads."""
+        group, new = query.shape[2:4]
+        if self._low or group * new % TOGETHER == 0:
+            return query
+        return functional.pad(query, (0, 0, 0, 0, 0, -group % TOGETHER))
 
     def _normed(self, hidden: Tensor, weight: Tensor) -> Tensor:
         """Root-mean-square normalisation in float32, rounded before the weight, as the models were trained."""
         wide = hidden.float()
         return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._epsilon)).to(hidden.dtype)
-
-
-def product(linear: nn.Module, inputs: Tensor) -> Tensor:
-    """inputs · weightᵀ: of a packed layer, the same bits for a row however many others there are."""
-    if isinstance(linear, PackedLinear) and linear.columns > NARROW and inputs.numel() == linear.columns:
-        return linear(torch.cat([inputs, inputs]))[:1]
-    return linear(inputs)
 
 
 def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

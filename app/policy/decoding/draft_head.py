@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from app.domain.errors import BadInput
-from app.policy.decoding.packed_linear import PackedLinear, can_pack, pack_linears
 from app.policy.model import Policy
+from app.policy.packing.linear import PackedLinear, pack_linears
+from app.policy.packing.products import can_pack
 
 EPSILON = 1e-5
 VOCABULARY = "vocabulary"

@@ -27,6 +27,16 @@ class Fed:
     """Whether these rows are fed a token at a time, or a few."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Where tokens that are fed belong, and what attention reads of their rows."""
+
+    rows: slice
+    rows_n1: Tensor
+    positions_nQ: Tensor
+    width: int
+
+
 class KeyValues:
     """Keys and values of all layers. Handed to transformers as `past_key_values`; it calls `update` once per layer."""
 
@@ -35,33 +45,31 @@ class KeyValues:
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         self._rows = 0
         self._capacity = 0
-        self._write: tuple[slice, Tensor] = (slice(0, 0), torch.zeros(0, 0, dtype=torch.long))
-        self._width = 0
+        self.planned: Plan | None = None
+        """What `update` is given belongs there."""
 
     def reserve(self, fed: Fed, *, lanes: int = 1) -> None:
         """Make room for what will be fed."""
         self._reserve(fed.first + len(fed.positions_nQ), _up(fed.width, lanes))
 
-    def plan(self, fed: Fed, *, lanes: int = 1) -> int:
-        """What `update` is given from now on belongs there; returns how many tokens of a row attention reads.
-
-        That is a multiple of `lanes`: what stands behind a row's length is masked. With lanes, rows that decode are read whole: a part of
-        every row is not one piece of memory, and a batched product copies it first. Of 64 rows, 160 of 256 tokens wide, that took 1.5 ms
-        where reading all 256 takes 0.7 (one AVX512-BF16 core).
-        """
+    def plan(self, fed: Fed, *, lanes: int = 1, whole: bool = False) -> Plan:
+        """What `update` is given from now on belongs there; attention reads as many tokens of a row, a multiple of `lanes`, as the longest
+        has: what stands behind a row's own length is masked. `whole` rows that decode are read to their end."""
         self.reserve(fed, lanes=lanes)
-        self._write = slice(fed.first, fed.first + len(fed.positions_nQ)), fed.positions_nQ
-        self._width = self._capacity if fed.decoding and lanes > 1 else _up(fed.width, lanes)
-        return self._width
+        rows = slice(fed.first, fed.first + len(fed.positions_nQ))
+        rows_n1 = torch.arange(rows.start, rows.stop, device=fed.positions_nQ.device)[:, None]
+        width = self._capacity if fed.decoding and whole else _up(fed.width, lanes)
+        self.planned = Plan(rows=rows, rows_n1=rows_n1, positions_nQ=fed.positions_nQ, width=width)
+        return self.planned
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Write the planned tokens of one layer [n, K, Q, D]; returns what attention reads, [n, K, width, D]."""
+        assert self.planned is not None, "what is fed was not planned"
+        to = self.planned
         keys, values = self._layer(layer_idx, key_states, value_states)
-        rows, positions = self._write
-        index = torch.arange(rows.start, rows.stop, device=keys.device)[:, None]
-        keys[index, :, positions] = key_states.transpose(1, 2)
-        values[index, :, positions] = value_states.transpose(1, 2)
-        return keys[rows, :, : self._width], values[rows, :, : self._width]
+        keys[to.rows_n1, :, to.positions_nQ] = key_states.transpose(1, 2)
+        values[to.rows_n1, :, to.positions_nQ] = value_states.transpose(1, 2)
+        return keys[to.rows, :, : to.width], values[to.rows, :, : to.width]
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of a row over another row."""

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from app.domain.errors import BadRequest
 from app.domain.telemetry.serving import Likely
 from app.domain.telemetry.turns import FinishReason, SamplingParams, Shape
-from app.policy.decoding.body import body_of, product
+from app.policy.decoding.body import body_of
 from app.policy.decoding.drafting import Drafting
 from app.policy.decoding.drawing import Drawn, draw_all
 from app.policy.decoding.generation import Generation, check
@@ -295,7 +295,7 @@ class Decoder:
 
     def _sample(self, rows: list[Generation], drafts: list[list[int]], hidden_ND: Tensor, experts: list[Tensor | None]) -> None:
         """Draw the token of every position, and take each row's as far as they are what was fed."""
-        plain_NV = product(self._head, hidden_ND).float()
+        plain_NV = self._head(hidden_ND).float()
         owners = [index for index, draft in enumerate(drafts) for _ in range(1 + len(draft))]
         logits_NV, stuck = processed(plain_NV, [rows[owner].processor for owner in owners])
         uniforms = [number for row, draft in zip(rows, drafts, strict=True) for number in row.upcoming(1 + len(draft))]

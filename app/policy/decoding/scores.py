@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from app.domain.errors import BadRequest
-from app.policy.decoding.body import Body, product
+from app.policy.decoding.body import Body
 from app.policy.decoding.keyvalues import Fed, KeyValues
 from app.policy.distribution import nucleus_logprobs
 
@@ -55,6 +55,6 @@ def scores(
         for first in range(max(0, -at), len(states_QD), AT_ONCE):
             hidden_ND = states_QD[first : first + AT_ONCE]
             tokens_N = tokens_T[at + first : at + first + len(hidden_ND)].to(hidden_ND.device)
-            logprobs_NV = nucleus_logprobs(product(head, hidden_ND).float(), temperature=temperature, top_p=top_p, top_k=top_k)
+            logprobs_NV = nucleus_logprobs(head(hidden_ND).float(), temperature=temperature, top_p=top_p, top_k=top_k)
             yield logprobs_NV.gather(1, tokens_N[:, None])[:, 0].tolist()
         at += len(states_QD)

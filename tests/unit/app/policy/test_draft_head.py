@@ -14,10 +14,10 @@ from torch import Tensor
 from app.domain.errors import BadInput
 from app.domain.telemetry.turns import SamplingParams
 from app.policy.decoding.draft_head import DraftHead, HeadDrafter, check_head, head_of
-from app.policy.decoding.packed_linear import can_pack
 from app.policy.decoding.payoff import LONGEST, LONGEST_REST, Pace, Payoff
 from app.policy.decoding.sampling import Decoder, Generation
 from app.policy.model import Policy, load_policy
+from app.policy.packing.products import can_pack
 from tests.fakes.toys import following, walk, write_toy
 from tests.unit.app.policy.test_speculation import LENGTH, VOCABULARY, Table
 

@@ -1,16 +1,17 @@
 """Prompts that are fed in one forward pass: which, and that they are answered as they are alone."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 import torch
+from torch import Tensor
 
 from app.domain.telemetry.turns import SamplingParams
 from app.policy.decoding.generation import Generation
 from app.policy.decoding.joining import joins, shared
+from app.policy.decoding.keyvalues import Fed, KeyValues
 from app.policy.decoding.sampling import Decoder, sample
 from app.policy.model import Policy, load_policy
 
@@ -27,18 +28,19 @@ def joining(policy: Policy, length: int, *, cached: int = 0, token: int = 7) -> 
 
 
 @contextmanager
-def passes(policy: Policy) -> Iterator[list[tuple[int, int]]]:
-    """Rows and tokens of each pass through the body."""
-    found: list[tuple[int, int]] = []
+def passes(decoder: Decoder) -> Iterator[list[tuple[int, int]]]:
+    """Rows and tokens of each part that goes through the body."""
+    found, body = list[tuple[int, int]](), decoder._body
 
-    def note(_module: object, _arguments: object, options: dict[str, Any]) -> None:
-        found.append(tuple(options["input_ids"].shape))
+    def noting(parts: Sequence[Fed], cache: KeyValues) -> list[Tensor]:
+        found.extend((len(fed.tokens_nQ), fed.tokens_nQ.shape[1]) for fed in parts)
+        return body(parts, cache)
 
-    hook = cast("torch.nn.Module", policy.model.base_model).register_forward_pre_hook(note, with_kwargs=True)
+    decoder._body = noting
     try:
         yield found
     finally:
-        hook.remove()
+        decoder._body = body
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,7 @@ def test_short_prompts_are_fed_at_once_and_as_many_as_have_a_row(policy: Policy)
     decoder = Decoder(policy, max_rows=3, draft_rows=0)
     for number, length in enumerate((10, 12, 9, 11)):
         decoder.submit([10 + number] * length, SamplingParams(max_tokens=3, seed=number))
-    with passes(policy) as found:
+    with passes(decoder) as found:
         assert len(decoder.step()) == 3
     assert found == [(3, 12)]
     assert (decoder.prompted, decoder.fed) == (31, 36), "what pads a row is fed and is nobody's prompt"
@@ -99,7 +101,7 @@ def test_those_who_ask_the_same_are_fed_once(policy: Policy) -> None:
     decoder = Decoder(policy, max_rows=4, draft_rows=0)
     for number in range(4):
         decoder.submit([*range(20, 60)], SamplingParams(max_tokens=2, seed=number))
-    with passes(policy) as found:
+    with passes(decoder) as found:
         decoder.step()
     assert found == [(1, 40)]
     decoder.close()
@@ -113,7 +115,7 @@ def test_prompts_are_answered_together_as_alone_wherever_each_begins(policy: Pol
     resident = decoder.submit(begun, SamplingParams(max_tokens=20, seed=9))
     decoder.step()
     together = [decoder.submit(prompt, each) for prompt, each in zip(asked, params, strict=True)]
-    with passes(policy) as found:
+    with passes(decoder) as found:
         decoder.step()
     assert found == [(1, 1), (5, 20)], "the three and the fourth from what they share with the resident one, the fifth from its beginning"
     while decoder.busy:
@@ -146,7 +148,7 @@ def test_a_prompt_that_the_cache_holds_is_not_fed_beside_another(policy: Policy)
         decoder.step()
     decoder.submit(new, SamplingParams(max_tokens=2, seed=1))
     decoder.submit(known, SamplingParams(max_tokens=2, seed=1))
-    with passes(policy) as found:
+    with passes(decoder) as found:
         decoder.step()
     assert found == [(1, 20)], "its last token is fed beside the other's newest one"
     assert decoder.prompted == 40

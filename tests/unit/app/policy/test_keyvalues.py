@@ -74,17 +74,19 @@ def test_rows_double_up_to_the_most() -> None:
     assert [held(cache, row, 1) for row in range(6)] == [[1.0]] * 6
 
 
-def test_attention_may_read_wider_and_rows_that_decode_are_read_whole() -> None:
+def test_attention_may_read_wider_and_rows_that_decode_to_their_end() -> None:
     cache = KeyValues(max_rows=2)
-    assert cache.plan(asked(0, [[0, 1, 2]]), lanes=16) == 16
+    assert cache.plan(asked(0, [[0, 1, 2]]), lanes=16, whole=True).width == 16
     assert [len(row) for row in fed(cache, [[1, 2, 3]])[0]] == [16]
     decoding = asked(0, [[3]], decoding=True)
-    assert cache.plan(decoding, lanes=16) == 128
+    assert cache.plan(decoding, lanes=16).width == 16
+    assert cache.plan(decoding, lanes=16, whole=True).width == 128
     keys, _ = fed(cache, [[4]])
     assert keys[0][:5] == [1, 2, 3, 4, 0], "what nobody wrote is zero"
     assert len(keys[0]) == 128
-    assert cache.plan(decoding) == 4
-    assert cache.plan(asked(0, [[128]], decoding=True), lanes=16) == 256
+    assert cache.plan(decoding).width == 4
+    assert cache.plan(asked(0, [[128]], decoding=True), lanes=16).width == 144
+    assert cache.plan(asked(0, [[128]], decoding=True), lanes=16, whole=True).width == 256
 
 
 def test_prompts_beside_each_other_are_written_behind_those_that_decode_and_read_as_wide_as_the_longest() -> None:

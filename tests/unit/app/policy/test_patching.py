@@ -10,9 +10,10 @@ from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariable
 from app.domain.errors import BadInput
 from app.domain.ports import Way
 from app.domain.telemetry.turns import SamplingParams
-from app.policy.decoding.packed_linear import PackedLinear, can_pack
 from app.policy.decoding.sampling import sample
 from app.policy.model import Policy, load_policy
+from app.policy.packing.linear import PackedLinear
+from app.policy.packing.products import can_pack
 from app.policy.patching import LiveWeights, _joined, follow, places_of
 from app.policy.storage.delta import StaleDelta, encode_delta
 from app.policy.storage.snapshot import WEIGHTS, snapshot_digest, write_snapshot

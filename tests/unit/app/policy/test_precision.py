@@ -14,7 +14,6 @@ from torch import Tensor
 from app.domain.errors import BadInput, Refused
 from app.domain.ports import Way
 from app.policy.decoding.invariance import TEXTS, invariance
-from app.policy.decoding.packed_linear import pack_linears
 from app.policy.model import Policy, load_policy
 from app.policy.patching import Snapshot, as_published, follow, patched, places_of
 from app.policy.precision import Precision, mxfp8, nvfp4, round_model, rounded
@@ -115,14 +114,10 @@ def _places(policy: Policy) -> list[dict[str, Tensor]]:
 
 
 def loaded(folder: Path, precision: Precision, kind: str) -> Policy:
-    """In bfloat16, or in float32 packed, which every processor can do."""
-    policy = load_policy(folder, dtype=torch.bfloat16 if kind == "bfloat16" else torch.float32, precision=precision)
-    if kind == "packed":
-        pack_linears(policy.model)
-    return policy
+    return load_policy(folder, dtype=getattr(torch, kind), precision=precision)
 
 
-@pytest.mark.parametrize("kind", ["bfloat16", "packed"])
+@pytest.mark.parametrize("kind", ["bfloat16", "float32"])
 @pytest.mark.parametrize("precision", LOW)
 def test_a_patched_version_is_what_a_fresh_load_gives(tiny_model: Path, tmp_path: Path, precision: Precision, kind: str) -> None:
     old = load_file(tiny_model / WEIGHTS)

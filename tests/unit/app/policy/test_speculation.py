@@ -12,11 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from app.domain.telemetry.turns import FinishReason, SamplingParams
+from app.policy.decoding.body import PackedBody, body_of
 from app.policy.decoding.invariance import invariance
 from app.policy.decoding.lookup import LONGEST_DRAFT, LONGEST_REST, NGRAM, REST_TOKENS, PromptLookup
-from app.policy.decoding.packed_linear import can_pack
 from app.policy.decoding.sampling import Decoder, Generation, sample
 from app.policy.model import Policy, load_policy
+from app.policy.packing.products import can_pack
+from tests.unit.app.policy.test_packing import FLOAT32_ALIKE
 
 VOCABULARY, LENGTH = 5, 3
 
@@ -191,6 +193,15 @@ def test_the_packed_body_gives_the_same_bits_alone_in_company_at_once_and_drafte
         assert found.holds, found
 
 
+def test_in_float32_it_gives_the_same_bits_as_well(tiny_model: Path) -> None:
+    policy = load_policy(tiny_model, dtype=torch.float32)
+    found = invariance(policy, tokens=12)
+    assert found.compared > 50
+    assert isinstance(body_of(policy.model), PackedBody) == can_pack(torch.float32)
+    if FLOAT32_ALIKE:
+        assert found.holds, found
+
+
 class Sociable(nn.Module):
     """A head whose numbers depend on how many rows it is given, as a product's blocks may."""
 
@@ -213,8 +224,9 @@ def test_a_machine_whose_bits_depend_on_company_is_told(tiny_model: Path) -> Non
     assert not found.holds
 
 
-def test_the_packed_body_gives_the_same_bits_on_one_thread_and_on_two(tied_model: Path) -> None:
-    policy, before = load_policy(tied_model, dtype=torch.bfloat16), torch.get_num_threads()
+@pytest.mark.parametrize("kind", ["bfloat16", "float32"])
+def test_the_packed_body_gives_the_same_bits_on_one_thread_and_on_two(tiny_model: Path, kind: str) -> None:
+    policy, before = load_policy(tiny_model, dtype=getattr(torch, kind)), torch.get_num_threads()
     prompts = [[5 + row, 9, *range(20, 20 + 7 * row)] for row in range(12)]
     params = [SamplingParams(max_tokens=10, seed=row) for row in range(12)]
     try:
@@ -224,6 +236,6 @@ def test_the_packed_body_gives_the_same_bits_on_one_thread_and_on_two(tied_model
             drawn.append([value for answer in sample(policy, prompts, params) for value in answer.logprobs])
     finally:
         torch.set_num_threads(before)
-    assert len(drawn[0]) > 50
-    if can_pack(torch.bfloat16):
+    assert len(set(drawn[0])) > 50
+    if FLOAT32_ALIKE if kind == "float32" else can_pack(torch.bfloat16):
         assert drawn[0] == drawn[1]

@@ -6,7 +6,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,6 +17,7 @@ from app.domain.telemetry.serving import GenerateRequest, ScoreRequest
 from app.domain.telemetry.turns import SamplingParams
 from app.policy.decoding.sampling import Decoder
 from app.policy.model import Policy, load_policy
+from app.policy.tiny_moe import Architecture, write_tiny_moe
 from app.serving.scoring import scored
 from app.serving.worker import Limits, Worker
 from tests.unit.app.serving.test_worker import Bench, Counting
@@ -26,8 +26,11 @@ CHUNK = 16
 
 
 @pytest.fixture(scope="module")
-def endless(tiny_model: Path) -> Policy:
-    return replace(load_policy(tiny_model, dtype=torch.float32), end_tokens=frozenset())
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Policy:
+    """Of a kind that goes through transformers' modules, where passes can be watched."""
+    folder = tmp_path_factory.mktemp("models") / "moe"
+    write_tiny_moe(folder, Architecture.QWEN3_MOE)
+    return replace(load_policy(folder, dtype=torch.float32), end_tokens=frozenset())
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Linear layers with weights laid out for the processor once, instead of at every call.
 
-oneDNN multiplies bfloat16 in blocks; from a plain [out, in] weight it re-orders on the way, which for the few rows of a decoding batch
-costs a quarter to a half of the product (SmolLM2 on one AVX512-BF16 core, 1-16 rows: 1.2-1.9 times faster packed, the same bits out).
+From a plain [out, in] weight a library re-orders on the way, which for the few rows of a decoding batch costs a quarter to a half of the
+product, or reads twice the bytes that the weights have (`app.policy.packing.products`).
 
 Layers that read the same input (query, key and value; gate and up) are one product: each call wakes the threads anew, which for the
 narrow ones costs as much as the multiplication.
@@ -9,13 +9,11 @@ narrow ones costs as much as the multiplication.
 
 import copy
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-PACK_FOR_ROWS = 16
-"""Rows oneDNN picks the blocking for; the choice hardly matters (within 5 % from 1 to 200 rows)."""
+from app.policy.packing.products import packed
 
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers of one parent that transformers' decoders (Llama, Qwen, Mistral, …) call with the same input, in this order."""
@@ -27,28 +25,27 @@ class PackedLinear(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.bias = linear.bias
+        self._dtype = linear.weight.dtype
         self.pack(linear.weight)
 
     def pack(self, weight: Tensor) -> None:
-        """Multiply by these weights [out, in] from now on."""
-        ops: Any = torch.ops.mkldnn
+        """Multiply by these weights [out, in] from now on, in the dtype that the layer has."""
         self.rows, self.columns = weight.shape
-        self._packed: Tensor = ops._reorder_linear_weight(weight.detach(), PACK_FOR_ROWS)
-        self._multiply = ops._linear_pointwise
+        self._product = packed(weight.detach().to(self._dtype))
 
     def plain(self) -> Tensor:
         """The weights [out, in] that it multiplies by, laid out as usual."""
-        return self._packed.to_dense()
+        return self._product.plain()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """inputs · weightᵀ + bias, in bfloat16."""
-        return self._multiply(inputs, self._packed, self.bias, "none", [], "")
+        """inputs · weightᵀ + bias."""
+        return self._product(inputs.reshape(-1, self.columns), self.bias).view(*inputs.shape[:-1], self.rows)
 
     def __deepcopy__(self, memo: dict[int, object]) -> "PackedLinear":
         new = type(self).__new__(type(self))
         nn.Module.__init__(new)
         new.bias, new.rows, new.columns = self.bias, self.rows, self.columns
-        new._packed, new._multiply = self._packed, self._multiply
+        new._dtype, new._product = self._dtype, self._product
         new.train(self.training)
         memo[id(self)] = new
         return new
@@ -92,17 +89,12 @@ class PackedPart(nn.Module):
         self.shared, self.index = shared, index
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """inputs · weightᵀ + bias, in bfloat16."""
+        """inputs · weightᵀ + bias."""
         return self.shared.part(self.index, inputs)
 
 
-def can_pack(dtype: torch.dtype) -> bool:
-    """Whether this build and processor multiply packed weights of this dtype."""
-    return dtype == torch.bfloat16 and torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-
-
 def pack_linears(model: nn.Module) -> None:
-    """Replace every linear layer of a bfloat16 model on the CPU; the plain weights are let go."""
+    """Replace every linear layer of a model on the CPU whose dtype `can_pack`; the plain weights are let go."""
     for parent in list(model.modules()):
         for names in SIBLINGS:
             _share(parent, names)

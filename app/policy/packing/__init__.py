@@ -1,0 +1,1 @@
+"""Linear layers with their weights laid out once for the processor that multiplies them."""

@@ -1,0 +1,178 @@
+"""Packed linear layers multiply by the very weights that they were given, and a row comes out the same in any company."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from app.policy.model import load_model, load_policy
+from app.policy.packing.linear import PackedLinear, PackedPart, pack_linears
+from app.policy.packing.products import BlockedProduct, HalfProduct, _odd_rows, _rows_alike, can_pack, packed
+
+DTYPES = (torch.bfloat16, torch.float32)
+PACKED = [dtype for dtype in DTYPES if can_pack(dtype)]
+AVX2 = torch.backends.cpu.get_cpu_capability() == "AVX2"
+FLOAT32_ALIKE = can_pack(torch.float32) and AVX2
+"""Where it was measured that a row of a product of float32 comes out the same in any company."""
+
+
+def test_float32_is_packed_where_fbgemm_is() -> None:
+    assert can_pack(torch.float32) == ("fbgemm" in torch.backends.quantized.supported_engines)
+    assert not can_pack(torch.float16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_packed_model_gives_what_a_plain_one_does_or_is_left_plain(tiny_model: Path, tied_model: Path, dtype: torch.dtype) -> None:
+    tokens = torch.arange(5, 40)[None]
+    for folder in (tiny_model, tied_model):
+        plain = load_model(folder, dtype=dtype).eval()
+        loaded = load_policy(folder, dtype=dtype).model
+        with torch.no_grad():
+            difference = (plain(tokens).logits - loaded(tokens).logits).abs().max()
+        found = [module for module in loaded.modules() if isinstance(module, PackedLinear)]
+        assert bool(found) == can_pack(dtype)
+        # the same products summed in another blocking may differ in the last bit
+        assert difference <= (0.05 if dtype is torch.bfloat16 else 5e-5)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_layer_is_the_same_for_few_rows_and_many(dtype: torch.dtype, bias: bool) -> None:
+    plain = nn.Linear(64, 96, bias=bias).to(dtype)
+    model = nn.Sequential(plain)
+    if can_pack(dtype):
+        pack_linears(model)
+    assert isinstance(model[0], PackedLinear) == can_pack(dtype), "where it cannot be packed it stays plain"
+    for shape in ((1,), (3,), (16,), (200,), (1, 1), (2, 5), (0,)):
+        inputs = torch.randn(*shape, 64).to(dtype)
+        with torch.no_grad():
+            found = model(inputs)
+            assert found.shape == (*shape, 96)
+            assert torch.allclose(plain(inputs), found, atol=1e-2 if dtype is torch.bfloat16 else 1e-5)
+
+
+class Block(nn.Module):
+    """Three layers that share their inputs."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__()
+        for name, size in zip(("q_proj", "k_proj", "v_proj"), sizes, strict=True):
+            setattr(self, name, nn.Linear(size, 32, bias=False))
+
+
+@pytest.mark.parametrize("dtype", PACKED)
+def test_layers_that_read_the_same_are_one_product_and_others_are_not(dtype: torch.dtype) -> None:
+    def kinds(*sizes: int) -> set[type[nn.Module]]:
+        block = Block(*sizes).to(dtype)
+        pack_linears(block)
+        return {type(getattr(block, name)) for name in ("q_proj", "k_proj", "v_proj")}
+
+    assert (kinds(64, 64, 64), kinds(64, 64, 96)) == ({PackedPart}, {PackedLinear})
+
+
+# --- which weights -------------------------------------------------------------------------------------------------------------------
+
+
+def bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(torch.int16 if tensor.dtype is torch.bfloat16 else torch.int32)
+
+
+@pytest.mark.parametrize("dtype", PACKED)
+@given(patterns=st.lists(st.integers(0, 0xFFFF).filter(lambda pattern: pattern & 0x7F80 != 0x7F80), min_size=1, max_size=40))
+@settings(max_examples=60)
+def test_whatever_the_published_weights_are_it_multiplies_by_those(dtype: torch.dtype, patterns: list[int]) -> None:
+    """Any finite numbers of bfloat16 beside each other, the largest and the least."""
+    weight = torch.tensor(patterns, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)[:, None].repeat(1, 3).to(dtype)
+    assert torch.equal(bits(packed(weight).plain()), bits(weight))
+
+
+WEIGHTS = {
+    "as models have them": (torch.linspace(-0.3, 0.3, 96 * 64).view(96, 64).bfloat16().float(), HalfProduct),
+    "the least beside the largest that float16 holds with its power of two": (torch.tensor([[1.0, -(2.0**-31)]]), HalfProduct),
+    "eight bits below that": (torch.tensor([[1.0, 255 * 2.0**-41]]), BlockedProduct),
+    "large ones": (torch.tensor([[3e38, -1e38]]).bfloat16().float(), HalfProduct),
+    "none": (torch.zeros(4, 5), HalfProduct),
+    "of 24 bits": (torch.tensor([[1 / 3, 0.1]]), BlockedProduct),
+    "no number": (torch.tensor([[float("nan"), 1.0]]), BlockedProduct),
+    "without an end": (torch.tensor([[float("inf"), 1.0]]), BlockedProduct),
+}
+
+
+@pytest.mark.parametrize("weight", [pytest.param(weight, id=name) for name, weight in WEIGHTS.items() if can_pack(torch.float32)])
+def test_float16_is_taken_where_it_holds_the_weights_to_the_last_bit(weight: tuple[Tensor, type]) -> None:
+    values, kind = weight
+    product = packed(values)
+    assert type(product) is kind
+    assert torch.equal(bits(product.plain()), bits(values))
+
+
+def test_packed_anew_from_stored_weights_it_stays_what_it_was() -> None:
+    for dtype in PACKED:
+        layer = PackedLinear(nn.Linear(8, 4, bias=False).to(dtype))
+        new = torch.randn(4, 8).bfloat16()
+        layer.pack(new)
+        assert layer.plain().dtype is dtype
+        assert torch.equal(layer.plain(), new.to(dtype))
+
+
+# --- in any company ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns", [48, 576, 1536])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_row_comes_out_the_same_among_however_many(columns: int, threads: int) -> None:
+    before = torch.get_num_threads()
+    inputs = torch.randn(400, columns, generator=torch.Generator().manual_seed(1))
+    try:
+        torch.set_num_threads(threads)
+        for dtype in PACKED:
+            product = packed((torch.randn(40, columns, generator=torch.Generator().manual_seed(2)) * 0.02).bfloat16().to(dtype))
+            among = product(inputs.to(dtype), None)
+            odd = {
+                (first, rows)
+                for first in (0, 7, 240)
+                for rows in (*range(1, 50), 119, 120, 121, 122, 127, 134, 159)
+                if not torch.equal(product(inputs[first : first + rows].to(dtype), None), among[first : first + rows])
+            }
+            if dtype is torch.bfloat16 or AVX2:  # where it was measured
+                assert not odd
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_rows_are_added_where_the_last_ones_would_come_out_otherwise() -> None:
+    if not can_pack(torch.float32):
+        return
+    for rows in range(1, 500):
+        assert 0 <= _rows_alike(rows) - rows <= 2
+    if AVX2:
+        assert {1, 2, 7, 14, 31, 32, 37, 38} <= _odd_rows()
+        assert [_rows_alike(rows) for rows in (1, 2, 3, 7, 14, 32, 120, 121, 127, 240, 242)] == [
+            3,
+            3,
+            3,
+            8,
+            15,
+            33,
+            120,
+            123,
+            128,
+            240,
+            243,
+        ]
+
+
+def test_half_and_plain_products_agree() -> None:
+    if not can_pack(torch.float32):
+        return
+    weight = (torch.randn(96, 64) * 0.05).bfloat16().float()
+    for rows in (1, 2, 5, 33):
+        inputs, bias = torch.randn(rows, 64), torch.randn(96)
+        for given_bias in (None, bias):
+            wanted = functional.linear(inputs.double(), weight.double(), None if given_bias is None else given_bias.double())
+            for product in (HalfProduct(weight), BlockedProduct(weight)):
+                assert torch.allclose(product(inputs, given_bias).double(), wanted, atol=1e-5)
