@@ -7,8 +7,8 @@
 | float32  | float32 in blocks           | oneDNN  | .8 to 1.8 times; for weights that float16 cannot hold, such as rounded ones  |
 
 A weight of bfloat16 has eight significant bits and float16 has eleven: a power of two for each tensor brings its largest below 2^15, and
-everything down to 2^-32 of that is held exactly. So what is multiplied is what was published, in half of float32's memory. Whether it is
-all exact is looked at, bit for bit, whenever a tensor is packed.
+everything down to 2^-32 of that is held exactly. So what is multiplied is what was published, in half of float32's memory. Whether all
+of it is exact is looked at whenever a tensor is packed.
 
 Shapes: N rows, I columns of the inputs, O columns of the outputs.
 """
@@ -54,8 +54,8 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 def packed(weight_OI: Tensor) -> Product:
     """The quickest product with these weights, of a dtype that `can_pack`, that multiplies by exactly what they are."""
-    if weight_OI.dtype == torch.float32 and (half := HalfProduct(weight_OI)).holds(weight_OI):
-        return half
+    if weight_OI.dtype == torch.float32 and (half := _halved(weight_OI)) is not None:
+        return HalfProduct(*half)
     return BlockedProduct(weight_OI)
 
 
@@ -82,17 +82,13 @@ class BlockedProduct:
 class HalfProduct:
     """FBGEMM's: inputs, products and sums are float32, the weights float16 times a power of two."""
 
-    def __init__(self, weight_OI: Tensor) -> None:
+    def __init__(self, scaled_OI: Tensor, scale: float) -> None:
+        """`scaled_OI` are the weights over the scale, float32 that float16 holds."""
         ops: Any = torch.ops.quantized
-        largest = float(weight_OI.abs().max())
-        self._scale = 2.0 ** (math.frexp(largest)[1] - HALF_EXPONENT) if math.isfinite(largest) else 1.0
-        self._scale_ = torch.tensor(self._scale)  # which an operation takes in half the time of a number
-        self._packed = ops.linear_prepack_fp16(weight_OI * (1 / self._scale), None)
+        self._packed = ops.linear_prepack_fp16(scaled_OI, None)
         self._multiply, self._unpack = ops.linear_dynamic_fp16, ops.linear_unpack_fp16
-
-    def holds(self, weight_OI: Tensor) -> bool:
-        """Whether it multiplies by these weights and no others."""
-        return torch.equal(self.plain(), weight_OI)
+        self._scale = scale
+        self._scale_ = torch.tensor(scale)  # which an operation takes in half the time of a number
 
     def __call__(self, inputs_NI: Tensor, bias_O: Tensor | None) -> Tensor:
         """See `Product`."""
@@ -105,6 +101,16 @@ class HalfProduct:
     def plain(self) -> Tensor:
         """See `Product`."""
         return self._unpack(self._packed)[0].mul_(self._scale)
+
+
+def _halved(weight_OI: Tensor) -> tuple[Tensor, float] | None:
+    """Weights over a power of two that float16 holds bit for bit, and that power; None where there is none."""
+    largest = float(weight_OI.abs().max())
+    if not math.isfinite(largest):
+        return None
+    scale = 2.0 ** (math.frexp(largest)[1] - HALF_EXPONENT)
+    scaled_OI = weight_OI * (1 / scale)
+    return (scaled_OI, scale) if torch.equal(scaled_OI.half().float() * scale, weight_OI) else None
 
 
 def _has_fbgemm() -> bool:

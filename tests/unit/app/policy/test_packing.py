@@ -87,7 +87,9 @@ def bits(tensor: Tensor) -> Tensor:
 def test_whatever_the_published_weights_are_it_multiplies_by_those(dtype: torch.dtype, patterns: list[int]) -> None:
     """Any finite numbers of bfloat16 beside each other, the largest and the least."""
     weight = torch.tensor(patterns, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)[:, None].repeat(1, 3).to(dtype)
-    assert torch.equal(bits(packed(weight).plain()), bits(weight))
+    product = packed(weight)
+    assert torch.equal(bits(product.plain()), bits(weight))
+    assert torch.equal(product(torch.eye(3, dtype=dtype), None), weight.T), "and not by what it says they are"
 
 
 WEIGHTS = {
@@ -108,6 +110,8 @@ def test_float16_is_taken_where_it_holds_the_weights_to_the_last_bit(weight: tup
     product = packed(values)
     assert type(product) is kind
     assert torch.equal(bits(product.plain()), bits(values))
+    if values.isfinite().all():
+        assert torch.equal(product(torch.eye(values.shape[1]), None), values.T)
 
 
 def test_packed_anew_from_stored_weights_it_stays_what_it_was() -> None:
@@ -174,5 +178,5 @@ def test_half_and_plain_products_agree() -> None:
         inputs, bias = torch.randn(rows, 64), torch.randn(96)
         for given_bias in (None, bias):
             wanted = functional.linear(inputs.double(), weight.double(), None if given_bias is None else given_bias.double())
-            for product in (HalfProduct(weight), BlockedProduct(weight)):
+            for product in (packed(weight), BlockedProduct(weight)):
                 assert torch.allclose(product(inputs, given_bias).double(), wanted, atol=1e-5)
