@@ -29,6 +29,8 @@ HALF_EXPONENT = 15
 """The largest weight is brought below two to this; float16 ends at 65,504."""
 BLOCK_ROWS = 120
 """Rows that FBGEMM cuts an input into before it picks kernels for what is left."""
+AT_ONCE = 1 << 17
+"""Weights that are looked at together: larger pieces are given memory of their own, whose pages cost more than the looking."""
 MOST_PADDED = 2
 """Rows that are added at most so that a row comes out as it does among many."""
 
@@ -105,12 +107,15 @@ class HalfProduct:
 
 def _halved(weight_OI: Tensor) -> tuple[Tensor, float] | None:
     """Weights over a power of two that float16 holds bit for bit, and that power; None where there is none."""
-    largest = float(weight_OI.abs().max())
-    if not math.isfinite(largest):
+    least, most = (abs(float(end)) for end in weight_OI.aminmax())
+    if not math.isfinite(least + most):
         return None
-    scale = 2.0 ** (math.frexp(largest)[1] - HALF_EXPONENT)
-    scaled_OI = weight_OI * (1 / scale)
-    return (scaled_OI, scale) if torch.equal(scaled_OI.half().float() * scale, weight_OI) else None
+    scale = 2.0 ** (math.frexp(max(least, most))[1] - HALF_EXPONENT)
+    rows = max(1, AT_ONCE // weight_OI.shape[1])
+    for part_RI in weight_OI.split(rows):
+        if not torch.equal((part_RI * (1 / scale)).half().float().mul_(scale), part_RI):
+            return None
+    return weight_OI * (1 / scale), scale
 
 
 def _has_fbgemm() -> bool:
