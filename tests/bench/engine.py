@@ -1,4 +1,4 @@
-"""`make bench-engine`: the embedded engine's decoder beside transformers' `generate`, on SmolLM2 in bfloat16, one process, same threads.
+"""`make bench-engine`: the embedded engine's decoder beside transformers' `generate`, on SmolLM2, one process, same dtype and threads.
 
     speed       64 tokens of prompt, 32 new ones, temperature 1, with log-probabilities, at batch 1, 8 and 32: tokens per second and per
                 CPU-second, turn and turn about; the ratios are medians over the rounds
@@ -248,12 +248,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.engine")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), help="of both; default: what engines serve in here")
     options = parser.parse_args(arguments)
     if os.environ.get("OMP_WAIT_POLICY") != "PASSIVE":
         # waiting threads that spin cost tenfold on shared cores, and the policy is read when the libraries load
         os.execvpe(sys.executable, [sys.executable, "-m", "tests.bench.engine", *sys.argv[1:]], os.environ | {"OMP_WAIT_POLICY": "PASSIVE"})
     torch.set_num_threads(options.threads)
-    policy, model = load_policy(MODEL), load_model(MODEL).eval()
+    dtype = getattr(torch, options.dtype) if options.dtype else None
+    policy, model = load_policy(MODEL, dtype=dtype), load_model(MODEL, dtype=dtype).eval()
     exact = invariance(policy, tokens=4 if options.quick else 24)
     found: dict[str, Any] = {
         "threads": options.threads, "dtype": str(policy.model.dtype), "differing_bits": exact.differing_bits, "compared": exact.compared,
