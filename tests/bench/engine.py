@@ -202,7 +202,7 @@ from vllm import LLM, SamplingParams
 import torch
 def main():
     torch.set_num_threads(int(sys.argv[2]))
-    llm = LLM(sys.argv[1], dtype="bfloat16", enforce_eager=True, max_model_len=256, max_num_seqs=32)
+    llm = LLM(sys.argv[1], dtype=sys.argv[5], enforce_eager=True, max_model_len=256, max_num_seqs=32)
     asked = json.loads(sys.argv[3])
     params = SamplingParams(max_tokens=32, min_tokens=32, ignore_eos=True, temperature=1.0, logprobs=0)
     for batch in (1, 8, 32):
@@ -217,11 +217,11 @@ main()
 """
 
 
-def vllm(threads: int, *, rounds: int) -> dict[str, Any] | str:
+def vllm(threads: int, dtype: str, *, rounds: int) -> dict[str, Any] | str:
     """vLLM's figures, or why there are none."""
     if not VLLM.is_file():
         return f"not there: {VLLM} (make test-real installs it)"
-    command = [str(VLLM), "-c", VLLM_SCRIPT, str(MODEL.resolve()), str(threads), json.dumps(prompts(32)), str(rounds)]
+    command = [str(VLLM), "-c", VLLM_SCRIPT, str(MODEL.resolve()), str(threads), json.dumps(prompts(32)), str(rounds), dtype]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
     lines = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("VLLM ")]
     return {key: value for line in lines for key, value in line.items()} or f"it did not run: {done.stderr.strip()[-300:]}"
@@ -261,7 +261,7 @@ def main(arguments: list[str] | None = None) -> int:
         "threads": options.threads, "dtype": str(policy.model.dtype), "differing_bits": exact.differing_bits, "compared": exact.compared,
         "seeded_equal": exact.seeded_equal, "lookup": lookup(policy, few=options.quick),
         "speed": speed(policy, model, rounds=1 if options.quick else 5),
-        "vllm": None if options.quick else vllm(options.threads, rounds=5),
+        "vllm": None if options.quick else vllm(options.threads, str(policy.model.dtype).removeprefix("torch."), rounds=5),
         "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     }  # fmt: skip
     found["missed"] = missed(found)
