@@ -33,8 +33,10 @@ class Plan:
 
     rows: slice
     rows_n1: Tensor
+    """The same as numbers, which stand beside the positions in an index."""
     positions_nQ: Tensor
     width: int
+    """Tokens of each row that attention reads."""
 
 
 class KeyValues:

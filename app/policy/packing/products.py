@@ -7,8 +7,8 @@
 | float32  | float32 in blocks           | oneDNN  | .8 to 1.8 times; for weights that float16 cannot hold, such as rounded ones  |
 
 A weight of bfloat16 has eight significant bits and float16 has eleven: a power of two for each tensor brings its largest below 2^15, and
-everything down to 2^-32 of that is held exactly. So what is multiplied is what was published, in half of float32's memory. Whether all
-of it is exact is looked at whenever a tensor is packed.
+everything down to 2^-32 of that is held exactly. So what is multiplied is what was published, and half as much is read. Whether all of it
+is exact is looked at whenever a tensor is packed.
 
 Shapes: N rows, I columns of the inputs, O columns of the outputs.
 """
@@ -89,16 +89,15 @@ class HalfProduct:
         ops: Any = torch.ops.quantized
         self._packed = ops.linear_prepack_fp16(scaled_OI, None)
         self._multiply, self._unpack = ops.linear_dynamic_fp16, ops.linear_unpack_fp16
-        self._scale = scale
-        self._scale_ = torch.tensor(scale)  # which an operation takes in half the time of a number
+        self._scale = torch.tensor(scale)  # which an operation takes in half the time of a number
 
     def __call__(self, inputs_NI: Tensor, bias_O: Tensor | None) -> Tensor:
         """See `Product`."""
         rows = len(inputs_NI)
         if (more := _rows_alike(rows)) > rows:
             inputs_NI = functional.pad(inputs_NI, (0, 0, 0, more - rows))
-        outputs_NO = self._multiply(inputs_NI, self._packed)[:rows]
-        return outputs_NO.mul_(self._scale_) if bias_O is None else torch.add(bias_O, outputs_NO, alpha=self._scale)
+        outputs_NO = self._multiply(inputs_NI, self._packed)[:rows].mul_(self._scale)
+        return outputs_NO if bias_O is None else outputs_NO.add_(bias_O)
 
     def plain(self) -> Tensor:
         """See `Product`."""
@@ -111,11 +110,11 @@ def _halved(weight_OI: Tensor) -> tuple[Tensor, float] | None:
     if not math.isfinite(least + most):
         return None
     scale = 2.0 ** (math.frexp(max(least, most))[1] - HALF_EXPONENT)
-    rows = max(1, AT_ONCE // weight_OI.shape[1])
-    for part_RI in weight_OI.split(rows):
-        if not torch.equal((part_RI * (1 / scale)).half().float().mul_(scale), part_RI):
+    scaled_OI, rows = weight_OI * (1 / scale), max(1, AT_ONCE // weight_OI.shape[1])
+    for part_RI, scaled_RI in zip(weight_OI.split(rows), scaled_OI.split(rows), strict=True):
+        if not torch.equal(scaled_RI.half().float().mul_(scale), part_RI):
             return None
-    return weight_OI * (1 / scale), scale
+    return scaled_OI, scale
 
 
 def _has_fbgemm() -> bool:
@@ -123,6 +122,7 @@ def _has_fbgemm() -> bool:
     return torch.backends.quantized.engine in {"x86", "fbgemm"} and "fbgemm" in torch.backends.quantized.supported_engines
 
 
+@lru_cache(maxsize=1024)
 def _rows_alike(rows: int) -> int:
     """As many rows or a few more, all of which come out as they do among many: the last one or two of a block have kernels of their own."""
     left = rows % BLOCK_ROWS

@@ -14,6 +14,7 @@ from app.policy.decoding.sampling import Decoder
 from app.policy.decoding.scores import AT_ONCE
 from app.policy.model import Policy, load_policy
 from app.policy.tiny_moe import Architecture, write_tiny_moe
+from tests.unit.app.policy.test_joining import passes
 from tests.unit.app.policy.test_packing import FLOAT32_ALIKE
 
 WHOLE = 2048
@@ -70,20 +71,17 @@ def test_a_mixture_of_experts_is_scored_in_pieces_too(mixed: Policy, size: int) 
 
 
 @pytest.mark.parametrize(("length", "size"), [(1, 8), (70, 8), (70, 200), (300, 150)])
-def test_a_piece_is_one_pass_of_so_many_tokens_or_the_scores_of_a_few_positions(mixed: Policy, length: int, size: int) -> None:
+def test_a_piece_is_one_pass_of_so_many_tokens_or_the_scores_of_a_few_positions(plain: Policy, length: int, size: int) -> None:
     prompt, completion = [5] * 40, [(7 * n) % 512 for n in range(length)]
-    fed, scored, at_once = [0], [0], list[tuple[int, int]]()
-    head = mixed.model.get_output_embeddings()
+    scored, at_once = [0], list[tuple[int, int]]()
+    head, decoder = plain.model.get_output_embeddings(), Decoder(plain, chunk=size)
     assert head is not None
-    hooks = [
-        mixed.model.base_model.register_forward_pre_hook(lambda _, __, named: fed.append(named["input_ids"].numel()), with_kwargs=True),
-        head.register_forward_pre_hook(lambda _, given: scored.append(len(given[0]))),
-    ]
-    for _ in Decoder(mixed, chunk=size).scored(prompt, completion, temperature=1.0, top_p=1.0):
-        at_once.append((sum(fed), sum(scored)))
-        fed[:], scored[:] = [0], [0]
-    for hook in hooks:
-        hook.remove()
+    hook = head.register_forward_pre_hook(lambda _, given: scored.append(len(given[0])))
+    with passes(decoder) as fed:
+        for _ in decoder.scored(prompt, completion, temperature=1.0, top_p=1.0):
+            at_once.append((sum(rows * tokens for rows, tokens in fed), sum(scored)))
+            fed[:], scored[:] = [], [0]
+    hook.remove()
     assert all((tokens == 0) != (positions == 0) for tokens, positions in at_once)
     assert max(tokens for tokens, _ in at_once) == min(size, len(prompt) + length - 1)
     assert max(positions for _, positions in at_once) == min(size, length, AT_ONCE)
