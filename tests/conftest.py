@@ -38,6 +38,7 @@ settings.register_profile("shared-machine", deadline=None, suppress_health_check
 settings.load_profile("shared-machine")
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side: a pool of threads in each would fight over the cores
+os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 starves its workers beside other tests: minutes instead of seconds
 
 TEMPLATE = "ratchet_template"
 

@@ -1,4 +1,4 @@
-"""`python -m tests.bench.train_gpu`: model FLOPs utilisation of our training step on one GPU, with random weights of a 0.5-1.5 B Llama.
+"""`python -m tests.bench.train_gpu`: model FLOPs utilisation of our training step on one GPU, with random weights of a 0.5-3 B Llama.
 
 Self-contained: needs torch, transformers, safetensors and this repository on the path; no Ray, no database. The utilisation counts
 6 FLOPs per parameter of a matrix and token, and attention's 6·L·H·T² per sequence (causal), over the card's bf16 peak; what is
@@ -12,16 +12,12 @@ import time
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from app.domain.learning.training import AdamParams, Datum, LossSpec
-from app.policy.storage.snapshot import finish_snapshot
 from pipelines.training.trainer import LocalTrainer, TrainerSetup
+from tests.bench.llamas import SHAPES, VOCABULARY, random_llama
 
-SHAPES = {"0.5b": (1280, 3584, 24, 20, 4), "1.5b": (2048, 5632, 28, 16, 8)}
-"""Hidden, intermediate, layers, heads, key/value heads."""
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
-VOCABULARY = 49_152
 
 
 def main() -> None:
@@ -35,17 +31,10 @@ def main() -> None:
     parser.add_argument("--activations", choices=["none", "selective", "full"], default="none")
     parser.add_argument("--steps", type=int, default=6)
     arguments = parser.parse_args()
-    hidden, intermediate, layers, heads, kv_heads = SHAPES[arguments.size]
-    config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=kv_heads, max_position_embeddings=8192, tie_word_embeddings=True,
-    )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         snapshot = Path(folder) / "model"
         snapshot.mkdir()
-        config.save_pretrained(snapshot)
-        with torch.device("cuda"):
-            finish_snapshot(snapshot, LlamaForCausalLM(config).bfloat16().state_dict())
+        random_llama(snapshot, arguments.size, device=torch.device("cuda"), context=8192)
         torch.cuda.empty_cache()
         setup = TrainerSetup(
             snapshot=snapshot, scratch=Path(folder), dtype="bfloat16", activations=arguments.activations, share_prefixes=False

@@ -31,18 +31,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import numpy as np
 import torch
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType] - its PathLike has no parameter
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from app.domain.errors import RatchetError
 from app.domain.learning.training import AdamParams, Datum, LossSpec
@@ -53,7 +53,7 @@ from app.policy.model import load_model
 from app.policy.scoring.fixed_probe import Expected, divergence, probe_tokens, write_expected
 from app.policy.scoring.forward import token_logprobs
 from app.policy.storage.delta import apply_delta, encode_delta
-from app.policy.storage.snapshot import WEIGHTS, finish_snapshot, write_snapshot
+from app.policy.storage.snapshot import WEIGHTS, write_snapshot
 from app.policy.storage.store import LocalWeights
 from app.policy.storage.weights import digest_of
 from app.serving.servers.engines import ServerEngines
@@ -61,20 +61,17 @@ from app.serving.servers.residency import InPlace, KeptServer
 from app.serving.servers.vllm import SCHEME, Vllm
 from app.serving.servers.vllm_control import Pause, VllmControl
 from pipelines.training.trainer import LocalTrainer, TrainerSetup
+from tests.bench.llamas import SHAPES, VOCABULARY, random_llama
 
-SHAPES = {
-    "tiny": (256, 768, 2, 4, 2), "0.5b": (1280, 3584, 24, 20, 4), "1.5b": (2048, 5632, 28, 16, 8), "3b": (2560, 8192, 36, 20, 4),
-}  # fmt: skip
-"""Hidden, intermediate, layers, heads, key/value heads; 2 to 3 times as wide as tall, as most are."""
-VOCABULARY, CONTEXT = 49_152, 2048
+CONTEXT = 2048
 PROMPTS = ("Write a function that sorts a list.", "Why does it rain?", "def median(values):", "Name three rivers.")
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 SHARP = 3.0
-"""Random weights say next to nothing; with embeddings so much larger some tokens are far likelier than others."""
 SCORED = 48
+Made = TypeVar("Made")
 ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }  # fmt: skip
 
 
@@ -166,21 +163,11 @@ class World:
 
     def make(self, size: str, tokenizer: Path, releases: int) -> None:
         """The base, and a version for each release."""
-        hidden, intermediate, layers, heads, kv_heads = SHAPES[size]
-        config = LlamaConfig(
-            vocab_size=VOCABULARY, hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers,
-            num_attention_heads=heads, num_key_value_heads=kv_heads, max_position_embeddings=CONTEXT, tie_word_embeddings=True,
-            architectures=["LlamaForCausalLM"], bos_token_id=1, eos_token_id=2,
-        )  # fmt: skip
         draft = self.folder / "base"
         draft.mkdir()
-        config.save_pretrained(draft)
         for name in TOKENIZER:
             shutil.copyfile(tokenizer / name, draft / name)
-        with torch.device(self.device):
-            state = LlamaForCausalLM(config).bfloat16().state_dict()
-        state["model.embed_tokens.weight"].mul_(SHARP)
-        finish_snapshot(draft, state)
+        random_llama(draft, size, device=self.device, context=CONTEXT, sharp=SHARP)
         self.base = self.publish(draft)
         tensors = load_file(draft / WEIGHTS)
         for number in range(releases):
@@ -205,7 +192,7 @@ class World:
         return Ledger(f"{SCHEME}{url}", self.states, self.by_role)
 
 
-def step_and_delta(world: World, threads: int) -> dict[str, Any]:
+def step_and_delta(world: World) -> dict[str, Any]:
     """One real AdamW step from the base, and what its delta costs."""
     base = world.store.path(world.base)
     trainer = LocalTrainer(TrainerSetup(snapshot=base, scratch=world.folder, dtype="bfloat16", share_prefixes=False))
@@ -225,7 +212,7 @@ def step_and_delta(world: World, threads: int) -> dict[str, Any]:
     del trainer
     before, after = load_file(base / WEIGHTS), load_file(draft / WEIGHTS)
     size, digests = sum(t.nbytes for t in after.values()), (world.base, digest_of(after))
-    encoded, delta = _fastest(lambda: encode_delta(before, after, digests=digests, threads=threads))
+    encoded, delta = _fastest(lambda: encode_delta(before, after, digests=digests))
     changed = sum(int((before[name].view(torch.int16) != after[name].view(torch.int16)).sum()) for name in after)
     decoded, new = _fastest(lambda: apply_delta(before, delta, base_digest=world.base))
     same = all(torch.equal(new[name].view(torch.int16), after[name].view(torch.int16)) for name in after)
@@ -236,18 +223,16 @@ def step_and_delta(world: World, threads: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _fastest(work: Any) -> tuple[float, Any]:
-    took: list[float] = []
-    for _ in range(3):
+def _fastest(work: Callable[[], Made]) -> tuple[float, Made]:
+    def once() -> tuple[float, Made]:
         started = time.monotonic()
-        result = work()
-        took.append(time.monotonic() - started)
-    return min(took), result
+        made = work()
+        return time.monotonic() - started, made
+
+    return min((once() for _ in range(3)), key=lambda timed: timed[0])
 
 
-def start(
-    world: World, python: str, share: float, *, graphs: bool, more: Sequence[str] = ()
-) -> tuple[str, "subprocess.Popen[bytes]", Path]:
+def start(world: World, python: str, share: float, *, graphs: bool, more: Sequence[str]) -> tuple[str, "subprocess.Popen[bytes]", Path]:
     """A vLLM server on the base; its address, process and log."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -320,8 +305,7 @@ def judged(world: World, load: Load) -> dict[str, Any]:
     chosen = random.Random(5).sample(load.answers, min(SCORED, len(load.answers)))
     digests = [world.base, *world.versions]
     gaps: dict[int, dict[str, Tensor]] = {index: {} for index in range(len(chosen))}
-    logged_all: list[float] = []
-    scored_all: list[float] = []
+    logged_all, scored_all = list[float](), list[float]()
     for digest in digests:
         model = world.model(world.store.path(digest))
         for index, (claimed, chunks) in enumerate(chosen):
@@ -397,21 +381,17 @@ def main() -> None:
         world = World(Path(folder), torch.device(arguments.device), LocalWeights(Path(folder) / "store"))
         world.make(arguments.size, arguments.tokenizer, arguments.releases)
         said(f"made {1 + arguments.releases} versions")
-        delta = step_and_delta(world, threads=os.cpu_count() or 2)
+        delta = step_and_delta(world)
         said(f"delta {delta}")
-        if arguments.device == "cuda":
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
         controls = served(world, arguments, stack)
         said("both servers answer")
         load, took = asyncio.run(drive(world, [control.url for control in controls], arguments))
         said(f"{len(took)} swaps, {len(load.answers)} answers")
         figures = {
             "device": torch.cuda.get_device_name() if arguments.device == "cuda" else "cpu",
-            "size": arguments.size,
-            "delta": delta,
-            **felt(load, took, controls),
-            **judged(world, load),
-        }
+            "size": arguments.size, "delta": delta, **felt(load, took, controls), **judged(world, load),
+        }  # fmt: skip
     print(json.dumps(figures))
     raise SystemExit(bool(figures["errors"] or figures["mixed_weight_answers"] or not delta["bit_exact"]))
 

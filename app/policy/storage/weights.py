@@ -32,13 +32,12 @@ Size = Annotated[int, msgspec.Meta(ge=0)]
 
 @lru_cache
 def compute_dtype() -> torch.dtype:
-    """bfloat16 where the processor multiplies it natively (AVX512-BF16, AMX, or a GPU), else float32.
+    """bfloat16 where the processor multiplies it natively (AVX512-BF16, AMX), else float32: models are loaded and served on the processor,
+    also where there is a GPU.
 
     Without such instructions bfloat16 is emulated and slower than float32 (18 against 26-51 tokens/s the other way round). oneDNN is
     asked too: it may be told to do without what the processor has (ONEDNN_MAX_CPU_ISA), and is 6 times slower in bfloat16 then.
     """
-    if torch.cuda.is_available():
-        return torch.bfloat16
     native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     used = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return torch.bfloat16 if native and used else torch.float32

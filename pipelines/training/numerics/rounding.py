@@ -22,21 +22,26 @@ KEPT_BITS = -0x10000
 
 
 @torch.no_grad()
-def round_into(target: torch.Tensor, masters: torch.Tensor, *, first: int = 0) -> None:
+def round_into(target: torch.Tensor, masters: torch.Tensor, *, first: int = 0, whole_periods: bool | None = None) -> None:
     """Fill a contiguous `target` with the bfloat16 values of `masters`; `first` is the place of their first element in the whole
     tensor, so that workers who hold parts of it round as one who holds all. NaN and infinities stay what they are. A target of another
-    dtype or device is filled by way of a copy."""
+    dtype or device is filled by way of a copy. `whole_periods`: all of them in one operation; None: not on a processor, whose cache holds
+    one, and on a GPU, where 5,482 small operations were four fifths of an optimizer step."""
     if target.dtype != torch.float32 or target.device != masters.device:
         target.copy_(rounded(masters, first=first))
         return
     given, wanted = masters.reshape(-1).view(torch.int32), target.view(-1).view(torch.int32)
     thresholds = _thresholds(target.device)
+    if whole_periods is None:
+        whole_periods = target.device.type != "cpu"
     at = 0
     while at < len(given):
-        place = (first + at) % PERIOD
-        size = min(PERIOD - place, len(given) - at)
-        torch.add(given[at : at + size], thresholds[place : place + size], out=wanted[at : at + size])
-        wanted[at : at + size].bitwise_and_(KEPT_BITS)
+        place, left = (first + at) % PERIOD, len(given) - at
+        periods = left // PERIOD if whole_periods and place == 0 and left >= PERIOD else 1
+        size = min(periods * PERIOD - place, left)
+        here, there = (flat[at : at + size].view(periods, -1) for flat in (given, wanted))
+        torch.add(here, thresholds[place : place + here.shape[1]], out=there)
+        there.bitwise_and_(KEPT_BITS)
         at += size
 
 

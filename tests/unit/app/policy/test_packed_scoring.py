@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from app.policy.scoring.chunked_logprobs import chunked_logprobs
+from app.policy.scoring.packed_attention import attends_in
 from app.policy.scoring.packing import PackedRow, ScoredSequence, pack
 from app.policy.scoring.scorer import Scorer
 
@@ -156,3 +157,9 @@ def test_huge_logits_do_not_overflow() -> None:
     # log p = 29999 - 30000 - log(1 + e^-1) = -1.3133
     assert logprobs.item() == pytest.approx(-1.31326, abs=1e-3)
     assert torch.isfinite(entropy).all()
+
+
+def test_on_a_gpu_attention_is_computed_in_the_dtype_of_its_values() -> None:
+    # `meta` stands for any device but the processor: under autocast queries and keys come out of their rotation in float32, values do not
+    assert attends_in(torch.empty(1, 2, 8, 64, dtype=torch.bfloat16, device="meta")) is torch.bfloat16
+    assert attends_in(torch.empty(1, 2, 8, 64, dtype=torch.bfloat16)) is torch.float32

@@ -39,6 +39,16 @@ def test_parts_are_rounded_as_the_whole_is() -> None:
     assert torch.equal(parts, whole)
 
 
+@pytest.mark.parametrize("first", [0, 5, PERIOD - 1])
+@pytest.mark.parametrize("count", [1, 7, PERIOD, 3 * PERIOD, 3 * PERIOD + 11])
+def test_many_periods_at_once_are_rounded_as_one_after_the_other(first: int, count: int) -> None:
+    masters = torch.randn(count, generator=torch.Generator().manual_seed(3))
+    one_by_one, at_once = torch.empty(count), torch.empty(count)
+    round_into(one_by_one, masters, first=first, whole_periods=False)
+    round_into(at_once, masters, first=first, whole_periods=True)
+    assert torch.equal(at_once, one_by_one)
+
+
 def test_a_weight_that_does_not_move_is_served_as_before() -> None:
     masters = torch.randn(5000, generator=torch.Generator().manual_seed(2))
     moved = masters.clone()
