@@ -171,7 +171,7 @@ class World:
         self.base = self.publish(draft)
         tensors = load_file(draft / WEIGHTS)
         for number in range(releases):
-            factor = 1.25 if number % 2 == 0 else 1.0 + 0.01 * number
+            factor = 0.85 - 0.01 * number if number % 2 else 1.25 + 0.01 * number
             tensors_of = {name: t * factor if "norm" in name and t.dim() == 1 else t for name, t in tensors.items()}
             write_snapshot(self.folder / f"release{number}", tensors_of, like=draft)
             self.versions.append(self.publish(self.folder / f"release{number}"))
