@@ -46,10 +46,8 @@ import torch
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType] - its PathLike has no parameter
 from torch import Tensor
 
-from app.domain.errors import RatchetError
 from app.domain.ports import EngineState, Holder, Way
-from app.domain.telemetry.serving import GenerateRequest, GenerationChunk
-from app.domain.telemetry.turns import FinishReason, SamplingParams
+from app.domain.telemetry.serving import GenerationChunk
 from app.policy.decoding.sampling import Decoder
 from app.policy.model import Policy, load_policy
 from app.policy.patching import LiveWeights, follow, places_of
@@ -62,18 +60,12 @@ from app.policy.storage.weights import digest_of
 from app.serving.client import HttpEngines
 from app.serving.process import serve_engine
 from app.stopping import until_told
+from tests.bench.common.asking import Load
 
 SMOLLM2, TINY = Path(".cache/models/smollm2-135m-instruct"), Path(".cache/models/tiny")
 REPLICAS, STREAMS, TOKENS = 3, 6, 12
 READING_S = 3.0
 """Between two answers of a stream, on average."""
-PROMPTS = (
-    "Write a function that sorts a list.",
-    "Why does it rain?",
-    "def median(values):",
-    "Name three rivers.",
-    "Fix: for i in range(10) print(i)",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,39 +177,6 @@ class Publisher:
         return digest
 
 
-@dataclass
-class Load:
-    """Streams of answers, and what became of them."""
-
-    engines: HttpEngines
-    current: str
-    reading_s: float = 0.0
-    phase: str = "calm"
-    seconds: dict[str, list[float]] = field(default_factory=lambda: {"calm": [], "swapping": []})
-    answers: list[tuple[str, list[GenerationChunk]]] = field(default_factory=list[tuple[str, list[GenerationChunk]]])
-    errors: list[str] = field(default_factory=list[str])
-
-    async def stream(self, index: int, stop: asyncio.Event) -> None:
-        """Ask again and again."""
-        chosen = random.Random(index)
-        while not stop.is_set():
-            if self.reading_s:
-                await asyncio.sleep(chosen.expovariate(1 / self.reading_s))
-            digest, phase, started = self.current, self.phase, time.monotonic()
-            params = SamplingParams(max_tokens=TOKENS, seed=chosen.randrange(1 << 30))
-            message = {"role": "user", "content": chosen.choice(PROMPTS)}
-            asked = GenerateRequest(policy="composer", digest=digest, messages=[message], sampling=params)
-            try:
-                chunks = [chunk async for chunk in self.engines.generate(asked)]
-            except RatchetError as error:
-                self.errors.append(str(error))
-                continue
-            if chunks[-1].finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
-                self.errors.append(str(chunks[-1].message))
-            self.seconds[phase].append(time.monotonic() - started)
-            self.answers.append((digest, chunks))
-
-
 class Watch(threading.Thread):
     """Largest private memory of the engines, and which share of all cores was busy, by phase."""
 
@@ -292,7 +251,7 @@ async def driven(
     if not await waited(lambda: len(ledger.addresses(first)) == REPLICAS, 180):
         raise SystemExit("the engines did not start within 180 s")
     async with HttpEngines(urls, holders=ledger.holders) as engines:
-        load, stop = Load(engines, first, plan.reading_s), asyncio.Event()
+        load, stop = Load(engines, first, tokens=TOKENS, reading_s=plan.reading_s), asyncio.Event()
         streams = [asyncio.ensure_future(load.stream(index, stop)) for index in range(STREAMS)]
         await asyncio.sleep(plan.calm_s)
         load.phase = watch.phase = "swapping"

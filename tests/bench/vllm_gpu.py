@@ -44,11 +44,8 @@ from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariable
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from app.domain.errors import RatchetError
 from app.domain.learning.training import AdamParams, Datum, LossSpec
 from app.domain.ports import EngineState, Holder
-from app.domain.telemetry.serving import GenerateRequest, GenerationChunk
-from app.domain.telemetry.turns import FinishReason, SamplingParams
 from app.policy.model import load_model
 from app.policy.scoring.fixed_probe import Expected, divergence, probe_tokens, write_expected
 from app.policy.scoring.forward import token_logprobs
@@ -57,14 +54,14 @@ from app.policy.storage.snapshot import WEIGHTS, write_snapshot
 from app.policy.storage.store import LocalWeights
 from app.policy.storage.weights import digest_of
 from app.serving.servers.engines import ServerEngines
-from app.serving.servers.residency import InPlace, KeptServer
+from app.serving.servers.residency import InPlace, KeptServer, keep_versions
 from app.serving.servers.vllm import SCHEME, Vllm
 from app.serving.servers.vllm_control import Pause, VllmControl
 from pipelines.training.trainer import LocalTrainer, TrainerSetup
+from tests.bench.common.asking import Load
 from tests.bench.llamas import SHAPES, VOCABULARY, random_llama
 
 CONTEXT = 2048
-PROMPTS = ("Write a function that sorts a list.", "Why does it rain?", "def median(values):", "Name three rivers.")
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 SHARP = 3.0
 SCORED = 48
@@ -87,7 +84,7 @@ class Ledger:
     def report(self, policy: str, digest: str, state: EngineState, detail: str | None = None) -> None:
         self._shared[self._address, digest] = state
         if state is EngineState.FAILED:
-            raise SystemExit(f"{self._address} did not take {digest[:12]}: {detail}")
+            print(f"{self._address} did not take {digest[:12]}: {detail}", flush=True)  # whoever waits for it gives up
 
     def addresses(self, digest: str) -> list[str]:
         return [address for (address, held), state in list(self._shared.items()) if held == digest and state is EngineState.READY]
@@ -117,36 +114,6 @@ class TimedControl(VllmControl):
     def _go_on(self) -> None:
         super()._go_on()
         self.pauses_ms.append(1e3 * (time.monotonic() - self._since))
-
-
-@dataclass
-class Load:
-    """Streams of answers from whatever is the champion."""
-
-    champion: str
-    tokens: int
-    phase: str = "calm"
-    seconds: dict[str, list[float]] = field(default_factory=lambda: {"calm": [], "releasing": []})
-    answers: list[tuple[str, list[GenerationChunk]]] = field(default_factory=list[tuple[str, list[GenerationChunk]]])
-    errors: list[str] = field(default_factory=list[str])
-
-    async def stream(self, engines: ServerEngines, index: int, stop: asyncio.Event) -> None:
-        """Ask again and again."""
-        chosen = random.Random(index)
-        while not stop.is_set():
-            digest, phase, started = self.champion, self.phase, time.monotonic()
-            sampling = SamplingParams(max_tokens=self.tokens, seed=chosen.randrange(1 << 30))
-            message = {"role": "user", "content": chosen.choice(PROMPTS)}
-            try:
-                asked = GenerateRequest(policy="composer", digest=digest, messages=[message], sampling=sampling)
-                chunks = [chunk async for chunk in engines.generate(asked)]
-            except RatchetError as error:
-                self.errors.append(str(error))
-                continue
-            if chunks[-1].finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
-                self.errors.append(str(chunks[-1].message))
-            self.seconds[phase].append(time.monotonic() - started)
-            self.answers.append((digest, chunks))
 
 
 @dataclass
@@ -264,12 +231,6 @@ def wait(url: str, process: "subprocess.Popen[bytes]", log: Path, within_s: floa
     raise SystemExit(f"vLLM did not start within {within_s:.0f} s:\n" + log.read_text(errors="replace")[-5000:])
 
 
-def keep(resident: InPlace, stop: threading.Event) -> None:
-    """What a deployment's `serve-beside` process does: a round every half second."""
-    while not stop.wait(0.5):
-        resident.turn()
-
-
 async def drive(world: World, urls: Sequence[str], arguments: argparse.Namespace) -> tuple[Load, list[float]]:
     """The two phases; the load, and seconds for each swap as the ledger saw it."""
     ledger, took = world.ledger(urls[0]), list[float]()
@@ -283,15 +244,15 @@ async def drive(world: World, urls: Sequence[str], arguments: argparse.Namespace
         took.append(time.monotonic() - began)
 
     async with ServerEngines(Vllm(), list(urls), holders=ledger.holders) as engines:
-        load, stop = Load(world.base, arguments.tokens), asyncio.Event()
-        streams = [asyncio.ensure_future(load.stream(engines, index, stop)) for index in range(arguments.streams)]
+        load, stop = Load(engines, world.base, tokens=arguments.tokens), asyncio.Event()
+        streams = [asyncio.ensure_future(load.stream(index, stop)) for index in range(arguments.streams)]
         await asyncio.sleep(arguments.calm)
-        load.phase, champion = "releasing", world.base
+        load.phase, champion = "swapping", world.base
         for release in world.versions:
             world.by_role["candidate"] = [release]
             await until_held(release, urls[1])
             world.by_role.update(champion=[release], previous=[champion], candidate=[])
-            load.champion = release
+            load.current = release
             await until_held(release, urls[0])
             await until_held(champion, urls[1])
             champion = release
@@ -336,7 +297,7 @@ def served(world: World, arguments: argparse.Namespace, stack: ExitStack) -> lis
     for control, role in zip(controls, ("champion", "candidate"), strict=True):
         resident = InPlace(KeptServer(control, world.store), world.ledger(control.url), policy="composer", role=role)
         resident.turn()
-        keeper = threading.Thread(target=keep, args=(resident, stop), daemon=True)
+        keeper = threading.Thread(target=keep_versions, args=(resident,), kwargs={"stop": stop}, daemon=True)
         keeper.start()
         stack.callback(keeper.join)
     stack.callback(stop.set)
@@ -345,7 +306,7 @@ def served(world: World, arguments: argparse.Namespace, stack: ExitStack) -> lis
 
 def felt(load: Load, took: Sequence[float], controls: Sequence[TimedControl]) -> dict[str, Any]:
     """What releases cost those who ask."""
-    calm, releasing = (float(np.percentile(load.seconds[phase], 99)) for phase in ("calm", "releasing"))
+    calm, releasing = (float(np.percentile(load.seconds[phase], 99)) for phase in ("calm", "swapping"))
     pauses = [pause for control in controls for pause in control.pauses_ms]
     return {
         "swaps": len(pauses), "pause_ms": {"median": round(float(np.median(pauses))), "longest": round(max(pauses))},
@@ -359,7 +320,7 @@ def felt(load: Load, took: Sequence[float], controls: Sequence[TimedControl]) ->
 def main() -> None:
     """Measure; the last line is JSON. Exits with 1 for an answer that failed or is of other weights than it says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vllm", default=sys.executable, help="Python of vLLM's environment, with infra/vllm in it")
+    parser.add_argument("--vllm", type=os.path.abspath, default=sys.executable, help="Python of vLLM's environment, with infra/vllm in it")
     parser.add_argument("--size", choices=list(SHAPES), default="1.5b")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tokenizer", type=Path, default=Path(".cache/models/smollm2-135m-instruct"))
