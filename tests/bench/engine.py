@@ -1,7 +1,8 @@
 """`make bench-engine`: the embedded engine's decoder beside transformers' `generate`, on SmolLM2, one process, same dtype and threads.
 
     speed       64 tokens of prompt, 32 new ones, temperature 1, with log-probabilities, at batch 1, 8 and 32: tokens per second and per
-                CPU-second, turn and turn about; the ratios are medians over the rounds
+                CPU-second, turn and turn about; the ratios are medians over the rounds. Ours takes as many of the threads as are fastest,
+                as it does when it serves (`app.serving.threads`)
     exactness   log-probabilities alone, in company, scored in one pass and drafted: bits that differ, seeded answers that are the same
     lookup      edits (the old text in the prompt, the new one as the answer) and plain chat, with drafts and without, one at a time
 
@@ -31,6 +32,7 @@ from app.domain.telemetry.turns import SamplingParams
 from app.policy.decoding.invariance import invariance
 from app.policy.decoding.sampling import DRAFT_ROWS, Decoder
 from app.policy.model import Policy, load_model, load_policy
+from app.serving.threads import Threads
 
 MODEL = Path(".cache/models/smollm2-135m-instruct")
 VLLM = Path(".cache/vllm-venv/bin/python")
@@ -70,11 +72,17 @@ def prompts(batch: int) -> list[list[int]]:
     return [torch.randint(100, 40_000, (PROMPT,), generator=random).tolist() for _ in range(batch)]
 
 
-def ours(policy: Policy, asked: Sequence[Sequence[int]]) -> None:
+def ours(policy: Policy, asked: Sequence[Sequence[int]], threads: Threads) -> None:
     decoder = Decoder(policy, max_rows=len(asked))
     answers = [decoder.submit(prompt, SamplingParams(max_tokens=NEW, seed=index)) for index, prompt in enumerate(asked)]
+
+    def step() -> int:
+        prompted, rows = decoder.prompted, len(decoder.step())
+        return rows if decoder.prompted == prompted else 0
+
+    threads.begin()
     while decoder.busy:
-        decoder.step()
+        threads.round(step)
     decoder.close()
     assert all(len(answer.logprobs) == NEW for answer in answers)
 
@@ -91,15 +99,15 @@ def theirs(model: Any, asked: Sequence[Sequence[int]]) -> None:
 
 def speed(policy: Policy, model: Any, *, rounds: int) -> dict[str, Any]:
     """Turn and turn about."""
-    endless = replace(policy, end_tokens=frozenset())
+    endless, most = replace(policy, end_tokens=frozenset()), torch.get_num_threads()
     found: dict[str, Any] = {}
     for batch in BATCHES:
-        asked, pairs = prompts(batch), list[tuple[Spent, Spent]]()
-        ours(endless, asked[:1])
+        asked, pairs, threads = prompts(batch), list[tuple[Spent, Spent]](), Threads(most)
+        ours(endless, asked, threads)
         for _ in range(rounds):
-            pairs.append(
-                (spent(batch * NEW, lambda asked=asked: ours(endless, asked)), spent(batch * NEW, lambda asked=asked: theirs(model, asked)))
-            )
+            our = spent(batch * NEW, lambda asked=asked, threads=threads: ours(endless, asked, threads))
+            torch.set_num_threads(most)
+            pairs.append((our, spent(batch * NEW, lambda asked=asked: theirs(model, asked))))
         found[str(batch)] = {
             "tokens_per_cpu_s": round(median(a.tokens / a.cpu_s for a, _ in pairs), 1),
             "tokens_per_s": round(median(a.tokens / a.wall_s for a, _ in pairs), 1),
@@ -107,6 +115,7 @@ def speed(policy: Policy, model: Any, *, rounds: int) -> dict[str, Any]:
             "generate_tokens_per_s": round(median(b.tokens / b.wall_s for _, b in pairs), 1),
             "cpu_ratio": round(median(b.cpu_s / a.cpu_s for a, b in pairs), 2),
             "wall_ratio": round(median(b.wall_s / a.wall_s for a, b in pairs), 2),
+            "threads": threads.count,
         }  # fmt: skip
         print(json.dumps({batch: found[str(batch)]}), flush=True)
     return found
