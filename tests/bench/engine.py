@@ -10,6 +10,8 @@ The edits' answers are forced: SmolLM2 does not write them by itself, and what i
 vLLM takes part where `.cache/vllm-venv` has it, in a process of its own on as many threads.
 
     python -m tests.bench.engine --quick      fewer rounds, no vLLM
+    GOMP_SPINCOUNT=5000 python -m tests.bench.engine
+                                              threads wait as `ratchet up` lets them: faster by the wall, dearer by processor time
 """
 
 import argparse
@@ -259,7 +261,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), help="of both; default: what engines serve in here")
     options = parser.parse_args(arguments)
-    if os.environ.get("OMP_WAIT_POLICY") != "PASSIVE":
+    if os.environ.get("OMP_WAIT_POLICY") != "PASSIVE" and "GOMP_SPINCOUNT" not in os.environ:
         # waiting threads that spin cost tenfold on shared cores, and the policy is read when the libraries load
         os.execvpe(sys.executable, [sys.executable, "-m", "tests.bench.engine", *sys.argv[1:]], os.environ | {"OMP_WAIT_POLICY": "PASSIVE"})
     torch.set_num_threads(options.threads)
@@ -267,7 +269,8 @@ def main(arguments: list[str] | None = None) -> int:
     policy, model = load_policy(MODEL, dtype=dtype), load_model(MODEL, dtype=dtype).eval()
     exact = invariance(policy, tokens=4 if options.quick else 24)
     found: dict[str, Any] = {
-        "threads": options.threads, "dtype": str(policy.model.dtype), "differing_bits": exact.differing_bits, "compared": exact.compared,
+        "threads": options.threads, "spins": os.environ.get("GOMP_SPINCOUNT", "0"),
+        "dtype": str(policy.model.dtype), "differing_bits": exact.differing_bits, "compared": exact.compared,
         "seeded_equal": exact.seeded_equal, "lookup": lookup(policy, few=options.quick),
         "speed": speed(policy, model, rounds=1 if options.quick else 5),
         "vllm": None if options.quick else vllm(options.threads, str(policy.model.dtype).removeprefix("torch."), rounds=5),

@@ -4,7 +4,8 @@
 decoding a batch is a few hundred small operations, and what they cost beside the products is half of a step. Every other model goes through
 transformers' own modules.
 
-What one pass is fed are parts: rows that decode, and prompts beside them. A part has its own attention, and all of them one product each.
+What one pass is fed are parts: rows that decode, and prompts beside them. A part has its own attention, and all of them one product each,
+with the idle rows behind the last that the product asks for: they are there from the first layer to the last, and nobody reads them.
 
 Bit for bit the same, whatever else is in the batch. Packed products see to that (`app.policy.packing.products`); attention is two plain
 products (the fused kernel differs rarely, and one difference spreads everywhere) over a width that is a multiple of `LANES`, masked with
@@ -103,7 +104,8 @@ class PackedBody:
         # what is fed ahead of a row near the end of the context is padded beyond it, and never read
         at = torch.arange(int(config.max_position_embeddings) + PADDED)[None]
         cos_1Cd, sin_1Cd = body.rotary_emb(self._embedding[:1], at)
-        self._cos_Cd, self._sin_Cd = cos_1Cd[0], sin_1Cd[0]
+        low_Ch, high_Ch = sin_1Cd[0].chunk(2, dim=-1)
+        self._cos_Cd, self._sin_Cd = cos_1Cd[0], torch.cat([-low_Ch, high_Ch], dim=-1)
 
     def __call__(self, parts: Sequence[Fed], cache: KeyValues) -> list[Tensor]:
         """See `Body`."""
@@ -111,21 +113,24 @@ class PackedBody:
             cache.reserve(fed, lanes=LANES)
         seen = [self._seen(fed, cache) for fed in parts]
         sizes = [fed.tokens_nQ.numel() for fed in parts]
-        hidden_TD = functional.embedding(torch.cat([fed.tokens_nQ.flatten() for fed in parts]), self._embedding)
-        rotation = self._rotation(torch.cat([fed.positions_nQ.flatten() for fed in parts]))
+        tokens_T = torch.cat([fed.tokens_nQ.flatten() for fed in parts])
+        positions_T = torch.cat([fed.positions_nQ.flatten() for fed in parts])
+        idle = self._layers[0].qkv.rows_for(len(tokens_T)) - len(tokens_T)
+        hidden_TD = functional.embedding(functional.pad(tokens_T, (0, idle)), self._embedding)
+        rotation = self._rotation(functional.pad(positions_T, (0, idle)))
+        attended_TD = hidden_TD.new_zeros(len(hidden_TD), self._heads * self._size)
+        written = attended_TD.split([*sizes, idle])
         for index, layer in enumerate(self._layers):
-            every = layer.qkv(self._normed(hidden_TD, layer.before_attention)).view(len(hidden_TD), -1, self._size)
-            turned = _rotated(every[:, : self._heads + self._groups], *rotation)
-            values = every[:, self._heads + self._groups :]
-            attended = [
-                self._attended(index, part, queries_and_keys, values_of_it, cache)
-                for part, queries_and_keys, values_of_it in zip(seen, turned.split(sizes), values.split(sizes), strict=True)
-            ]
-            hidden_TD = hidden_TD + layer.out(attended[0] if len(attended) == 1 else torch.cat(attended))
-            gate, up = layer.gate_up(self._normed(hidden_TD, layer.before_mlp)).chunk(2, dim=-1)
-            hidden_TD = hidden_TD + layer.down(functional.silu(gate) * up)
-        states = self._normed(hidden_TD, self._norm).split(sizes)
-        return [of_it.view(*fed.tokens_nQ.shape, -1) for of_it, fed in zip(states, parts, strict=True)]
+            every = layer.qkv.product(self._normed(hidden_TD, layer.before_attention)).view(len(hidden_TD), -1, self._size)
+            turned = _rotated(every[:, : self._heads + self._groups], *rotation).split([*sizes, idle])
+            values = every[:, self._heads + self._groups :].split([*sizes, idle])
+            for part, queries_and_keys, values_of_it, to in zip(seen, turned, values, written, strict=False):
+                self._attend(index, part, queries_and_keys, values_of_it, cache, to=to)
+            hidden_TD += layer.out.product(attended_TD)
+            gate, up = layer.gate_up.product(self._normed(hidden_TD, layer.before_mlp)).chunk(2, dim=-1)
+            hidden_TD += layer.down.product(functional.silu(gate) * up)
+        states = self._normed(hidden_TD, self._norm).split([*sizes, idle])
+        return [of_it.view(*fed.tokens_nQ.shape, -1) for of_it, fed in zip(states, parts, strict=False)]
 
     def _seen(self, fed: Fed, cache: KeyValues) -> tuple[Plan, Tensor]:
         """Where a part belongs, and what is added to the scores [N, 1, 1, Q, W] of its attention: -inf behind each token."""
@@ -136,8 +141,10 @@ class PackedBody:
     def _rotation(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         return self._cos_Cd[positions_T][:, None], self._sin_Cd[positions_T][:, None]
 
-    def _attended(self, index: int, part: tuple[Plan, Tensor], turned_THd: Tensor, values_TKd: Tensor, cache: KeyValues) -> Tensor:
-        """Attention of one part over everything up to each token, [T, H·d]; `turned_THd` are its queries and, behind them, its keys."""
+    def _attend(
+        self, index: int, part: tuple[Plan, Tensor], turned_THd: Tensor, values_TKd: Tensor, cache: KeyValues, *, to: Tensor
+    ) -> None:
+        """Write attention of one part over everything up to each token `to` [T, H·d]; `turned_THd` are its queries and then its keys."""
         cache.planned, mask_N1QW = part
         rows, new = cache.planned.positions_nQ.shape
         heads, groups, size = self._heads, self._groups, self._size
@@ -147,10 +154,10 @@ class PackedBody:
         query = turned[:, :, :heads].view(rows, new, groups, -1, size).permute(0, 2, 3, 1, 4)
         query = self._company(query).reshape(rows * groups, -1, size)
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)
-        scores = torch.bmm(query, keys.transpose(1, 2)).view(rows, groups, -1, new, keys.shape[1]).float() * self._scale
-        weights = torch.softmax(scores + mask_N1QW, dim=-1).to(values.dtype).view(rows * groups, -1, keys.shape[1])
+        scores = torch.bmm(query, keys.transpose(1, 2)).view(rows, groups, -1, new, keys.shape[1]).float().mul_(self._scale)
+        weights = torch.softmax(scores.add_(mask_N1QW), dim=-1).to(values.dtype).view(rows * groups, -1, keys.shape[1])
         out = torch.bmm(weights, values).view(rows, groups, -1, new, size)[:, :, : heads // groups]
-        return out.permute(0, 3, 1, 2, 4).reshape(rows * new, heads * size)
+        to.view(rows, new, groups, heads // groups, size).copy_(out.permute(0, 3, 1, 2, 4))
 
     def _company(self, query: Tensor) -> Tensor:
         """Queries [N, K, G, Q, d], in float32 a multiple of `TOGETHER` for each product: as they are, or with heads that nobody reads."""
@@ -161,13 +168,15 @@ class PackedBody:
 
     def _normed(self, hidden: Tensor, weight: Tensor) -> Tensor:
         """Root-mean-square normalisation in float32, rounded before the weight, as the models were trained."""
+        if not self._low:
+            return functional.rms_norm(hidden, weight.shape, weight, self._epsilon)
         wide = hidden.float()
         return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._epsilon)).to(hidden.dtype)
 
 
 def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    low, high = heads.chunk(2, dim=-1)
-    return heads * cos + torch.cat((-high, low), dim=-1) * sin
+    """Each pair of a head's numbers turned; the sine of the first half is negative (`PackedBody`)."""
+    return (heads * cos).add_(heads.roll(heads.shape[-1] // 2, dims=-1).mul_(sin))
 
 
 def _packed(model: PreTrainedModel) -> PackedBody | None:

@@ -42,6 +42,10 @@ class Product(Protocol):
         """inputs · weightᵀ + bias [N, O], in the inputs' dtype; a row's bits do not depend on the others, as far as that can be had."""
         ...
 
+    def rows_for(self, rows: int) -> int:
+        """How many rows it multiplies when it is given so many: idle ones are added for those before them to come out as in any company."""
+        ...
+
     def plain(self) -> Tensor:
         """The weights [O, I] that it multiplies by, laid out as usual."""
         ...
@@ -72,9 +76,13 @@ class BlockedProduct:
 
     def __call__(self, inputs_NI: Tensor, bias_O: Tensor | None) -> Tensor:
         """See `Product`."""
-        if self._alone_differs and len(inputs_NI) == 1:
-            return self._multiply(torch.cat([inputs_NI, inputs_NI]), self._packed, bias_O, "none", [], "")[:1]
+        if (more := self.rows_for(rows := len(inputs_NI))) > rows:
+            return self._multiply(_with_idle(inputs_NI, more), self._packed, bias_O, "none", [], "")[:rows]
         return self._multiply(inputs_NI, self._packed, bias_O, "none", [], "")
+
+    def rows_for(self, rows: int) -> int:
+        """See `Product`."""
+        return 2 if self._alone_differs and rows == 1 else rows
 
     def plain(self) -> Tensor:
         """See `Product`."""
@@ -93,15 +101,24 @@ class HalfProduct:
 
     def __call__(self, inputs_NI: Tensor, bias_O: Tensor | None) -> Tensor:
         """See `Product`."""
-        rows = len(inputs_NI)
-        if (more := _rows_alike(rows)) > rows:
-            inputs_NI = functional.pad(inputs_NI, (0, 0, 0, more - rows))
-        outputs_NO = self._multiply(inputs_NI, self._packed)[:rows].mul_(self._scale)
+        if (more := self.rows_for(rows := len(inputs_NI))) > rows:
+            outputs_NO = self._multiply(_with_idle(inputs_NI, more), self._packed)[:rows].mul_(self._scale)
+        else:
+            outputs_NO = self._multiply(inputs_NI, self._packed).mul_(self._scale)
         return outputs_NO if bias_O is None else outputs_NO.add_(bias_O)
+
+    def rows_for(self, rows: int) -> int:
+        """See `Product`."""
+        return _rows_alike(rows)
 
     def plain(self) -> Tensor:
         """See `Product`."""
         return self._unpack(self._packed)[0].mul_(self._scale)
+
+
+def _with_idle(inputs_NI: Tensor, rows: int) -> Tensor:
+    """The inputs, and rows of zeros behind them up to so many."""
+    return functional.pad(inputs_NI, (0, 0, 0, rows - len(inputs_NI)))
 
 
 def _halved(weight_OI: Tensor) -> tuple[Tensor, float] | None:

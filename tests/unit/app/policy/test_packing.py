@@ -152,6 +152,18 @@ def test_a_row_of_float32_comes_out_the_same_among_however_many(kind: str, colum
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("dtype", PACKED)
+def test_rows_that_were_added_before_are_not_added_again(dtype: torch.dtype) -> None:
+    """A pass of many products adds them once; what they hold is nobody's business."""
+    product = packed(torch.linspace(-0.3, 0.3, 40 * 1536).view(40, 1536).to(dtype))
+    inputs = torch.randn(130, 1536, generator=torch.Generator().manual_seed(1)).to(dtype)
+    for rows in (*range(1, 50), 120, 121):
+        more = product.rows_for(rows)
+        assert product.rows_for(more) == more
+        if dtype is torch.bfloat16 or FLOAT32_ALIKE:
+            assert torch.equal(product(inputs[:more], None)[:rows], product(inputs[:rows], None))
+
+
 def test_rows_are_added_where_the_last_ones_would_come_out_otherwise() -> None:
     if not can_pack(torch.float32):
         return
