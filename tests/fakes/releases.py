@@ -93,9 +93,9 @@ class ReleaseRoom:
         return {release.digest: release.state for release in reversed(self.ledger.list(policy=POLICY))}
 
 
-def release_room(engine: Engine, *, terms: Terms | None = None) -> ReleaseRoom:
-    """A room with version v1 deployed."""
-    clock, terms = FrozenClock(), terms or Terms(config_hash="config", breaker_rollbacks=3)
+def release_room(engine: Engine, *, terms: Terms | None = None, clock: FrozenClock | None = None) -> ReleaseRoom:
+    """A room with version v1 deployed; `clock` where what reads it has the machine's."""
+    clock, terms = clock or FrozenClock(), terms or Terms(config_hash="config", breaker_rollbacks=3)
     ledger = SqlReleaseLedger(engine, clock=clock)
     numbers = count(1)  # known ids: the arms that people draw are the same in every run
     desk = ReleaseDesk(ledger, terms=terms, clock=clock, new_id=lambda: f"release-{next(numbers)}")

@@ -10,6 +10,7 @@ from app.domain.release.alarms import Alarm, AlarmKind
 from app.domain.release.releases import IN_FLIGHT, Release, ReleaseState
 from pipelines.evaluation.config import ApprovalConfig, GatesConfig, Good, MetricClass, MetricConfig, StageConfig, terms_of
 from pipelines.watch import Watch, WatchPorts
+from tests.fakes.clock import FrozenClock
 from tests.fakes.learning import FakeProgress
 from tests.fakes.releases import ADA, BOB, POLICY, ReleaseRoom, release_room
 from tests.fakes.traffic import Behaviour, Traffic
@@ -69,10 +70,12 @@ class WatchedRoom:
         return release
 
 
-def watched_room(engine: Engine, *, config: GatesConfig | None = None, champion: Behaviour | None = None, seed: int = 1) -> WatchedRoom:
+def watched_room(
+    engine: Engine, *, config: GatesConfig | None = None, champion: Behaviour | None = None, seed: int = 1, clock: FrozenClock | None = None
+) -> WatchedRoom:
     """A room with a champion that was used by five hundred people already."""
     config = config or small_gates()
-    room = release_room(engine, terms=terms_of(config))
+    room = release_room(engine, terms=terms_of(config), clock=clock)
     traffic = Traffic(engine=engine, clock=room.clock, behaviours={"v1": champion or Behaviour()}, seed=seed)
     traffic.engines_hold("v1")
     traffic.serve(500)

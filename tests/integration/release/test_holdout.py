@@ -21,11 +21,13 @@ from app.db.release.needed_weights import SqlNeededWeights
 from app.db.release.pointer import SqlRoutes, versions_by_role, wanted_versions
 from app.db.tables import exposures, holdout_people
 from app.db.upkeep.needs import needs
+from app.domain.ids import utc_now
 from app.domain.release.assignment import Arm, member_of
 from app.domain.release.holdouts import ArmMean, Counted, Holdout, Member, Piece, Reading
 from pipelines.commands.release import release
 from pipelines.evaluation.config import Good, HoldoutConfig, MetricClass, MetricConfig
 from pipelines.evaluation.live.holdout import HoldoutKeeper
+from tests.fakes.clock import FrozenClock
 from tests.fakes.console import browser
 from tests.fakes.releases import ADA, POLICY, release_room
 from tests.fakes.served import erasure
@@ -250,7 +252,7 @@ def test_the_terminal_says_how_to_begin_one(sqlite_engine: Engine, told: Callabl
 
 def test_the_plan_says_what_a_week_of_it_shows(sqlite_engine: Engine, told: Callable[..., str]) -> None:
     """500 people in a week, 10 of them held: 2.8 * sqrt(.25 * 1.25 / 10) is about .5 of a success rate of .6."""
-    watched_room(sqlite_engine, config=GATES)
+    watched_room(sqlite_engine, config=GATES, clock=FrozenClock(utc_now() - timedelta(days=1)))
     said = told("plan", POLICY)
     assert "the long-term holdout; a week of it shows about" in said
     assert 0.0 < float(said.split("shows about ")[1].split(" pp of task_success")[0]) < 100.0

@@ -7,7 +7,7 @@ import pytest
 
 from app.api.chat.slots import Slots
 from app.domain.errors import Overloaded, Unavailable
-from tests.fakes.gateway import CANDIDATE, CHAMPION, FixedRoutes, ScriptedEngines, policy_config
+from tests.fakes.gateway import CANDIDATE, CHAMPION, NOON, FixedRoutes, ScriptedEngines, policy_config
 from tests.unit.app.api.test_gateway import ask, exposures, service, turns
 
 
@@ -103,7 +103,7 @@ def test_the_second_of_two_at_once_is_told_to_wait() -> None:
 
 
 def test_engines_are_listed_with_what_they_hold_and_how_they_do() -> None:
-    client, _ = service()
+    client, _ = service(clock=lambda: NOON)
     (engine,) = client.get("/v1/engines").json()["data"]
     assert (engine["address"], engine["answers"], engine["queue"], engine["reports"]) == ("http://scripted", True, 0, True)
     (held,) = client.get("/v1/engines?policy=tab").json()["data"][0]["policies"]
