@@ -15,7 +15,7 @@ def test_whoever_the_long_term_holdout_keeps_stays_through_canaries_and_whoever_
         id="h", policy="composer", digest=PREVIOUS, share=1.0, began_at=NOON, ends_at=NOON + timedelta(days=90), counted_until=NOON
     )
     routes.routes["composer"] = replace(routes.routes["composer"], holdout=held)
-    client, inbox = service(routes=routes)
+    client, inbox = service(routes=routes, clock=lambda: NOON)
     ask(client, user="ada", extra={"tensorzero::episode_id": "ep"})
     ask(client)
     routes.routes["composer"] = replace(routes.routes["composer"], holdout=None)
