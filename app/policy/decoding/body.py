@@ -116,20 +116,21 @@ class PackedBody:
         tokens_T = torch.cat([fed.tokens_nQ.flatten() for fed in parts])
         positions_T = torch.cat([fed.positions_nQ.flatten() for fed in parts])
         idle = self._layers[0].qkv.rows_for(len(tokens_T)) - len(tokens_T)
+        sizes.append(idle)  # behind the parts, which nothing below pairs with one
         hidden_TD = functional.embedding(functional.pad(tokens_T, (0, idle)), self._embedding)
         rotation = self._rotation(functional.pad(positions_T, (0, idle)))
         attended_TD = hidden_TD.new_zeros(len(hidden_TD), self._heads * self._size)
-        written = attended_TD.split([*sizes, idle])
+        written = attended_TD.split(sizes)
         for index, layer in enumerate(self._layers):
             every = layer.qkv.product(self._normed(hidden_TD, layer.before_attention)).view(len(hidden_TD), -1, self._size)
-            turned = _rotated(every[:, : self._heads + self._groups], *rotation).split([*sizes, idle])
-            values = every[:, self._heads + self._groups :].split([*sizes, idle])
+            turned = _rotated(every[:, : self._heads + self._groups], *rotation).split(sizes)
+            values = every[:, self._heads + self._groups :].split(sizes)
             for part, queries_and_keys, values_of_it, to in zip(seen, turned, values, written, strict=False):
                 self._attend(index, part, queries_and_keys, values_of_it, cache, to=to)
             hidden_TD += layer.out.product(attended_TD)
             gate, up = layer.gate_up.product(self._normed(hidden_TD, layer.before_mlp)).chunk(2, dim=-1)
             hidden_TD += layer.down.product(functional.silu(gate) * up)
-        states = self._normed(hidden_TD, self._norm).split([*sizes, idle])
+        states = self._normed(hidden_TD, self._norm).split(sizes)
         return [of_it.view(*fed.tokens_nQ.shape, -1) for of_it, fed in zip(states, parts, strict=False)]
 
     def _seen(self, fed: Fed, cache: KeyValues) -> tuple[Plan, Tensor]:
