@@ -35,7 +35,7 @@ from app.policy.storage.delta_streams import DTYPES, WIDTHS, Bits, bits_of, comp
 from app.policy.storage.weights import SAFETENSORS_DTYPES, digest_of
 
 __all__ = ["MAGIC", "Mode", "Patch", "StaleDelta", "apply_delta", "encode_delta", "read_base", "read_head"]
-SECTION_BYTES = 16 << 20
+SECTION_BYTES = 32 << 20
 Span = tuple[str, int, int]
 """Tensor, first element, number of elements."""
 

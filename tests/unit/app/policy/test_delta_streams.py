@@ -221,17 +221,17 @@ def test_sizes_are_counted_from_what_most_of_them_have_less_half_of_a_byte(place
     assert found.frames[4] == 0, "so none of them needs an escape"
 
 
-def test_a_part_has_a_million_elements_and_a_section_sixteen_megabytes() -> None:
-    eight = torch.zeros(8 << 20, dtype=torch.int8)
-    base = dict.fromkeys("abc", eight)
-    new = {name: eight.clone() for name in "abc"}
+def test_a_part_has_four_million_elements_and_a_section_thirty_two_megabytes() -> None:
+    sixteen = torch.zeros(16 << 20, dtype=torch.int8)
+    base = dict.fromkeys("abc", sixteen)
+    new = {name: sixteen.clone() for name in "abc"}
     for name in "abc":
-        new[name][[0, 1 << 20, (1 << 20) + 1]] = 1
+        new[name][[0, 1 << 22, (1 << 22) + 1]] = 1
     delta = encode_delta(base, new, digests=("b" * 64, "d" * 64))
     sections = header_of(delta)["sections"]
     assert [[part[:3] for part in section["parts"]] for section in sections] == [
-        [["a", 0, 1 << 20], ["a", 1 << 20, 1 << 20], ["b", 0, 1 << 20], ["b", 1 << 20, 1 << 20]],
-        [["c", 0, 1 << 20], ["c", 1 << 20, 1 << 20]],
+        [["a", 0, 1 << 22], ["a", 1 << 22, 1 << 22], ["b", 0, 1 << 22], ["b", 1 << 22, 1 << 22]],
+        [["c", 0, 1 << 22], ["c", 1 << 22, 1 << 22]],
     ]
     assert [part[3] for section in sections for part in section["parts"]] == [[1], [2]] * 3
     assert (header_of(delta)["base"], header_of(delta)["digest"]) == ("b" * 64, "d" * 64)
