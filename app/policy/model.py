@@ -15,10 +15,9 @@ from app.policy.chat import Chat
 from app.policy.decoding.attention import IMPLEMENTATION, register_attention
 from app.policy.decoding.grammars import Grammars
 from app.policy.packing.linear import pack_linears
-from app.policy.packing.products import can_pack
+from app.policy.packing.products import can_pack, compute_dtype
 from app.policy.precision import Precision, round_model
 from app.policy.storage.snapshot import WEIGHTS, require_snapshot, verify_snapshot
-from app.policy.storage.weights import compute_dtype
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,8 @@ Shapes: N rows, I columns of the inputs, O columns of the outputs.
 """
 
 import math
+import time
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -24,7 +26,7 @@ from torch.nn import functional
 PACK_FOR_ROWS = 16
 """Rows oneDNN picks the blocking for; the choice hardly matters (within 5 % from 1 to 200 rows in bfloat16)."""
 NARROW = 1024
-"""Columns from which on oneDNN multiplies one row of bfloat16 alone in another order than several."""
+"""Columns from which on oneDNN multiplies one row alone in another order than several: of bfloat16, and of float32 with AVX512."""
 HALF_EXPONENT = 15
 """The largest weight is brought below two to this; float16 ends at 65,504."""
 BLOCK_ROWS = 120
@@ -33,6 +35,11 @@ AT_ONCE = 1 << 17
 """Weights that are looked at together: larger pieces are given memory of their own, whose pages cost more than the looking."""
 MOST_PADDED = 2
 """Rows that are added at most so that a row comes out as it does among many."""
+
+
+TIMED = (256, 576, 1536)
+"""Rows, columns and outputs of the product by which dtypes are compared: a chunk of prompts and one layer of a small model."""
+TRIES = 6
 
 
 class Product(Protocol):
@@ -58,6 +65,33 @@ def can_pack(dtype: torch.dtype) -> bool:
     return (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()) or (dtype == torch.float32 and _has_fbgemm())
 
 
+def _seconds(dtype: torch.dtype) -> float:
+    """The fastest of a few products: the machine may be busy, but not all the time."""
+    rows, columns, outputs = TIMED
+    product, inputs_NI, best = packed(torch.ones(outputs, columns, dtype=dtype)), torch.ones(rows, columns, dtype=dtype), math.inf
+    for _ in range(TRIES):
+        began = time.perf_counter()
+        product(inputs_NI, None)
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+@lru_cache
+def compute_dtype(seconds: Callable[[torch.dtype], float] = _seconds) -> torch.dtype:
+    """What models are loaded and served in on this processor, also where there is a GPU: bfloat16, or float32 where that multiplies packed
+    weights faster.
+
+    Without instructions for bfloat16 (AVX512-BF16, AMX) it is emulated, and not asked about. With them it is not known until asked: an
+    Intel Xeon with AVX512-BF16 and without AMX is .6 times as fast in bfloat16. oneDNN is asked as well: it may be told to do without
+    what the processor has (ONEDNN_MAX_CPU_ISA), and is 6 times slower in bfloat16 then.
+    """
+    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    able = [dtype for dtype in (torch.bfloat16, torch.float32) if can_pack(dtype)]
+    if not native or torch.bfloat16 not in able:
+        return torch.float32
+    return min(able, key=seconds)
+
+
 def packed(weight_OI: Tensor) -> Product:
     """The quickest product with these weights, of a dtype that `can_pack`, that multiplies by exactly what they are."""
     if weight_OI.dtype == torch.float32 and (half := _halved(weight_OI)) is not None:
@@ -66,13 +100,13 @@ def packed(weight_OI: Tensor) -> Product:
 
 
 class BlockedProduct:
-    """oneDNN's, of bfloat16 or float32."""
+    """oneDNN's, of bfloat16 or float32. Processors that multiply bfloat16 take its subnormal numbers, below 2^-126, for zero."""
 
     def __init__(self, weight_OI: Tensor) -> None:
         ops: Any = torch.ops.mkldnn
         self._packed: Tensor = ops._reorder_linear_weight(weight_OI, PACK_FOR_ROWS)
         self._multiply = ops._linear_pointwise
-        self._alone_differs = weight_OI.dtype == torch.bfloat16 and weight_OI.shape[1] > NARROW
+        self._alone_differs = weight_OI.shape[1] > NARROW
 
     def __call__(self, inputs_NI: Tensor, bias_O: Tensor | None) -> Tensor:
         """See `Product`."""

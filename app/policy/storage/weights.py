@@ -1,4 +1,4 @@
-"""What a set of weights is: named tensors, their digest, and the dtype this processor computes them in.
+"""What a set of weights is: named tensors and their digest.
 
 The digest is SHA-256 over the tensors sorted by name; of each its name, dtype and shape as one line of text, then its bytes
 (little-endian, row-major). It covers the weights only, so a snapshot keeps its digest whatever file layout carries it. A tensor
@@ -7,7 +7,6 @@ that is tied to another one (the output head to the embedding) is stored and has
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
@@ -28,19 +27,6 @@ HASH_CHUNK_BYTES = 16 << 20
 HEADER_BYTES = 100 << 20
 """Of a safetensors file, at most: what the format's own reader takes."""
 Size = Annotated[int, msgspec.Meta(ge=0)]
-
-
-@lru_cache
-def compute_dtype() -> torch.dtype:
-    """bfloat16 where the processor multiplies it natively (AVX512-BF16, AMX), else float32: models are loaded and served on the processor,
-    also where there is a GPU.
-
-    Without such instructions bfloat16 is emulated and slower than float32 (18 against 26-51 tokens/s the other way round). oneDNN is
-    asked too: it may be told to do without what the processor has (ONEDNN_MAX_CPU_ISA), and is 6 times slower in bfloat16 then.
-    """
-    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    used = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return torch.bfloat16 if native and used else torch.float32
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
