@@ -60,10 +60,12 @@ def test_one_thread_takes_over_while_others_want_the_cores_and_all_do_again_afte
     assert threads.count == 2
 
 
-def test_a_difference_of_little_changes_nothing() -> None:
-    machine = Machine({1: 0.00195, 2: 0.002})
-    run(threads := started(machine, 2), machine, seconds=60)
-    assert threads.count == 2
+def test_a_difference_of_little_adds_no_thread() -> None:
+    machine = Machine({1: 0.001, 2: 0.002})
+    run(threads := started(machine, 2), machine, seconds=1)
+    machine.seconds = {1: 0.002, 2: 0.0019}
+    run(threads, machine, seconds=60)
+    assert threads.count == 1
 
 
 @pytest.mark.parametrize("most", [3, 6, 8])
@@ -148,8 +150,18 @@ def test_of_three_neighbours_each_has_its_four_rounds() -> None:
     assert list(run(threads, machine, seconds=0.2))[:9] == [2, 4, 8] * 3
 
 
-@pytest.mark.parametrize(("seconds", "count"), [(0.00179, 1), (0.00181, 2)])
-def test_another_number_takes_over_below_nine_tenths(seconds: float, count: int) -> None:
+@pytest.mark.parametrize(("seconds", "count"), [(0.00179, 2), (0.00181, 1)])
+def test_more_threads_take_over_below_nine_tenths(seconds: float, count: int) -> None:
+    machine = Machine({1: 0.002, 2: 0.002})
+    run(threads := started(machine, 2), machine, seconds=1.0)
+    assert threads.count == 1
+    machine.seconds = {1: 0.002, 2: seconds}
+    run(threads, machine, seconds=2 * EVERY_S)
+    assert threads.count == count
+
+
+@pytest.mark.parametrize(("seconds", "count"), [(0.002, 1), (0.00201, 2)])
+def test_fewer_threads_take_over_when_they_are_no_slower(seconds: float, count: int) -> None:
     machine = Machine({1: seconds, 2: 0.002})
     run(threads := started(machine, 2), machine, seconds=1.0)
     assert threads.count == count
