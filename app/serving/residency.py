@@ -242,7 +242,10 @@ class Residency:
         if self.invariance is None:
             self.invariance = found = invariance(policy, texts=TEXTS[:3], tokens=4)
             said = "is" if found.holds else "is not"
-            log.info("sampling %s bit-invariant here differing=%d compared=%d", said, found.differing_bits, found.compared)
+            log.info(
+                "sampling %s bit-invariant here differing=%d compared=%d dtype=%s",
+                said, found.differing_bits, found.compared, str(policy.model.dtype).removeprefix("torch."),
+            )  # fmt: skip
         return policy, self._check(policy), "load"
 
     def _patched(self, digest: str) -> tuple[Policy, str | None, str] | None:
