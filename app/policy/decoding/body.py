@@ -16,11 +16,15 @@ Rows that decode are read whole in bfloat16, as far as there is room: a part of 
 product copies it first. Of 64 rows, 160 of 256 tokens wide, that took 1.5 ms where reading all 256 takes 0.7 (one AVX512-BF16 core). In
 float32 MKL reads the part where it lies: of 32 rows, 96 of 128 tokens take .63 of the time (one AVX2 core).
 
+Products take all threads; what lies between them takes one while it is small. torch wakes the others for 32,768 numbers, and to wake them
+takes longer than those do: on two cores a step of 1, 8 and 32 rows takes .87, .93 and .98 of the time so, and a pass of prompts .93.
+
 Shapes: N rows of a part, Q new tokens of each, T tokens of all parts, W width of the cache, D hidden size, H query heads, K key/value heads
 (H = K·G), d per head.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -37,6 +41,8 @@ PADDED = 16
 TOGETHER = 4
 """Rows of a product in float32, or a multiple of it, whose bits do not depend on how many there are: MKL has kernels of their own for
 one to three, and gives what is not a multiple of four to threads in such pieces."""
+WORTH_WAKING = 1 << 20
+"""Numbers between two products, at the widest, from which on all threads take part in that too."""
 KINDS = frozenset({"llama", "qwen2", "mistral"})
 STATIC_ROPE = frozenset({"default", "llama3", "linear"})
 """Rotations that depend on the position alone."""
@@ -121,15 +127,17 @@ class PackedBody:
         rotation = self._rotation(functional.pad(positions_T, (0, idle)))
         attended_TD = hidden_TD.new_zeros(len(hidden_TD), self._heads * self._size)
         written = attended_TD.split(sizes)
-        for index, layer in enumerate(self._layers):
-            every = layer.qkv.product(self._normed(hidden_TD, layer.before_attention)).view(len(hidden_TD), -1, self._size)
-            turned = _rotated(every[:, : self._heads + self._groups], *rotation).split(sizes)
-            values = every[:, self._heads + self._groups :].split(sizes)
-            for part, queries_and_keys, values_of_it, to in zip(seen, turned, values, written, strict=False):
-                self._attend(index, part, queries_and_keys, values_of_it, cache, to=to)
-            hidden_TD += layer.out.product(attended_TD)
-            gate, up = layer.gate_up.product(self._normed(hidden_TD, layer.before_mlp)).chunk(2, dim=-1)
-            hidden_TD += layer.down.product(functional.silu(gate) * up)
+        widest = max(len(hidden_TD) * self._layers[0].gate_up.rows, *(self._heads * mask.numel() for _, mask in seen))
+        with _threads(between=widest) as product:
+            for index, layer in enumerate(self._layers):
+                every = product(layer.qkv, self._normed(hidden_TD, layer.before_attention)).view(len(hidden_TD), -1, self._size)
+                turned = _rotated(every[:, : self._heads + self._groups], *rotation).split(sizes)
+                values = every[:, self._heads + self._groups :].split(sizes)
+                for part, queries_and_keys, values_of_it, to in zip(seen, turned, values, written, strict=False):
+                    self._attend(index, part, queries_and_keys, values_of_it, cache, to=to)
+                hidden_TD += product(layer.out, attended_TD)
+                gate, up = product(layer.gate_up, self._normed(hidden_TD, layer.before_mlp)).chunk(2, dim=-1)
+                hidden_TD += product(layer.down, functional.silu(gate) * up)
         states = self._normed(hidden_TD, self._norm).split(sizes)
         return [of_it.view(*fed.tokens_nQ.shape, -1) for of_it, fed in zip(states, parts, strict=False)]
 
@@ -173,6 +181,27 @@ class PackedBody:
             return functional.rms_norm(hidden, weight.shape, weight, self._epsilon)
         wide = hidden.float()
         return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._epsilon)).to(hidden.dtype)
+
+
+@contextmanager
+def _threads(*, between: int) -> Iterator[Callable[[PackedLinear, Tensor], Tensor]]:
+    """How to multiply within: on all threads, while everything else, of so many numbers at the widest, takes one if that is better."""
+    most = torch.get_num_threads()
+    if most == 1 or between >= WORTH_WAKING:
+        yield lambda layer, inputs_NI: layer.product(inputs_NI)
+        return
+
+    def product(layer: PackedLinear, inputs_NI: Tensor) -> Tensor:
+        torch.set_num_threads(most)
+        outputs_NO = layer.product(inputs_NI)
+        torch.set_num_threads(1)
+        return outputs_NO
+
+    torch.set_num_threads(1)
+    try:
+        yield product
+    finally:
+        torch.set_num_threads(most)
 
 
 def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
