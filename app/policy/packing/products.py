@@ -35,11 +35,9 @@ AT_ONCE = 1 << 17
 """Weights that are looked at together: larger pieces are given memory of their own, whose pages cost more than the looking."""
 MOST_PADDED = 2
 """Rows that are added at most so that a row comes out as it does among many."""
-
-
 TIMED = (256, 576, 1536)
 """Rows, columns and outputs of the product by which dtypes are compared: a chunk of prompts and one layer of a small model."""
-TRIES = 6
+TRIES = 8
 
 
 class Product(Protocol):
@@ -65,15 +63,20 @@ def can_pack(dtype: torch.dtype) -> bool:
     return (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()) or (dtype == torch.float32 and _has_fbgemm())
 
 
-def _seconds(dtype: torch.dtype) -> float:
-    """The fastest of a few products: the machine may be busy, but not all the time."""
-    rows, columns, outputs = TIMED
-    product, inputs_NI, best = packed(torch.ones(outputs, columns, dtype=dtype)), torch.ones(rows, columns, dtype=dtype), math.inf
+def fastest(multiply: Callable[[], object]) -> float:
+    """Seconds of the fastest of a few products: the machine may be busy, but not all the time."""
+    best = math.inf
     for _ in range(TRIES):
         began = time.perf_counter()
-        product(inputs_NI, None)
+        multiply()
         best = min(best, time.perf_counter() - began)
     return best
+
+
+def _seconds(dtype: torch.dtype) -> float:
+    rows, columns, outputs = TIMED
+    product, inputs_NI = packed(torch.ones(outputs, columns, dtype=dtype)), torch.ones(rows, columns, dtype=dtype)
+    return fastest(lambda: product(inputs_NI, None))
 
 
 @lru_cache

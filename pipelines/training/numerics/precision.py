@@ -1,9 +1,10 @@
 """Which dtype the matrix products of training run in."""
 
-import time
 from functools import lru_cache
 
 import torch
+
+from app.policy.packing.products import fastest
 
 SIZE = (512, 576, 1536)
 """Rows, inputs and outputs of the product that is timed: one layer's shape of a small model."""
@@ -26,12 +27,6 @@ def resolve_name(name: str) -> str:
 
 
 def _seconds(dtype: torch.dtype) -> float:
-    """The fastest of a few products: the machine may be busy, but not all the time."""
     rows, inputs, outputs = SIZE
     left, right = torch.ones(rows, inputs, dtype=dtype), torch.ones(outputs, inputs, dtype=dtype)
-    best = float("inf")
-    for _ in range(8):
-        started = time.perf_counter()
-        torch.nn.functional.linear(left, right)
-        best = min(best, time.perf_counter() - started)
-    return best
+    return fastest(lambda: torch.nn.functional.linear(left, right))
