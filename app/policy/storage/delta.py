@@ -8,7 +8,7 @@ anything is made that is larger than what the base allows.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby
 
@@ -29,9 +29,10 @@ from app.policy.storage.delta_head import (
     read_head,
     written_head,
 )
+from app.policy.storage.delta_loops import prepare
 from app.policy.storage.delta_older import Whole
 from app.policy.storage.delta_sections import PART, encode_changes
-from app.policy.storage.delta_streams import DTYPES, WIDTHS, Bits, bits_of, compressed, opened
+from app.policy.storage.delta_streams import DTYPES, WIDTHS, bits_of, compressed, opened
 from app.policy.storage.weights import SAFETENSORS_DTYPES, digest_of
 
 __all__ = ["MAGIC", "Mode", "Patch", "StaleDelta", "apply_delta", "encode_delta", "read_base", "read_head"]
@@ -55,6 +56,7 @@ def encode_delta(
 ) -> bytes:
     """What turns `base` into `new`, bound to the digests of both (`digests` saves hashing them where they are known). Comparison is
     bitwise: -0, infinities and NaN payloads survive. Tensors may be mapped from files: a section of them is looked at at a time."""
+    prepare()
     before, after = digests or (digest_of(base), digest_of(new))
     kept = [name for name in sorted(new) if name in base and _alike(base[name], new[name])]
     fresh = sorted(set(new) - set(kept))
@@ -91,6 +93,7 @@ class Patch:
 
     def __init__(self, delta: bytes, base: Mapping[str, Tensor], *, base_digest: str) -> None:
         """Raises `StaleDelta` for another base, `BadInput` for a delta whose header cannot be true."""
+        prepare()
         self.head: DeltaHead = read_head(delta)
         if self.head.base != base_digest and not (self.head.mode is Mode.OVERWRITE and base_digest == self.head.digest):
             raise StaleDelta(
@@ -138,9 +141,7 @@ class Patch:
                     name, first, size = spans[number]
                     if name not in found:
                         found[name] = base[name] if in_place else base[name].clone(memory_format=torch.contiguous_format)
-                    old = bits_of(base[name])[first : first + size]
-                    new = old if in_place else bits_of(found[name])[first : first + size]
-                    self._opened(section).apply(number, [old], [new])
+                    self._opened(section).apply(number, bits_of(found[name])[first : first + size])
         except DAMAGED as error:
             raise self._damaged(error) from error
         return found
@@ -178,17 +179,11 @@ class Patch:
     def _fill(self, section: Section, spans: list[Span], pieces: list[tuple[Tensor, Tensor]]) -> None:
         """Copy and change the parts of one section."""
         streams = section.open(self._delta, relative=self._relative)
-        olds, news = list[Bits](), list[Bits]()
-        for (name, first, size), (old, new) in zip(spans, pieces, strict=True):
+        for number, ((name, first, size), (old, new)) in enumerate(zip(spans, pieces, strict=True)):
             before, after, end = bits_of(old), bits_of(new), first + size
-            between = slice(self._copied_from[name, first], first)
-            after[between] = before[between]
-            if end == self._ends[name]:
-                after[end:] = before[end:]
-            olds.append(before[first:end])
-            news.append(after[first:end])
-        for run in _runs([size for _, _, size in spans]):
-            streams.apply(run.start, olds[run], news[run])
+            copied = slice(self._copied_from[name, first], end if end < self._ends[name] else len(before))
+            after[copied] = before[copied]
+            streams.apply(number, after[first:end])
 
     def _opened(self, section: Section) -> Applied:
         if self._last is None or self._last[0] is not section:
@@ -255,17 +250,6 @@ def _grouped(names: list[str], tensors: Mapping[str, Tensor], most: int) -> list
                 groups[-1][1].append((name, first, size))
                 filled += size * tensor.element_size()
     return groups
-
-
-def _runs(sizes: Sequence[int]) -> Iterator[slice]:
-    """Small neighbours that are changed at once: those that are no more than one large part together."""
-    first, filled = 0, 0
-    for number, size in enumerate(sizes):
-        if filled and filled + size > PART:
-            yield slice(first, number)
-            first, filled = number, 0
-        filled += size
-    yield slice(first, len(sizes))
 
 
 def _kind(tensor: Tensor) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from app.policy.storage.delta_streams import FLOATS, Bits, Places, places_where
+from app.policy.storage.delta_streams import FLOATS, Bits
 
 BINS = 256
 BUCKETS = 64
@@ -47,25 +47,6 @@ def bin_shift(itemsize: int) -> int:
 def class_table(below: Sequence[int]) -> NDArray[np.uint8]:
     """The class of each bin, by descending bounds."""
     return (np.arange(BINS)[:, None] < np.array(below, dtype=np.int64)).sum(1).astype(np.uint8)
-
-
-def classes_of(mags: Bits, table: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The class of each, by the `class_table`."""
-    return table.take(bins_of(mags), mode="clip")  # it has all of them: not looking whether takes half of the time
-
-
-def members(bits: Bits, dtype: str, below: Sequence[int], table: NDArray[np.uint8], begins: Places) -> tuple[Places, Places]:
-    """Where the elements of each class but the first are, class by class; and of k parts of `bits`, which begin at `begins` [k + 1], where
-    in that list the elements of each class and part do, [C - 1, k + 1]."""
-    mags, parts = magnitudes(bits, dtype), len(begins) - 1
-    places = places_where(mags < mags.dtype.type(below[0] << bin_shift(mags.itemsize)))
-    classes = classes_of(mags[places], table)
-    kinds = classes  # of a class and a part
-    if parts > 1:
-        kinds = classes * np.int64(parts) + np.repeat(np.arange(parts), np.diff(np.searchsorted(places, begins)))
-    sizes = np.bincount(kinds, minlength=(len(below) + 1) * parts)[parts:]
-    ends = np.concatenate([[0], np.cumsum(sizes)])
-    return places[np.argsort(classes, kind="stable")], ends[np.arange(len(below))[:, None] * parts + np.arange(parts + 1)]
 
 
 def chosen(sizes: NDArray[np.float64], moved: NDArray[np.float64]) -> tuple[int, ...]:

@@ -39,9 +39,8 @@ class Mode(StrEnum):
 class Applied(Protocol):
     """A section's streams, decompressed."""
 
-    def apply(self, first: int, old: Sequence[Bits], out: Sequence[Bits]) -> None:
-        """Write the new elements of neighbouring parts, the first of which is number `first`; `out` may be `old`. Raises `ValueError`,
-        `IndexError`."""
+    def apply(self, number: int, bits: Bits) -> None:
+        """Change the elements of a part where they are. Raises `ValueError`, `IndexError`, after which they are worth nothing."""
         ...
 
 

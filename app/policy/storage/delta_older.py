@@ -87,15 +87,8 @@ class OlderOpened:
             self._streams.append(np.split(whole, np.cumsum(mine)[:-1]) if mine else [])
             at += length
 
-    def apply(self, first: int, old: Sequence[Bits], out: Sequence[Bits]) -> None:
-        """Write the new elements of neighbouring tensors, the first of which is number `first`; `out` may be `old`. Raises `ValueError`,
-        `IndexError`."""
-        for number, (before, after) in enumerate(zip(old, out, strict=True), start=first):
-            if after is not before:
-                after[:] = before
-            self._change(number, after)
-
-    def _change(self, number: int, bits: Bits) -> None:
+    def apply(self, number: int, bits: Bits) -> None:
+        """Change the elements of a tensor where they are. Raises `ValueError`, `IndexError`."""
         tensor = self._section.tensors[number]
         gaps, values, escapes = (stream[number] for stream in self._streams)
         sums = running_sums(gaps)

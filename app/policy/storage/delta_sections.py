@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from app.policy.storage.delta_classes import BINS, BUCKETS, MOST_CLASSES, bins_of, chosen, class_table, classes_of, magnitudes, members
+from app.policy.storage.delta_classes import BINS, BUCKETS, MOST_CLASSES, bin_shift, bins_of, chosen, class_table, magnitudes
+from app.policy.storage.delta_loops import differing, located, ranked
 from app.policy.storage.delta_streams import (
     FLOATS,
     FULL,
@@ -32,7 +33,6 @@ from app.policy.storage.delta_streams import (
     gaps_of,
     moves_of,
     opened,
-    places_where,
     read_sizes,
     running_sums,
     stepped,
@@ -138,14 +138,13 @@ def encode_changes(
     different = list[_Different]()
     for name, first, size in spans:
         old, now = (bits_of(side[name])[first : first + size] for side in (base, new))
-        if len(places := places_where(old != now)):
+        if len(places := differing(old, now)):
             moves = steps(old[places], now[places], dtype) if relative else (np.zeros(0, dtype=np.bool_), now[places])
             different.append(_Different(name=name, first=first, old=old, places=places, signs=moves[0], sizes=moves[1]))
     if not different:
         return None
     below = _bounds(different, dtype) if relative and dtype in FLOATS else ()
-    table = class_table(below)
-    found = [_by_class(entry, dtype, below, table) for entry in different]
+    found = [_by_class(entry, below) for entry in different]
     listings, least, frames, listed = list[Listing](), list[int](), list[bytes](), list[list[int]]()
     for index in range(len(below) + 1):
         listing = _listing(sum(len(part.ranks[index]) for part in found), sum(part.universes[index] for part in found))
@@ -190,24 +189,16 @@ def _bounds(different: Sequence[_Different], dtype: str) -> tuple[int, ...]:
     return chosen(np.maximum(sizes, steps_by_bin.sum(1)), steps_by_bin)
 
 
-def _by_class(part: _Different, dtype: str, below: Sequence[int], table: NDArray[np.uint8]) -> _Found:
-    size = len(part.old)
+def _by_class(part: _Different, below: Sequence[int]) -> _Found:
     if not below:
-        return _Found(
-            name=part.name, first=part.first, universes=[size], ranks=[part.places], signs=[part.signs], sizes=[part.sizes]
-        )  # fmt: skip
-    classes = classes_of(magnitudes(part.old[part.places], dtype), table)
-    order = np.argsort(classes, kind="stable")
-    ends = np.cumsum(np.bincount(classes, minlength=len(below) + 1))[:-1]
-    places, edges = members(part.old, dtype, below, table, np.array([0, size]))
-    listed = np.split(places, edges[1:, 0])
-    changed = np.zeros(size, dtype=np.bool_)
-    changed[part.places] = True
-    return _Found(
-        name=part.name, first=part.first, universes=[size, *map(len, listed)],
-        ranks=[part.places[order[: ends[0]]], *(places_where(changed[places]) for places in listed)],
-        signs=np.split(part.signs[order], ends), sizes=np.split(part.sizes[order], ends),
-    )  # fmt: skip
+        universes, ranks, signs, sizes = [len(part.old)], [part.places], [part.signs], [part.sizes]
+    else:
+        shift = bin_shift(part.old.itemsize)
+        classes, every, members = ranked(part.old, part.places, class_table(below), len(below) + 1, below[0] << shift, shift)
+        order, ends = np.argsort(classes, kind="stable"), np.cumsum(np.bincount(classes, minlength=len(below) + 1))[:-1]
+        universes = members.tolist()
+        ranks, signs, sizes = np.split(every[order], ends), np.split(part.signs[order], ends), np.split(part.sizes[order], ends)
+    return _Found(name=part.name, first=part.first, universes=universes, ranks=ranks, signs=signs, sizes=sizes)
 
 
 def _listing(changed: int, size: int) -> Listing:
@@ -229,7 +220,7 @@ def _places(found: Sequence[_Found], index: int, listing: Listing) -> tuple[tupl
 def _rest(ranks: Places, size: int) -> Places:
     others = np.ones(size, dtype=np.bool_)
     others[ranks] = False
-    return places_where(others)
+    return np.flatnonzero(others)
 
 
 def _moves(found: Sequence[_Found], index: int, *, relative: bool) -> tuple[int, tuple[Bytes, Bytes, Bytes]]:
@@ -246,48 +237,38 @@ def _framed(stream: Bytes) -> bytes:
 
 
 class Opened:
-    """A section's streams, decompressed, to be applied to some of its parts at a time.
-
-    Shapes: C classes, k parts in a row, laid end to end. Everything is done for all of them at once: between two operations of numpy a
-    thread waits for others that are between two, and small parts would do little else.
-    """
+    """A section's streams, decompressed, to be applied part by part."""
 
     def __init__(self, said: Changes, frames: memoryview, *, relative: bool) -> None:
         """`frames` are all of them, one after the other. Raises `ValueError` where they do not fit the header."""
         self._said, self._relative, self._table = said, relative, class_table(said.below)
-        self._ends = _ends([part.size for part in said.parts])
-        listed = [*zip(*(part.all_listed for part in said.parts), strict=True)]
-        changed = [*zip(*(part.changed for part in said.parts), strict=True)]
-        self._listed_ends, self._changed_ends = [_ends(column) for column in listed], [_ends(column) for column in changed]
-        self._listed, self._is_rest = np.array(listed), np.array([listing is Listing.REST for listing in said.listings])
-        self._ranks, self._moves, behind, at = list[Places](), list[Bits](), list[Places](), 0
+        self._is_rest = np.array([listing is Listing.REST for listing in said.listings])
+        listed, changed = np.array([part.all_listed for part in said.parts]), np.array([part.changed for part in said.parts])
+        self._listed_ends, self._move_starts = _ends(listed), _ends(changed)
+        ranks, moves, at = list[Places](), list[Bits](), 0
         for index in range(len(said.listings)):
             ends = list(accumulate(said.frames[STREAMS * index : STREAMS * (index + 1)], initial=at))
             streams = [frames[start:end] for start, end in pairwise(ends)]
-            ranks, behind_parts = self._places(index, *streams[:2])
-            self._ranks.append(ranks)
-            behind.append(behind_parts)
-            self._moves.append(self._steps(index, *streams[2:]))
+            ranks.append(self._places(index, *streams[:2]))
+            moves.append(self._steps(index, *streams[2:]))
             at = ends[-1]
-        of_rest, is_rest = self._listed + np.array(changed), self._is_rest[:, None]
-        self._least, self._most = np.maximum(np.stack(behind), is_rest * of_rest), np.where(is_rest, of_rest, np.diff(self._ends))
-        """Elements that a class has in a part, at least and at most: what is listed is among them, and as many change as said."""
+        self._ranks, self._moves = np.concatenate(ranks), np.concatenate(moves)
 
-    def _places(self, index: int, high: memoryview, low: memoryview) -> tuple[Places, Places]:
-        """The ranks of a class, each within its part, and of each part one more than the last."""
-        ends = np.array(self._listed_ends[index])
-        count = self._listed_ends[index][-1]
-        is_far, full = self._said.listings[index] is Listing.FAR, self._ends[-1] // FULL if len(high) else 0
+    def _places(self, index: int, high: memoryview, low: memoryview) -> Places:
+        """The ranks of a class, each within its part."""
+        ends = self._listed_ends[:, index] - self._listed_ends[0, index]
+        count, size = int(ends[-1]), sum(part.size for part in self._said.parts)
+        is_far, full = self._said.listings[index] is Listing.FAR, size // FULL if len(high) else 0
         sums = running_sums(_stream(high, range(count, count + full + 1)), _stream(low, [count]) if is_far else None)
         if len(sums) != count or (len(low) and not is_far):
             raise ValueError("places")
         through = sums + np.arange(count)  # counted through all parts: a part begins where the one before ended
         behind = np.concatenate([[0], through + 1])[ends]
-        return through - np.repeat(behind[:-1], np.diff(ends)), behind[1:] - behind[:-1]
+        return through - np.repeat(behind[:-1], np.diff(ends))
 
     def _steps(self, index: int, signs: memoryview, sizes: memoryview, escapes: memoryview) -> Bits:
         """What is added to the images of a class's changed elements; or their new values."""
-        count, width = self._changed_ends[index][-1], width_of(self._said.dtype)
+        count, width = int(self._move_starts[-1, index] - self._move_starts[0, index]), width_of(self._said.dtype)
         if not self._relative:
             return _stream(sizes, [count * width]).view(WIDTHS[width])
         over = from_planes(opened(escapes, range(0, 2 * count + 1, 2)) if len(escapes) else NOTHING, 2)
@@ -296,55 +277,28 @@ class Opened:
         is_down = np.unpackbits(_stream(signs, [(count + 7) // 8]), count=count).view(np.bool_)
         return moves_of(is_down, beyond + least if least else beyond)
 
-    def apply(self, first: int, old: Sequence[Bits], out: Sequence[Bits]) -> None:
-        """Write the new elements of neighbouring parts, the first of which is number `first`; `out` may be `old`. Raises `ValueError`,
-        `IndexError`."""
-        parts = range(first, first + len(old))
-        if len(old) == 1:
-            if out[0] is not old[0]:
-                out[0][:] = old[0]
-            self._change(parts, out[0])
-            return
-        joined = np.concatenate(old)
-        self._change(parts, joined)
-        for number, mine in zip(parts, out, strict=True):
-            mine[:] = joined[self._ends[number] - self._ends[first] :][: len(mine)]
-
-    def _change(self, parts: range, bits: Bits) -> None:
-        """The old elements of parts, laid end to end, become the new ones."""
-        below, dtype = self._said.below, self._said.dtype
-        begins = np.array(self._ends[parts.start : parts.stop + 1]) - self._ends[parts.start]
-        found = [self._found(slice(0, 1), parts, begins[None], None)]
-        if below:
-            places, edges = members(bits, dtype, below, self._table, begins)
-            found.append(self._found(slice(1, None), parts, edges, places))
-        places = np.concatenate(found)
-        moves = np.concatenate(_of_parts(self._moves, self._changed_ends, parts))
-        bits[places] = stepped(bits[places], moves, dtype) if self._relative else moves
-
-    def _found(self, classes: slice, parts: range, edges: Places, places: Places | None) -> Places:
-        """The changed elements of some classes. `edges` [classes, k + 1] are where in `places` those of each class and part begin, and end;
-        without `places` they are elements themselves."""
-        here, sizes, is_rest = slice(parts.start, parts.stop), edges[:, 1:] - edges[:, :-1], self._is_rest[classes]
-        if not ((self._least[classes, here] <= sizes) & (sizes <= self._most[classes, here])).all():
+    def apply(self, number: int, bits: Bits) -> None:
+        """Change the elements of a part where they are. Raises `ValueError`, `IndexError`, after which they are worth nothing."""
+        starts, ends, changed = self._listed_ends[number], self._listed_ends[number + 1], np.array(self._said.parts[number].changed)
+        first = self._ranks[starts[0] : ends[0]]
+        places = _rest(first, len(bits)) if self._is_rest[0] else first
+        fits = len(places) == changed[0]
+        if self._said.below:
+            shift = bin_shift(bits.itemsize)
+            bound = self._said.below[0] << shift
+            others, fit = located(bits, self._ranks, starts, ends, self._is_rest, changed, self._table, bound, shift)
+            places, fits = np.concatenate([places, others]), fits and fit
+        if not fits:
             raise ValueError("places")
-        ranks = np.concatenate(_of_parts(self._ranks[classes], self._listed_ends[classes], parts))
-        ranks += np.repeat(edges[:, :-1].ravel(), self._listed[classes, here].ravel())
-        if not is_rest.any():
-            return ranks if places is None else places[ranks]
-        is_changed = np.repeat(is_rest, edges[:, -1] - edges[:, 0])
-        is_changed[ranks] ^= True
-        return places_where(is_changed) if places is None else places[is_changed]
+        moves = np.concatenate([self._moves[at : at + count] for at, count in zip(self._move_starts[number], changed, strict=True)])
+        bits[places] = stepped(bits[places], moves, self._said.dtype) if self._relative else moves
 
 
-def _of_parts(streams: Sequence[Bits], ends: Sequence[Sequence[int]], parts: range) -> list[Bits]:
-    """What belongs to these parts, class by class."""
-    return [stream[mine[parts.start] : mine[parts.stop]] for stream, mine in zip(streams, ends, strict=True)]
-
-
-def _ends(sizes: Sequence[int]) -> list[int]:
-    """Where things of these sizes begin and end, laid end to end: one number more than they are."""
-    return [*accumulate(sizes, initial=0)]
+def _ends(counts: Places) -> Places:
+    """Where the numbers of each part and class begin, laid end to end class by class, and in a last row where they end: [k + 1, C] of
+    counts [k, C]."""
+    totals = counts.sum(0)
+    return np.concatenate([np.zeros_like(totals)[None], np.cumsum(counts, axis=0)]) + (np.cumsum(totals) - totals)
 
 
 def _stream(frame: memoryview, sizes: range | Sequence[int]) -> Bytes:

@@ -1,6 +1,5 @@
 """The delta codec: bit-exact on every pattern of every kind, bound to its base, and small."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,7 +7,7 @@ from hypothesis import strategies as st
 
 from app.domain.errors import BadInput
 from app.policy.storage.delta import Mode, Patch, StaleDelta, apply_delta, encode_delta, read_head
-from app.policy.storage.delta_classes import chosen, class_table, members
+from app.policy.storage.delta_classes import chosen
 from app.policy.storage.delta_head import Located
 from app.policy.storage.delta_sections import PART, Listing
 from app.policy.storage.weights import digest_of
@@ -272,13 +271,3 @@ def test_classes_are_parted_where_likely_and_unlikely_movers_meet() -> None:
     sizes[[0, 1]], moved[[0, 1], 0] = sizes[[100, 120]], (500, 1000)
     sizes[[100, 120]], moved[[100, 120], 0] = 0, 0
     assert chosen(sizes, moved) == (1,), "zeros are a class as well"
-
-
-def test_members_of_a_class_are_those_of_its_bins_in_their_order() -> None:
-    bins = [120, 100, 110, 120, 100, 109, 255, 0]
-    mags = (torch.tensor(bins) << 7).to(torch.int32).numpy().astype("<u2")
-    places, edges = members(mags, "BF16", (110, 101), class_table((110, 101)), np.array([0, 8]))
-    assert (places.tolist(), edges.tolist()) == ([5, 1, 4, 7], [[0, 1], [1, 4]])
-    places, edges = members(mags, "BF16", (110, 101), class_table((110, 101)), np.array([0, 2, 4, 8]))
-    assert places.tolist() == [5, 1, 4, 7]
-    assert edges.tolist() == [[0, 0, 0, 1], [1, 2, 2, 4]], "of the first part is 1, of the second nothing, of the third are 5, 4 and 7"

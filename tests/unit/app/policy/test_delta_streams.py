@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 import zstandard
-from hypothesis import given
-from hypothesis import strategies as st
 
 from app.domain.errors import Refused
 from app.policy.storage.delta import Mode, apply_delta, encode_delta, most_whole
@@ -25,7 +23,6 @@ from app.policy.storage.delta_streams import (
     image,
     moves_of,
     opened,
-    places_where,
     read_sizes,
     running_sums,
     stepped,
@@ -64,12 +61,6 @@ def test_the_sums_of_what_was_written_are_read_again_with_the_lower_bytes_where_
     assert running_sums(bytes_of(0, 1, 2), bytes_of(7, 8, 255)).tolist() == [7, 256 + 15, 3 * 256 + 270]
     with pytest.raises(ValueError, match="places"):
         running_sums(bytes_of(0, 1, 2), bytes_of(7, 8))
-
-
-@given(st.lists(st.booleans(), max_size=70), st.integers(0, 300), st.integers(1, 5))
-def test_what_is_true_is_found_wherever_it_stands_and_however_much_it_is(claims: list[bool], beside: int, times: int) -> None:
-    wanted = np.array(claims * times + [False] * beside, dtype=np.bool_)
-    assert places_where(wanted).tolist() == [place for place, claim in enumerate(wanted) if claim]
 
 
 # --- steps ----------------------------------------------------------------------------------------------------------------------------
