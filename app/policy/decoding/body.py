@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from app.policy.decoding.between import normed, placed, prepare
 from app.policy.decoding.keyvalues import Fed, KeyValues, Plan
 from app.policy.packing.linear import PackedLinear, PackedPart
 
@@ -108,11 +109,13 @@ class PackedBody:
         self._size = layers[0].out.columns // self._heads
         self._scale = self._size**-0.5
         self._low = model.dtype == torch.bfloat16
+        if not self._low:
+            prepare()
         # what is fed ahead of a row near the end of the context is padded beyond it, and never read
         at = torch.arange(int(config.max_position_embeddings) + PADDED)[None]
         cos_1Cd, sin_1Cd = body.rotary_emb(self._embedding[:1], at)
         low_Ch, high_Ch = sin_1Cd[0].chunk(2, dim=-1)
-        self._cos_Cd, self._sin_Cd = cos_1Cd[0], torch.cat([-low_Ch, high_Ch], dim=-1)
+        self._cos_Cd, self._sin_Cd = cos_1Cd[0].contiguous(), torch.cat([-low_Ch, high_Ch], dim=-1)
 
     def __call__(self, parts: Sequence[Fed], cache: KeyValues) -> list[Tensor]:
         """See `Body`."""
@@ -121,21 +124,22 @@ class PackedBody:
         seen = [self._seen(fed, cache) for fed in parts]
         sizes = [fed.tokens_nQ.numel() for fed in parts]
         tokens_T = torch.cat([fed.tokens_nQ.flatten() for fed in parts])
-        positions_T = torch.cat([fed.positions_nQ.flatten() for fed in parts])
         idle = self._layers[0].qkv.rows_for(len(tokens_T)) - len(tokens_T)
         sizes.append(idle)  # behind the parts, which nothing below pairs with one
         hidden_TD = functional.embedding(functional.pad(tokens_T, (0, idle)), self._embedding)
-        rotation = self._rotation(functional.pad(positions_T, (0, idle)))
+        rotations = [self._rotation(fed.positions_nQ.flatten()) for fed in parts] if self._low else []
         attended_TD = hidden_TD.new_zeros(len(hidden_TD), self._heads * self._size)
         written = attended_TD.split(sizes)
         widest = max(len(hidden_TD) * self._layers[0].gate_up.rows, *(self._heads * mask.numel() for _, mask in seen))
         with _threads(between=widest) as product:
             for index, layer in enumerate(self._layers):
                 every = product(layer.qkv, self._normed(hidden_TD, layer.before_attention)).view(len(hidden_TD), -1, self._size)
-                turned = _rotated(every[:, : self._heads + self._groups], *rotation).split(sizes)
-                values = every[:, self._heads + self._groups :].split(sizes)
-                for part, queries_and_keys, values_of_it, to in zip(seen, turned, values, written, strict=False):
-                    self._attend(index, part, queries_and_keys, values_of_it, cache, to=to)
+                for number, (part, of_it, to) in enumerate(zip(seen, every.split(sizes), written, strict=False)):
+                    if self._low:
+                        read = self._updated(index, part[0], of_it, rotations[number], cache)
+                    else:
+                        read = self._placed(index, part[0], of_it, cache)
+                    self._attend(part, *read, to=to)
                 hidden_TD += product(layer.out, attended_TD)
                 gate, up = product(layer.gate_up, self._normed(hidden_TD, layer.before_mlp)).chunk(2, dim=-1)
                 hidden_TD += product(layer.down, functional.silu(gate) * up)
@@ -151,35 +155,50 @@ class PackedBody:
     def _rotation(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         return self._cos_Cd[positions_T][:, None], self._sin_Cd[positions_T][:, None]
 
-    def _attend(
-        self, index: int, part: tuple[Plan, Tensor], turned_THd: Tensor, values_TKd: Tensor, cache: KeyValues, *, to: Tensor
-    ) -> None:
-        """Write attention of one part over everything up to each token `to` [T, H·d]; `turned_THd` are its queries and then its keys."""
-        cache.planned, mask_N1QW = part
-        rows, new = cache.planned.positions_nQ.shape
+    def _updated(
+        self, index: int, plan: Plan, qkv_TSd: Tensor, rotation: tuple[Tensor, Tensor], cache: KeyValues
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [N, K, G, Q, d] of a part, turned, and what attention reads of its rows' keys and values, its own among them."""
+        rows, new = plan.positions_nQ.shape
         heads, groups, size = self._heads, self._groups, self._size
-        turned = turned_THd.view(rows, new, heads + groups, size)
-        keys, values = cache.update(turned[:, :, heads:].transpose(1, 2), values_TKd.view(rows, new, groups, size).transpose(1, 2), index)
+        turned = _rotated(qkv_TSd[:, : heads + groups], *rotation).view(rows, new, heads + groups, size)
+        cache.planned = plan
+        values = qkv_TSd[:, heads + groups :].view(rows, new, groups, size)
+        keys, values = cache.update(turned[:, :, heads:].transpose(1, 2), values.transpose(1, 2), index)
+        return turned[:, :, :heads].view(rows, new, groups, -1, size).permute(0, 2, 3, 1, 4), keys, values
+
+    def _placed(self, index: int, plan: Plan, qkv_TSd: Tensor, cache: KeyValues) -> tuple[Tensor, Tensor, Tensor]:
+        """The same in float32, where each group has idle heads up to a multiple of `TOGETHER` for each product."""
+        rows, new = plan.positions_nQ.shape
+        group = self._heads // self._groups
+        idle = -group % TOGETHER if group * new % TOGETHER else 0
+        queries = (qkv_TSd.new_zeros if idle else qkv_TSd.new_empty)(rows, self._groups, group + idle, new, self._size)
+        keys, values = cache.room(index, queries[:, :, 0])
+        placed(
+            qkv_TSd.numpy(), plan.positions_nQ.contiguous().numpy(), plan.rows.start, self._cos_Cd.numpy(), self._sin_Cd.numpy(),
+            keys.numpy(), values.numpy(), queries.numpy(),
+        )  # fmt: skip
+        return queries, keys[plan.rows, :, : plan.width], values[plan.rows, :, : plan.width]
+
+    def _attend(self, part: tuple[Plan, Tensor], queries: Tensor, keys: Tensor, values: Tensor, *, to: Tensor) -> None:
+        """Write attention of one part over everything up to each token `to` [T, H·d]."""
+        plan, mask_N1QW = part
+        rows, new = plan.positions_nQ.shape
+        heads, groups, size = self._heads, self._groups, self._size
         # the G heads of a group stand in the place of queries, so that keys are read once, not G times
-        query = turned[:, :, :heads].view(rows, new, groups, -1, size).permute(0, 2, 3, 1, 4)
-        query = self._company(query).reshape(rows * groups, -1, size)
+        query = queries.reshape(rows * groups, -1, size)
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)
         scores = torch.bmm(query, keys.transpose(1, 2)).view(rows, groups, -1, new, keys.shape[1]).float().mul_(self._scale)
         weights = torch.softmax(scores.add_(mask_N1QW), dim=-1).to(values.dtype).view(rows * groups, -1, keys.shape[1])
         out = torch.bmm(weights, values).view(rows, groups, -1, new, size)[:, :, : heads // groups]
         to.view(rows, new, groups, heads // groups, size).copy_(out.permute(0, 3, 1, 2, 4))
 
-    def _company(self, query: Tensor) -> Tensor:
-        """Queries [N, K, G, Q, d], in float32 a multiple of `TOGETHER` for each product: as they are, or with heads that nobody reads."""
-        group, new = query.shape[2:4]
-        if self._low or group * new % TOGETHER == 0:
-            return query
-        return functional.pad(query, (0, 0, 0, 0, 0, -group % TOGETHER))
-
     def _normed(self, hidden: Tensor, weight: Tensor) -> Tensor:
         """Root-mean-square normalisation in float32, rounded before the weight, as the models were trained."""
         if not self._low:
-            return functional.rms_norm(hidden, weight.shape, weight, self._epsilon)
+            out = torch.empty_like(hidden)
+            normed(hidden.numpy(), weight.numpy(), self._epsilon, out.numpy())
+            return out
         wide = hidden.float()
         return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._epsilon)).to(hidden.dtype)
 

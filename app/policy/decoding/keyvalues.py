@@ -73,6 +73,10 @@ class KeyValues:
         values[to.rows_n1, :, to.positions_nQ] = value_states.transpose(1, 2)
         return keys[to.rows, :, : to.width], values[to.rows, :, : to.width]
 
+    def room(self, layer: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values of one layer [R, K, C, D], to be written; `like` [n, K, Q, D] shows their heads, size and dtype."""
+        return self._layer(layer, like, like)
+
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of a row over another row."""
         if not length:

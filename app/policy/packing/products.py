@@ -108,7 +108,7 @@ class BlockedProduct:
     def __init__(self, weight_OI: Tensor) -> None:
         ops: Any = torch.ops.mkldnn
         self._packed: Tensor = ops._reorder_linear_weight(weight_OI, PACK_FOR_ROWS)
-        self._multiply = ops._linear_pointwise
+        self._multiply = ops._linear_pointwise.default
         self._alone_differs = weight_OI.shape[1] > NARROW
 
     def __call__(self, inputs_NI: Tensor, bias_O: Tensor | None) -> Tensor:
@@ -133,7 +133,7 @@ class HalfProduct:
         """`scaled_OI` are the weights over the scale, float32 that float16 holds."""
         ops: Any = torch.ops.quantized
         self._packed = ops.linear_prepack_fp16(scaled_OI, None)
-        self._multiply, self._unpack = ops.linear_dynamic_fp16, ops.linear_unpack_fp16
+        self._multiply, self._unpack = ops.linear_dynamic_fp16.default, ops.linear_unpack_fp16
         self._scale = torch.tensor(scale)  # which an operation takes in half the time of a number
 
     def __call__(self, inputs_NI: Tensor, bias_O: Tensor | None) -> Tensor:

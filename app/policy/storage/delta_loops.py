@@ -1,34 +1,21 @@
 """The loops of the delta codec that look at every weight, compiled: numpy would go through memory some forty times for them.
 
 Elements are unsigned integers of one, two or four bytes, as `bits_of` has them. One whose magnitude (the bits without the sign) is below
-`bound` has the class `table[magnitude >> shift]`, others have class 0; which classes there are, `delta_classes` says. Loops are compiled
-by `prepare`, which comes before any other call, and kept beside this file or in the user's cache.
+`bound` has the class `table[magnitude >> shift]`, others have class 0; which classes there are, `delta_classes` says. `prepare` comes
+before any other call.
 """
 
-from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
-from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
-from numba import njit  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType] - it has no types
 from numpy.typing import NDArray
 
+from app.policy.compiling import compiled, prepared
 from app.policy.storage.delta_streams import WIDTHS
 
-P = ParamSpec("P")
-R = TypeVar("R")
 BLOCK = 1024
 """Elements that are looked at together: what is noted of them stays in the fastest cache."""
-
-
-def compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """To machine code that runs without Python's lock; kept for other processes where a file can be written."""
-    try:
-        return njit(nogil=True, cache=True)(function)
-    except RuntimeError:  # neither beside this file nor in a user's cache
-        return njit(nogil=True)(function)
 
 
 @compiled
@@ -119,16 +106,6 @@ def prepare() -> None:
     table = np.zeros(1, dtype=np.uint8)
     for width in WIDTHS.values():
         bits = np.zeros(1, dtype=width)
-        _made(differing, bits, bits)
-        _made(ranked, bits, places, table, 1, 0, 0)
-        _made(located, bits, places, ends, ends, nothing, ends, table, 0, 0)
-
-
-def _made(loop: Callable[P, object], *arguments: P.args, **named: P.kwargs) -> None:
-    try:
-        loop(*arguments, **named)
-    except Exception:  # noqa: BLE001 - what was kept is damaged (a machine lost its power), or cannot be written (its disk is full)
-        for file in Path(loop.stats.cache_path).glob(f"{Path(__file__).stem}.*.nb?"):  # pyright: ignore[reportFunctionMemberAccess] - compiled functions have it
-            file.unlink(missing_ok=True)
-        with suppress(OSError):  # compiled all the same
-            loop(*arguments, **named)
+        prepared(differing, bits, bits)
+        prepared(ranked, bits, places, table, 1, 0, 0)
+        prepared(located, bits, places, ends, ends, nothing, ends, table, 0, 0)

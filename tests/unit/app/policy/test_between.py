@@ -1,0 +1,69 @@
+"""What lies between products in float32: what torch's own operations give, whatever else is in the pass."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from app.policy.decoding.between import LANES, normed, placed
+from app.policy.decoding.body import _rotated
+
+
+def normed_of(hidden_TD: torch.Tensor, weight_D: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(hidden_TD)
+    normed(hidden_TD.numpy(), weight_D.numpy(), 1e-5, out.numpy())
+    return out
+
+
+@pytest.mark.parametrize("size", [1, LANES - 1, LANES, 3 * LANES + 5, 576])
+def test_rows_are_divided_by_their_root_mean_square(size: int) -> None:
+    random = torch.Generator().manual_seed(size)
+    hidden_TD, weight_D = 3 * torch.randn(5, size, generator=random), torch.randn(size, generator=random)
+    found = normed_of(hidden_TD, weight_D)
+    assert torch.allclose(found, functional.rms_norm(hidden_TD, (size,), weight_D, 1e-5), rtol=2e-6, atol=0)
+    for token in range(len(hidden_TD)):
+        assert torch.equal(normed_of(hidden_TD[token : token + 1].clone(), weight_D), found[token : token + 1])
+
+
+def test_a_row_of_zeros_stays_one_and_by_hand() -> None:
+    """(3, 4): the mean of squares is 12.5."""
+    assert normed_of(torch.zeros(1, 2), torch.ones(2)).tolist() == [[0.0, 0.0]]
+    assert normed_of(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0]))[0].tolist() == pytest.approx([3 / 12.5**0.5, 8 / 12.5**0.5])
+
+
+@pytest.mark.parametrize(("rows", "new", "group", "idle"), [(1, 1, 3, 1), (3, 1, 1, 0), (2, 5, 2, 0)])
+def test_heads_are_turned_and_put_where_attention_reads_them(rows: int, new: int, group: int, idle: int) -> None:
+    """To the last bit as torch turns them; what lies elsewhere in the cache stays."""
+    groups, size, capacity, first = 2, 8, 11, 4
+    random = torch.Generator().manual_seed(rows)
+    qkv_TSd = torch.randn(rows * new, groups * group + 2 * groups, size, generator=random)
+    cos_Cd, sin_Cd = torch.randn(2, capacity, size, generator=random)
+    positions_NQ = torch.arange(new) + torch.randint(0, capacity - new, (rows, 1), generator=random)
+    keys, values = torch.randn(2, 8, groups, capacity, size, generator=random)
+    queries = torch.zeros(rows, groups, group + idle, new, size)
+    keys_before, values_before = keys.clone(), values.clone()
+    placed(
+        qkv_TSd.numpy(), positions_NQ.numpy(), first, cos_Cd.numpy(), sin_Cd.numpy(), keys.numpy(), values.numpy(), queries.numpy()
+    )  # fmt: skip
+    at = positions_NQ.flatten()
+    turned = _rotated(qkv_TSd, cos_Cd[at][:, None], sin_Cd[at][:, None]).view(rows, new, -1, size)
+    expected = turned[:, :, : groups * group].view(rows, new, groups, group, size).permute(0, 2, 3, 1, 4)
+    assert torch.equal(queries[:, :, :group], expected)
+    assert not queries[:, :, group:].any()
+    for row in range(rows):
+        for query in range(new):
+            place = first + row, slice(None), int(positions_NQ[row, query])
+            assert torch.equal(keys[place], turned[row, query, groups * group : groups * (group + 1)])
+            assert torch.equal(values[place], qkv_TSd.view(rows, new, -1, size)[row, query, groups * (group + 1) :])
+            keys_before[place], values_before[place] = keys[place], values[place]
+    assert torch.equal(keys, keys_before)
+    assert torch.equal(values, values_before)
+
+
+def test_a_half_that_is_turned_by_a_quarter_becomes_the_other_half() -> None:
+    qkv_TSd = torch.tensor([[[1.0, 2.0, 3.0, 4.0]] * 3])
+    cos_Cd, sin_Cd = torch.zeros(1, 4), torch.tensor([[-1.0, -1.0, 1.0, 1.0]])
+    keys, values, queries = np.zeros((1, 1, 1, 4), np.float32), np.zeros((1, 1, 1, 4), np.float32), np.zeros((1, 1, 1, 1, 4), np.float32)
+    placed(qkv_TSd.numpy(), np.zeros((1, 1), np.int64), 0, cos_Cd.numpy(), sin_Cd.numpy(), keys, values, queries)
+    assert queries.ravel().tolist() == keys.ravel().tolist() == [-3.0, -4.0, 1.0, 2.0]
+    assert values.ravel().tolist() == [1.0, 2.0, 3.0, 4.0]
