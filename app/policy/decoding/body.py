@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from app.policy.decoding.between import normed, placed, prepare
+from app.policy.decoding.between import Elements, normed, placed, prepare
 from app.policy.decoding.keyvalues import Fed, KeyValues, Plan
 from app.policy.packing.linear import PackedLinear, PackedPart
 
@@ -109,17 +109,18 @@ class PackedBody:
         self._size = layers[0].out.columns // self._heads
         self._scale = self._size**-0.5
         self._low = model.dtype == torch.bfloat16
-        if not self._low:
-            prepare()
+        prepare()
         # what is fed ahead of a row near the end of the context is padded beyond it, and never read
         at = torch.arange(int(config.max_position_embeddings) + PADDED)[None]
         cos_1Cd, sin_1Cd = body.rotary_emb(self._embedding[:1], at)
         low_Ch, high_Ch = sin_1Cd[0].chunk(2, dim=-1)
-        self._cos_Cd, self._sin_Cd = cos_1Cd[0].contiguous(), torch.cat([-low_Ch, high_Ch], dim=-1)
+        self._cos_Cd, self._sin_Cd = _elements(cos_1Cd[0].contiguous()), _elements(torch.cat([-low_Ch, high_Ch], dim=-1))
 
     def __call__(self, parts: Sequence[Fed], cache: KeyValues) -> list[Tensor]:
         """See `Body`."""
         for fed in parts:  # all of them first: how wide rows are read depends on how long the longest one is
+            if fed.width > len(self._cos_Cd):
+                raise IndexError(f"position {fed.width - 1} is behind the end of the context")
             cache.reserve(fed, lanes=LANES)
         seen = [self._seen(fed, cache) for fed in parts]
         sizes = [fed.tokens_nQ.numel() for fed in parts]
@@ -127,19 +128,14 @@ class PackedBody:
         idle = self._layers[0].qkv.rows_for(len(tokens_T)) - len(tokens_T)
         sizes.append(idle)  # behind the parts, which nothing below pairs with one
         hidden_TD = functional.embedding(functional.pad(tokens_T, (0, idle)), self._embedding)
-        rotations = [self._rotation(fed.positions_nQ.flatten()) for fed in parts] if self._low else []
         attended_TD = hidden_TD.new_zeros(len(hidden_TD), self._heads * self._size)
         written = attended_TD.split(sizes)
         widest = max(len(hidden_TD) * self._layers[0].gate_up.rows, *(self._heads * mask.numel() for _, mask in seen))
         with _threads(between=widest) as product:
             for index, layer in enumerate(self._layers):
                 every = product(layer.qkv, self._normed(hidden_TD, layer.before_attention)).view(len(hidden_TD), -1, self._size)
-                for number, (part, of_it, to) in enumerate(zip(seen, every.split(sizes), written, strict=False)):
-                    if self._low:
-                        read = self._updated(index, part[0], of_it, rotations[number], cache)
-                    else:
-                        read = self._placed(index, part[0], of_it, cache)
-                    self._attend(part, *read, to=to)
+                for part, of_it, to in zip(seen, every.split(sizes), written, strict=False):
+                    self._attend(part, *self._placed(index, part[0], of_it, cache), to=to)
                 hidden_TD += product(layer.out, attended_TD)
                 gate, up = product(layer.gate_up, self._normed(hidden_TD, layer.before_mlp)).chunk(2, dim=-1)
                 hidden_TD += product(layer.down, functional.silu(gate) * up)
@@ -152,31 +148,17 @@ class PackedBody:
         barred = torch.arange(plan.width) > fed.positions_nQ[:, :, None]
         return plan, torch.zeros(barred.shape, dtype=torch.float32).masked_fill_(barred, -torch.inf)[:, None, None]
 
-    def _rotation(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-        return self._cos_Cd[positions_T][:, None], self._sin_Cd[positions_T][:, None]
-
-    def _updated(
-        self, index: int, plan: Plan, qkv_TSd: Tensor, rotation: tuple[Tensor, Tensor], cache: KeyValues
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [N, K, G, Q, d] of a part, turned, and what attention reads of its rows' keys and values, its own among them."""
-        rows, new = plan.positions_nQ.shape
-        heads, groups, size = self._heads, self._groups, self._size
-        turned = _rotated(qkv_TSd[:, : heads + groups], *rotation).view(rows, new, heads + groups, size)
-        cache.planned = plan
-        values = qkv_TSd[:, heads + groups :].view(rows, new, groups, size)
-        keys, values = cache.update(turned[:, :, heads:].transpose(1, 2), values.transpose(1, 2), index)
-        return turned[:, :, :heads].view(rows, new, groups, -1, size).permute(0, 2, 3, 1, 4), keys, values
-
     def _placed(self, index: int, plan: Plan, qkv_TSd: Tensor, cache: KeyValues) -> tuple[Tensor, Tensor, Tensor]:
-        """The same in float32, where each group has idle heads up to a multiple of `TOGETHER` for each product."""
+        """Queries [N, K, G, Q, d] of a part, turned, and what attention reads of its rows' keys and values, its own among them. In float32
+        each group has idle heads, up to a multiple of `TOGETHER` queries for each product."""
         rows, new = plan.positions_nQ.shape
         group = self._heads // self._groups
-        idle = -group % TOGETHER if group * new % TOGETHER else 0
+        idle = -group % TOGETHER if not self._low and group * new % TOGETHER else 0
         queries = (qkv_TSd.new_zeros if idle else qkv_TSd.new_empty)(rows, self._groups, group + idle, new, self._size)
         keys, values = cache.room(index, queries[:, :, 0])
         placed(
-            qkv_TSd.numpy(), plan.positions_nQ.contiguous().numpy(), plan.rows.start, self._cos_Cd.numpy(), self._sin_Cd.numpy(),
-            keys.numpy(), values.numpy(), queries.numpy(),
+            _elements(qkv_TSd), plan.positions_nQ.contiguous().numpy(), plan.rows.start, self._cos_Cd, self._sin_Cd,
+            _elements(keys), _elements(values), _elements(queries),
         )  # fmt: skip
         return queries, keys[plan.rows, :, : plan.width], values[plan.rows, :, : plan.width]
 
@@ -194,13 +176,14 @@ class PackedBody:
         to.view(rows, new, groups, heads // groups, size).copy_(out.permute(0, 3, 1, 2, 4))
 
     def _normed(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        """Root-mean-square normalisation in float32, rounded before the weight, as the models were trained."""
-        if not self._low:
-            out = torch.empty_like(hidden)
-            normed(hidden.numpy(), weight.numpy(), self._epsilon, out.numpy())
-            return out
-        wide = hidden.float()
-        return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._epsilon)).to(hidden.dtype)
+        out = torch.empty_like(hidden)
+        normed(_elements(hidden), _elements(weight), self._epsilon, _elements(out))
+        return out
+
+
+def _elements(tensor: Tensor) -> Elements:
+    """As compiled loops take them; shares memory."""
+    return (tensor if tensor.dtype == torch.float32 else tensor.view(torch.uint16)).numpy()
 
 
 @contextmanager
@@ -222,11 +205,6 @@ def _threads(*, between: int) -> Iterator[Callable[[PackedLinear, Tensor], Tenso
         yield product
     finally:
         torch.set_num_threads(most)
-
-
-def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Each pair of a head's numbers turned; the sine of the first half is negative (`PackedBody`)."""
-    return (heads * cos).add_(heads.roll(heads.shape[-1] // 2, dims=-1).mul_(sin))
 
 
 def _packed(model: PreTrainedModel) -> PackedBody | None:

@@ -3,16 +3,22 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.nn import functional
 
 from app.policy.decoding.between import LANES, normed, placed
-from app.policy.decoding.body import _rotated
+from app.policy.decoding.body import _elements
 
 
 def normed_of(hidden_TD: torch.Tensor, weight_D: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(hidden_TD)
-    normed(hidden_TD.numpy(), weight_D.numpy(), 1e-5, out.numpy())
+    normed(_elements(hidden_TD), _elements(weight_D), 1e-5, _elements(out))
     return out
+
+
+def turned_by_torch(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    return (heads * cos).add_(heads.roll(heads.shape[-1] // 2, dims=-1).mul_(sin))
 
 
 @pytest.mark.parametrize("size", [1, LANES - 1, LANES, 3 * LANES + 5, 576])
@@ -25,28 +31,40 @@ def test_rows_are_divided_by_their_root_mean_square(size: int) -> None:
         assert torch.equal(normed_of(hidden_TD[token : token + 1].clone(), weight_D), found[token : token + 1])
 
 
+def test_rows_of_bfloat16_are_rounded_before_the_weight_as_models_were_trained() -> None:
+    """What transformers' modules give, but where the mean of squares, summed in another order, falls to the other side of a half."""
+    random = torch.Generator().manual_seed(7)
+    hidden_TD, weight_D = (3 * torch.randn(40, 576, generator=random)).bfloat16(), torch.randn(576, generator=random).bfloat16()
+    expected = weight_D * (hidden_TD.float() * torch.rsqrt(hidden_TD.float().pow(2).mean(-1, keepdim=True) + 1e-5)).bfloat16()
+    found = normed_of(hidden_TD, weight_D)
+    assert (found != expected).float().mean() < 1e-3
+    assert torch.allclose(found.float(), expected.float(), rtol=2**-7, atol=0)
+
+
 def test_a_row_of_zeros_stays_one_and_by_hand() -> None:
     """(3, 4): the mean of squares is 12.5."""
     assert normed_of(torch.zeros(1, 2), torch.ones(2)).tolist() == [[0.0, 0.0]]
     assert normed_of(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0]))[0].tolist() == pytest.approx([3 / 12.5**0.5, 8 / 12.5**0.5])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "new", "group", "idle"), [(1, 1, 3, 1), (3, 1, 1, 0), (2, 5, 2, 0)])
-def test_heads_are_turned_and_put_where_attention_reads_them(rows: int, new: int, group: int, idle: int) -> None:
+def test_heads_are_turned_and_put_where_attention_reads_them(rows: int, new: int, group: int, idle: int, dtype: torch.dtype) -> None:
     """To the last bit as torch turns them; what lies elsewhere in the cache stays."""
     groups, size, capacity, first = 2, 8, 11, 4
     random = torch.Generator().manual_seed(rows)
-    qkv_TSd = torch.randn(rows * new, groups * group + 2 * groups, size, generator=random)
-    cos_Cd, sin_Cd = torch.randn(2, capacity, size, generator=random)
+    qkv_TSd = torch.randn(rows * new, groups * group + 2 * groups, size, generator=random).to(dtype)
+    cos_Cd, sin_Cd = torch.randn(2, capacity, size, generator=random).to(dtype)
     positions_NQ = torch.arange(new) + torch.randint(0, capacity - new, (rows, 1), generator=random)
-    keys, values = torch.randn(2, 8, groups, capacity, size, generator=random)
-    queries = torch.zeros(rows, groups, group + idle, new, size)
+    keys, values = torch.randn(2, 8, groups, capacity, size, generator=random).to(dtype)
+    queries = torch.zeros(rows, groups, group + idle, new, size, dtype=dtype)
     keys_before, values_before = keys.clone(), values.clone()
     placed(
-        qkv_TSd.numpy(), positions_NQ.numpy(), first, cos_Cd.numpy(), sin_Cd.numpy(), keys.numpy(), values.numpy(), queries.numpy()
+        _elements(qkv_TSd), positions_NQ.numpy(), first, _elements(cos_Cd), _elements(sin_Cd), _elements(keys), _elements(values),
+        _elements(queries),
     )  # fmt: skip
     at = positions_NQ.flatten()
-    turned = _rotated(qkv_TSd, cos_Cd[at][:, None], sin_Cd[at][:, None]).view(rows, new, -1, size)
+    turned = turned_by_torch(qkv_TSd, cos_Cd[at][:, None], sin_Cd[at][:, None]).view(rows, new, -1, size)
     expected = turned[:, :, : groups * group].view(rows, new, groups, group, size).permute(0, 2, 3, 1, 4)
     assert torch.equal(queries[:, :, :group], expected)
     assert not queries[:, :, group:].any()
@@ -67,3 +85,25 @@ def test_a_half_that_is_turned_by_a_quarter_becomes_the_other_half() -> None:
     placed(qkv_TSd.numpy(), np.zeros((1, 1), np.int64), 0, cos_Cd.numpy(), sin_Cd.numpy(), keys, values, queries)
     assert queries.ravel().tolist() == keys.ravel().tolist() == [-3.0, -4.0, 1.0, 2.0]
     assert values.ravel().tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+PATTERNS = st.integers(0, 0xFFFF)
+
+
+@given(st.lists(st.tuples(PATTERNS, PATTERNS, PATTERNS, PATTERNS), min_size=1, max_size=20))
+def test_whatever_bfloat16_is_turned_it_is_rounded_as_torch_rounds_it(pairs: list[tuple[int, int, int, int]]) -> None:
+    """Infinities, subnormal numbers, halves between two, and what is no number, which stays none."""
+    one, other, cos, sin = (
+        torch.tensor(column, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16) for column in zip(*pairs, strict=True)
+    )
+    heads_Td, cos_Cd, sin_Cd = torch.stack([one, other], 1), torch.stack([cos, cos], 1), torch.stack([sin, sin], 1)
+    count = len(pairs)
+    found, keys, values = torch.zeros(3, count, 2).bfloat16()
+    placed(
+        _elements(heads_Td[:, None].expand(-1, 3, -1).contiguous()), np.arange(count)[None], 0, _elements(cos_Cd), _elements(sin_Cd),
+        _elements(keys[None, None]), _elements(values[None, None]), _elements(found[None, None, None]),
+    )  # fmt: skip
+    expected = turned_by_torch(heads_Td, cos_Cd, sin_Cd)
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(found.nan_to_num(nan=0.0).view(torch.int16), expected.nan_to_num(nan=0.0).view(torch.int16))
+    assert torch.equal(values.view(torch.int16), heads_Td.view(torch.int16))

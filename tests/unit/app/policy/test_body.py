@@ -1,12 +1,15 @@
 """Which threads take part in a pass of the packed body: all in its products, one in what lies between them while that is small."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from app.policy.decoding.body import WORTH_WAKING, _threads
+from app.policy.decoding.body import PADDED, WORTH_WAKING, _threads, body_of
+from app.policy.decoding.keyvalues import Fed, KeyValues
+from app.policy.model import load_policy
 from app.policy.packing.linear import PackedLinear
 
 
@@ -50,3 +53,16 @@ def test_a_product_that_breaks_leaves_all_threads_to_whoever_comes_next(most: in
         product(layer, torch.ones(2, 4))
     assert layer.threads == most
     assert torch.get_num_threads() == most
+
+
+def test_positions_behind_the_end_of_the_context_are_refused(tiny_model: Path) -> None:
+    """Compiled loops would read what lies behind their tables."""
+    policy = load_policy(tiny_model, dtype=torch.float32)
+    last = policy.model.config.get_text_config().max_position_embeddings + PADDED
+    body, cache = body_of(policy.model), KeyValues(max_rows=1)
+    tokens = torch.tensor([[5]])
+    with torch.inference_mode():
+        (states,) = body([Fed(tokens_nQ=tokens, positions_nQ=torch.tensor([[last - 1]]), width=last)], cache)
+        assert states.shape[:2] == (1, 1)
+        with pytest.raises(IndexError, match=f"position {last} is behind the end"):
+            body([Fed(tokens_nQ=tokens, positions_nQ=torch.tensor([[last]]), width=last + 1)], cache)

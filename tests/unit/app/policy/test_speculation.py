@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from app.domain.telemetry.turns import FinishReason, SamplingParams
+from app.policy.decoding.between import normed, placed
 from app.policy.decoding.body import PackedBody, body_of
 from app.policy.decoding.invariance import invariance
 from app.policy.decoding.lookup import LONGEST_DRAFT, LONGEST_REST, NGRAM, REST_TOKENS, PromptLookup
@@ -200,6 +201,14 @@ def test_in_float32_it_gives_the_same_bits_as_well(tiny_model: Path) -> None:
     assert isinstance(body_of(policy.model), PackedBody) == can_pack(torch.float32)
     if FLOAT32_ALIKE:
         assert found.holds, found
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float32"])
+def test_nothing_is_compiled_while_it_samples(tied_model: Path, tiny_model: Path, kind: str) -> None:
+    """Whatever is fed: rows alone and in company, prompts, drafts. To compile holds up every thread of an engine for seconds."""
+    invariance(load_policy(tied_model if kind == "bfloat16" else tiny_model, dtype=getattr(torch, kind)), tokens=8)
+    for loop in (normed, placed):
+        assert len(loop.signatures) == 2, "float32 and bfloat16"  # pyright: ignore[reportFunctionMemberAccess] - compiled functions have them
 
 
 class Sociable(nn.Module):
