@@ -57,7 +57,7 @@ MACHINES = {"linux": ("x86_64", "aarch64"), "darwin": ("arm64",)}
 GLIBC, MACOS = (2, 31), (14, 0)
 """Platforms for which every locked package has a wheel, and the oldest system that all of them run on (docs/platforms.md)."""
 FREE_BYTES_NEEDED = 5 * 2**30
-"""The environment takes 2.8 GiB and the model 0.5 GiB; pip unpacks beside them."""
+"""The environment takes 3.1 GiB and the model 0.5 GiB; pip unpacks beside them."""
 
 
 class SetupFailed(Exception):

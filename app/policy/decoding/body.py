@@ -29,7 +29,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
@@ -88,10 +90,10 @@ class TransformersBody:
 class Layer:
     """The parts of one decoder layer."""
 
-    before_attention: Tensor
+    before_attention: Elements
     qkv: PackedLinear
     out: PackedLinear
-    before_mlp: Tensor
+    before_mlp: Elements
     gate_up: PackedLinear
     down: PackedLinear
 
@@ -102,7 +104,7 @@ class PackedBody:
     def __init__(self, model: PreTrainedModel, layers: list[Layer]) -> None:
         body, config = cast("Any", model.base_model), model.config.get_text_config()
         self._embedding: Tensor = body.embed_tokens.weight
-        self._norm: Tensor = body.norm.weight
+        self._norm = _elements(body.norm.weight.detach())
         self._layers = layers
         self._epsilon = float(config.rms_norm_eps)
         self._heads, self._groups = int(config.num_attention_heads), int(config.num_key_value_heads)
@@ -122,63 +124,71 @@ class PackedBody:
             if fed.width > len(self._cos_Cd):
                 raise IndexError(f"position {fed.width - 1} is behind the end of the context")
             cache.reserve(fed, lanes=LANES)
-        seen = [self._seen(fed, cache) for fed in parts]
         sizes = [fed.tokens_nQ.numel() for fed in parts]
         tokens_T = torch.cat([fed.tokens_nQ.flatten() for fed in parts])
         idle = self._layers[0].qkv.rows_for(len(tokens_T)) - len(tokens_T)
         sizes.append(idle)  # behind the parts, which nothing below pairs with one
         hidden_TD = functional.embedding(functional.pad(tokens_T, (0, idle)), self._embedding)
         attended_TD = hidden_TD.new_zeros(len(hidden_TD), self._heads * self._size)
-        written = attended_TD.split(sizes)
-        widest = max(len(hidden_TD) * self._layers[0].gate_up.rows, *(self._heads * mask.numel() for _, mask in seen))
+        seen = [self._seen(fed, cache, to=to) for fed, to in zip(parts, attended_TD.split(sizes), strict=False)]
+        normed_TD = torch.empty_like(hidden_TD)
+        hidden, out = _elements(hidden_TD), _elements(normed_TD)
+        widest = max(len(hidden_TD) * self._layers[0].gate_up.rows, *(self._heads * part.mask_N1QW.numel() for part in seen))
         with _threads(between=widest) as product:
             for index, layer in enumerate(self._layers):
-                every = product(layer.qkv, self._normed(hidden_TD, layer.before_attention)).view(len(hidden_TD), -1, self._size)
-                for part, of_it, to in zip(seen, every.split(sizes), written, strict=False):
-                    self._attend(part, *self._placed(index, part[0], of_it, cache), to=to)
+                normed(hidden, layer.before_attention, self._epsilon, out)
+                qkv_TSd = product(layer.qkv, normed_TD).view(len(hidden_TD), -1, self._size)
+                for part, of_it in zip(seen, qkv_TSd.split(sizes), strict=False):
+                    self._attend(index, part, of_it, cache)
                 hidden_TD += product(layer.out, attended_TD)
-                gate, up = product(layer.gate_up, self._normed(hidden_TD, layer.before_mlp)).chunk(2, dim=-1)
+                normed(hidden, layer.before_mlp, self._epsilon, out)
+                gate, up = product(layer.gate_up, normed_TD).chunk(2, dim=-1)
                 hidden_TD += product(layer.down, functional.silu(gate) * up)
-        states = self._normed(hidden_TD, self._norm).split(sizes)
-        return [of_it.view(*fed.tokens_nQ.shape, -1) for of_it, fed in zip(states, parts, strict=False)]
+        normed(hidden, self._norm, self._epsilon, out)
+        return [of_it.view(*fed.tokens_nQ.shape, -1) for of_it, fed in zip(normed_TD.split(sizes), parts, strict=False)]
 
-    def _seen(self, fed: Fed, cache: KeyValues) -> tuple[Plan, Tensor]:
-        """Where a part belongs, and what is added to the scores [N, 1, 1, Q, W] of its attention: -inf behind each token."""
-        plan = cache.plan(fed, lanes=LANES, whole=self._low)
+    def _seen(self, fed: Fed, cache: KeyValues, *, to: Tensor) -> "_Seen":
+        """A part whose attention is written `to` [T, H·d]. In float32 each group has idle heads, up to a multiple of `TOGETHER` queries."""
+        plan, (rows, new) = cache.plan(fed, lanes=LANES, whole=self._low), fed.positions_nQ.shape
         barred = torch.arange(plan.width) > fed.positions_nQ[:, :, None]
-        return plan, torch.zeros(barred.shape, dtype=torch.float32).masked_fill_(barred, -torch.inf)[:, None, None]
-
-    def _placed(self, index: int, plan: Plan, qkv_TSd: Tensor, cache: KeyValues) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [N, K, G, Q, d] of a part, turned, and what attention reads of its rows' keys and values, its own among them. In float32
-        each group has idle heads, up to a multiple of `TOGETHER` queries for each product."""
-        rows, new = plan.positions_nQ.shape
         group = self._heads // self._groups
         idle = -group % TOGETHER if not self._low and group * new % TOGETHER else 0
-        queries = (qkv_TSd.new_zeros if idle else qkv_TSd.new_empty)(rows, self._groups, group + idle, new, self._size)
+        return _Seen(
+            plan=plan,
+            positions_NQ=fed.positions_nQ.contiguous().numpy(),
+            mask_N1QW=torch.zeros(barred.shape, dtype=torch.float32).masked_fill_(barred, -torch.inf)[:, None, None],
+            queries_NKGQd=to.new_zeros(rows, self._groups, group + idle, new, self._size),
+            to_NKGQd=to.view(rows, new, self._groups, group, self._size).permute(0, 2, 3, 1, 4),
+        )
+
+    def _attend(self, index: int, part: "_Seen", qkv_TSd: Tensor, cache: KeyValues) -> None:
+        """Write keys and values of one part to the cache, and attention over everything up to each token where it belongs."""
+        queries, rows = part.queries_NKGQd, part.plan.rows
         keys, values = cache.room(index, queries[:, :, 0])
         placed(
-            _elements(qkv_TSd), plan.positions_nQ.contiguous().numpy(), plan.rows.start, self._cos_Cd, self._sin_Cd,
+            _elements(qkv_TSd), part.positions_NQ, rows.start, self._cos_Cd, self._sin_Cd,
             _elements(keys), _elements(values), _elements(queries),
         )  # fmt: skip
-        return queries, keys[plan.rows, :, : plan.width], values[plan.rows, :, : plan.width]
-
-    def _attend(self, part: tuple[Plan, Tensor], queries: Tensor, keys: Tensor, values: Tensor, *, to: Tensor) -> None:
-        """Write attention of one part over everything up to each token `to` [T, H·d]."""
-        plan, mask_N1QW = part
-        rows, new = plan.positions_nQ.shape
-        heads, groups, size = self._heads, self._groups, self._size
         # the G heads of a group stand in the place of queries, so that keys are read once, not G times
-        query = queries.reshape(rows * groups, -1, size)
-        keys, values = keys.flatten(0, 1), values.flatten(0, 1)
-        scores = torch.bmm(query, keys.transpose(1, 2)).view(rows, groups, -1, new, keys.shape[1]).float().mul_(self._scale)
-        weights = torch.softmax(scores.add_(mask_N1QW), dim=-1).to(values.dtype).view(rows * groups, -1, keys.shape[1])
-        out = torch.bmm(weights, values).view(rows, groups, -1, new, size)[:, :, : heads // groups]
-        to.view(rows, new, groups, heads // groups, size).copy_(out.permute(0, 3, 1, 2, 4))
+        keys, values = (held[rows, :, : part.plan.width].flatten(0, 1) for held in (keys, values))
+        query = queries.view(len(keys), -1, self._size)
+        scores = torch.bmm(query, keys.transpose(1, 2)).view(*queries.shape[:-1], -1).float().mul_(self._scale)
+        weights = torch.softmax(scores.add_(part.mask_N1QW), dim=-1).to(values.dtype).view(len(keys), -1, part.plan.width)
+        part.to_NKGQd.copy_(torch.bmm(weights, values).view(queries.shape)[:, :, : part.to_NKGQd.shape[2]])
 
-    def _normed(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        out = torch.empty_like(hidden)
-        normed(_elements(hidden), _elements(weight), self._epsilon, _elements(out))
-        return out
+
+@dataclass(frozen=True, kw_only=True)
+class _Seen:
+    """A part of a pass, the same for every layer."""
+
+    plan: Plan
+    positions_NQ: NDArray[np.int64]
+    mask_N1QW: Tensor
+    """Added to the scores of attention: -inf behind each token."""
+    queries_NKGQd: Tensor
+    """Where the queries of a layer are put, with as many heads as are multiplied together."""
+    to_NKGQd: Tensor
+    """Where attention is written."""
 
 
 def _elements(tensor: Tensor) -> Elements:
@@ -220,8 +230,8 @@ def _packed(model: PreTrainedModel) -> PackedBody | None:
         if not (isinstance(first, PackedPart) and isinstance(up, PackedPart) and _is_packed(layer.self_attn.o_proj, layer.mlp.down_proj)):
             return None
         layers.append(Layer(
-            before_attention=layer.input_layernorm.weight, qkv=first.shared.product, out=layer.self_attn.o_proj,
-            before_mlp=layer.post_attention_layernorm.weight, gate_up=up.shared.product, down=layer.mlp.down_proj,
+            before_attention=_elements(layer.input_layernorm.weight.detach()), qkv=first.shared.product, out=layer.self_attn.o_proj,
+            before_mlp=_elements(layer.post_attention_layernorm.weight.detach()), gate_up=up.shared.product, down=layer.mlp.down_proj,
         ))  # fmt: skip
     return PackedBody(model, layers) if layers else None
 
