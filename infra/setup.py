@@ -56,6 +56,8 @@ SUPPORTED = ((3, 11), (3, 12), (3, 13))
 MACHINES = {"linux": ("x86_64", "aarch64"), "darwin": ("arm64",)}
 GLIBC, MACOS = (2, 31), (14, 0)
 """Platforms for which every locked package has a wheel, and the oldest system that all of them run on (docs/platforms.md)."""
+COMPILE = "from app.policy.decoding import between; from app.policy.storage import delta_loops; between.prepare(); delta_loops.prepare()"
+"""What engines and publishers would do at their first start."""
 FREE_BYTES_NEEDED = 5 * 2**30
 """The environment takes 3.1 GiB and the model 0.5 GiB; pip unpacks beside them."""
 
@@ -106,6 +108,7 @@ def set_up_venv() -> None:
     run(f"installing {torch}", [*pip, str(checked(next(TORCH.iterdir()), hashes))])
     shutil.rmtree(TORCH)
     run("installing ratchet itself", [*pip, "--no-deps", "--no-build-isolation", "-e", str(ROOT)])
+    run("compiling loops", [str(PYTHON), "-c", COMPILE])
     STAMP.write_text(wanted)
 
 

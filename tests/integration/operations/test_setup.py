@@ -73,6 +73,9 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for folder in ("infra", "registry"):
         (checkout / folder).mkdir()
     shutil.copy(ROOT / "infra" / "setup.py", checkout / "infra")
+    for loops in ("decoding/between.py", "storage/delta_loops.py"):
+        (checkout / "app" / "policy" / loops).parent.mkdir(parents=True)
+        (checkout / "app" / "policy" / loops).write_text("def prepare() -> None:\n    pass\n")
     (checkout / "pyproject.toml").write_text(PYPROJECT)
     (checkout / "backend.py").write_text(BACKEND)
     (checkout / "requirements.lock").write_text("small==1.0\ntorch==2.13.0\n")

@@ -36,7 +36,8 @@ def test_every_sampled_token_has_the_routes_of_the_pass_that_predicted_it(policy
 
 def test_tokens_really_choose_between_experts(policy: Policy) -> None:
     prompt = policy.chat.prompt([{"role": "user", "content": "def f(x):"}])
-    experts = torch.tensor(sample(policy, [prompt] * 4, SamplingParams(max_tokens=16), record_experts=True)[0].experts)
+    answers = sample(policy, [prompt] * 4, [SamplingParams(max_tokens=16, seed=row) for row in range(4)], record_experts=True)
+    experts = torch.cat([torch.tensor(answer.experts) for answer in answers])  # one alone may end at once
     assert experts.unique().numel() > EXPERTS // 2
 
 
