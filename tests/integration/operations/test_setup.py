@@ -76,6 +76,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for loops in ("decoding/between.py", "storage/delta_loops.py"):
         (checkout / "app" / "policy" / loops).parent.mkdir(parents=True)
         (checkout / "app" / "policy" / loops).write_text("def prepare() -> None:\n    pass\n")
+    for package in ("", "policy", "policy/decoding", "policy/storage"):
+        (checkout / "app" / package / "__init__.py").touch()
     (checkout / "pyproject.toml").write_text(PYPROJECT)
     (checkout / "backend.py").write_text(BACKEND)
     (checkout / "requirements.lock").write_text("small==1.0\ntorch==2.13.0\n")
@@ -84,7 +86,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     first = set_up(checkout, "venv")
     assert first.returncode == 0, first.stderr
     steps = [line.partition("ratchet set-up: ")[2] for line in first.stdout.splitlines() if " ..." not in line]
-    assert [step.split()[1].rstrip(":") for step in steps] == ["the", "the", "torch==2.13.0", "torch==2.13.0", "ratchet"]
+    assert [step.split()[1].rstrip(":") for step in steps] == ["the", "the", "torch==2.13.0", "torch==2.13.0", "ratchet", "loops"]
     return checkout
 
 
