@@ -17,9 +17,9 @@ R = TypeVar("R")
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
     """To machine code that runs without Python's lock, at the first call for arrays of these kinds."""
     try:
-        return njit(nogil=True, cache=True)(function)
+        return njit(nogil=True, cache=True, error_model="numpy")(function)
     except RuntimeError:  # neither beside its module nor in a user's cache can a file be written
-        return njit(nogil=True)(function)
+        return njit(nogil=True, error_model="numpy")(function)
 
 
 def prepared(loop: Callable[P, object], *arguments: P.args, **named: P.kwargs) -> None:

@@ -24,6 +24,13 @@ Elements = NDArray[Any]
 LANES = 16
 """Sums of squares that are summed beside each other."""
 NOT_A_NUMBER = 0x7FC0
+LOG2_E = np.float32(1.4426950408889634)
+LN2_FIRST, LN2_REST = np.float32(0.693359375), np.float32(-2.1219444005469057e-4)
+"""ln 2 in two numbers, of which the first has so few bits that a whole number of them is exact."""
+TO_WHOLE = np.float32(3 << 22)
+"""What is added to this is rounded to a whole number, which the last bits then are."""
+SERIES = tuple(np.float32(1 / factor) for factor in (720, 120, 24, 6, 2, 1, 1))
+"""Of e^r, before which comes 1 / 7!."""
 
 
 @intrinsic
@@ -94,6 +101,31 @@ def normed(hidden_TD: Elements, weight_D: Elements, epsilon: float, out_TD: Elem
 
 
 @compiled
+def exponential(power: Any) -> Any:  # noqa: ANN401
+    """e to a float32: 2^n · e^r with |r| ≤ ln 2 / 2, whose series is cut where the rest is below half a place; within two places of the
+    true one from -87 to 88, no less than e^-87.3 before, without an end from 88.4 on."""
+    power = min(max(power, np.float32(-87.3)), np.float32(88.8))
+    shifted = power * LOG2_E + TO_WHOLE
+    whole = shifted - TO_WHOLE
+    rest = power - whole * LN2_FIRST - whole * LN2_REST
+    series = np.float32(1 / 5040)
+    for factor in SERIES:
+        series = series * rest + factor
+    return series * _float_of(np.uint32((_bits_of(shifted) << np.uint32(23)) + np.uint32(127 << 23)))  # pyright: ignore[reportCallIssue]
+
+
+@compiled
+def activated(gate_up_TS: Elements, out_TM: Elements) -> None:
+    """silu(gate) · up of gates and, behind them, what they let through (S = 2·M): silu(x) = x / (1 + e^-x)."""
+    size = out_TM.shape[1]
+    for token in range(len(out_TM)):
+        row, out = gate_up_TS[token], out_TM[token]
+        for at in range(size):
+            gate = wide(row[at])
+            out[at] = rounded(wide(rounded(gate / (np.float32(1) + exponential(-gate)), row[at])) * wide(row[at + size]), row[at])
+
+
+@compiled
 def _turned(head_d: Elements, cos_d: Elements, sin_d: Elements, out_d: Elements) -> None:
     """Each pair of a head's numbers turned; the sine of the first half is negative."""
     half = len(head_d) // 2
@@ -140,3 +172,4 @@ def prepare() -> None:
         row, heads, cell = np.zeros((1, 1), kind), np.zeros((1, 3, 1), kind), np.zeros((1, 1, 1, 1), kind)
         prepared(normed, row, row[0], 1.0, row)
         prepared(placed, heads, position, 0, row, row, cell, cell, cell[None])
+        prepared(activated, heads[0, :2].reshape(1, 2), row)

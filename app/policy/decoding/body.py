@@ -4,8 +4,7 @@
 decoding a batch is a few hundred small operations, and what they cost beside the products is half of a step. Every other model goes through
 transformers' own modules.
 
-What one pass is fed are parts: rows that decode, and prompts beside them. A part has its own attention, and all of them one product each,
-with the idle rows behind the last that the product asks for: they are there from the first layer to the last, and nobody reads them.
+What one pass is fed are parts: rows that decode, and prompts beside them. A part has its own attention, and all of them one product each.
 
 Bit for bit the same, whatever else is in the batch. Packed products see to that (`app.policy.packing.products`); attention is two plain
 products (the fused kernel differs rarely, and one difference spreads everywhere) over a width that is a multiple of `LANES`, masked with
@@ -36,7 +35,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from app.policy.decoding.between import Elements, normed, placed, prepare
+from app.policy.decoding.between import Elements, activated, normed, placed, prepare
 from app.policy.decoding.keyvalues import Fed, KeyValues, Plan
 from app.policy.packing.linear import PackedLinear, PackedPart
 
@@ -126,26 +125,25 @@ class PackedBody:
             cache.reserve(fed, lanes=LANES)
         sizes = [fed.tokens_nQ.numel() for fed in parts]
         tokens_T = torch.cat([fed.tokens_nQ.flatten() for fed in parts])
-        idle = self._layers[0].qkv.rows_for(len(tokens_T)) - len(tokens_T)
-        sizes.append(idle)  # behind the parts, which nothing below pairs with one
-        hidden_TD = functional.embedding(functional.pad(tokens_T, (0, idle)), self._embedding)
+        hidden_TD = functional.embedding(tokens_T, self._embedding)
         attended_TD = hidden_TD.new_zeros(len(hidden_TD), self._heads * self._size)
-        seen = [self._seen(fed, cache, to=to) for fed, to in zip(parts, attended_TD.split(sizes), strict=False)]
+        seen = [self._seen(fed, cache, to=to) for fed, to in zip(parts, attended_TD.split(sizes), strict=True)]
         normed_TD = torch.empty_like(hidden_TD)
-        hidden, out = _elements(hidden_TD), _elements(normed_TD)
+        active_TM = hidden_TD.new_empty(len(hidden_TD), self._layers[0].down.columns)
+        hidden, out, active = _elements(hidden_TD), _elements(normed_TD), _elements(active_TM)
         widest = max(len(hidden_TD) * self._layers[0].gate_up.rows, *(self._heads * part.mask_N1QW.numel() for part in seen))
         with _threads(between=widest) as product:
             for index, layer in enumerate(self._layers):
                 normed(hidden, layer.before_attention, self._epsilon, out)
                 qkv_TSd = product(layer.qkv, normed_TD).view(len(hidden_TD), -1, self._size)
-                for part, of_it in zip(seen, qkv_TSd.split(sizes), strict=False):
+                for part, of_it in zip(seen, qkv_TSd.split(sizes), strict=True):
                     self._attend(index, part, of_it, cache)
                 hidden_TD += product(layer.out, attended_TD)
                 normed(hidden, layer.before_mlp, self._epsilon, out)
-                gate, up = product(layer.gate_up, normed_TD).chunk(2, dim=-1)
-                hidden_TD += product(layer.down, functional.silu(gate) * up)
+                activated(_elements(product(layer.gate_up, normed_TD)), active)
+                hidden_TD += product(layer.down, active_TM)
         normed(hidden, self._norm, self._epsilon, out)
-        return [of_it.view(*fed.tokens_nQ.shape, -1) for of_it, fed in zip(normed_TD.split(sizes), parts, strict=False)]
+        return [of_it.view(*fed.tokens_nQ.shape, -1) for of_it, fed in zip(normed_TD.split(sizes), parts, strict=True)]
 
     def _seen(self, fed: Fed, cache: KeyValues, *, to: Tensor) -> "_Seen":
         """A part whose attention is written `to` [T, H·d]. In float32 each group has idle heads, up to a multiple of `TOGETHER` queries."""

@@ -37,10 +37,6 @@ class PackedLinear(nn.Module):
         """The weights [out, in] that it multiplies by, laid out as usual."""
         return self._product.plain()
 
-    def rows_for(self, rows: int) -> int:
-        """How many it multiplies when it is given so many (`Product.rows_for`)."""
-        return self._product.rows_for(rows)
-
     def product(self, inputs_NI: Tensor) -> Tensor:
         """inputs · weightᵀ + bias [N, O], without what calling a module does around it."""
         return self._product(inputs_NI, self.bias)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from app.policy.decoding.between import LANES, normed, placed
+from app.policy.decoding.between import LANES, activated, normed, placed
 from app.policy.decoding.body import _elements
 
 
@@ -45,6 +45,30 @@ def test_a_row_of_zeros_stays_one_and_by_hand() -> None:
     """(3, 4): the mean of squares is 12.5."""
     assert normed_of(torch.zeros(1, 2), torch.ones(2)).tolist() == [[0.0, 0.0]]
     assert normed_of(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0]))[0].tolist() == pytest.approx([3 / 12.5**0.5, 8 / 12.5**0.5])
+
+
+def activated_of(gate_T: torch.Tensor, up_T: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(gate_T)[None]
+    activated(_elements(torch.cat([gate_T, up_T])[None]), _elements(out))
+    return out[0]
+
+
+def test_gates_open_as_far_as_true_ones_do() -> None:
+    """Within three units of 2^-24 (torch's own silu is not closer), from where they are shut to where they are wide open."""
+    gates = torch.cat([torch.linspace(-87, 87, 100_001), torch.randn(10_000, generator=torch.Generator().manual_seed(1))])
+    true = gates.double() / (1 + torch.exp(-gates.double()))
+    assert ((activated_of(gates, torch.ones_like(gates)).double() - true).abs() <= 3 * 2.0**-24 * true.abs()).all()
+    edges = torch.tensor([0.0, -1e4, 1e4, -90.0, 90.0, float("inf")])
+    assert activated_of(edges, torch.full_like(edges, 2.0)).tolist() == [0.0, 0.0, 2e4, 0.0, 180.0, float("inf")]
+    assert activated_of(torch.tensor([float("nan"), 1.0]), torch.tensor([1.0, float("nan")])).isnan().all()
+
+
+def test_gates_of_bfloat16_are_rounded_before_what_they_let_through() -> None:
+    """What torch's own operations give, but where its silu falls to the other side of a half."""
+    gates, up = (4 * torch.randn(2, 20_000, generator=torch.Generator().manual_seed(1))).bfloat16()
+    found, expected = activated_of(gates, up), functional.silu(gates) * up
+    assert (found != expected).float().mean() < 1e-3
+    assert torch.allclose(found.float(), expected.float(), rtol=2**-7, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
