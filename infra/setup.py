@@ -57,10 +57,10 @@ MACHINES = {"linux": ("x86_64", "aarch64"), "darwin": ("arm64",)}
 GLIBC, MACOS = (2, 31), (14, 0)
 """Platforms for which every locked package has a wheel, and the oldest system that all of them run on (docs/platforms.md)."""
 COMPILE = """
-from app.policy.decoding import between
+from app.policy.decoding.packed import attending, between
 from app.policy.packing import products
 from app.policy.storage import delta_loops
-for room in (between, products, delta_loops):
+for room in (attending, between, products, delta_loops):
     room.prepare()
 """
 """What engines and publishers would do at their first start."""

@@ -1,6 +1,7 @@
 """The key/value cache of a batch whose sequences join and leave: one row per sequence, rows packed from the front.
 
-Shapes: R rows, K key/value heads, C capacity in tokens, D head size, n rows in use, Q new tokens per row.
+Shapes: R rows, K key/value heads, C capacity in tokens, D head size, n rows in use, Q new tokens per row, E room
+for a value.
 Sequences keep left-aligned positions 0, 1, 2, …; what lies behind a row's length is garbage that masks hide and later writes replace.
 """
 
@@ -23,8 +24,6 @@ class Fed:
     positions_nQ: Tensor
     width: int
     """Behind the last of the positions: as many tokens the longest row has afterwards."""
-    decoding: bool = False
-    """Whether these rows are fed a token at a time, or a few."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,26 +41,27 @@ class Plan:
 class KeyValues:
     """Keys and values of all layers. Handed to transformers as `past_key_values`; it calls `update` once per layer."""
 
-    def __init__(self, *, max_rows: int) -> None:
-        self.max_rows = max_rows
+    def __init__(self, *, max_rows: int, tiled: int = 0) -> None:
+        """Where it is `tiled`, compiled attention reads it, so many outputs at a time: keys lie with tokens side by side, and values have
+        room for a multiple of that a token."""
+        self.max_rows, self._tiled = max_rows, tiled
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         self._rows = 0
         self._capacity = 0
         self.planned: Plan | None = None
         """What `update` is given belongs there."""
 
-    def reserve(self, fed: Fed, *, lanes: int = 1) -> None:
+    def reserve(self, fed: Fed) -> None:
         """Make room for what will be fed."""
-        self._reserve(fed.first + len(fed.positions_nQ), _up(fed.width, lanes))
+        self._reserve(fed.first + len(fed.positions_nQ), fed.width)
 
-    def plan(self, fed: Fed, *, lanes: int = 1, whole: bool = False) -> Plan:
-        """What `update` is given from now on belongs there; attention reads as many tokens of a row, a multiple of `lanes`, as the longest
-        has: what stands behind a row's own length is masked. `whole` rows that decode are read to their end."""
-        self.reserve(fed, lanes=lanes)
+    def plan(self, fed: Fed) -> Plan:
+        """What `update` is given from now on belongs there; attention reads as many tokens of a row as the longest has: what stands behind
+        a row's own length is masked."""
+        self.reserve(fed)
         rows = slice(fed.first, fed.first + len(fed.positions_nQ))
         rows_n1 = torch.arange(rows.start, rows.stop, device=fed.positions_nQ.device)[:, None]
-        width = self._capacity if fed.decoding and whole else _up(fed.width, lanes)
-        self.planned = Plan(rows=rows, rows_n1=rows_n1, positions_nQ=fed.positions_nQ, width=width)
+        self.planned = Plan(rows=rows, rows_n1=rows_n1, positions_nQ=fed.positions_nQ, width=fed.width)
         return self.planned
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
@@ -73,9 +73,11 @@ class KeyValues:
         values[to.rows_n1, :, to.positions_nQ] = value_states.transpose(1, 2)
         return keys[to.rows, :, : to.width], values[to.rows, :, : to.width]
 
-    def room(self, layer: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys and values of one layer [R, K, C, D], to be written; `like` [n, K, Q, D] shows their heads, size and dtype."""
-        return self._layer(layer, like, like)
+    def tiled(self, layer: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys [R, K, D, C] and values [R, K, C, E] of one layer, to be read and written by compiled attention; `like` [n, K, Q, D] shows
+        their heads, size and dtype."""
+        keys, values = self._layer(layer, like, like)
+        return keys.transpose(2, 3), values.as_strided((*values.shape[:3], values.stride(2)), values.stride())
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of a row over another row."""
@@ -108,7 +110,7 @@ class KeyValues:
             return
         self._capacity = capacity
         for layer, (keys, values) in self._layers.items():
-            self._layers[layer] = keys[:, :, :capacity].clone(), values[:, :, :capacity].clone()
+            self._layers[layer] = self._grown(keys, keys[:, :, :capacity], turned=True), self._grown(values, values[:, :, :capacity])
 
     def release(self) -> None:
         """Give the memory back; every row's content is lost."""
@@ -118,7 +120,7 @@ class KeyValues:
     @property
     def nbytes(self) -> int:
         """Bytes reserved now (pages that were never written do not count as resident)."""
-        return sum(keys.nbytes + values.nbytes for keys, values in self._layers.values())
+        return sum(held.untyped_storage().nbytes() for layer in self._layers.values() for held in layer)
 
     def _reserve(self, rows: int, length: int) -> None:
         assert rows <= self.max_rows
@@ -132,13 +134,19 @@ class KeyValues:
         held = self._layers.get(layer)
         if held is not None and held[0].shape[0] >= self._rows and held[0].shape[2] >= self._capacity:
             return held
-        grown = self._grown(keys, held and held[0]), self._grown(values, held and held[1])
+        grown = self._grown(keys, held and held[0], turned=True), self._grown(values, held and held[1])
         self._layers[layer] = grown
         return grown
 
-    def _grown(self, like: Tensor, held: Tensor | None) -> Tensor:
+    def _grown(self, like: Tensor, held: Tensor | None, *, turned: bool = False) -> Tensor:
         # zeros, not empty: a NaN in memory nobody wrote would pass through a mask (0 · NaN)
-        grown = like.new_zeros(self._rows, like.shape[1], self._capacity, like.shape[3])
+        rows, heads, capacity, size = self._rows, like.shape[1], self._capacity, like.shape[3]
+        if not self._tiled:
+            grown = like.new_zeros(rows, heads, capacity, size)
+        elif turned:
+            grown = like.new_zeros(rows, heads, size, capacity).transpose(2, 3)
+        else:
+            grown = like.new_zeros(rows, heads, capacity, _up(size, self._tiled))[..., :size]
         if held is not None:
             grown[: held.shape[0], :, : held.shape[2]] = held
         return grown

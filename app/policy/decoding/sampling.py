@@ -35,7 +35,7 @@ from app.policy.decoding.drafting import Drafting
 from app.policy.decoding.drawing import Drawn, draw_all
 from app.policy.decoding.generation import Generation, check
 from app.policy.decoding.joining import joins, shared
-from app.policy.decoding.keyvalues import Fed, KeyValues
+from app.policy.decoding.keyvalues import Fed
 from app.policy.decoding.logits import LogitsProcessor, processed
 from app.policy.decoding.lookup import PromptLookup
 from app.policy.decoding.prompt_cache import PromptCache
@@ -62,7 +62,7 @@ class Decoder:
         """Tokens that went through the model, prompts' included; those of prompts."""
         self.max_rows = max_rows
         self._chunk = chunk
-        self._cache = KeyValues(max_rows=max_rows)
+        self._cache = self._body.cache(max_rows=max_rows)
         self._prompts = PromptCache(prompt_cache_bytes)
         self._recorder = ExpertRecorder(policy.model)
         self._waiting: deque[Generation] = deque()
@@ -206,7 +206,7 @@ class Decoder:
         tokens = [[row.newest, *draft, *[0] * (new - 1 - len(draft))] for row, draft in zip(rows, drafts, strict=True)]
         positions_nQ = torch.tensor([row.cached for row in rows], device=device)[:, None] + torch.arange(new, device=device)
         width = max(row.cached for row in rows) + new
-        return Fed(tokens_nQ=torch.tensor(tokens, device=device), positions_nQ=positions_nQ, width=width, decoding=True)
+        return Fed(tokens_nQ=torch.tensor(tokens, device=device), positions_nQ=positions_nQ, width=width)
 
     def _decoded(
         self, rows: list[Generation], drafts: list[list[int]], states_nQD: Tensor, routes: Tensor | None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from app.domain.errors import BadRequest
 from app.policy.decoding.body import Body
-from app.policy.decoding.keyvalues import Fed, KeyValues
+from app.policy.decoding.keyvalues import Fed
 from app.policy.distribution import nucleus_logprobs
 
 AT_ONCE = 64
@@ -34,7 +34,7 @@ def read(body: Body, tokens: Sequence[int], *, most: int, device: torch.device) 
     """Hidden states [Q, D] of a text, at most so many a piece; each sees the pieces before it, in a cache of their own."""
     tokens_1T = torch.tensor([list(tokens)], device=device)
     positions_1T = torch.arange(len(tokens), device=device)[None]
-    cache = KeyValues(max_rows=1)
+    cache = body.cache(max_rows=1)
     cache.reserve(Fed(tokens_nQ=tokens_1T, positions_nQ=positions_1T, width=len(tokens)))  # it would be copied whenever it grows
     for tokens_1Q, positions_1Q in zip(tokens_1T.split(most, dim=1), positions_1T.split(most, dim=1), strict=True):
         fed = Fed(tokens_nQ=tokens_1Q, positions_nQ=positions_1Q, width=int(positions_1Q[0, -1]) + 1)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from app.policy.decoding.between import LANES, activated, normed, placed
+from app.policy.decoding.packed.between import LANES, activated, normed, placed
 from app.policy.decoding.body import _elements
 
 

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.policy.packing.panels import BYTES, INPUTS, OUTPUTS, ROWS, PanelProduct
+from app.policy.packing.panels import BYTES, INPUTS, PanelProduct
+from app.policy.packing.tiles import OUTPUTS, ROWS
 
 EDGES = (1, 2, ROWS - 1, ROWS, ROWS + 1, 3 * ROWS, BYTES // (4 * INPUTS) + 1, 2 * BYTES // (4 * INPUTS) + 3)
 """Numbers of rows on either side of a tile, and of as many as a panel is multiplied by at a time."""
@@ -73,8 +74,8 @@ def test_on_a_processor_without_avx512_too(tmp_path: Path) -> None:
     told = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,-avx512f", "NUMBA_CACHE_DIR": str(tmp_path)}
     code = """
 import torch
-from app.policy.packing import panels
-assert (panels.LANES, panels.ROWS) == (8, 6)
+from app.policy.packing import panels, tiles
+assert (tiles.LANES, tiles.ROWS) == (8, 6)
 weight = torch.randint(-8, 9, (70, 1100)).float()
 product = panels.PanelProduct.of(weight)
 assert torch.equal(product.plain(), weight)

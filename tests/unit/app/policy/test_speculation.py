@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from app.domain.telemetry.turns import FinishReason, SamplingParams
-from app.policy.decoding.between import normed, placed
+from app.policy.decoding.packed.between import normed, placed
 from app.policy.decoding.body import PackedBody, body_of
 from app.policy.decoding.invariance import invariance
 from app.policy.decoding.lookup import LONGEST_DRAFT, LONGEST_REST, NGRAM, REST_TOKENS, PromptLookup
