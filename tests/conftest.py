@@ -13,7 +13,7 @@ A worker of pytest-xdist has its own server; it starts with the first test that 
 import gc
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 from pathlib import Path
@@ -43,6 +43,16 @@ os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 starves its worker
 TEMPLATE = "ratchet_template"
 
 NewDatabase = Callable[[], AbstractContextManager[str]]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Nothing that is collected becomes garbage: to look for it takes a sixth of the time, and a quarter where tests are read anew."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:

@@ -41,6 +41,8 @@ OWNERS: dict[str, set[str]] = {
     "transformers": MODEL_ROOMS | {CALIBRATE},
     "safetensors": MODEL_ROOMS | {PLANT},
     "gguf": {"app/policy"},
+    "numba": {"app/policy/compiling.py", "app/policy/decoding"},  # not what every process imports that knows where weights lie
+    "llvmlite": {"app/policy/decoding"},
     "cryptography": {"app/sealing.py"},
     "argon2": {"app/access"},
     "authlib": {"app/access"},

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from app.policy.decoding.packed.between import LANES, activated, normed, placed
 from app.policy.decoding.body import _elements
+from app.policy.decoding.packed.between import LANES, activated, normed, placed
 
 
 def normed_of(hidden_TD: torch.Tensor, weight_D: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,5 @@
 """The compiled loops of the codec: where elements stand in their classes, and back."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -126,46 +123,4 @@ def test_nothing_is_compiled_beyond_what_is_prepared(tmp_path: Path) -> None:
         delta = encode_delta(read, new, mode=mode)
         assert digest_of(apply_delta(read, delta)) == digest_of(new)
     for loop in (differing, ranked, located):
-        assert len(loop.signatures) == len(WIDTHS)  # pyright: ignore[reportFunctionMemberAccess] - compiled functions have them
-
-
-PROGRAM = """
-import resource, sys
-from app.policy.storage.delta_loops import WIDTHS, differing, located, prepare, ranked
-for width in (1, 4):
-    WIDTHS.pop(width)  # one kind is enough here
-if sys.argv[1] == "full":
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # no file takes a byte
-prepare()
-hits = [sum(loop.stats.cache_hits.values()) for loop in (differing, ranked, located)]
-print(*(len(loop.signatures) for loop in (differing, ranked, located)), *hits)
-"""
-
-
-def prepared_elsewhere(disk: str, **environment: str) -> list[int]:
-    """Loops that a new process compiled, of each of the three, and how many of them it found."""
-    command = [sys.executable, "-c", PROGRAM, disk]
-    known = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
-    ran = subprocess.run(
-        command, env=known | environment | {"PYTHONPATH": str(Path.cwd())}, capture_output=True, text=True, timeout=120, check=True
-    )
-    return [int(number) for number in ran.stdout.split()]
-
-
-def test_where_nothing_can_be_kept_loops_are_compiled_for_one_process() -> None:
-    """Numba refuses to keep what it compiled where it finds no folder for it, and we go on without."""
-    assert prepared_elsewhere("fine", NUMBA_CACHE_LOCATOR_CLASSES="UserProvidedCacheLocator") == [1, 1, 1, 0, 0, 0]
-
-
-def test_what_was_kept_is_found_again_and_made_anew_where_it_is_damaged(tmp_path: Path) -> None:
-    """A file that ends early is what a machine leaves that lost its power; and a full disk is no reason not to change weights."""
-    folder = str(tmp_path)
-    assert prepared_elsewhere("full", NUMBA_CACHE_DIR=folder) == [1, 1, 1, 0, 0, 0]
-    assert prepared_elsewhere("fine", NUMBA_CACHE_DIR=folder) == [1, 1, 1, 0, 0, 0]
-    kept = sorted(tmp_path.rglob("*.nb?"))
-    assert [file.suffix for file in kept] == 4 * [".nbc", ".nbi"], "of each loop, and of what two of them share"
-    for file in kept:
-        if file.suffix == (".nbc" if "located" in file.name else ".nbi"):
-            os.truncate(file, file.stat().st_size // 2)
-    assert prepared_elsewhere("fine", NUMBA_CACHE_DIR=folder)[:3] == [1, 1, 1]
-    assert prepared_elsewhere("fine", NUMBA_CACHE_DIR=folder) == [1, 1, 1, 1, 1, 1]
+        assert len(loop.dispatcher.signatures) == len(WIDTHS)

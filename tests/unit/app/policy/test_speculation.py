@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from app.domain.telemetry.turns import FinishReason, SamplingParams
-from app.policy.decoding.packed.between import normed, placed
 from app.policy.decoding.body import PackedBody, body_of
 from app.policy.decoding.invariance import invariance
 from app.policy.decoding.lookup import LONGEST_DRAFT, LONGEST_REST, NGRAM, REST_TOKENS, PromptLookup
+from app.policy.decoding.packed.between import normed, placed
 from app.policy.decoding.sampling import Decoder, Generation, sample
 from app.policy.model import Policy, load_policy
 from app.policy.packing.products import can_pack
@@ -208,7 +208,7 @@ def test_nothing_is_compiled_while_it_samples(tied_model: Path, tiny_model: Path
     """Whatever is fed: rows alone and in company, prompts, drafts. To compile holds up every thread of an engine for seconds."""
     invariance(load_policy(tied_model if kind == "bfloat16" else tiny_model, dtype=getattr(torch, kind)), tokens=8)
     for loop in (normed, placed):
-        assert len(loop.signatures) == 2, "float32 and bfloat16"  # pyright: ignore[reportFunctionMemberAccess] - compiled functions have them
+        assert len(loop.dispatcher.signatures) == 2, "float32 and bfloat16"
 
 
 class Sociable(nn.Module):
