@@ -74,10 +74,11 @@ def _attended(
             width = max(width, positions_NQ[row, query] + 1)
         keys = keys_RKdC.ctypes.data + (first + row) * keys_RKdC.strides[0] + of_group * keys_RKdC.strides[1]
         values = values_RKCe.ctypes.data + (first + row) * values_RKCe.strides[0] + of_group * values_RKCe.strides[1]
-        queries = queries_NKMd.ctypes.data + ((row * groups + of_group) * many + begin) * size * 4
+        per_row, per_group, per_query, _ = queries_NKMd.strides
+        queries = queries_NKMd.ctypes.data + row * per_row + of_group * per_group + begin * per_query
         for panel in range((width + OUTPUTS - 1) // OUTPUTS):
             tile(
-                kind, height, queries, size * 4, keys + panel * OUTPUTS * item, keys_RKdC.strides[2], size,
+                kind, height, queries, per_query, keys + panel * OUTPUTS * item, keys_RKdC.strides[2], size,
                 scores.ctypes.data + panel * OUTPUTS * 4, capacity * 4, False,
             )  # fmt: skip
         for index in range(height):

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from app.policy.decoding.body import _elements
 from app.policy.decoding.packed.between import LANES, activated, normed, placed
+from app.policy.decoding.packed.body import _elements
 
 
 def normed_of(hidden_TD: torch.Tensor, weight_D: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(hidden_TD)
-    normed(_elements(hidden_TD), _elements(weight_D), 1e-5, _elements(out))
+    normed(1, _elements(hidden_TD.clone()), _elements(torch.zeros_like(hidden_TD)), _elements(weight_D), 1e-5, _elements(out))
     return out
 
 
@@ -49,7 +49,7 @@ def test_a_row_of_zeros_stays_one_and_by_hand() -> None:
 
 def activated_of(gate_T: torch.Tensor, up_T: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(gate_T)[None]
-    activated(_elements(torch.cat([gate_T, up_T])[None]), _elements(out))
+    activated(1, _elements(torch.cat([gate_T, up_T])[None]), _elements(out))
     return out[0]
 
 
@@ -72,32 +72,44 @@ def test_gates_of_bfloat16_are_rounded_before_what_they_let_through() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("rows", "new", "group", "idle"), [(1, 1, 3, 1), (3, 1, 1, 0), (2, 5, 2, 0)])
-def test_heads_are_turned_and_put_where_attention_reads_them(rows: int, new: int, group: int, idle: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_what_a_layer_gave_is_added_before_and_stays(dtype: torch.dtype, threads: int) -> None:
+    """To the last bit as torch adds it; on however many threads, more than there are tokens too."""
+    hidden_TD, added_TD, weight_D = torch.randn(4, 40).to(dtype), torch.randn(4, 40).to(dtype), torch.randn(40).to(dtype)
+    expected, out = hidden_TD + added_TD, torch.empty_like(hidden_TD)
+    normed(threads, _elements(hidden_TD), _elements(added_TD), _elements(weight_D), 1e-5, _elements(out))
+    assert torch.equal(hidden_TD, expected)
+    assert torch.equal(out, normed_of(expected, weight_D))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "new", "group", "threads"), [(1, 1, 3, 1), (3, 1, 1, 2), (2, 5, 2, 1), (2, 5, 2, 3)])
+def test_heads_are_turned_and_put_where_attention_reads_them(rows: int, new: int, group: int, threads: int, dtype: torch.dtype) -> None:
     """To the last bit as torch turns them; what lies elsewhere in the cache stays."""
-    groups, size, capacity, first = 2, 8, 11, 4
+    groups, size, room, capacity, first = 2, 8, 9, 11, 4
     random = torch.Generator().manual_seed(rows)
     qkv_TSd = torch.randn(rows * new, groups * group + 2 * groups, size, generator=random).to(dtype)
     cos_Cd, sin_Cd = torch.randn(2, capacity, size, generator=random).to(dtype)
     positions_NQ = torch.arange(new) + torch.randint(0, capacity - new, (rows, 1), generator=random)
-    keys, values = torch.randn(2, 8, groups, capacity, size, generator=random).to(dtype)
-    queries = torch.zeros(rows, groups, group + idle, new, size, dtype=dtype)
+    keys = torch.randn(8, groups, size, capacity, generator=random).to(dtype)
+    values = torch.randn(8, groups, capacity, room, generator=random).to(dtype)
+    queries = torch.zeros(rows, groups, new * group, size)
     keys_before, values_before = keys.clone(), values.clone()
     placed(
-        _elements(qkv_TSd), positions_NQ.numpy(), first, _elements(cos_Cd), _elements(sin_Cd), _elements(keys), _elements(values),
+        threads, _elements(qkv_TSd), positions_NQ.numpy(), first, _elements(cos_Cd), _elements(sin_Cd), _elements(keys), _elements(values),
         _elements(queries),
     )  # fmt: skip
     at = positions_NQ.flatten()
     turned = turned_by_torch(qkv_TSd, cos_Cd[at][:, None], sin_Cd[at][:, None]).view(rows, new, -1, size)
-    expected = turned[:, :, : groups * group].view(rows, new, groups, group, size).permute(0, 2, 3, 1, 4)
-    assert torch.equal(queries[:, :, :group], expected)
-    assert not queries[:, :, group:].any()
+    expected = turned[:, :, : groups * group].view(rows, new, groups, group, size).transpose(1, 2)
+    assert torch.equal(queries, expected.reshape(queries.shape).float())
     for row in range(rows):
         for query in range(new):
             place = first + row, slice(None), int(positions_NQ[row, query])
-            assert torch.equal(keys[place], turned[row, query, groups * group : groups * (group + 1)])
-            assert torch.equal(values[place], qkv_TSd.view(rows, new, -1, size)[row, query, groups * (group + 1) :])
-            keys_before[place], values_before[place] = keys[place], values[place]
+            key = first + row, slice(None), slice(None), int(positions_NQ[row, query])
+            assert torch.equal(keys[key], turned[row, query, groups * group : groups * (group + 1)])
+            assert torch.equal(values[place][:, :size], qkv_TSd.view(rows, new, -1, size)[row, query, groups * (group + 1) :])
+            keys_before[key], values_before[place][:, :size] = keys[key], values[place][:, :size]
     assert torch.equal(keys, keys_before)
     assert torch.equal(values, values_before)
 
@@ -105,8 +117,8 @@ def test_heads_are_turned_and_put_where_attention_reads_them(rows: int, new: int
 def test_a_half_that_is_turned_by_a_quarter_becomes_the_other_half() -> None:
     qkv_TSd = torch.tensor([[[1.0, 2.0, 3.0, 4.0]] * 3])
     cos_Cd, sin_Cd = torch.zeros(1, 4), torch.tensor([[-1.0, -1.0, 1.0, 1.0]])
-    keys, values, queries = np.zeros((1, 1, 1, 4), np.float32), np.zeros((1, 1, 1, 4), np.float32), np.zeros((1, 1, 1, 1, 4), np.float32)
-    placed(qkv_TSd.numpy(), np.zeros((1, 1), np.int64), 0, cos_Cd.numpy(), sin_Cd.numpy(), keys, values, queries)
+    keys, values, queries = np.zeros((1, 1, 4, 1), np.float32), np.zeros((1, 1, 1, 4), np.float32), np.zeros((1, 1, 1, 4), np.float32)
+    placed(1, qkv_TSd.numpy(), np.zeros((1, 1), np.int64), 0, cos_Cd.numpy(), sin_Cd.numpy(), keys, values, queries)
     assert queries.ravel().tolist() == keys.ravel().tolist() == [-3.0, -4.0, 1.0, 2.0]
     assert values.ravel().tolist() == [1.0, 2.0, 3.0, 4.0]
 
@@ -122,12 +134,13 @@ def test_whatever_bfloat16_is_turned_it_is_rounded_as_torch_rounds_it(pairs: lis
     )
     heads_Td, cos_Cd, sin_Cd = torch.stack([one, other], 1), torch.stack([cos, cos], 1), torch.stack([sin, sin], 1)
     count = len(pairs)
-    found, keys, values = torch.zeros(3, count, 2).bfloat16()
+    keys, values, queries = torch.zeros(2, count).bfloat16(), torch.zeros(count, 2).bfloat16(), torch.zeros(count, 2)
     placed(
-        _elements(heads_Td[:, None].expand(-1, 3, -1).contiguous()), np.arange(count)[None], 0, _elements(cos_Cd), _elements(sin_Cd),
-        _elements(keys[None, None]), _elements(values[None, None]), _elements(found[None, None, None]),
+        1, _elements(heads_Td[:, None].expand(-1, 3, -1).contiguous()), np.arange(count)[None], 0, _elements(cos_Cd), _elements(sin_Cd),
+        _elements(keys[None, None]), _elements(values[None, None]), _elements(queries[None, None]),
     )  # fmt: skip
     expected = turned_by_torch(heads_Td, cos_Cd, sin_Cd)
-    assert torch.equal(found.isnan(), expected.isnan())
-    assert torch.equal(found.nan_to_num(nan=0.0).view(torch.int16), expected.nan_to_num(nan=0.0).view(torch.int16))
+    for found in (keys.T, queries):
+        assert torch.equal(found.isnan(), expected.isnan())
+        assert torch.equal(found.float().nan_to_num(nan=0.0).view(torch.int32), expected.float().nan_to_num(nan=0.0).view(torch.int32))
     assert torch.equal(values.view(torch.int16), heads_Td.view(torch.int16))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from app.domain.telemetry.turns import SamplingParams
+from app.policy.decoding.body import Body
 from app.policy.decoding.generation import Generation
 from app.policy.decoding.joining import joins, shared
 from app.policy.decoding.keyvalues import Fed, KeyValues
@@ -27,18 +28,24 @@ def joining(policy: Policy, length: int, *, cached: int = 0, token: int = 7) -> 
     return generation
 
 
+class Noting:
+    """A body that writes down what goes through it."""
+
+    def __init__(self, body: Body) -> None:
+        self.body, self.cache, self.found = body, body.cache, list[tuple[int, int]]()
+
+    def __call__(self, parts: Sequence[Fed], cache: KeyValues) -> list[Tensor]:
+        self.found.extend((len(fed.tokens_nQ), fed.tokens_nQ.shape[1]) for fed in parts)
+        return self.body(parts, cache)
+
+
 @contextmanager
 def passes(decoder: Decoder) -> Iterator[list[tuple[int, int]]]:
     """Rows and tokens of each part that goes through the body."""
-    found, body = list[tuple[int, int]](), decoder._body
-
-    def noting(parts: Sequence[Fed], cache: KeyValues) -> list[Tensor]:
-        found.extend((len(fed.tokens_nQ), fed.tokens_nQ.shape[1]) for fed in parts)
-        return body(parts, cache)
-
-    decoder._body = noting
+    body = decoder._body
+    decoder._body = noting = Noting(body)
     try:
-        yield found
+        yield noting.found
     finally:
         decoder._body = body
 

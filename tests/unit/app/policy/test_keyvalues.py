@@ -22,9 +22,9 @@ def prefilled(cache: KeyValues, row: int, start: int, *numbers: float) -> tuple[
     return fed(cache, [numbers])
 
 
-def asked(first: int, positions: list[list[int]], *, decoding: bool = False) -> Fed:
+def asked(first: int, positions: list[list[int]]) -> Fed:
     positions_nQ = torch.tensor(positions)
-    return Fed(first=first, tokens_nQ=positions_nQ, positions_nQ=positions_nQ, width=1 + int(positions_nQ.max()), decoding=decoding)
+    return Fed(first=first, tokens_nQ=positions_nQ, positions_nQ=positions_nQ, width=1 + int(positions_nQ.max()))
 
 
 def held(cache: KeyValues, row: int, length: int) -> list[float]:
@@ -50,7 +50,7 @@ def test_rows_that_decode_are_written_where_each_stands_and_read_alike_wide() ->
     cache = KeyValues(max_rows=4)
     prefilled(cache, 0, 0, 1, 2, 3)
     prefilled(cache, 1, 0, 7)
-    cache.plan(asked(0, [[3, 4], [1, 2]], decoding=True))
+    cache.plan(asked(0, [[3, 4], [1, 2]]))
     keys, values = fed(cache, [[4, 5], [8, 9]])
     assert keys[0] == [1, 2, 3, 4, 5]
     assert keys[1][:3] == [7, 8, 9]
@@ -72,21 +72,6 @@ def test_rows_double_up_to_the_most() -> None:
         found.append(room(cache) // 128)
     assert found == [1, 2, 4, 4, 6, 6]
     assert [held(cache, row, 1) for row in range(6)] == [[1.0]] * 6
-
-
-def test_attention_may_read_wider_and_rows_that_decode_to_their_end() -> None:
-    cache = KeyValues(max_rows=2)
-    assert cache.plan(asked(0, [[0, 1, 2]]), lanes=16, whole=True).width == 16
-    assert [len(row) for row in fed(cache, [[1, 2, 3]])[0]] == [16]
-    decoding = asked(0, [[3]], decoding=True)
-    assert cache.plan(decoding, lanes=16).width == 16
-    assert cache.plan(decoding, lanes=16, whole=True).width == 128
-    keys, _ = fed(cache, [[4]])
-    assert keys[0][:5] == [1, 2, 3, 4, 0], "what nobody wrote is zero"
-    assert len(keys[0]) == 128
-    assert cache.plan(decoding).width == 4
-    assert cache.plan(asked(0, [[128]], decoding=True), lanes=16).width == 144
-    assert cache.plan(asked(0, [[128]], decoding=True), lanes=16, whole=True).width == 256
 
 
 def test_prompts_beside_each_other_are_written_behind_those_that_decode_and_read_as_wide_as_the_longest() -> None:
@@ -144,6 +129,34 @@ def test_what_is_released_takes_no_room() -> None:
     assert cache.nbytes == 0
     prefilled(cache, 0, 0, 3.0)
     assert room(cache) == 128
+
+
+def test_where_attention_is_compiled_keys_lie_with_tokens_side_by_side_and_values_have_room() -> None:
+    """One memory, whichever way it is looked at; also once it has grown, was copied, and is given up."""
+    cache, like = KeyValues(max_rows=3, tiled=32), torch.empty(1, 2, 1, 5)
+    cache.reserve(asked(0, [[0, 1, 2]]))
+    keys, values = cache.tiled(0, like)
+    assert (keys.shape, values.shape) == ((1, 2, 5, 128), (1, 2, 128, 32))
+    assert keys.is_contiguous()
+    assert values.is_contiguous()
+    assert cache.nbytes == 4 * (keys.numel() + values.numel())
+    keys[0, :, :, :3], values[0, :, :3, :5] = torch.arange(30).view(2, 5, 3), torch.arange(30).view(2, 3, 5)
+    expected = [(torch.arange(30.0).view(2, 5, 3).transpose(1, 2)[:, :2], torch.arange(30.0).view(2, 3, 5)[:, :2])]
+    cache.copy(0, 2, 2)
+    cache.put(1, cache.take(0, 2))
+    cache.reserve(asked(0, [[400]]))
+    for length in (512, 128):
+        cache.trim(length)
+        keys, values = cache.tiled(0, like)
+        assert (keys.shape, values.shape) == ((3, 2, 5, length), (3, 2, length, 32))
+        assert keys.is_contiguous()
+        assert values.is_contiguous()
+        for row in range(3):
+            [(found_keys, found_values)] = cache.take(row, 2)
+            assert torch.equal(found_keys, expected[0][0])
+            assert torch.equal(found_values, expected[0][1])
+        assert not keys[1:, :, :, 2:].any(), "what nobody wrote is zero"
+        assert not values[:, :, :, 5:].any()
 
 
 # --- drafts ------------------------------------------------------------------------------------------------------------------------------

@@ -12,14 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from app.domain.telemetry.turns import FinishReason, SamplingParams
-from app.policy.decoding.body import PackedBody, body_of
+from app.policy.decoding.body import body_of
 from app.policy.decoding.invariance import invariance
 from app.policy.decoding.lookup import LONGEST_DRAFT, LONGEST_REST, NGRAM, REST_TOKENS, PromptLookup
-from app.policy.decoding.packed.between import normed, placed
+from app.policy.decoding.packed.attending import attended
+from app.policy.decoding.packed.between import activated, normed, placed
+from app.policy.decoding.packed.body import PackedBody
 from app.policy.decoding.sampling import Decoder, Generation, sample
 from app.policy.model import Policy, load_policy
+from app.policy.packing.panels import _multiply
 from app.policy.packing.products import can_pack
-from tests.unit.app.policy.test_packing import FLOAT32_ALIKE
 
 VOCABULARY, LENGTH = 5, 3
 
@@ -199,16 +201,20 @@ def test_in_float32_it_gives_the_same_bits_as_well(tiny_model: Path) -> None:
     found = invariance(policy, tokens=12)
     assert found.compared > 50
     assert isinstance(body_of(policy.model), PackedBody) == can_pack(torch.float32)
-    if FLOAT32_ALIKE:
+    if can_pack(torch.float32):
         assert found.holds, found
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float32"])
 def test_nothing_is_compiled_while_it_samples(tied_model: Path, tiny_model: Path, kind: str) -> None:
     """Whatever is fed: rows alone and in company, prompts, drafts. To compile holds up every thread of an engine for seconds."""
-    invariance(load_policy(tied_model if kind == "bfloat16" else tiny_model, dtype=getattr(torch, kind)), tokens=8)
-    for loop in (normed, placed):
-        assert len(loop.dispatcher.signatures) == 2, "float32 and bfloat16"
+    policy = load_policy(tied_model if kind == "bfloat16" else tiny_model, dtype=getattr(torch, kind))
+    body_of(policy.model)
+    loops = (normed, activated, placed, attended, _multiply)
+    before = [len(loop.dispatcher.signatures) for loop in loops]
+    invariance(policy, tokens=8)
+    assert [len(loop.dispatcher.signatures) for loop in loops] == before
+    assert all(before) or not can_pack(torch.float32)
 
 
 class Sociable(nn.Module):
@@ -248,5 +254,5 @@ def test_the_packed_body_gives_the_same_bits_on_one_thread_and_on_two(tied_model
         torch.set_num_threads(before)
     assert len(drawn[0]) > 50
     assert len(set(drawn[0])) > 50 or kind == "bfloat16"
-    if FLOAT32_ALIKE if kind == "float32" else can_pack(torch.bfloat16):
+    if can_pack(getattr(torch, kind)):
         assert drawn[0] == drawn[1]
