@@ -23,7 +23,7 @@ from pipelines.commands.running.engine_ports import engine_barrier, engine_id, e
 from pipelines.commands.running.repeating import outlast, repeat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     from app.domain.learning.cycles import Cycle
     from app.domain.policies import PolicyConfig
@@ -38,6 +38,16 @@ def begin(process: str) -> tuple[Settings, threading.Event]:
     settings = from_environment()
     configure(process, settings.log_level, form=settings.log_format)
     return settings, until_told()
+
+
+@contextlib.contextmanager
+def importing() -> "Generator[None]":
+    """For the libraries of a model. What is imported stays: to look for garbage in it takes one of the five seconds."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 class SkewedClock(Protocol):
@@ -210,13 +220,14 @@ def label() -> None:
 @click.command()
 def loop() -> None:
     """Run one cycle per slot and policy: batch, update, judge, queue."""
-    from pipelines.commands.maintenance.upkeep import keep_house_and_say
-    from pipelines.commands.running.drafting import DUE_EVERY_S, drafting_beside
-    from pipelines.commands.running.loop_ports import loop_world
-    from pipelines.config import loop_config
-    from pipelines.cycle import run_cycle
-    from pipelines.projection import Projection, project_once
-    from pipelines.schedule import Ticker, run_forever
+    with importing():
+        from pipelines.commands.maintenance.upkeep import keep_house_and_say
+        from pipelines.commands.running.drafting import DUE_EVERY_S, drafting_beside
+        from pipelines.commands.running.loop_ports import loop_world
+        from pipelines.config import loop_config
+        from pipelines.cycle import run_cycle
+        from pipelines.projection import Projection, project_once
+        from pipelines.schedule import Ticker, run_forever
 
     settings, stop = begin("loop")
     policies = wiring.load_policies(settings)
@@ -322,8 +333,9 @@ def engine(
         control = wiring.server_control(settings, vllm=vllm, sglang=sglang)
         keep_server(settings, control, only=only or tuple(wiring.load_policies(settings)), role=in_place, pause=pause, stop=stop)
         return
-    from app.policy.precision import Precision
-    from app.serving.process import serve_engine
+    with importing():
+        from app.policy.precision import Precision
+        from app.serving.process import serve_engine
 
     key = engine_key(settings, host)
     address = f"http://{host}:{port}"
