@@ -21,6 +21,8 @@ TERMINAL_ROOMS = {
 PLANT = "pipelines/commands/demonstration/plant.py"  # the demo's harmful candidate: weights with noise on them
 CALIBRATE = "pipelines/commands/demonstration/calibrate.py"  # how fast this machine is, on the demo's own model
 
+LOOPS = {"app/policy/decoding/packed", "app/policy/packing/tiles.py"}
+"""Imported by whoever packs a model, not by all who know of one: numba takes a quarter of a second and 60 MB."""
 OWNERS: dict[str, set[str]] = {
     "sqlalchemy": {"app/db", "app/wiring.py"},  # wiring names the type of what it hands on
     "alembic": {"app/db"},
@@ -41,8 +43,8 @@ OWNERS: dict[str, set[str]] = {
     "transformers": MODEL_ROOMS | {CALIBRATE},
     "safetensors": MODEL_ROOMS | {PLANT},
     "gguf": {"app/policy"},
-    "numba": {"app/policy/compiling.py", "app/policy/decoding"},  # not what every process imports that knows where weights lie
-    "llvmlite": {"app/policy/decoding"},
+    "numba": LOOPS | {"app/policy/compiling.py"},
+    "llvmlite": LOOPS,
     "cryptography": {"app/sealing.py"},
     "argon2": {"app/access"},
     "authlib": {"app/access"},

@@ -13,7 +13,8 @@ from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-HAS_AVX512 = "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+_COMPILED_FOR: Any = cpu_target.target_context
+HAS_AVX512 = "+avx512f" in _COMPILED_FOR.codegen().magic_tuple()[2].split(",")
 """Of what is compiled for: what numba keeps is found again by the same features."""
 LANES = 16 if HAS_AVX512 else 8
 """Numbers of a register."""
@@ -29,8 +30,7 @@ _WORDS, _SHORTS, _NUMBERS = (ir.VectorType(kind, LANES) for kind in (_WORD, _SHO
 _BYTE_POINTER = ir.IntType(8).as_pointer()
 
 
-@intrinsic
-def tile(
+def _tile(
     _context: Any, kind: Any, rows: Any, inputs: Any, input_step: Any, weights: Any, weight_step: Any, count: Any, out: Any, out_step: Any,
     onto: Any,
 ) -> Any:  # fmt: skip
@@ -44,19 +44,22 @@ def tile(
     signature = types.void(kind, *[types.int64] * 8, types.boolean)
 
     def generated(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, rows, *addresses, onto = arguments
+        _, rows, inputs, input_step, weights, weight_step, count, out, out_step, onto = arguments
         after = builder.function.append_basic_block("after")
         which = builder.switch(rows, after)
         for many in range(1, ROWS + 1):
             block = builder.function.append_basic_block(f"rows{many}")
             which.add_case(ir.Constant(_INTEGER, many), block)
             builder.position_at_end(block)
-            _written_out(builder, signature.args[0], many, *addresses, onto)
+            _written_out(builder, signature.args[0], many, inputs, input_step, weights, weight_step, count, out, out_step, onto)
             builder.branch(after)
         builder.position_at_end(after)
         return context.get_dummy_value()
 
     return signature, generated
+
+
+tile: Any = intrinsic(_tile)
 
 
 def _written_out(
@@ -128,8 +131,7 @@ def _step(builder: Any, address: Any, step: Any, times: int) -> Any:
     return builder.add(address, builder.mul(step, ir.Constant(_INTEGER, times)))
 
 
-@intrinsic
-def spread(_context: Any, threads: Any, job: Any, arguments: Any) -> Any:
+def _spread(_context: Any, threads: Any, job: Any, arguments: Any) -> Any:
     """job(part, parts, *arguments) for each of so many parts, beside each other on as many threads: torch's own, of the OpenMP that it
     brings, which is GNU's or answers to its names. The job may not raise."""
     kinds = (types.int64, types.int64, *arguments.types)
@@ -166,3 +168,6 @@ def spread(_context: Any, threads: Any, job: Any, arguments: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(threads, job, arguments), generated
+
+
+spread: Any = intrinsic(_spread)

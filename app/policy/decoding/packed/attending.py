@@ -28,21 +28,21 @@ WORTH_WAKING = 1 << 22
 @compiled
 def _weights(scores_C: NDArray[np.float32], known: int, width: int, scale: float) -> np.float32:
     """e to each of the scores, times the scale and less the largest, in its place, and zeros up to `width`; their sum."""
-    scale, lanes = np.float32(scale), np.full(LANES, -np.inf, dtype=np.float32)
+    by, lanes = np.float32(scale), np.full(LANES, -np.inf, dtype=np.float32)
     even = known // LANES * LANES
     for at in range(0, even, LANES):
         for lane in range(LANES):
-            score = scores_C[at + lane] * scale
+            score = scores_C[at + lane] * by
             lanes[lane] = score if score > lanes[lane] else lanes[lane]
     for at in range(even, known):
-        score = scores_C[at] * scale
+        score = scores_C[at] * by
         lanes[at - even] = score if score > lanes[at - even] else lanes[at - even]
     most = lanes[0]
     for lane in range(1, LANES):
         most = lanes[lane] if lanes[lane] > most else most
     lanes[:] = 0
     for at in range(known):
-        scores_C[at] = exponential(scores_C[at] * scale - most)
+        scores_C[at] = exponential(scores_C[at] * by - most)
     scores_C[known:width] = 0
     for at in range(0, even, LANES):
         for lane in range(LANES):
@@ -71,7 +71,7 @@ def _attended(
         height = many * (unit % tiles + 1) // tiles - begin
         width = 0
         for query in range(begin // group, (begin + height - 1) // group + 1):
-            width = max(width, positions_NQ[row, query] + 1)
+            width = max(width, int(positions_NQ[row, query]) + 1)
         keys = keys_RKdC.ctypes.data + (first + row) * keys_RKdC.strides[0] + of_group * keys_RKdC.strides[1]
         values = values_RKCe.ctypes.data + (first + row) * values_RKCe.strides[0] + of_group * values_RKCe.strides[1]
         per_row, per_group, per_query, _ = queries_NKMd.strides
@@ -82,7 +82,7 @@ def _attended(
                 scores.ctypes.data + panel * OUTPUTS * 4, capacity * 4, False,
             )  # fmt: skip
         for index in range(height):
-            totals[index] = _weights(scores[index], positions_NQ[row, (begin + index) // group] + 1, width, scale)
+            totals[index] = _weights(scores[index], int(positions_NQ[row, (begin + index) // group]) + 1, width, scale)
         for panel in range(panels):
             tile(
                 kind, height, scores.ctypes.data, capacity * 4, values + panel * OUTPUTS * item, values_RKCe.strides[2], width,

@@ -59,16 +59,10 @@ def test_it_gives_what_torch_does(rows: int, new: int, group: int, threads: int,
     keys, values = torch.randn(2, first + rows, GROUPS, capacity, size, generator=random).to(dtype)
     positions = torch.randint(0, capacity - new, (rows, 1), generator=random) + torch.arange(new)
     mask = torch.arange(capacity) <= positions[:, None, :, None]
-    expected = scaled_dot_product_attention(
-        queries.double().transpose(1, 2),
-        keys[first:].double().repeat_interleave(group, 1),
-        values[first:].double().repeat_interleave(group, 1),
-        attn_mask=mask,
-    ).transpose(1, 2)
+    of_heads = [held[first:].double().repeat_interleave(group, 1) for held in (keys, values)]
+    expected = scaled_dot_product_attention(queries.double().transpose(1, 2), *of_heads, attn_mask=mask).transpose(1, 2)
     found = attention_of(queries, keys, values, positions, first=first, threads=threads)
-    assert torch.allclose(
-        found.double(), expected, **({"rtol": 0, "atol": 5e-6} if dtype is torch.float32 else {"rtol": 2**-8, "atol": 5e-6})
-    )
+    assert torch.allclose(found.double(), expected, rtol=0.0 if dtype is torch.float32 else 2.0**-8, atol=5e-6)
 
 
 @given(st.data())
