@@ -7,6 +7,7 @@ many rows a tile has, or on which thread.
 
 from typing import Any
 
+import torch  # noqa: F401 - brings the OpenMP that `spread` asks for threads
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
