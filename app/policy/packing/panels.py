@@ -100,15 +100,8 @@ class PanelProduct:
             raise ValueError(f"inputs are {inputs_NI.dtype} of {inputs_NI.shape[1]} columns, not float32 of {columns}")
         inputs_NI = inputs_NI.contiguous()
         outputs_NO = torch.empty(len(inputs_NI), panels * OUTPUTS)
-        _multiply(
-            inputs_NI.data_ptr(),
-            len(inputs_NI),
-            columns,
-            self._words_PIL.data_ptr(),
-            panels,
-            outputs_NO.data_ptr(),
-            torch.get_num_threads(),
-        )
+        read, words, written = inputs_NI.data_ptr(), self._words_PIL.data_ptr(), outputs_NO.data_ptr()
+        _multiply(read, len(inputs_NI), columns, words, panels, written, torch.get_num_threads())
         if panels * OUTPUTS > self._outputs:
             outputs_NO = outputs_NO[:, : self._outputs].contiguous()
         return outputs_NO if bias_O is None else outputs_NO.add_(bias_O)
