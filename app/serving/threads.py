@@ -7,7 +7,8 @@ costs to wake at every product is processor time that others can have (8 rows of
 and 79 ms of processor time with two).
 
 A round is a step of every version that decodes, and only rounds without a prompt are compared: a token of a prompt costs a tenth of one
-that is decoded, and one of a version with many rows half of one with few.
+that is decoded, and one of a version with many rows half of one with few. Prompts come in a row, so another number is tried behind a round
+without one: else a trial that begins with them feeds all of them on half of the threads.
 """
 
 import logging
@@ -43,6 +44,8 @@ class Threads:
         """Numbers that are being compared, the next one first; empty between two comparisons."""
         self._seen: dict[int, list[float]] = {}
         self._taken = 0
+        self._calm = False
+        """Whether the last round had no prompt."""
         self._due = float("-inf")
 
     def begin(self) -> None:
@@ -54,19 +57,19 @@ class Threads:
         if len(self._ladder) == 1:
             act()
             return
-        if not self._trial and self._clock() >= self._due:
+        if not self._trial and self._calm and self._clock() >= self._due:
             self._trial, self._seen, self._taken = self._neighbours(), {}, 0
         if not self._trial:
-            act()
+            self._calm = act() > 0
             return
-        self._use(self._trial[0])
+        count = self._trial[0] if self._calm else self.count
+        self._use(count)
         began = self._clock()
         decoded = act()
-        self._taken += 1
-        if decoded:
-            count = self._trial.pop(0)
+        self._taken, self._calm = self._taken + 1, decoded > 0
+        if decoded and count == self._trial[0]:
             self._seen.setdefault(count, []).append((self._clock() - began) / decoded)
-            self._trial += [count] * (len(self._seen[count]) < ROUNDS)
+            self._trial = [*self._trial[1:], *[count] * (len(self._seen[count]) < ROUNDS)]
         if not self._trial or self._taken >= MOST_ROUNDS:
             self._decide()
 

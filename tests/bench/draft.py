@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -80,9 +80,9 @@ def questions(policy: Policy) -> list[list[int]]:
 
 
 def sampled(policy: Policy, prompts: Sequence[list[int]], *, seconds: float) -> list[LoggedAnswer]:
-    """Own answers, as many as are begun in the time."""
+    """Own answers, as many as are begun in the time; to the same prompts again once all were asked."""
     decoder, began, found = Decoder(policy, max_rows=ROWS, draft_rows=0), time.monotonic(), list[Generation]()
-    waiting = iter(enumerate(prompts))
+    waiting = enumerate(cycle(prompts))
     while decoder.busy or time.monotonic() - began < seconds:
         while decoder.load < ROWS and time.monotonic() - began < seconds and (nxt := next(waiting, None)) is not None:
             found.append(decoder.submit(nxt[1], SamplingParams(max_tokens=ANSWER, seed=nxt[0])))
@@ -90,7 +90,10 @@ def sampled(policy: Policy, prompts: Sequence[list[int]], *, seconds: float) -> 
             break
         decoder.step()
     decoder.close()
-    return [LoggedAnswer(unit=f"conversation {i}", prompt=tuple(a.prompt), completion=tuple(a.tokens)) for i, a in enumerate(found)]
+    return [
+        LoggedAnswer(unit=f"conversation {number % len(prompts)}", prompt=tuple(answer.prompt), completion=tuple(answer.tokens))
+        for number, answer in enumerate(found)
+    ]
 
 
 @dataclass

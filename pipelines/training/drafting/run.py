@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from app.domain.ids import utc_now
 from app.domain.ports import Beside, ProgressLog, WeightStore
-from app.policy.decoding.draft_head import DraftHead, HeadDrafter
+from app.policy.decoding.draft_head import DraftHead, HeadDrafter, head_of
 from app.policy.decoding.payoff import LONGEST
 from app.policy.experts import routers
 from app.policy.model import Policy, load_policy
@@ -70,7 +70,8 @@ def make_head(
     held = {answer.unit for answer in judged}
     lessons = lessons_of([answer for answer in known if answer.unit not in held])
     vocabulary, cover = frequent(learnt, most=config.vocabulary)
-    head, losses = distil(target, lessons, vocabulary, config, left=room.left)
+    trained, losses = distil(target, lessons, vocabulary, config, left=room.left)
+    head = head_of(trained.tensors())  # as it will be stored: that is what is judged, and what its drafts cost
     took_s = room.elapsed
     drafter = HeadDrafter(head, target)
     costs = costs or costs_of(target, drafter, answers[0].prompt, longest=LONGEST)

@@ -135,16 +135,16 @@ def test_four_rounds_each_are_compared_turn_and_turn_about_and_again_after_five_
     machine = Machine({1: 0.003, 2: 0.002})
     threads = started(machine, 2)
     used = list(run(threads, machine, seconds=6.0))
-    assert used[:8] == [1, 2] * 4
+    assert used[:9] == [2, *[1, 2] * 4], "behind a round without a prompt"
     # a round with two threads takes 8 · 2 ms: 313 of them are the first to last five seconds
-    assert used[8:321] == [2] * 313
-    assert used[321:329] == [1, 2] * 4
+    assert used[9:322] == [2] * 313
+    assert used[322:330] == [1, 2] * 4
 
 
 def test_of_three_neighbours_each_has_its_four_rounds() -> None:
     machine = Machine({1: 0.004, 2: 0.002, 4: 0.0019, 8: 0.003})
     threads = started(machine, 8)
-    assert list(run(threads, machine, seconds=0.16))[:8] == [4, 8] * 4
+    assert list(run(threads, machine, seconds=0.19))[:9] == [8, *[4, 8] * 4]
     assert threads.count == 4, "0.0019 is far below nine tenths of 0.003"
     machine.now += 5.0
     assert list(run(threads, machine, seconds=0.2))[:9] == [2, 4, 8] * 3
@@ -167,10 +167,32 @@ def test_fewer_threads_take_over_when_they_are_no_slower(seconds: float, count: 
     assert threads.count == count
 
 
-def test_forty_rounds_without_an_answer_end_a_comparison() -> None:
+def test_forty_rounds_in_which_too_little_was_decoded_end_a_comparison() -> None:
     machine = Machine({1: 0.001, 2: 0.002})
     threads = started(machine, 2)
-    used = list(run(threads, machine, seconds=0.2, fed=0))
-    assert used[:40] == [1] * 40
-    assert set(used[40:]) == {2}
+    run(threads, machine, seconds=0.001)
+    machine.used.clear()
+    for _ in range(60):
+        threads.round(machine.step(0))
+    assert machine.used == [1, *[2] * 59], "prompts are fed by the number in use, but the first, which nobody foresees"
+    threads.round(machine.step())
+    threads.round(machine.step(0))
+    assert machine.used[-1] == 2, "forty were enough"
     assert threads.count == 2
+
+
+def test_prompts_that_come_in_a_row_are_fed_on_as_many_threads_as_before() -> None:
+    """Answers to eight prompts, again and again, whose first tokens take as long as all the others."""
+    machine = Machine({1: 0.003, 2: 0.002})
+    threads = started(machine, 2)
+    feeding = list[int]()
+    for _ in range(50):
+        for number in range(40):
+            if number < 8:
+                threads.round(machine.step(0))
+                feeding.append(machine.count)
+            else:
+                threads.round(machine.step(32))
+    assert threads.count == 2
+    assert 1 in machine.used, "it is tried nonetheless"
+    assert feeding.count(1) <= 50, "the first of a row at most"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from app.domain.errors import BadConfig, BadInput
-from app.policy.decoding.draft_head import HeadDrafter
+from app.policy.decoding.draft_head import HeadDrafter, head_of
 from app.policy.decoding.sampling import Decoder
 from app.policy.model import Policy, load_policy
 from app.policy.storage.heads import nearest_record, read_head, read_record
@@ -22,7 +22,7 @@ from pipelines.training.drafting.answers import LoggedAnswer, frequent, read, sp
 from pipelines.training.drafting.costs import costs_of
 from pipelines.training.drafting.distil import Lessons, distil, lessons_of
 from pipelines.training.drafting.gate import judge, rate
-from pipelines.training.drafting.run import draft
+from pipelines.training.drafting.run import draft, make_head
 from tests.fakes.toys import FIRST, WORDS, walk, write_toy
 
 COSTS = {1: 1.2, 2: 1.3, 3: 1.4}
@@ -102,6 +102,15 @@ def test_the_same_answers_and_seed_give_the_same_head(toy: Policy) -> None:
 
     assert all(torch.equal(one, other) for one, other in zip(made(1), made(1), strict=True))
     assert not all(torch.equal(one, other) for one, other in zip(made(1), made(2), strict=True))
+
+
+def test_the_head_that_is_judged_is_the_one_that_will_be_stored(toy: Policy) -> None:
+    """Stored in bfloat16, and read so by engines: another head may be right where this one is not, and its drafts cost something else."""
+    made = make_head(logged(60), toy, policy="composer", progress=Progress(), config=CONFIG, costs=COSTS)
+    stored = head_of(made.head.tensors())
+    for name, parameter in made.head.named_parameters():
+        assert torch.equal(parameter, stored.get_parameter(name)), name
+    assert len(made.head.vocabulary) == len(stored.vocabulary) > 0
 
 
 def test_a_head_that_learnt_shuffled_targets_is_refused_by_the_gate(toy: Policy) -> None:
