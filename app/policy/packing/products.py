@@ -3,7 +3,7 @@
 | inputs   | weights                     | library | measured against a plain product                                             |
 |----------|-----------------------------|---------|------------------------------------------------------------------------------|
 | bfloat16 | bfloat16 in blocks          | oneDNN  | 1.2 to 1.9 times as fast, 1 to 16 rows (one AVX512-BF16 core, SmolLM2)       |
-| float32  | bfloat16 in panels          | our own | 2.7 to 5.2 times as fast, 1 to 16 rows, 1.1 from 64 on (one AVX512 core, SmolLM2) |
+| float32  | bfloat16 in panels          | our own | 2.3 to 5.2 times as fast, 1 to 32 rows; 1.1 at 256 (one AVX512 core, SmolLM2) |
 | float32  | float32 in blocks           | oneDNN  | .8 to 1.8 times; for weights that bfloat16 cannot hold, such as rounded ones |
 
 Shapes: N rows, I columns of the inputs, O columns of the outputs.
