@@ -21,6 +21,7 @@ from app.listening.barrier import Barrier
 from app.listening.connections import Connection, Server
 from app.listening.sockets import bound
 from app.machine import usable_cores
+from app.policy.decoding.body import prepare
 from app.policy.precision import Precision
 from app.serving.engine import create_engine
 from app.serving.memory import return_freed_memory
@@ -64,6 +65,7 @@ def serve_engine(
     sys.setswitchinterval(SWITCH_S)
     torch.set_num_threads(threads or usable_cores())
     listener = listen(host, port)
+    prepare()  # before anybody hears of this engine: while it compiles it answers nobody, and gateways would give it up
     worker = Worker(Limits(rows=rows))
     own = Instruments("engine", version=version)
     brought = own.histogram("ratchet_engine_swap_seconds").observe

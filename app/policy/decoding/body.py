@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from app.policy.decoding.keyvalues import Fed, KeyValues
+from app.policy.packing import products
 from app.policy.packing.linear import PackedLinear, PackedPart
 
 KINDS = frozenset({"llama", "qwen2", "mistral"})
@@ -40,6 +41,17 @@ def body_of(model: PreTrainedModel) -> Body:
     from app.policy.decoding.packed.body import PackedBody  # imports numba, which whoever only knows of models does not need
 
     return PackedBody(model)
+
+
+def prepare() -> None:
+    """Have compiled whatever bodies are made of, or fetched: where nothing was kept that holds Python's lock for twenty seconds."""
+    if not (products.can_pack(torch.bfloat16) or products.can_pack(torch.float32)):
+        return  # nothing is packed here
+    from app.policy.decoding.packed import attending, between  # which import numba
+
+    products.prepare()
+    between.prepare()
+    attending.prepare()
 
 
 class TransformersBody:
