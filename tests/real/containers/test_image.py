@@ -122,6 +122,8 @@ def client(pod: Pod) -> Iterator[httpx.Client]:
         pod.start(process)
     pod.await_ready()
     with httpx.Client(base_url=pod.url, headers={"Authorization": f"Bearer {key}"}, timeout=60.0, trust_env=False) as opened:
+        asked = {"model": "composer", "messages": [{"role": "user", "content": "Is anybody there?"}], "max_tokens": 1}
+        until("an engine with a version", START_S, lambda: opened.post("/v1/chat/completions", json=asked).is_success)
         yield opened
 
 
