@@ -47,7 +47,7 @@ def prepare() -> None:
     """Have compiled whatever bodies are made of, or fetched: where nothing was kept that holds Python's lock for twenty seconds."""
     if not (products.can_pack(torch.bfloat16) or products.can_pack(torch.float32)):
         return  # nothing is packed here
-    from app.policy.decoding.packed import attending, between  # which import numba
+    from app.policy.decoding.packed import attending, between  # they bring numba along
 
     products.prepare()
     between.prepare()
