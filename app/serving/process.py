@@ -21,8 +21,9 @@ from app.listening.barrier import Barrier
 from app.listening.connections import Connection, Server
 from app.listening.sockets import bound
 from app.machine import usable_cores
-from app.policy.decoding.body import prepare
+from app.policy.decoding import body
 from app.policy.precision import Precision
+from app.policy.storage import delta_loops
 from app.serving.engine import create_engine
 from app.serving.memory import return_freed_memory
 from app.serving.residency import Residency
@@ -65,7 +66,9 @@ def serve_engine(
     sys.setswitchinterval(SWITCH_S)
     torch.set_num_threads(threads or usable_cores())
     listener = listen(host, port)
-    prepare()  # before anybody hears of this engine: while it compiles it answers nobody, and gateways would give it up
+    # before anybody hears of this engine: while it compiles it answers nobody, and gateways would give it up
+    for room in (body, delta_loops):
+        room.prepare()
     worker = Worker(Limits(rows=rows))
     own = Instruments("engine", version=version)
     brought = own.histogram("ratchet_engine_swap_seconds").observe

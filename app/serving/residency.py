@@ -27,7 +27,6 @@ from app.policy.decoding.invariance import TEXTS, Invariance, invariance
 from app.policy.model import Policy, load_policy
 from app.policy.patching import follow
 from app.policy.precision import Precision
-from app.policy.storage.delta_loops import prepare
 from app.serving.heads import EVERY_S, Heads
 from app.serving.memory import return_holes
 from app.serving.probe import MAX_KL, Mismatch, answers_strangely, mismatch, probe
@@ -146,7 +145,6 @@ class Residency:
         with suppress(OSError):  # of this thread alone; whatever threads it starts inherit it
             thread = threading.get_native_id()
             os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICER)
-        prepare()
         while not self._stop.is_set():
             with suppress(RatchetError):  # the ledger does not answer, which is noted: keep serving what is here
                 self.contact.asked(Part.DATABASE, self.turn)
