@@ -56,13 +56,7 @@ SUPPORTED = ((3, 11), (3, 12), (3, 13))
 MACHINES = {"linux": ("x86_64", "aarch64"), "darwin": ("arm64",)}
 GLIBC, MACOS = (2, 31), (14, 0)
 """Platforms for which every locked package has a wheel, and the oldest system that all of them run on (docs/platforms.md)."""
-COMPILE = """
-from app.policy.decoding.packed import attending, between
-from app.policy.packing import products
-from app.policy.storage import delta_loops
-for room in (attending, between, products, delta_loops):
-    room.prepare()
-"""
+COMPILE = "from app.policy.decoding import body; from app.policy.storage import delta_loops; body.prepare(); delta_loops.prepare()"
 """What engines and publishers would do at their first start."""
 FREE_BYTES_NEEDED = 5 * 2**30
 """The environment takes 3.1 GiB and the model 0.5 GiB; pip unpacks beside them."""

@@ -38,6 +38,7 @@ def body_of(model: PreTrainedModel) -> Body:
     """The quickest that this model has."""
     if not _is_packed(model):
         return TransformersBody(model)
+    prepare()
     from app.policy.decoding.packed.body import PackedBody  # imports numba, which whoever only knows of models does not need
 
     return PackedBody(model)

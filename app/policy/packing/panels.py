@@ -57,8 +57,8 @@ def _laid_out(weight_OI: NDArray[np.uint32], words_PIL: NDArray[np.uint32]) -> b
     outputs, inputs = weight_OI.shape
     lost = np.uint32(0)
     for panel in range(len(words_PIL)):
-        for lane in range(2 * LANES):
-            output, shift = panel * 2 * LANES + lane, np.uint32(0 if lane >= LANES else 16)
+        for lane in range(OUTPUTS):
+            output, shift = panel * OUTPUTS + lane, np.uint32(0 if lane >= LANES else 16)
             for index in range(inputs):
                 bits = weight_OI[output, index] if output < outputs else np.uint32(0)
                 lost |= bits & np.uint32(0xFFFF)
@@ -73,7 +73,7 @@ def _laid_out(weight_OI: NDArray[np.uint32], words_PIL: NDArray[np.uint32]) -> b
 def _read_out(words_PIL: NDArray[np.uint32], weight_OI: NDArray[np.uint32]) -> None:
     """The bits of float32 weights from panels."""
     for output in range(len(weight_OI)):
-        panel, lane = output // (2 * LANES), output % (2 * LANES)
+        panel, lane = output // OUTPUTS, output % OUTPUTS
         shift = np.uint32(0 if lane >= LANES else 16)
         for index in range(weight_OI.shape[1]):
             weight_OI[output, index] = (words_PIL[panel, index, lane % LANES] << shift) & np.uint32(0xFFFF0000)

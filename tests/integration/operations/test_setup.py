@@ -73,10 +73,10 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for folder in ("infra", "registry"):
         (checkout / folder).mkdir()
     shutil.copy(ROOT / "infra" / "setup.py", checkout / "infra")
-    for loops in ("decoding/packed/attending.py", "decoding/packed/between.py", "packing/products.py", "storage/delta_loops.py"):
-        (checkout / "app" / "policy" / loops).parent.mkdir(parents=True, exist_ok=True)
+    for loops in ("decoding/body.py", "storage/delta_loops.py"):
+        (checkout / "app" / "policy" / loops).parent.mkdir(parents=True)
         (checkout / "app" / "policy" / loops).write_text("def prepare() -> None:\n    pass\n")
-    for package in ("", "policy", "policy/decoding", "policy/decoding/packed", "policy/packing", "policy/storage"):
+    for package in ("", "policy", "policy/decoding", "policy/storage"):
         (checkout / "app" / package / "__init__.py").touch()
     (checkout / "pyproject.toml").write_text(PYPROJECT)
     (checkout / "backend.py").write_text(BACKEND)

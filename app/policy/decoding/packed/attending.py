@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.policy.compiling import compiled, prepared
-from app.policy.decoding.packed.between import Elements, exponential, rounded
+from app.policy.decoding.packed.between import LANES, Elements, exponential, rounded, summed
 from app.policy.packing.tiles import OUTPUTS, ROWS, spread, tile
 
-LANES = 16
 WORTH_WAKING = 1 << 22
 """Multiplications from which on all threads take part: below, two rows decode faster than a second thread wakes."""
 
@@ -30,29 +29,26 @@ def _weights(scores_C: NDArray[np.float32], known: int, width: int, scale: float
     """e to each of the scores, times the scale and less the largest, in its place, and zeros up to `width`; their sum."""
     by, lanes = np.float32(scale), np.full(LANES, -np.inf, dtype=np.float32)
     even = known // LANES * LANES
+    for at in range(known):
+        scores_C[at] *= by
     for at in range(0, even, LANES):
         for lane in range(LANES):
-            score = scores_C[at + lane] * by
-            lanes[lane] = score if score > lanes[lane] else lanes[lane]
+            lanes[lane] = scores_C[at + lane] if scores_C[at + lane] > lanes[lane] else lanes[lane]
     for at in range(even, known):
-        score = scores_C[at] * by
-        lanes[at - even] = score if score > lanes[at - even] else lanes[at - even]
+        lanes[at - even] = scores_C[at] if scores_C[at] > lanes[at - even] else lanes[at - even]
     most = lanes[0]
     for lane in range(1, LANES):
         most = lanes[lane] if lanes[lane] > most else most
-    lanes[:] = 0
     for at in range(known):
-        scores_C[at] = exponential(scores_C[at] * by - most)
+        scores_C[at] = exponential(scores_C[at] - most)
     scores_C[known:width] = 0
+    lanes[:] = 0
     for at in range(0, even, LANES):
         for lane in range(LANES):
             lanes[lane] += scores_C[at + lane]
     for at in range(even, known):
         lanes[at - even] += scores_C[at]
-    total = np.float32(0)
-    for lane in range(LANES):
-        total += lanes[lane]
-    return total
+    return summed(lanes)
 
 
 @compiled

@@ -23,7 +23,7 @@ from app.policy.packing.tiles import spread
 Elements = NDArray[Any]
 """float32, or the bits of bfloat16 as uint16."""
 LANES = 16
-"""Sums of squares that are summed beside each other."""
+"""Sums beside each other, of every sixteenth number each: a row's bits depend on where a number stands, and on nothing else."""
 NOT_A_NUMBER = 0x7FC0
 LOG2_E = np.float32(1.4426950408889634)
 LN2_FIRST, LN2_REST = np.float32(0.693359375), np.float32(-2.1219444005469057e-4)
@@ -81,20 +81,13 @@ def _rounded(value: Any, like: Any) -> Any:
     return to_bfloat16 if like == types.uint16 else to_float32
 
 
-def as_in(out: Any, element: Any) -> Any:
-    """An element as an array of float32 or of its own kind holds it; for compiled loops."""
-    raise TypeError(f"{element} is put into {out} within compiled loops only")
-
-
-@overload(as_in)
-def _as_in(out: Any, element: Any) -> Any:
-    def is_float32(out: Any, element: Any) -> Any:
-        return wide(element)
-
-    def is_alike(out: Any, element: Any) -> Any:
-        return element
-
-    return is_float32 if out.dtype == types.float32 else is_alike
+@compiled
+def summed(lanes: NDArray[np.float32]) -> np.float32:
+    """The sum of all lanes, in their order."""
+    total = np.float32(0)
+    for lane in range(LANES):
+        total += lanes[lane]
+    return total
 
 
 @compiled
@@ -111,10 +104,7 @@ def _normed(part: int, parts: int, hidden_TD: Elements, added_TD: Elements, weig
                 squares[lane] += wide(row[at + lane]) * wide(row[at + lane])
         for at in range(even, size):
             squares[at - even] += wide(row[at]) * wide(row[at])
-        total = np.float32(0)
-        for lane in range(LANES):
-            total += squares[lane]
-        scale = np.float32(1) / np.sqrt(total / np.float32(size) + np.float32(epsilon))
+        scale = np.float32(1) / np.sqrt(summed(squares) / np.float32(size) + np.float32(epsilon))
         for at in range(size):
             out[at] = rounded(wide(rounded(wide(row[at]) * scale, row[at])) * wide(weight_D[at]), row[at])
 
@@ -161,15 +151,16 @@ def _turned(head_d: Elements, cos_d: Elements, sin_d: Elements, out_d: Elements)
     """Each pair of a head's numbers turned; the sine of the first half is negative."""
     half = len(head_d) // 2
     for at in range(half):
-        out_d[at] = as_in(out_d, _sum_of_products(head_d[at], cos_d[at], head_d[at + half], sin_d[at]))
+        out_d[at] = rounded(_sum_of_products(head_d[at], cos_d[at], head_d[at + half], sin_d[at]), out_d[at])
     for at in range(half):
-        out_d[at + half] = as_in(out_d, _sum_of_products(head_d[at + half], cos_d[at + half], head_d[at], sin_d[at + half]))
+        out_d[at + half] = rounded(_sum_of_products(head_d[at + half], cos_d[at + half], head_d[at], sin_d[at + half]), out_d[at])
 
 
 @compiled
 def _sum_of_products(one: Any, by: Any, other: Any, by_it: Any) -> Any:
+    """As float32, rounded wherever torch's operations are."""
     first, second = rounded(wide(one) * wide(by), one), rounded(wide(other) * wide(by_it), one)
-    return rounded(wide(first) + wide(second), one)
+    return wide(rounded(wide(first) + wide(second), one))
 
 
 @compiled

@@ -25,7 +25,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from app.policy.decoding.keyvalues import Fed, KeyValues
-from app.policy.decoding.packed import attending, between
+from app.policy.decoding.packed import attending
 from app.policy.decoding.packed.attending import attended
 from app.policy.decoding.packed.between import Elements, activated, normed, placed
 from app.policy.packing.linear import PackedLinear
@@ -61,8 +61,6 @@ class PackedBody:
         self._heads, self._groups = int(config.num_attention_heads), int(config.num_key_value_heads)
         self._size = self._layers[0].out.columns // self._heads
         self._scale = self._size**-0.5
-        between.prepare()
-        attending.prepare()
         at = torch.arange(int(config.max_position_embeddings) + PADDED)[None]
         cos_1Cd, sin_1Cd = body.rotary_emb(self._embedding[:1], at)
         low_Ch, high_Ch = sin_1Cd[0].chunk(2, dim=-1)
