@@ -308,8 +308,7 @@ class ReleaseDesk(PeopleDesk):
             self._keep(tx, release, because, action="abort")
             if quarantine:
                 return promotion.roll_back(tx, release, actor=actor, reason=reason)
-            tx.void_approvals(release.id, actor=actor, reason=reason)
-            return tx.move(release, S.ABORTED, actor=actor, reason=reason, changes={"stage": None})
+            return promotion.end(tx, release, actor=actor, reason=reason)
 
         return self._act(release_id, act, seen=seen)
 

@@ -1,7 +1,7 @@
 """Promotion, rollback, the circuit breaker and the anchor: the acts that move the pointer. Each runs inside one transaction.
 
 promote     APPROVED → PROMOTING → CHAMPION; the champion before becomes SUPERSEDED and keeps the holdback
-roll back   the newest good version comes back; the bad one is quarantined, whatever was compared with it ends
+roll back   the newest good version comes back; the bad one is quarantined, whatever was compared with it and every release of it ends
 freeze      two rollbacks within a day, or an anchor alarm: nobody promotes until two people say so (`app.release.alarms`)
 cap         after three automatic rollbacks within a day an alarm calls people, and nothing moves by itself
 """
@@ -93,8 +93,7 @@ def roll_back(tx: ReleaseTransaction, release: Release, *, actor: str, reason: s
             return _bar(tx, release, actor=actor, reason=reason)
         case state if state in IN_FLIGHT:
             _quarantine(tx, release, actor=actor, reason=reason)
-            tx.void_approvals(release.id, actor=actor, reason=reason)
-            return tx.move(release, S.ABORTED, actor=actor, reason=reason, changes={"stage": None})
+            return end(tx, release, actor=actor, reason=reason)
         case _:
             _quarantine(tx, release, actor=actor, reason=reason)
             return release
@@ -117,6 +116,7 @@ def _dethrone(tx: ReleaseTransaction, release: Release, *, actor: str, reason: s
         raise Refused(f"there is no earlier good version of {release.policy} to go back to: deploy one with `ratchet release plant`")
     tx.quarantine(release, actor=actor, reason=reason)
     gone = tx.move(release, S.ROLLED_BACK, actor=actor, reason=reason)
+    _end_others_of_it(tx, release, actor=actor, reason=reason)
     end_descendants(tx, release, actor=actor, because=f"champion {release.version_name} was rolled back")
     _end_comparisons(tx, release.digest, actor=actor, besides=release.id, because=f"champion {release.version_name} was rolled back")
     back = next(iter(tx.releases(states={S.SUPERSEDED}, digest=target)), None)
@@ -140,7 +140,7 @@ def _bar(tx: ReleaseTransaction, release: Release, *, actor: str, reason: str) -
 
 
 def _quarantine(tx: ReleaseTransaction, release: Release, *, actor: str, reason: str) -> None:
-    """Bar a version that is not the champion, and end what continues from it.
+    """Bar a version that is not the champion, and end every other release of it and what continues from it.
 
     It leaves the holdback, is no target of rollbacks, and nothing is held against it.
     """
@@ -148,6 +148,7 @@ def _quarantine(tx: ReleaseTransaction, release: Release, *, actor: str, reason:
     if pointer is not None and pointer.digest == release.digest:
         return  # another release of these weights is the champion: that one is rolled back, or nothing is
     tx.quarantine(release, actor=actor, reason=reason)
+    _end_others_of_it(tx, release, actor=actor, reason=reason)
     end_descendants(tx, release, actor=actor, because=f"{release.version_name} was taken back")
     if pointer is not None and release.digest in (pointer.previous, pointer.reference, pointer.anchor):
         good = tx.good_versions(besides=frozenset({release.digest, pointer.digest}))
@@ -166,6 +167,19 @@ def _break_circuit(tx: ReleaseTransaction, release: Release, *, actor: str) -> N
         freeze(tx, AlarmKind.BREAKER, release_id=release.id, reason=why, actor=actor)
 
 
+def end(tx: ReleaseTransaction, release: Release, *, actor: str, reason: str) -> Release:
+    """End a release in flight; nobody's approval of it counts any more."""
+    tx.void_approvals(release.id, actor=actor, reason=reason)
+    return tx.move(release, S.ABORTED, actor=actor, reason=reason, changes={"stage": None})
+
+
+def _end_others_of_it(tx: ReleaseTransaction, release: Release, *, actor: str, reason: str) -> None:
+    """End what else is in flight of the same weights: a canary of a version that is barred would be served, and could never be promoted."""
+    for other in tx.releases(states=IN_FLIGHT, digest=release.digest):
+        if other.id != release.id:
+            end(tx, other, actor=actor, reason=f"{release.version_name} was taken back: {reason}")
+
+
 def _end_comparisons(tx: ReleaseTransaction, champion: str, *, actor: str, besides: str, because: str) -> None:
     """End releases that were compared with a champion that is no more. A queued one starts its comparison later, and may stay."""
     for other in tx.releases(states={S.CANARY, S.JUDGING} | LATE):
@@ -176,7 +190,7 @@ def _end_comparisons(tx: ReleaseTransaction, champion: str, *, actor: str, besid
     if tx.is_quarantined(champion):
         for other in tx.releases(states=IN_FLIGHT):
             if other.id != besides and other.champion_digest == champion:
-                tx.move(other, S.ABORTED, actor=actor, reason=f"{because}: it was trained from it")
+                end(tx, other, actor=actor, reason=f"{because}: it was trained from it")
 
 
 def end_descendants(tx: ReleaseTransaction, release: Release, *, actor: str, because: str) -> None:
@@ -187,8 +201,7 @@ def end_descendants(tx: ReleaseTransaction, release: Release, *, actor: str, bec
             continue
         tainted.add(other.digest)
         if other.state in IN_FLIGHT:
-            tx.void_approvals(other.id, actor=actor, reason=because)
-            tx.move(other, S.ABORTED, actor=actor, reason=f"{because}, and it continues from it", changes={"stage": None})
+            end(tx, other, actor=actor, reason=f"{because}, and it continues from it")
 
 
 def renew_anchor(tx: ReleaseTransaction, *, actor: str, reason: str) -> Pointer:

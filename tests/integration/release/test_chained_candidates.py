@@ -8,6 +8,7 @@ from sqlalchemy import Engine, select
 
 from app.db.engine import open_engine, reading
 from app.db.release import audit
+from app.db.release.releases import read_approvals
 from app.db.tables import quarantine
 from app.domain.errors import Quarantined
 from app.domain.release.gates import GateName
@@ -89,6 +90,51 @@ def test_a_version_taken_back_after_its_release_is_barred_and_ends_what_continue
     assert desk.pointer(POLICY).digest == pointer.digest
     with pytest.raises(Quarantined, match="tiny-v2 was rolled back"):
         desk.plant(version("v2"), actor=BOB, reason="again")
+
+
+@pytest.mark.parametrize("far", ["queued", "canary", "ready", "approved", "promoting"])
+def test_a_version_that_is_taken_back_ends_every_release_of_it(sqlite_engine: Engine, far: str) -> None:
+    """v2 was champion once and is on its way again: who takes back the first release takes back the second."""
+    room = release_room(sqlite_engine)
+    desk, first = room.desk, room.champion("v2")
+    room.champion("v3")
+    again = desk.plant(version("v2"), actor=EVE, reason="v3 is slow")
+    if far != "queued":
+        again = desk.start_canary(again.id)
+    if far in ("ready", "approved", "promoting"):
+        again = desk.mark_ready(again.id, answer(GateName.CANARY, "v2"))
+    if far in ("approved", "promoting"):
+        for person in (ADA, BOB):
+            desk.approve(again.id, approver=person, evidence=again.evidence_digest or "")
+    if far == "promoting":
+        desk.begin_promotion(again.id)
+    assert desk.find(again.id).state.lower() == far
+    desk.roll_back(first.id, actor=ADA, reason="poisoned turns")
+    ended = desk.find(again.id)
+    assert (ended.state, ended.stage) == (S.ABORTED, None)
+    assert ended.reason == "tiny-v2 was taken back: poisoned turns"
+    with sqlite_engine.connect() as connection:
+        assert read_approvals(connection, again.id) == []
+    assert desk.pointer(POLICY).digest == "v3"
+
+
+def test_a_champion_that_is_rolled_back_ends_other_releases_of_it(sqlite_engine: Engine) -> None:
+    """v2 waits in the queue when it comes back as champion, and goes with it."""
+    room = release_room(sqlite_engine)
+    first = room.champion("v2")
+    room.champion("v3")
+    fourth = room.canary("v4")
+    again = room.desk.plant(version("v2"), actor=EVE, reason="v3 is slow")
+    fourth = room.desk.mark_ready(fourth.id, answer(GateName.CANARY, "v4"))
+    room.desk.approve(fourth.id, approver=ADA, evidence=fourth.evidence_digest or "")
+    room.desk.promote(room.desk.begin_promotion(fourth.id).id)
+    room.desk.roll_back(fourth.id, actor=ADA, reason="slow", to="v2")
+    assert room.desk.find(first.id).state is S.CHAMPION
+    assert room.desk.find(again.id).state is S.QUEUED
+    room.desk.roll_back(first.id, actor=ADA, reason="rude")
+    assert room.desk.pointer(POLICY).digest == "v3"
+    assert room.desk.find(again.id).state is S.ABORTED
+    assert room.desk.find(again.id).reason == "tiny-v2 was taken back: rude"
 
 
 def test_what_continues_from_a_champion_goes_on_when_the_one_before_it_is_taken_back(sqlite_engine: Engine) -> None:
