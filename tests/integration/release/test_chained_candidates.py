@@ -32,6 +32,13 @@ def _chained(room: ReleaseRoom, digest: str, parent: str) -> Release:
     return room.desk.queue(release.id)
 
 
+def _promoted(room: ReleaseRoom, canary: Release) -> None:
+    """A canary that passes, to the top."""
+    ready = room.desk.mark_ready(canary.id, answer(GateName.CANARY, canary.digest))
+    room.desk.approve(ready.id, approver=ADA, evidence=ready.evidence_digest or "")
+    room.desk.promote(room.desk.begin_promotion(ready.id).id)
+
+
 @pytest.mark.parametrize("end", ["harm", "rejected", "inconclusive", "promoted", "promoted and rolled back"])
 def test_what_continues_from_a_candidate_ends_with_it_where_it_is_no_good(engine: Engine, end: str) -> None:
     """v2 in its canary, v3 made room for v4: v4 holds what v2 learned."""
@@ -46,9 +53,7 @@ def test_what_continues_from_a_candidate_ends_with_it_where_it_is_no_good(engine
     elif end == "inconclusive":
         desk.stop(first.id, to=S.INCONCLUSIVE, reason="no answer")
     else:
-        ready = desk.mark_ready(first.id, answer(GateName.CANARY, "v2"))
-        desk.approve(first.id, approver=ADA, evidence=ready.evidence_digest or "")
-        desk.promote(desk.begin_promotion(first.id).id)
+        _promoted(room, first)
         if end.endswith("rolled back"):
             desk.roll_back(first.id, actor=ADA, reason="harm")
     found = desk.find(third.id)
@@ -125,9 +130,7 @@ def test_a_champion_that_is_rolled_back_ends_other_releases_of_it(sqlite_engine:
     room.champion("v3")
     fourth = room.canary("v4")
     again = room.desk.plant(version("v2"), actor=EVE, reason="v3 is slow")
-    fourth = room.desk.mark_ready(fourth.id, answer(GateName.CANARY, "v4"))
-    room.desk.approve(fourth.id, approver=ADA, evidence=fourth.evidence_digest or "")
-    room.desk.promote(room.desk.begin_promotion(fourth.id).id)
+    _promoted(room, fourth)
     room.desk.roll_back(fourth.id, actor=ADA, reason="slow", to="v2")
     assert room.desk.find(first.id).state is S.CHAMPION
     assert room.desk.find(again.id).state is S.QUEUED
@@ -141,9 +144,7 @@ def test_what_continues_from_a_champion_goes_on_when_the_one_before_it_is_taken_
     """The champion was judged good itself: its line stays, whatever it was trained from."""
     room = release_room(sqlite_engine)
     first = room.champion("v2")
-    second = room.desk.mark_ready(room.desk.start_canary(_chained(room, "v3", "v2").id).id, answer(GateName.CANARY, "v3"))
-    room.desk.approve(second.id, approver=ADA, evidence=second.evidence_digest or "")
-    room.desk.promote(room.desk.begin_promotion(second.id).id)
+    _promoted(room, room.desk.start_canary(_chained(room, "v3", "v2").id))
     third = _chained(room, "v4", "v3")
     room.desk.roll_back(first.id, actor=ADA, reason="poisoned turns")
     assert room.states() == {"v1": S.SUPERSEDED, "v2": S.ROLLED_BACK, "v3": S.CHAMPION, "v4": S.QUEUED}
