@@ -14,7 +14,7 @@ from app.domain.errors import BadInput
 from app.policy.chat import Chat
 from app.policy.decoding.attention import IMPLEMENTATION, register_attention
 from app.policy.decoding.grammars import Grammars
-from app.policy.packing.linear import pack_linears
+from app.policy.packing.linear import pack
 from app.policy.packing.products import can_pack, compute_dtype
 from app.policy.precision import Precision, round_model
 from app.policy.storage.snapshot import WEIGHTS, require_snapshot, verify_snapshot
@@ -65,7 +65,7 @@ def load_policy(
     names = round_model(model, precision)
     published = {name: tensor for name, tensor in _tensors_of(folder).items() if name in names} if names else {}
     if can_pack(model.dtype):
-        pack_linears(model)
+        pack(model)
         _let_go(model, folder)
     chat = Chat.load(folder)
     return Policy(

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from app.domain.errors import BadInput, Refused
 from app.domain.ports import Way
 from app.policy.model import Policy
-from app.policy.packing.linear import PackedLinear, PackedPart
+from app.policy.packing.linear import PackedEmbedding, PackedLinear, PackedPart
 from app.policy.precision import rounded
 from app.policy.storage.delta import Patch
 from app.policy.storage.snapshot import WEIGHTS
@@ -160,15 +160,18 @@ def _outline(model: PreTrainedModel) -> dict[str, Tensor]:
 
 def places_of(model: PreTrainedModel) -> list[Place]:
     """Every tensor of the model, by the name that snapshots give it. Raises `Refused` for a packed one without a name there."""
-    embedding = model.get_input_embeddings().weight
+    embedding = model.get_input_embeddings()
     found: list[Place] = []
     parts: dict[int, list[tuple[str, PackedPart]]] = {}
     for name, module in model.named_modules():
         if isinstance(module, PackedPart):
             parts.setdefault(id(module.shared), []).append((name, module))
+        elif isinstance(module, PackedEmbedding):
+            found.append(_packed((name,), module.layer, [module.layer.rows]))
         elif isinstance(module, PackedLinear):
             is_head = module is model.get_output_embeddings() and bool(model.config.get_text_config().tie_word_embeddings)
-            found.append(_packed((name,), module, [module.rows], tied=_name_of(model, cast("Tensor", embedding)) if is_head else None))
+            if not (isinstance(embedding, PackedEmbedding) and embedding.layer is module):  # else it is the embedding's place
+                found.append(_packed((name,), module, [module.rows], tied=_name_of(model, embedding.weight) if is_head else None))
             found += _bias((name,), module, [module.rows])
     for layers in parts.values():
         layers.sort(key=lambda layer: layer[1].index)
@@ -282,7 +285,7 @@ def _structure(model: PreTrainedModel) -> PreTrainedModel:
     return copy.deepcopy(model, shared)
 
 
-def _name_of(model: PreTrainedModel, wanted: Tensor) -> str:
+def _name_of(model: PreTrainedModel, wanted: object) -> str:
     return next(name for name, parameter in model.named_parameters() if parameter is wanted)
 
 

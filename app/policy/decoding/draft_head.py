@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from app.domain.errors import BadInput
 from app.policy.model import Policy
-from app.policy.packing.linear import PackedLinear, pack_linears
+from app.policy.packing.linear import PackedLinear, pack
 from app.policy.packing.products import can_pack
 
 EPSILON = 1e-5
@@ -82,7 +82,7 @@ def head_of(tensors: Mapping[str, Tensor]) -> DraftHead:
 
 def check_head(head: DraftHead, policy: Policy) -> None:
     """Raises `BadInput` for a head that cannot draft for this policy: of another model, or with numbers that are none."""
-    hidden, vocabulary = embedding_of(policy).shape[1], head.vocabulary
+    hidden, vocabulary = int(policy.model.config.get_text_config().hidden_size), head.vocabulary
     if head.down.out_features != hidden:
         raise BadInput(
             f"the draft head is of states of {head.down.out_features} numbers, the model's have {hidden}: {CURE} for this policy"
@@ -93,16 +93,17 @@ def check_head(head: DraftHead, policy: Policy) -> None:
         raise BadInput(f"the draft head holds numbers that are not finite: {CURE}")
 
 
-def embedding_of(policy: Policy) -> Tensor:
-    """The target's embedding [V, D]."""
-    return cast("Any", policy.model.get_input_embeddings()).weight
+def embedded(policy: Policy, tokens_N: Tensor) -> Tensor:
+    """The target's embedding [N, D] of tokens."""
+    return cast("Any", policy.model.get_input_embeddings())(tokens_N.to(policy.model.device))
 
 
 def output_rows(policy: Policy, vocabulary_R: Tensor) -> Tensor:
     """Rows [R, D] of the target's output embedding."""
     output = cast("Any", policy.model.get_output_embeddings())
-    weight = output.plain() if isinstance(output, PackedLinear) else output.weight
-    return weight[vocabulary_R.to(weight.device)]
+    if isinstance(output, PackedLinear):
+        return output.weights_of(vocabulary_R)
+    return output.weight[vocabulary_R.to(output.weight.device)]
 
 
 class HeadDrafter:
@@ -118,10 +119,10 @@ class HeadDrafter:
         rows.weight = nn.Parameter(output_rows(policy, head.vocabulary).detach().clone(), requires_grad=False)
         self._parts = nn.ModuleDict({"head": copy, "rows": rows}).to(model.device, model.dtype).eval().requires_grad_(False)
         self._vocabulary = head.vocabulary.to(model.device)
-        self._embedding = embedding_of(policy)
+        self._policy = policy
         self._place = torch.empty(0, device=model.device, dtype=model.dtype)
         if can_pack(model.dtype) and model.device.type == "cpu":
-            pack_linears(self._parts)
+            pack(self._parts)
 
     def draft(self, states_ND: Tensor, tokens: Sequence[int], count: int) -> list[list[int]]:
         """The `count` tokens that may follow each row's newest one, of which `states_ND` is the state that it was drawn from."""
@@ -133,7 +134,7 @@ class HeadDrafter:
         drafted: list[Tensor] = []
         states_ND, tokens_N = states_ND.to(self._place.device, self._place.dtype), tokens_N.to(self._vocabulary.device)
         for _ in range(count):
-            states_ND = self._parts["head"](states_ND, functional.embedding(tokens_N, self._embedding))
+            states_ND = self._parts["head"](states_ND, embedded(self._policy, tokens_N))
             tokens_N = self._vocabulary[self._parts["rows"](states_ND).argmax(-1)]
             drafted.append(tokens_N)
         return torch.stack(drafted, dim=1).cpu()

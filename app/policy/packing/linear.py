@@ -31,11 +31,20 @@ class PackedLinear(nn.Module):
     def pack(self, weight: Tensor) -> None:
         """Multiply by these weights [out, in] from now on, in the dtype that the layer has."""
         self.rows, self.columns = weight.shape
-        self._product = packed(weight.detach().to(self._dtype))
+        self._product = packed(weight.detach(), self._dtype)
 
     def plain(self) -> Tensor:
-        """The weights [out, in] that it multiplies by, laid out as usual."""
+        """The weights [out, in] that it multiplies by, laid out as usual, of bfloat16 where they are kept so."""
         return self._product.plain()
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether `weights_of` reads no more than it gives."""
+        return self._product.looks_up
+
+    def weights_of(self, outputs_N: Tensor) -> Tensor:
+        """The weights [N, in] of these outputs, of bfloat16 where they are kept so."""
+        return self._product.rows(outputs_N)
 
     def product(self, inputs_NI: Tensor) -> Tensor:
         """inputs · weightᵀ + bias [N, O], without what calling a module does around it."""
@@ -59,11 +68,9 @@ class SharedProduct:
     """One packed product for several layers in a row that are given the very same tensor. For one thread, like the model itself."""
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
-        joined = nn.Linear(linears[0].in_features, sum(linear.out_features for linear in linears), bias=False, device="meta")
-        joined.weight = nn.Parameter(torch.cat([linear.weight.detach() for linear in linears]), requires_grad=False)
-        if linears[0].bias is not None:
-            joined.bias = nn.Parameter(torch.cat([linear.bias.detach() for linear in linears]), requires_grad=False)
-        self.product = PackedLinear(joined)
+        weight = torch.cat([linear.weight.detach() for linear in linears])
+        biases: list[Tensor] = [linear.bias.detach() for linear in linears if linear.bias is not None]
+        self.product = PackedLinear(_linear(weight, torch.cat(biases) if biases else None))
         self.sizes = [linear.out_features for linear in linears]
         self._inputs: Tensor | None = None
         self._outputs: tuple[Tensor, ...] = ()
@@ -97,14 +104,52 @@ class PackedPart(nn.Module):
         return self.shared.part(self.index, inputs)
 
 
-def pack_linears(model: nn.Module) -> None:
-    """Replace every linear layer of a model on the CPU whose dtype `can_pack`; the plain weights are let go."""
+class PackedEmbedding(nn.Module):
+    """Looks rows up in the weights of a packed layer: of the head that it is tied to, so that they are there once, or of one that
+    multiplies nothing, so that they take the memory of bfloat16. Gives the dtype that the model computes in."""
+
+    def __init__(self, layer: PackedLinear, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._layer, self._dtype = (layer,), dtype  # no module of its own: a head is one already
+
+    @property
+    def layer(self) -> PackedLinear:
+        """Whose weights they are."""
+        return self._layer[0]
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Rows [..., in] of tokens [...]."""
+        return self.layer.weights_of(tokens.flatten()).to(self._dtype).view(*tokens.shape, self.layer.columns)
+
+
+def pack(model: nn.Module) -> None:
+    """Replace every linear layer of a model on the CPU whose dtype `can_pack`, and embeddings of float32 whose rows can be looked up in
+    what is packed; the plain weights are let go."""
+    embeddings = [(name, module) for name, module in model.named_modules() if type(module) is nn.Embedding]
+    linears = {id(module.weight): name for name, module in model.named_modules() if type(module) is nn.Linear}
+    tied = {name: linears.get(id(embedding.weight)) for name, embedding in embeddings}
     for parent in list(model.modules()):
         for names in SIBLINGS:
             _share(parent, names)
     for name, module in list(model.named_modules()):
         if type(module) is nn.Linear:
             model.set_submodule(name, PackedLinear(module))
+    for name, embedding in embeddings:
+        if (dtype := embedding.weight.dtype) is not torch.float32:  # one of bfloat16 stays mapped from its file
+            continue
+        head = tied[name]
+        layer = PackedLinear(_linear(embedding.weight)) if head is None else model.get_submodule(head)
+        if isinstance(layer, PackedLinear) and layer.looks_up:
+            model.set_submodule(name, PackedEmbedding(layer, dtype))
+
+
+def _linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
+    """A layer of this weight [out, in], without a copy."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.detach(), requires_grad=False)
+    return layer
 
 
 def _share(parent: nn.Module, names: Sequence[str]) -> None:

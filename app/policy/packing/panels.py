@@ -52,46 +52,50 @@ def _multiply(inputs: int, rows: int, columns: int, words: int, panels: int, out
 
 
 @compiled
-def _laid_out(weight_OI: NDArray[np.uint32], words_PIL: NDArray[np.uint32]) -> bool:
-    """Put the bits of float32 weights into panels; whether they are all of bfloat16. Where they are not, panels are left as they come."""
+def _laid_out(weight_OI: NDArray[np.uint16], words_PIL: NDArray[np.uint32]) -> None:
+    """Put the bits of bfloat16 weights into panels; outputs that there are not are zero."""
     outputs, inputs = weight_OI.shape
-    lost = np.uint32(0)
     for panel in range(len(words_PIL)):
-        for lane in range(OUTPUTS):
-            output, shift = panel * OUTPUTS + lane, np.uint32(0 if lane >= LANES else 16)
-            for index in range(inputs):
-                bits = weight_OI[output, index] if output < outputs else np.uint32(0)
-                lost |= bits & np.uint32(0xFFFF)
-                kept = (bits & np.uint32(0xFFFF0000)) >> shift
-                words_PIL[panel, index, lane % LANES] = kept if lane < LANES else words_PIL[panel, index, lane % LANES] | kept
-        if lost:
-            return False
-    return True
+        for index in range(inputs):
+            for lane in range(LANES):
+                lower, upper = panel * OUTPUTS + lane, panel * OUTPUTS + LANES + lane
+                low = np.uint32(weight_OI[lower, index]) if lower < outputs else np.uint32(0)
+                high = np.uint32(weight_OI[upper, index]) if upper < outputs else np.uint32(0)
+                words_PIL[panel, index, lane] = low | (high << np.uint32(16))
 
 
 @compiled
-def _read_out(words_PIL: NDArray[np.uint32], weight_OI: NDArray[np.uint32]) -> None:
-    """The bits of float32 weights from panels."""
-    for output in range(len(weight_OI)):
+def _read_out(words_PIL: NDArray[np.uint32], outputs_N: NDArray[np.int64], weight_NI: NDArray[np.uint16]) -> None:
+    """The bits of these outputs' weights from panels."""
+    for row, output in enumerate(outputs_N):
         panel, lane = output // OUTPUTS, output % OUTPUTS
-        shift = np.uint32(0 if lane >= LANES else 16)
-        for index in range(weight_OI.shape[1]):
-            weight_OI[output, index] = (words_PIL[panel, index, lane % LANES] << shift) & np.uint32(0xFFFF0000)
+        shift = np.uint32(0 if lane < LANES else 16)
+        for index in range(weight_NI.shape[1]):
+            weight_NI[row, index] = np.uint16((words_PIL[panel, index, lane % LANES] >> shift) & np.uint32(0xFFFF))
 
 
 class PanelProduct:
     """See above; a `Product` (`app.policy.packing.products`)."""
+
+    looks_up = True
 
     def __init__(self, outputs: int, words_PIL: Tensor) -> None:
         self._outputs, self._words_PIL = outputs, words_PIL
 
     @classmethod
     def of(cls, weight_OI: Tensor) -> "PanelProduct | None":
-        """With weights of float32; None where bfloat16 does not hold them to the last bit."""
+        """With weights of bfloat16, or of float32; None where bfloat16 does not hold those to the last bit."""
         prepare()
+        weight_OI = weight_OI.detach().contiguous()
+        if weight_OI.dtype == torch.float32:
+            lower_OI, upper_OI = weight_OI.view(torch.int16)[:, ::2], weight_OI.view(torch.int16)[:, 1::2]
+            if lower_OI.any():
+                return None
+            weight_OI = upper_OI.contiguous().view(torch.bfloat16)
         outputs, columns = weight_OI.shape
         words_PIL = torch.empty(-(-outputs // OUTPUTS), columns, LANES, dtype=torch.int32)
-        return cls(outputs, words_PIL) if _laid_out(_bits(weight_OI.contiguous()), _bits(words_PIL)) else None
+        _laid_out(_halves(weight_OI), _words(words_PIL))
+        return cls(outputs, words_PIL)
 
     def __call__(self, inputs_NI: Tensor, bias_O: Tensor | None) -> Tensor:
         """See `Product`. Raises `ValueError` for inputs of another width or dtype, which compiled loops would not notice."""
@@ -107,21 +111,30 @@ class PanelProduct:
         return outputs_NO if bias_O is None else outputs_NO.add_(bias_O)
 
     def plain(self) -> Tensor:
-        """See `Product`."""
-        weight_OI = torch.empty(self._outputs, self._words_PIL.shape[1])
-        _read_out(_bits(self._words_PIL), _bits(weight_OI))
-        return weight_OI
+        """See `Product`: of bfloat16."""
+        return self.rows(torch.arange(self._outputs))
+
+    def rows(self, outputs_N: Tensor) -> Tensor:
+        """See `Product`: of bfloat16. Raises `IndexError` for an output that it does not have."""
+        if len(outputs_N) and not 0 <= int(outputs_N.min()) <= int(outputs_N.max()) < self._outputs:
+            raise IndexError(f"outputs {outputs_N.min()} to {outputs_N.max()} were asked for, there are {self._outputs}")
+        weight_NI = torch.empty(len(outputs_N), self._words_PIL.shape[1], dtype=torch.bfloat16)
+        _read_out(_words(self._words_PIL), outputs_N.contiguous().numpy(), _halves(weight_NI))
+        return weight_NI
 
 
 @cache
 def prepare() -> None:
     """Have them compiled, or fetched, before anything is decoded."""
-    bits = np.zeros((1, 1), np.uint32)
-    panel = np.zeros((1, 1, LANES), np.uint32)
-    prepared(_laid_out, bits, panel)
-    prepared(_read_out, panel, bits)
+    halves, panel = np.zeros((1, 1), np.uint16), np.zeros((1, 1, LANES), np.uint32)
+    prepared(_laid_out, halves, panel)
+    prepared(_read_out, panel, np.zeros(1, np.int64), halves)
     prepared(_multiply, 0, 0, 1, 0, 0, 0, 1)
 
 
-def _bits(tensor: Tensor) -> NDArray[np.uint32]:
-    return tensor.detach().numpy().view(np.uint32)
+def _halves(tensor: Tensor) -> NDArray[np.uint16]:
+    return tensor.view(torch.uint16).numpy()
+
+
+def _words(tensor: Tensor) -> NDArray[np.uint32]:
+    return tensor.numpy().view(np.uint32)

@@ -37,7 +37,14 @@ class Product(Protocol):
         ...
 
     def plain(self) -> Tensor:
-        """The weights [O, I] that it multiplies by, laid out as usual."""
+        """The weights [O, I] that it multiplies by, laid out as usual, of bfloat16 where they are kept so."""
+        ...
+
+    looks_up: bool
+    """Whether `rows` reads no more than it gives."""
+
+    def rows(self, outputs_N: Tensor) -> Tensor:
+        """The weights [N, I] of these outputs."""
         ...
 
 
@@ -65,7 +72,7 @@ def fastest(multiply: Callable[[], object]) -> float:
 
 def _seconds(dtype: torch.dtype) -> float:
     rows, columns, outputs = TIMED
-    product, inputs_NI = packed(torch.ones(outputs, columns, dtype=dtype)), torch.ones(rows, columns, dtype=dtype)
+    product, inputs_NI = packed(torch.ones(outputs, columns), dtype), torch.ones(rows, columns, dtype=dtype)
     return fastest(lambda: product(inputs_NI, None))
 
 
@@ -85,14 +92,14 @@ def compute_dtype(seconds: Callable[[torch.dtype], float] = _seconds) -> torch.d
     return min(able, key=seconds)
 
 
-def packed(weight_OI: Tensor) -> Product:
-    """The quickest product with these weights, of a dtype that `can_pack`, that multiplies by exactly what they are."""
-    if weight_OI.dtype == torch.float32:
+def packed(weight_OI: Tensor, dtype: torch.dtype) -> Product:
+    """The quickest product of inputs of a dtype that `can_pack` with these weights, that multiplies by exactly what they are in it."""
+    if dtype == torch.float32:
         from app.policy.packing.panels import PanelProduct  # which imports numba
 
         if (product := PanelProduct.of(weight_OI)) is not None:
             return product
-    return BlockedProduct(weight_OI)
+    return BlockedProduct(weight_OI.to(dtype))
 
 
 def prepare() -> None:
@@ -105,6 +112,8 @@ def prepare() -> None:
 
 class BlockedProduct:
     """oneDNN's, of bfloat16 or float32. Processors that multiply bfloat16 take its subnormal numbers, below 2^-126, for zero."""
+
+    looks_up = False
 
     def __init__(self, weight_OI: Tensor) -> None:
         ops: Any = torch.ops.mkldnn
@@ -121,3 +130,7 @@ class BlockedProduct:
     def plain(self) -> Tensor:
         """See `Product`."""
         return self._packed.to_dense()
+
+    def rows(self, outputs_N: Tensor) -> Tensor:
+        """See `Product`."""
+        return self.plain()[outputs_N]

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from app.domain.errors import BadInput
-from app.policy.decoding.draft_head import DraftHead, embedding_of, output_rows
+from app.policy.decoding.draft_head import DraftHead, embedded, output_rows
 from app.policy.model import Policy
 from pipelines.training.drafting.answers import ReadAnswer
 from pipelines.training.drafting.config import DraftingConfig
@@ -58,7 +58,6 @@ def distil(
 
     The learning rate falls in the last third of the steps, or of the time where that is shorter: only then do seconds change the result.
     """
-    embedding_VD = embedding_of(policy).detach().to("cpu")
     rows_RD = output_rows(policy, torch.tensor(vocabulary)).detach().to("cpu", torch.float32, copy=True)
     hidden = rows_RD.shape[1]
     head = DraftHead(hidden=hidden, inner=round(config.inner * hidden), vocabulary=vocabulary)
@@ -70,7 +69,7 @@ def distil(
         for group in optimizer.param_groups:
             group["lr"] = config.learning_rate * min(1.0, (step + 1) / WARM_UP, remaining / FALLS)
         at_N = lessons.starts_N[torch.randint(len(lessons.starts_N), (config.positions,), generator=random)]
-        loss = _loss(head, lessons, at_N, embedding_VD, rows_RD)
+        loss = _loss(head, lessons, at_N, policy, rows_RD)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # pyright: ignore[reportUnknownMemberType] - torch
         torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
@@ -81,10 +80,12 @@ def distil(
     return head.eval().requires_grad_(False), losses
 
 
-def _loss(head: DraftHead, lessons: Lessons, at_N: Tensor, embedding_VD: Tensor, rows_RD: Tensor) -> Tensor:
+def _loss(head: DraftHead, lessons: Lessons, at_N: Tensor, policy: Policy, rows_RD: Tensor) -> Tensor:
     state_ND, total = lessons.states_TD[at_N].float(), torch.zeros(())
     for depth in range(DEPTHS):
-        state_ND = head(state_ND, embedding_VD[lessons.tokens_T[at_N + depth]].float())
+        with torch.no_grad():
+            embedded_ND = embedded(policy, lessons.tokens_T[at_N + depth]).to("cpu", torch.float32)
+        state_ND = head(state_ND, embedded_ND)
         with torch.no_grad():
             wanted_NR = torch.softmax(lessons.teacher_TD[at_N + depth + 1].float() @ rows_RD.T, -1)
         total = total - (wanted_NR * functional.log_softmax(state_ND @ rows_RD.T, -1)).sum(-1).mean()

@@ -13,7 +13,7 @@ Shapes: N rows of a part, Q new tokens of each, T tokens of all parts, D hidden 
 d per head.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 from transformers import PreTrainedModel
 
 from app.policy.decoding.keyvalues import Fed, KeyValues
@@ -54,7 +53,7 @@ class PackedBody:
 
     def __init__(self, model: PreTrainedModel) -> None:
         body, config = cast("Any", model.base_model), model.config.get_text_config()
-        self._embedding: Tensor = body.embed_tokens.weight
+        self._embedded: Callable[[Tensor], Tensor] = body.embed_tokens
         self._norm = _elements(body.norm.weight.detach())
         self._layers = [_layer(layer) for layer in body.layers]
         self._epsilon = float(config.rms_norm_eps)
@@ -62,7 +61,7 @@ class PackedBody:
         self._size = self._layers[0].out.columns // self._heads
         self._scale = self._size**-0.5
         at = torch.arange(int(config.max_position_embeddings) + PADDED)[None]
-        cos_1Cd, sin_1Cd = body.rotary_emb(self._embedding[:1], at)
+        cos_1Cd, sin_1Cd = body.rotary_emb(torch.empty(0, dtype=model.dtype), at)
         low_Ch, high_Ch = sin_1Cd[0].chunk(2, dim=-1)
         self._cos_Cd, self._sin_Cd = _elements(cos_1Cd[0].contiguous()), _elements(torch.cat([-low_Ch, high_Ch], dim=-1))
 
@@ -77,7 +76,7 @@ class PackedBody:
                 raise IndexError(f"position {fed.width - 1} is behind the end of the context")
             cache.reserve(fed)
         sizes = [fed.tokens_nQ.numel() for fed in parts]
-        hidden_TD = functional.embedding(torch.cat([fed.tokens_nQ.flatten() for fed in parts]), self._embedding)
+        hidden_TD = self._embedded(torch.cat([fed.tokens_nQ.flatten() for fed in parts]))
         attended_TD = hidden_TD.new_empty(len(hidden_TD), self._heads * self._size)
         seen = [self._seen(fed, to=to) for fed, to in zip(parts, attended_TD.split(sizes), strict=True)]
         normed_TD = torch.empty_like(hidden_TD)

@@ -1,6 +1,8 @@
 """Packed linear layers multiply by the very weights that they were given, and a row comes out the same in any company."""
 
+import copy
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from app.policy.model import load_model, load_policy
-from app.policy.packing.linear import PackedLinear, PackedPart, pack_linears
+from app.policy.packing.linear import PackedEmbedding, PackedLinear, PackedPart, pack
 from app.policy.packing.panels import PanelProduct
 from app.policy.packing.products import BlockedProduct, can_pack, compute_dtype, packed
 
@@ -58,7 +60,7 @@ def test_one_layer_is_the_same_for_few_rows_and_many(dtype: torch.dtype, bias: b
     plain = nn.Linear(64, 96, bias=bias).to(dtype)
     model = nn.Sequential(plain)
     if can_pack(dtype):
-        pack_linears(model)
+        pack(model)
     assert isinstance(model[0], PackedLinear) == can_pack(dtype), "where it cannot be packed it stays plain"
     for shape in ((1,), (3,), (16,), (200,), (1, 1), (2, 5), (0,)):
         inputs = torch.randn(*shape, 64).to(dtype)
@@ -81,7 +83,7 @@ class Block(nn.Module):
 def test_layers_that_read_the_same_are_one_product_and_others_are_not(dtype: torch.dtype) -> None:
     def kinds(*sizes: int) -> set[type[nn.Module]]:
         block = Block(*sizes).to(dtype)
-        pack_linears(block)
+        pack(block)
         return {type(getattr(block, name)) for name in ("q_proj", "k_proj", "v_proj")}
 
     assert (kinds(64, 64, 64), kinds(64, 64, 96)) == ({PackedPart}, {PackedLinear})
@@ -100,8 +102,8 @@ def bits(tensor: Tensor) -> Tensor:
 def test_whatever_the_published_weights_are_it_multiplies_by_those(dtype: torch.dtype, patterns: list[int]) -> None:
     """Any finite numbers of bfloat16 beside each other, the largest and the least; subnormal ones may be zero in bfloat16."""
     weight = torch.tensor(patterns, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)[:, None].repeat(1, 3).to(dtype)
-    product = packed(weight)
-    assert torch.equal(bits(product.plain()), bits(weight))
+    product = packed(weight, dtype)
+    assert torch.equal(bits(product.plain().to(dtype)), bits(weight))
     found, is_subnormal = product(torch.eye(3, dtype=dtype), None).T, (weight != 0) & (weight.abs() < 2.0**-126)
     if dtype is torch.bfloat16:
         found = torch.where(is_subnormal & (found == 0), weight, found)
@@ -122,9 +124,10 @@ WEIGHTS = {
 @pytest.mark.parametrize("weight", [pytest.param(weight, id=name) for name, weight in WEIGHTS.items() if can_pack(torch.float32)])
 def test_panels_are_taken_where_they_hold_the_weights_to_the_last_bit(weight: tuple[Tensor, type]) -> None:
     values, kind = weight
-    product = packed(values)
+    product = packed(values, torch.float32)
     assert type(product) is kind
-    assert torch.equal(bits(product.plain()), bits(values))
+    assert product.plain().dtype is (torch.bfloat16 if kind is PanelProduct else torch.float32)
+    assert torch.equal(bits(product.plain().float()), bits(values))
     if values.isfinite().all():
         assert torch.equal(product(torch.eye(values.shape[1]), None), values.T)
 
@@ -134,8 +137,46 @@ def test_packed_anew_from_stored_weights_it_stays_what_it_was() -> None:
         layer = PackedLinear(nn.Linear(8, 4, bias=False).to(dtype))
         new = torch.randn(4, 8).bfloat16()
         layer.pack(new)
-        assert layer.plain().dtype is dtype
-        assert torch.equal(layer.plain(), new.to(dtype))
+        assert layer(torch.ones(1, 8, dtype=dtype)).dtype is dtype
+        assert torch.equal(layer.plain(), new)
+        assert torch.equal(layer.weights_of(torch.tensor([3, 0, 3])), new[[3, 0, 3]])
+
+
+@pytest.mark.parametrize("dtype", PACKED)
+def test_an_embedding_gives_the_rows_of_the_snapshot_whatever_it_is_kept_in(tiny_model: Path, tied_model: Path, dtype: torch.dtype) -> None:
+    for folder in (tiny_model, tied_model):
+        wanted = cast("Any", load_model(folder, dtype=dtype)).get_input_embeddings()
+        found = cast("Any", load_policy(folder, dtype=dtype).model).get_input_embeddings()
+        for tokens in (torch.tensor([[3, 0, 3], [7, 255, 1]]), torch.arange(256), torch.empty(1, 0, dtype=torch.int64)):
+            assert torch.equal(found(tokens), wanted(tokens))
+            assert found(tokens).dtype is dtype
+        with pytest.raises(IndexError):
+            found(torch.tensor([wanted.num_embeddings]))
+
+
+def test_a_model_of_float32_keeps_each_weight_once_and_in_the_memory_of_bfloat16(tiny_model: Path, tied_model: Path) -> None:
+    if not can_pack(torch.float32):
+        return
+    for folder, tied in ((tiny_model, False), (tied_model, True)):
+        model = load_policy(folder, dtype=torch.float32).model
+        assert not [name for name, parameter in model.named_parameters() if parameter.dim() > 1], "no matrix is kept as it was"
+        embedding = model.get_input_embeddings()
+        assert isinstance(embedding, PackedEmbedding)
+        assert (embedding.layer is model.get_output_embeddings()) is tied
+        copied = copy.deepcopy(model)
+        again = copied.get_input_embeddings()
+        assert isinstance(again, PackedEmbedding)
+        assert (again.layer is copied.get_output_embeddings()) is tied, "as it is of a copy"
+
+
+def test_an_embedding_that_bfloat16_cannot_hold_is_left_as_it_is() -> None:
+    if not can_pack(torch.float32):
+        return
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4))
+    wanted = model[0](torch.arange(5))
+    pack(model)
+    assert type(model[0]) is nn.Embedding
+    assert torch.equal(model[0](torch.arange(5)), wanted)
 
 
 # --- in any company ------------------------------------------------------------------------------------------------------------------
@@ -150,7 +191,7 @@ def test_a_row_of_float32_comes_out_the_same_among_however_many(kind: str, colum
     before = torch.get_num_threads()
     inputs = torch.randn(400, columns, generator=torch.Generator().manual_seed(1))
     weight = (torch.randn(200, columns, generator=torch.Generator().manual_seed(2)) * 0.02).bfloat16().float()
-    product = packed(weight) if kind == "panels" else BlockedProduct(weight)
+    product = packed(weight, torch.float32) if kind == "panels" else BlockedProduct(weight)
     try:
         among = product(inputs, None)  # on all threads
         torch.set_num_threads(threads)
@@ -175,5 +216,5 @@ def test_panels_and_blocks_agree() -> None:
         inputs, bias = torch.randn(rows, 64), torch.randn(96)
         for given_bias in (None, bias):
             wanted = functional.linear(inputs.double(), weight.double(), None if given_bias is None else given_bias.double())
-            for product in (packed(weight), BlockedProduct(weight)):
+            for product in (packed(weight, torch.float32), BlockedProduct(weight)):
                 assert torch.allclose(product(inputs, given_bias).double(), wanted, atol=1e-5)

@@ -36,6 +36,24 @@ def test_small_whole_numbers_are_multiplied_exactly(outputs: int, columns: int) 
         assert torch.equal(product(inputs, None).double(), inputs.double() @ weight.double().T), rows
 
 
+@given(st.data())
+def test_rows_are_those_that_were_asked_for_in_their_order(data: st.DataObject) -> None:
+    outputs, columns = data.draw(st.integers(1, 2 * OUTPUTS + 3)), data.draw(st.integers(1, 9))
+    chosen = torch.tensor(data.draw(st.lists(st.integers(0, outputs - 1), max_size=20)), dtype=torch.int64)
+    patterns = torch.randint(-(2**15), 2**15, (outputs, columns), generator=torch.Generator().manual_seed(outputs)).to(torch.int16)
+    for weight in (patterns.view(torch.bfloat16), (patterns.int() << 16).view(torch.float32)):
+        product = product_of(weight)
+        assert torch.equal(product.rows(chosen).view(torch.int16), patterns[chosen])
+        assert torch.equal(product.plain().view(torch.int16), patterns)
+
+
+def test_rows_that_there_are_not_are_refused() -> None:
+    product = product_of(torch.ones(OUTPUTS + 1, 4))
+    for outputs in ([OUTPUTS + 1], [0, -1], [2**40]):
+        with pytest.raises(IndexError, match="were asked for, there are"):
+            product.rows(torch.tensor(outputs))
+
+
 def test_a_sum_goes_through_inputs_in_their_order_and_rounds_once_a_product() -> None:
     """(1 + 2^-23)(1 + 2^-7) = 1 + 2^-7 + 2^-23 + 2^-30, of which float32 keeps all but the last: it is lost where this comes first, and
     kept where it is added to its opposite."""
