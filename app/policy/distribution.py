@@ -71,6 +71,14 @@ def _ranked(logprobs_NV: Tensor, top_p_N: Tensor) -> tuple[Tensor, Tensor, Tenso
     return probabilities, probabilities.cumsum(-1) - probabilities < least, order
 
 
+def drawing(logprobs_NV: Tensor, tokens_N: Tensor, part_N: Tensor) -> Tensor:
+    """A number [N] with which `draw` draws these tokens: `part_N` in [0, 1) says where in the token's own stretch. float64"""
+    probability_NV = logprobs_NV.to(torch.float64).exp()
+    ends_NV = probability_NV.cumsum(-1)
+    end_N1, own_N1 = (values.gather(1, tokens_N[:, None]) for values in (ends_NV, probability_NV))
+    return ((end_N1 - own_N1 * (1 - part_N.to(own_N1)[:, None])) / ends_NV[:, -1:])[:, 0]
+
+
 def draw(logprobs_NV: Tensor, uniform_N: Tensor) -> Tensor:
     """One token per row by inversion: the first whose cumulative probability exceeds the row's uniform number in [0, 1).
 

@@ -80,6 +80,7 @@ def draft(policy: str, seconds: float | None, tokens: int | None, seed: int | No
     import msgspec
 
     from app import wiring
+    from app.domain.telemetry.turns import SamplingParams
     from app.settings import from_environment, read_toml
     from pipelines.commands.operating import os_user
     from pipelines.config import loop_config
@@ -92,9 +93,12 @@ def draft(policy: str, seconds: float | None, tokens: int | None, seed: int | No
     wiring.require_policy(wiring.load_policies(settings), policy)
     digest = wiring.release_desk(settings).pointer(policy).digest
     answers = [
-        LoggedAnswer(unit=unit, prompt=tuple(payload.prompt_tokens), completion=tuple(payload.completion_tokens))
+        LoggedAnswer(
+            unit=unit, prompt=tuple(payload.prompt_tokens), completion=tuple(payload.completion_tokens),
+            sampling=SamplingParams(temperature=payload.temperature, top_p=payload.top_p, top_k=payload.top_k),
+        )
         for unit, payload in wiring.own_answers(settings, policy, digest)
-    ]
+    ]  # fmt: skip
     record = train(
         answers, policy=policy, digest=digest, weights=wiring.open_weights(settings), progress=wiring.progress_log(settings),
         config=config,

@@ -9,7 +9,7 @@ is replayed over whatever it drafts.
 Shapes: N rows, D hidden size, F inner size, R tokens that it may draft (the most frequent of the deployment's answers), K drafted tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -17,6 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from app.domain.errors import BadInput
+from app.domain.telemetry.turns import SamplingParams
+from app.policy.decoding.drawing import alike, cut
+from app.policy.decoding.guessing import guessed
 from app.policy.model import Policy
 from app.policy.packing.linear import PackedLinear, pack
 from app.policy.packing.products import can_pack
@@ -93,9 +96,9 @@ def check_head(head: DraftHead, policy: Policy) -> None:
         raise BadInput(f"the draft head holds numbers that are not finite: {CURE}")
 
 
-def embedded(policy: Policy, tokens_N: Tensor) -> Tensor:
-    """The target's embedding [N, D] of tokens."""
-    return cast("Any", policy.model.get_input_embeddings())(tokens_N.to(policy.model.device))
+def embedding_of(policy: Policy) -> Callable[[Tensor], Tensor]:
+    """The target's embedding [N, D] of tokens [N] on its device."""
+    return cast("Any", policy.model.get_input_embeddings())
 
 
 def output_rows(policy: Policy, vocabulary_R: Tensor) -> Tensor:
@@ -107,7 +110,7 @@ def output_rows(policy: Policy, vocabulary_R: Tensor) -> Tensor:
 
 
 class HeadDrafter:
-    """A head over one version: drafts greedily. For one thread, like the model itself."""
+    """A head over one version: drafts what is likeliest to be drawn (`app.policy.decoding.guessing`). For one thread, like the model."""
 
     def __init__(self, head: DraftHead, policy: Policy) -> None:
         """Copies the head and the rows of the output that it needs. Raises `BadInput` where they do not fit."""
@@ -119,22 +122,26 @@ class HeadDrafter:
         rows.weight = nn.Parameter(output_rows(policy, head.vocabulary).detach().clone(), requires_grad=False)
         self._parts = nn.ModuleDict({"head": copy, "rows": rows}).to(model.device, model.dtype).eval().requires_grad_(False)
         self._vocabulary = head.vocabulary.to(model.device)
-        self._policy = policy
+        self._embedded = embedding_of(policy)
         self._place = torch.empty(0, device=model.device, dtype=model.dtype)
         if can_pack(model.dtype) and model.device.type == "cpu":
             pack(self._parts)
 
-    def draft(self, states_ND: Tensor, tokens: Sequence[int], count: int) -> list[list[int]]:
-        """The `count` tokens that may follow each row's newest one, of which `states_ND` is the state that it was drawn from."""
-        return self.draft_all(states_ND, torch.tensor(tokens), count).tolist()
+    def draft(
+        self, states_ND: Tensor, tokens: Sequence[int], uniforms: Sequence[Sequence[float]], sampling: Sequence[SamplingParams]
+    ) -> list[list[int]]:
+        """See `app.policy.decoding.drafting.Head`."""
+        return self.draft_all(states_ND, torch.tensor(tokens), torch.tensor(uniforms), sampling).tolist()
 
     @torch.inference_mode()
-    def draft_all(self, states_ND: Tensor, tokens_N: Tensor, count: int) -> Tensor:
+    def draft_all(self, states_ND: Tensor, tokens_N: Tensor, uniforms_NK: Tensor, sampling: Sequence[SamplingParams]) -> Tensor:
         """The same as a tensor [N, K] on the CPU, of states on any device and of any float dtype."""
         drafted: list[Tensor] = []
         states_ND, tokens_N = states_ND.to(self._place.device, self._place.dtype), tokens_N.to(self._vocabulary.device)
-        for _ in range(count):
-            states_ND = self._parts["head"](states_ND, embedded(self._policy, tokens_N))
-            tokens_N = self._vocabulary[self._parts["rows"](states_ND).argmax(-1)]
+        for uniform_N in uniforms_NK.to(self._place.device).unbind(1):
+            states_ND = self._parts["head"](states_ND, self._embedded(tokens_N))
+            logits_NR, tokens_N = self._parts["rows"](states_ND), torch.empty_like(tokens_N)
+            for params, members in alike(sampling):
+                tokens_N[members] = self._vocabulary[guessed(cut(logits_NR[members], params), uniform_N[members])]
             drafted.append(tokens_N)
         return torch.stack(drafted, dim=1).cpu()

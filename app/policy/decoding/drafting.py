@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from app.domain.telemetry.turns import SamplingParams
 from app.policy.decoding.generation import Generation
 from app.policy.decoding.payoff import Payoff
 
@@ -18,8 +19,11 @@ from app.policy.decoding.payoff import Payoff
 class Head(Protocol):
     """Guesses from states: `app.policy.decoding.draft_head.HeadDrafter`."""
 
-    def draft(self, states_ND: Tensor, tokens: Sequence[int], count: int) -> list[list[int]]:
-        """The `count` tokens that may follow each row's newest one, of which `states_ND` is the state that it was drawn from."""
+    def draft(
+        self, states_ND: Tensor, tokens: Sequence[int], uniforms: Sequence[Sequence[float]], sampling: Sequence[SamplingParams]
+    ) -> list[list[int]]:
+        """The tokens that may follow each row's newest one, of which `states_ND` is the state that it was drawn from: as many as there are
+        `uniforms`, the numbers that they will be drawn with, as `sampling` says."""
         ...
 
 
@@ -84,8 +88,11 @@ class Drafting:
                 if not draft and row.lookup is not None and row.state is not None and (length := min(row.pace.length, room[index])) > 0:
                     wanted[index] = length
         if wanted:
-            states = [row.state for index in wanted if (row := rows[index]).state is not None]
-            found = head.draft(torch.stack(states), [rows[index].newest for index in wanted], max(wanted.values()))
+            drafted, most = [rows[index] for index in wanted], max(wanted.values())
+            found = head.draft(
+                torch.stack([row.state for row in drafted if row.state is not None]), [row.newest for row in drafted],
+                [row.upcoming(most) for row in drafted], [row.sampling for row in drafted],
+            )  # fmt: skip
             for (index, length), tokens in zip(wanted.items(), found, strict=True):
                 drafts[index] = tokens[:length]
         for index, row in enumerate(rows):

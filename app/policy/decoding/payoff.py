@@ -1,59 +1,53 @@
 """When a draft head drafts: of one answer by what was drawn of its last drafts, of a whole decoder by whether it pays in measured time.
 
 steps without drafts ─▶ what one costs, by rows ─▶ drafted steps, a window of them ─▶ gain = tokens a row / cost in plain steps
-                                ▲                                                        │ above 1: go on
+                                ▲                                                        │ worth it, or not yet sure: go on
                                 └────────── rest, twice as long each time ◀──────────────┘ else
 """
 
+import math
 from collections import deque
-from statistics import fmean, median
+from collections.abc import Sequence
+from statistics import fmean, median, stdev
 
 LONGEST = 3
 """Tokens of a draft: each is as likely drawn as all before it and one more."""
-LONGEST_REST = 64
 
 
 class Pace:
-    """How far ahead one answer is drafted: one token more after a draft that was drawn whole; after several in a row of which nothing was
-    drawn a rest, twice as long each time."""
+    """How far ahead one answer is drafted: one token more after a draft that was drawn whole, else as far as the last one was right."""
 
     def __init__(self) -> None:
-        self._length, self._misses, self._resting = 1, 0, 0
-
-    @property
-    def length(self) -> int:
-        """Tokens to draft now; 0 while it rests."""
-        return 0 if self._resting else self._length
+        self.length = 1
+        """Tokens to draft now."""
 
     def emitted(self, count: int, *, drafted: int) -> None:
         """So many tokens were drawn, of which all but the last were drafted, among `drafted`."""
-        self._resting = max(0, self._resting - count)
-        if not drafted:
-            return
-        if count == 1:
-            self._misses, self._length = self._misses + 1, 1
-            self._resting = 0 if self._misses == 1 else min(2 ** (self._misses - 1), LONGEST_REST)
-        else:
-            self._misses = 0
-            self._length = min(self._length + 1, LONGEST) if count > drafted else count - 1
+        if drafted:
+            self.length = min(self.length + 1, LONGEST) if count > drafted else max(1, count - 1)
 
 
 class Payoff:
     """Whether a head's drafts pay here, now: in seconds of this machine, whatever else it does."""
 
     PLAIN, WINDOW, PLAIN_EVERY = 8, 24, 32
-    """Plain steps that are measured before anything is drafted; drafted ones before they are judged; drafted ones between two plain."""
+    """Plain steps that are measured before anything is drafted; drafted ones between two judgements; drafted ones between two plain."""
+    WINDOWS, NEWEST = 16, 3
+    """That are looked back on: what a head gains is a few hundredths, and of 24 steps as much is luck; the newest of them."""
+    SURE = 4.0
+    """Standard errors by which fewer steps have to be behind: it is asked many times."""
     WORTH = 1.02
     """Gain from which on drafting goes on: what is less is lost in the next measurement."""
     FIRST_REST, LAST_REST = 2048, 1 << 20
-    """Steps until a head that lost is tried again, the first time and at most: 24 tries of twice a step's cost are 1.2 % of 2,048."""
+    """Steps until a head that lost is tried again, the first time and at most: 24 tries of twice a step's cost are 1.2 % of 2,048, and so
+    are 384 of a head that is a sixteenth behind."""
 
     def __init__(self) -> None:
         self._plain: dict[int, deque[float]] = {}
-        self._window: list[tuple[float, float]] = []
-        self._rest, self._resting, self._since_plain = self.FIRST_REST, 0, 0
+        self._drafted: deque[tuple[float, float]] = deque(maxlen=self.WINDOW * self.WINDOWS)
+        self._rest, self._resting, self._since_plain, self._since_judged = self.FIRST_REST, 0, 0, 0
         self.gain: float | None = None
-        """Of the newest window: tokens a drafted step gave each row, over its cost in plain steps; None before there is one."""
+        """Of the newest drafted steps: tokens each gave a row, over its cost in plain steps; None before there is one window."""
 
     @property
     def state(self) -> str:
@@ -72,15 +66,25 @@ class Payoff:
             self._since_plain, self._resting = 0, max(0, self._resting - 1)
             return
         self._since_plain += 1
-        self._window.append((emitted / rows, seconds / median(self._plain[rows])))
-        if len(self._window) == self.WINDOW:
+        self._drafted.append((emitted / rows, seconds / median(self._plain[rows])))
+        self._since_judged += 1
+        if self._since_judged == self.WINDOW:
             self._judge()
 
     def _judge(self) -> None:
-        # the median of costs, because a step that another program held up says nothing about drafting
-        self.gain = fmean(tokens for tokens, _ in self._window) / median(cost for _, cost in self._window)
-        self._window.clear()
-        if self.gain >= self.WORTH:
-            self._rest = self.FIRST_REST
-        else:
+        self._since_judged = 0
+        newest, all_of_them = [*self._drafted][-self.NEWEST * self.WINDOW :], [*self._drafted]
+        self.gain, luck = _gain(all_of_them)
+        is_behind = any(gain + self.SURE * error < self.WORTH for gain, error in (_gain(newest), (self.gain, luck)))
+        if is_behind or (self.gain < self.WORTH and len(self._drafted) == self._drafted.maxlen):
+            self._drafted.clear()
             self._resting, self._rest = self._rest, min(2 * self._rest, self.LAST_REST)
+        elif self.gain >= self.WORTH:
+            self._rest = self.FIRST_REST
+
+
+def _gain(steps: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """What drafted steps gained, and its standard error by the luck of drafts: tokens a row, over the median of costs, because a step that
+    another program held up says nothing about drafting."""
+    tokens, cost = [tokens for tokens, _ in steps], median(cost for _, cost in steps)
+    return fmean(tokens) / cost, stdev(tokens) / math.sqrt(len(tokens)) / cost

@@ -6,12 +6,16 @@ Shapes: T tokens of an answer, D hidden size.
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from app.domain.telemetry.turns import SamplingParams
+from app.policy.decoding.drawing import cut
 from app.policy.decoding.sampling import Decoder
+from app.policy.distribution import drawing
 from app.policy.model import Policy
 
 SHORTEST = 3
@@ -26,6 +30,7 @@ class LoggedAnswer:
     """Who asked: the actor's pseudonym, or the episode."""
     prompt: tuple[int, ...]
     completion: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +41,7 @@ class ReadAnswer:
     tokens_T: Tensor
     states_TD: Tensor
     """In bfloat16, because there are many."""
+    sampling: SamplingParams = field(default_factory=SamplingParams)
 
 
 def usable(answers: Sequence[LoggedAnswer], policy: Policy, *, tokens: int) -> list[LoggedAnswer]:
@@ -78,11 +84,18 @@ def read(policy: Policy, answers: Sequence[LoggedAnswer], *, go_on: Callable[[in
                 break
             states_TD = decoder.read([*answer.prompt, *answer.completion[:-1]])[len(answer.prompt) - 1 :]
             # a copy made outside of inference mode may be trained on
+            states_TD = states_TD.to("cpu", torch.bfloat16).clone()
             found.append(
-                ReadAnswer(
-                    unit=answer.unit, tokens_T=torch.tensor(answer.completion), states_TD=states_TD.to("cpu", torch.bfloat16).clone()
-                )
+                ReadAnswer(unit=answer.unit, tokens_T=torch.tensor(answer.completion), states_TD=states_TD, sampling=answer.sampling)
             )
     finally:
         decoder.close()
     return found
+
+
+@torch.inference_mode()
+def uniforms_of(policy: Policy, answer: ReadAnswer, random: torch.Generator) -> Tensor:
+    """Numbers [T] that the answer's tokens may have been drawn with: they are not logged, and all that draw a token are alike."""
+    head = cast("Any", policy.model.get_output_embeddings())
+    logprobs_TV = cut(head(answer.states_TD.to(policy.model.device, policy.model.dtype)).float().cpu(), answer.sampling)
+    return drawing(logprobs_TV, answer.tokens_T, torch.rand(len(answer.tokens_T), generator=random, dtype=torch.float64))

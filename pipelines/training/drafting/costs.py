@@ -58,7 +58,7 @@ def _step_s(policy: Policy, prompt: Sequence[int], length: int, drafter: HeadDra
         while decoder.busy and len(times) < STEPS:
             started = time.perf_counter()
             if state_1D is not None:
-                drafter.draft(state_1D, [answer.newest], length)
+                drafter.draft(state_1D, [answer.newest], [[0.5] * length], [answer.sampling])
             decoder.step()
             times.append(time.perf_counter() - started)
     finally:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from app.domain.errors import BadInput
-from app.policy.decoding.draft_head import DraftHead, embedded, output_rows
+from app.policy.decoding.draft_head import DraftHead, embedding_of, output_rows
 from app.policy.model import Policy
 from pipelines.training.drafting.answers import ReadAnswer
 from pipelines.training.drafting.config import DraftingConfig
@@ -84,7 +84,7 @@ def _loss(head: DraftHead, lessons: Lessons, at_N: Tensor, policy: Policy, rows_
     state_ND, total = lessons.states_TD[at_N].float(), torch.zeros(())
     for depth in range(DEPTHS):
         with torch.no_grad():
-            embedded_ND = embedded(policy, lessons.tokens_T[at_N + depth]).to("cpu", torch.float32)
+            embedded_ND = embedding_of(policy)(lessons.tokens_T[at_N + depth].to(policy.model.device)).to("cpu", torch.float32)
         state_ND = head(state_ND, embedded_ND)
         with torch.no_grad():
             wanted_NR = torch.softmax(lessons.teacher_TD[at_N + depth + 1].float() @ rows_RD.T, -1)

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from app.policy.decoding.draft_head import HeadDrafter
 from app.policy.decoding.payoff import LONGEST
@@ -51,13 +52,16 @@ class Verdict:
     figures: dict[str, Any]
 
 
-def judge(drafter: HeadDrafter, answers: Sequence[ReadAnswer], costs: Mapping[int, float], config: DraftingConfig) -> Verdict:
-    """Ask the gate; `costs` by length of the draft, in steps of one token."""
+def judge(
+    drafter: HeadDrafter, answers: Sequence[ReadAnswer], uniforms: Sequence[Tensor], costs: Mapping[int, float], config: DraftingConfig
+) -> Verdict:
+    """Ask the gate; `uniforms` [T] of each answer are the numbers that it was drawn with, `costs` by length of the draft, in steps of one
+    token."""
     units = [answer.unit for answer in answers]
     if len(set(units)) < config.least_people:
         reason = f"{len(set(units))} held-out people answered for, {config.least_people} are the least: try again when more have asked"
         return Verdict(passes=False, reason=reason, figures={"held_out_people": len(set(units))})
-    drawn = [_drawn(drafter, answer) for answer in answers]
+    drawn = [_drawn(drafter, answer, uniforms_T) for answer, uniforms_T in zip(answers, uniforms, strict=True)]
     tokens = {k: rate(units, [1 + matched_NK[:, :k].sum(1) for matched_NK in drawn]) for k in LENGTHS}
     gains = {k: tokens[k].over(costs[k]) for k in LENGTHS}
     best = max(LENGTHS, key=lambda k: gains[k].mean)
@@ -88,13 +92,13 @@ def rate(units: Sequence[str], values: Sequence[Tensor]) -> Rate:
     return Rate(mean=mean, lower=mean - Z * math.sqrt(spread) / places)
 
 
-def _drawn(drafter: HeadDrafter, answer: ReadAnswer) -> Tensor:
+def _drawn(drafter: HeadDrafter, answer: ReadAnswer, uniforms_T: Tensor) -> Tensor:
     """[N, K] 1 where a drafted token and all before it are what was drawn; what would lie behind the answer's end was not."""
     count = len(answer.tokens_T) - 1
-    drafts_NK = drafter.draft_all(answer.states_TD[:count], answer.tokens_T[:count], LONGEST)
-    padded = torch.cat((answer.tokens_T, torch.full((LONGEST,), -1)))
-    wanted_NK = padded[torch.arange(count)[:, None] + torch.arange(1, LONGEST + 1)]
-    return (drafts_NK == wanted_NK).long().cumprod(1)
+    at_NK = torch.arange(count)[:, None] + torch.arange(1, LONGEST + 1)
+    tokens, uniforms = (functional.pad(values, (0, LONGEST), value=-1) for values in (answer.tokens_T, uniforms_T))
+    drafts_NK = drafter.draft_all(answer.states_TD[:count], answer.tokens_T[:count], uniforms[at_NK], [answer.sampling] * count)
+    return (drafts_NK == tokens[at_NK]).long().cumprod(1)
 
 
 def _said(found: Rate) -> list[float]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
+import torch
+
 from app.domain.ids import utc_now
 from app.domain.ports import Beside, ProgressLog, WeightStore
 from app.policy.decoding.draft_head import DraftHead, HeadDrafter, head_of
@@ -14,7 +16,7 @@ from app.policy.decoding.payoff import LONGEST
 from app.policy.experts import routers
 from app.policy.model import Policy, load_policy
 from app.policy.storage.heads import HeadRecord, write_head
-from pipelines.training.drafting.answers import LoggedAnswer, frequent, read, split, usable
+from pipelines.training.drafting.answers import LoggedAnswer, frequent, read, split, uniforms_of, usable
 from pipelines.training.drafting.config import DraftingConfig
 from pipelines.training.drafting.costs import costs_of
 from pipelines.training.drafting.distil import distil, lessons_of
@@ -75,7 +77,8 @@ def make_head(
     took_s = room.elapsed
     drafter = HeadDrafter(head, target)
     costs = costs or costs_of(target, drafter, answers[0].prompt, longest=LONGEST)
-    verdict = judge(drafter, [answer for answer in known if answer.unit in held], costs, config)
+    unseen, random = [answer for answer in known if answer.unit in held], torch.Generator().manual_seed(config.seed)
+    verdict = judge(drafter, unseen, [uniforms_of(target, answer, random) for answer in unseen], costs, config)
     figures: dict[str, Any] = {
         **verdict.figures, "answers": len(known), "tokens": len(lessons.tokens_T), "vocabulary": len(vocabulary),
         "covered": round(cover, 4), "steps": len(losses), "loss": round(losses[-1], 4), "seconds": round(took_s, 1), "seed": config.seed,

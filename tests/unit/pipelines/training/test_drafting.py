@@ -4,13 +4,17 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 
 from app.domain.errors import BadConfig, BadInput
+from app.domain.telemetry.turns import SamplingParams
 from app.policy.decoding.draft_head import HeadDrafter, head_of
-from app.policy.decoding.sampling import Decoder
+from app.policy.decoding.drawing import cut
+from app.policy.decoding.sampling import Decoder, sample
+from app.policy.distribution import draw
 from app.policy.model import Policy, load_policy
 from app.policy.storage.heads import nearest_record, read_head, read_record
 from app.policy.storage.prune import prune
@@ -18,7 +22,7 @@ from app.policy.storage.snapshot import HEAD, HEAD_RECORD, snapshot_digest, writ
 from app.policy.storage.store import LocalWeights
 from app.policy.tiny_moe import Architecture, write_tiny_moe
 from pipelines.training.drafting import DraftingConfig
-from pipelines.training.drafting.answers import LoggedAnswer, frequent, read, split, usable
+from pipelines.training.drafting.answers import LoggedAnswer, ReadAnswer, frequent, read, split, uniforms_of, usable
 from pipelines.training.drafting.costs import costs_of
 from pipelines.training.drafting.distil import Lessons, distil, lessons_of
 from pipelines.training.drafting.gate import judge, rate
@@ -68,6 +72,10 @@ def toy(weights: LocalWeights, digest: str) -> Policy:
     return load_policy(weights.path(digest))
 
 
+def numbers_of(answers: Sequence[ReadAnswer], policy: Policy) -> list[torch.Tensor]:
+    return [uniforms_of(policy, answer, torch.Generator().manual_seed(2)) for answer in answers]
+
+
 def shuffled(lessons: Lessons) -> Lessons:
     """What follows is that of somewhere else."""
     order = torch.randperm(len(lessons.teacher_TD), generator=torch.Generator().manual_seed(1))
@@ -91,7 +99,7 @@ def test_a_head_for_a_deterministic_text_is_kept_beside_its_version_and_changes_
     assert (weights.path(digest) / HEAD).stat().st_size < 1_000_000
     states = Decoder(drafting := load_policy(weights.path(digest)), max_rows=1).read([5, 6, 40])
     assert drafting.digest == digest
-    assert drafter.draft(states[-1:], [walk(40, 1)[0]], 3) == [list(walk(40, 4)[1:])]
+    assert drafter.draft(states[-1:], [walk(40, 1)[0]], [[0.1, 0.5, 0.9]], [SamplingParams()]) == [list(walk(40, 4)[1:])]
 
 
 def test_the_same_answers_and_seed_give_the_same_head(toy: Policy) -> None:
@@ -119,9 +127,21 @@ def test_a_head_that_learnt_shuffled_targets_is_refused_by_the_gate(toy: Policy)
     vocabulary, _ = frequent(learnt, most=256)
     for lessons, passes in ((lessons_of(known), True), (shuffled(lessons_of(known)), False)):
         head, _ = distil(toy, lessons, vocabulary, CONFIG, left=lambda step, loss: 1.0)
-        verdict = judge(HeadDrafter(head, toy), unseen, COSTS, CONFIG)
+        verdict = judge(HeadDrafter(head, toy), unseen, numbers_of(unseen, toy), COSTS, CONFIG)
         assert verdict.passes is passes, verdict.reason
     assert "is the least" in verdict.reason
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.6}, {"top_p": 0.8}, {"temperature": 1.5, "top_k": 20}], ids=str)
+def test_held_out_answers_are_judged_with_numbers_that_draw_them(tiny_model: Path, sampling: dict[str, Any]) -> None:
+    policy, params = load_policy(tiny_model), SamplingParams(max_tokens=12, seed=3, **sampling)
+    sampled = sample(policy, [[5, 6, 7], [9, 40]], params)
+    asked = [LoggedAnswer(unit="a", prompt=tuple(one.prompt), completion=tuple(one.tokens), sampling=params) for one in sampled]
+    head = cast("Any", policy.model.get_output_embeddings())
+    for answer, numbers in zip(found := read(policy, asked, go_on=lambda done: True), numbers_of(found, policy), strict=True):
+        logprobs = cut(head(answer.states_TD.to(policy.model.dtype)).float(), params)
+        assert torch.equal(draw(logprobs, numbers), answer.tokens_T)
+        assert len(numbers.unique()) == len(numbers)
 
 
 def test_a_head_that_is_right_and_too_dear_is_refused(toy: Policy, weights: LocalWeights, digest: str) -> None:
@@ -154,7 +174,7 @@ def test_nothing_is_trained_for_a_mixture_of_experts(tmp_path: Path) -> None:
 def test_too_few_held_out_people_judge_nothing(toy: Policy) -> None:
     known = read(toy, [replace(answer, unit="one") for answer in logged(3)], go_on=lambda done: True)
     head, _ = distil(toy, lessons_of(known), range(256), DraftingConfig(steps=1), left=lambda step, loss: 1.0)
-    verdict = judge(HeadDrafter(head, toy), known, COSTS, CONFIG)
+    verdict = judge(HeadDrafter(head, toy), known, numbers_of(known, toy), COSTS, CONFIG)
     assert not verdict.passes
     assert "1 held-out people" in verdict.reason
 

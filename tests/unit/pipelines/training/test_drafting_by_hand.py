@@ -1,6 +1,6 @@
 """Drafting in numbers small enough to work out: which answers are taken, whom they are split by, and when a head is worth its cost."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from app.domain.errors import BadConfig
+from app.domain.telemetry.turns import SamplingParams
 from app.policy.decoding.draft_head import HeadDrafter
 from app.policy.model import Policy
 from pipelines.training.drafting import DraftingConfig
@@ -87,17 +88,21 @@ class Knowing:
     def __init__(self, right: int = 3) -> None:
         self.right = right
 
-    def draft_all(self, states_ND: Tensor, tokens_N: Tensor, count: int) -> Tensor:
-        steps = torch.arange(1, count + 1)
+    def draft_all(self, states_ND: Tensor, tokens_N: Tensor, uniforms_NK: Tensor, sampling: Sequence[SamplingParams]) -> Tensor:
+        assert uniforms_NK.tolist() == [[0.1, 0.2, 0.3], [0.2, 0.3, -1.0], [0.3, -1.0, -1.0]], "of the tokens to be drawn"
+        assert [*sampling] == [SamplingParams(temperature=0.7)] * 3
+        steps = torch.arange(1, uniforms_NK.shape[1] + 1)
         return torch.where(steps <= self.right, tokens_N[:, None] + steps, -7)
 
 
 def read_answers(people: int, *, length: int = 4) -> list[ReadAnswer]:
-    return [ReadAnswer(unit=f"p{n}", tokens_T=torch.arange(10, 10 + length), states_TD=torch.zeros(length, 2)) for n in range(people)]
+    tokens, states, sampling = torch.arange(10, 10 + length), torch.zeros(length, 2), SamplingParams(temperature=0.7)
+    return [ReadAnswer(unit=f"p{n}", tokens_T=tokens, states_TD=states, sampling=sampling) for n in range(people)]
 
 
 def asked(costs: Mapping[int, float], *, people: int = 5, right: int = 3, **config: Any) -> Verdict:
-    return judge(cast(HeadDrafter, Knowing(right)), read_answers(people), costs, DraftingConfig(**config))
+    uniforms = [torch.tensor([0.0, 0.1, 0.2, 0.3], dtype=torch.float64)] * people
+    return judge(cast(HeadDrafter, Knowing(right)), read_answers(people), uniforms, costs, DraftingConfig(**config))
 
 
 def test_what_a_head_is_worth_by_hand() -> None:
