@@ -84,11 +84,12 @@ class PanelProduct:
 
     @classmethod
     def of(cls, weight_OI: Tensor) -> "PanelProduct | None":
-        """With weights of bfloat16, or of float32; None where bfloat16 does not hold those to the last bit."""
+        """With weights of bfloat16, or of another dtype; None where bfloat16 does not hold those to the last bit of float32."""
         prepare()
         weight_OI = weight_OI.detach().contiguous()
-        if weight_OI.dtype == torch.float32:
-            lower_OI, upper_OI = weight_OI.view(torch.int16)[:, ::2], weight_OI.view(torch.int16)[:, 1::2]
+        if weight_OI.dtype != torch.bfloat16:
+            bits = weight_OI.float().view(torch.int16)
+            lower_OI, upper_OI = bits[:, ::2], bits[:, 1::2]
             if lower_OI.any():
                 return None
             weight_OI = upper_OI.contiguous().view(torch.bfloat16)

@@ -114,6 +114,8 @@ WEIGHTS = {
     "as models have them": (torch.linspace(-0.3, 0.3, 96 * 64).view(96, 64).bfloat16().float(), PanelProduct),
     "the largest beside the least": (torch.tensor([[3e38, -(2.0**-133)]]).bfloat16().float(), PanelProduct),
     "none": (torch.zeros(4, 5), PanelProduct),
+    "of float16": (torch.tensor([[0.25, -3.0], [1.5, 6e-8]], dtype=torch.float16), PanelProduct),
+    "of float16 with 11 bits": (torch.tensor([[1 + 2.0**-10, 1.0]], dtype=torch.float16), BlockedProduct),
     "of 24 bits": (torch.tensor([[1 / 3, 0.1]]), BlockedProduct),
     "one of them of 9 bits, in the last panel": (torch.cat([torch.ones(70, 3), torch.full((1, 3), 1 + 2.0**-8)]), BlockedProduct),
     "no number": (torch.tensor([[float("nan"), 1.0]]), PanelProduct),
@@ -127,9 +129,9 @@ def test_panels_are_taken_where_they_hold_the_weights_to_the_last_bit(weight: tu
     product = packed(values, torch.float32)
     assert type(product) is kind
     assert product.plain().dtype is (torch.bfloat16 if kind is PanelProduct else torch.float32)
-    assert torch.equal(bits(product.plain().float()), bits(values))
+    assert torch.equal(bits(product.plain().float()), bits(values.float()))
     if values.isfinite().all():
-        assert torch.equal(product(torch.eye(values.shape[1]), None), values.T)
+        assert torch.equal(product(torch.eye(values.shape[1]), None), values.float().T)
 
 
 def test_packed_anew_from_stored_weights_it_stays_what_it_was() -> None:
