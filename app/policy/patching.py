@@ -161,6 +161,7 @@ def _outline(model: PreTrainedModel) -> dict[str, Tensor]:
 def places_of(model: PreTrainedModel) -> list[Place]:
     """Every tensor of the model, by the name that snapshots give it. Raises `Refused` for a packed one without a name there."""
     embedding = model.get_input_embeddings()
+    embedded = next(name for name, module in model.named_modules() if module is embedding)
     found: list[Place] = []
     parts: dict[int, list[tuple[str, PackedPart]]] = {}
     for name, module in model.named_modules():
@@ -171,7 +172,7 @@ def places_of(model: PreTrainedModel) -> list[Place]:
         elif isinstance(module, PackedLinear):
             is_head = module is model.get_output_embeddings() and bool(model.config.get_text_config().tie_word_embeddings)
             if not (isinstance(embedding, PackedEmbedding) and embedding.layer is module):  # else it is the embedding's place
-                found.append(_packed((name,), module, [module.rows], tied=_name_of(model, embedding.weight) if is_head else None))
+                found.append(_packed((name,), module, [module.rows], tied=f"{embedded}.weight" if is_head else None))
             found += _bias((name,), module, [module.rows])
     for layers in parts.values():
         layers.sort(key=lambda layer: layer[1].index)
@@ -283,10 +284,6 @@ def _structure(model: PreTrainedModel) -> PreTrainedModel:
     for tensor in (*model.parameters(), *model.buffers()):
         shared[id(tensor)] = tensor
     return copy.deepcopy(model, shared)
-
-
-def _name_of(model: PreTrainedModel, wanted: object) -> str:
-    return next(name for name, parameter in model.named_parameters() if parameter is wanted)
 
 
 def _stored(tensor: Tensor) -> Tensor:

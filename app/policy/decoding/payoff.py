@@ -73,10 +73,11 @@ class Payoff:
 
     def _judge(self) -> None:
         self._since_judged = 0
-        newest, all_of_them = [*self._drafted][-self.NEWEST * self.WINDOW :], [*self._drafted]
-        self.gain, luck = _gain(all_of_them)
-        is_behind = any(gain + self.SURE * error < self.WORTH for gain, error in (_gain(newest), (self.gain, luck)))
-        if is_behind or (self.gain < self.WORTH and len(self._drafted) == self._drafted.maxlen):
+        steps = [*self._drafted]
+        self.gain, error = _gain(steps)
+        newest, newest_error = _gain(steps[-self.NEWEST * self.WINDOW :])
+        is_behind = min(self.gain + self.SURE * error, newest + self.SURE * newest_error) < self.WORTH
+        if is_behind or (self.gain < self.WORTH and len(steps) == self._drafted.maxlen):
             self._drafted.clear()
             self._resting, self._rest = self._rest, min(2 * self._rest, self.LAST_REST)
         elif self.gain >= self.WORTH:

@@ -15,6 +15,7 @@ from torch import Tensor
 from app.domain.telemetry.turns import SamplingParams
 from app.policy.decoding.drawing import cut
 from app.policy.decoding.sampling import Decoder
+from app.policy.decoding.scores import AT_ONCE
 from app.policy.distribution import drawing
 from app.policy.model import Policy
 
@@ -96,6 +97,9 @@ def read(policy: Policy, answers: Sequence[LoggedAnswer], *, go_on: Callable[[in
 @torch.inference_mode()
 def uniforms_of(policy: Policy, answer: ReadAnswer, random: torch.Generator) -> Tensor:
     """Numbers [T] that the answer's tokens may have been drawn with: they are not logged, and all that draw a token are alike."""
-    head = cast("Any", policy.model.get_output_embeddings())
-    logprobs_TV = cut(head(answer.states_TD.to(policy.model.device, policy.model.dtype)).float().cpu(), answer.sampling)
-    return drawing(logprobs_TV, answer.tokens_T, torch.rand(len(answer.tokens_T), generator=random, dtype=torch.float64))
+    head, found = cast("Any", policy.model.get_output_embeddings()), list[Tensor]()
+    for first in range(0, len(answer.tokens_T), AT_ONCE):
+        states_ND, tokens_N = (values[first : first + AT_ONCE] for values in (answer.states_TD, answer.tokens_T))
+        logprobs_NV = cut(head(states_ND.to(policy.model.device, policy.model.dtype)).float().cpu(), answer.sampling)
+        found.append(drawing(logprobs_NV, tokens_N, torch.rand(len(tokens_N), generator=random, dtype=torch.float64)))
+    return torch.cat(found)

@@ -85,8 +85,7 @@ def _loss(head: DraftHead, lessons: Lessons, at_N: Tensor, policy: Policy, rows_
     for depth in range(DEPTHS):
         with torch.no_grad():
             embedded_ND = embedding_of(policy)(lessons.tokens_T[at_N + depth].to(policy.model.device)).to("cpu", torch.float32)
-        state_ND = head(state_ND, embedded_ND)
-        with torch.no_grad():
             wanted_NR = torch.softmax(lessons.teacher_TD[at_N + depth + 1].float() @ rows_RD.T, -1)
+        state_ND = head(state_ND, embedded_ND)
         total = total - (wanted_NR * functional.log_softmax(state_ND @ rows_RD.T, -1)).sum(-1).mean()
     return total / DEPTHS

@@ -24,6 +24,7 @@ from torch.nn import functional
 
 from app.policy.decoding.draft_head import HeadDrafter
 from app.policy.decoding.payoff import LONGEST
+from app.policy.decoding.scores import AT_ONCE
 from pipelines.training.drafting.answers import ReadAnswer
 from pipelines.training.drafting.config import DraftingConfig
 
@@ -97,8 +98,12 @@ def _drawn(drafter: HeadDrafter, answer: ReadAnswer, uniforms_T: Tensor) -> Tens
     count = len(answer.tokens_T) - 1
     at_NK = torch.arange(count)[:, None] + torch.arange(1, LONGEST + 1)
     tokens, uniforms = (functional.pad(values, (0, LONGEST), value=-1) for values in (answer.tokens_T, uniforms_T))
-    drafts_NK = drafter.draft_all(answer.states_TD[:count], answer.tokens_T[:count], uniforms[at_NK], [answer.sampling] * count)
-    return (drafts_NK == tokens[at_NK]).long().cumprod(1)
+    drafted = list[Tensor]()
+    for first in range(0, count, AT_ONCE):
+        some = slice(first, min(first + AT_ONCE, count))
+        sampling = [answer.sampling] * len(at_NK[some])
+        drafted.append(drafter.draft_all(answer.states_TD[some], tokens[some], uniforms[at_NK[some]], sampling))
+    return (torch.cat(drafted) == tokens[at_NK]).long().cumprod(1)
 
 
 def _said(found: Rate) -> list[float]:

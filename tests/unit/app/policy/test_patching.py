@@ -97,15 +97,16 @@ class StaleHead(PackedLinear):
             super().pack(weight)
 
 
-def test_a_tied_head_that_kept_the_old_weights_is_found(tied_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_tied_head_that_kept_the_old_weights_is_found(tied_model: Path, tmp_path: Path, dtype: torch.dtype) -> None:
     """What vLLM's processor engine does: every stored tensor is right, and the head multiplies by the old ones."""
-    base = load_policy(tied_model, dtype=torch.bfloat16)
+    base = load_policy(tied_model, dtype=dtype)
     head = base.model.get_output_embeddings()
     if not isinstance(head, PackedLinear):
-        assert not can_pack(torch.bfloat16), "where nothing is packed a tied head is one with its embedding"
+        assert not can_pack(dtype), "where nothing is packed a tied head is one with its embedding"
         return
     plain = torch.nn.Linear(head.columns, head.rows, bias=False, device="meta")
-    plain.weight = torch.nn.Parameter(head.plain(), requires_grad=False)
+    plain.weight = torch.nn.Parameter(head.plain().to(dtype), requires_grad=False)
     base.model.set_output_embeddings(StaleHead(plain))
     new = changed(tied_model, tmp_path / "new", EMBEDDING)
     with pytest.raises(BadInput, match="tied"):
