@@ -8,7 +8,7 @@ anything is made that is larger than what the base allows.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby
 
@@ -103,16 +103,21 @@ class Patch:
         self._relative = self.head.mode is Mode.ULP
         self._last: tuple[Section, Applied] | None = None
         """The section that was opened last: who asks for one tensor after the other asks for its neighbours."""
+        self._parts: dict[str, list[tuple[Section, int, slice]]] = {}
+        """By tensor: its parts, each by where it comes in which section."""
         try:
             self._spans = [list(section.spans(base)) for section in self.head.sections]
             self._check(base)
         except DAMAGED as error:
             raise self._damaged(error) from error
+        for section, spans in zip(self.head.sections, self._spans, strict=True):
+            for number, (name, first, size) in enumerate(spans):
+                self._parts.setdefault(name, []).append((section, number, slice(first, first + size)))
 
     @property
-    def names(self) -> frozenset[str]:
+    def names(self) -> Set[str]:
         """Tensors of the base that change."""
-        return frozenset(name for spans in self._spans for name, _, _ in spans)
+        return self._parts.keys()
 
     def changed(
         self, base: Mapping[str, Tensor], *, threads: int = 2, into: Mapping[str, Tensor] | None = None
@@ -133,15 +138,13 @@ class Patch:
     def patched(self, names: Iterable[str], base: Mapping[str, Tensor], *, in_place: bool = False) -> dict[str, Tensor]:
         """Those of these tensors that change, new; `base` has them at least. `in_place`: they are the base's own, of which there is nothing
         left where this raises `BadInput`."""
-        wanted, found = frozenset(names), dict[str, Tensor]()
+        wanted = [name for name in names if name in self._parts]
+        found = {name: base[name] if in_place else base[name].clone(memory_format=torch.contiguous_format) for name in wanted}
         try:
-            for section, spans in zip(self.head.sections, self._spans, strict=True):
-                mine = [number for number, (name, _, _) in enumerate(spans) if name in wanted]
-                for number in mine:
-                    name, first, size = spans[number]
-                    if name not in found:
-                        found[name] = base[name] if in_place else base[name].clone(memory_format=torch.contiguous_format)
-                    self._opened(section).apply(number, bits_of(found[name])[first : first + size])
+            for name, tensor in found.items():
+                bits = bits_of(tensor)
+                for section, number, part in self._parts[name]:
+                    self._opened(section).apply(number, bits[part])
         except DAMAGED as error:
             raise self._damaged(error) from error
         return found

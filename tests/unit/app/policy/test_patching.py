@@ -125,6 +125,21 @@ def test_what_did_not_change_is_shared(tiny_model: Path, tmp_path: Path) -> None
     assert cast("Any", made.model).base_model.norm.weight is not cast("Any", base.model).base_model.norm.weight
 
 
+def test_modules_are_not_shared_nor_what_hooks_into_them(tiny_model: Path, tmp_path: Path) -> None:
+    base = load_policy(tiny_model)
+    made = follow(base, way(tiny_model, changed(tiny_model, tmp_path / "new"), "delta"), digest=snapshot_digest(tmp_path / "new"))
+    held = [{id(value) for module in one.model.modules() for value in (module, *dictionaries(module))} for one in (base, made)]
+    assert held[0].isdisjoint(held[1])
+    assert len(held[0]) == len(held[1])
+    assert [type(module) for module in base.model.modules()] == [type(module) for module in made.model.modules()]
+    made.model.register_forward_hook(lambda *_: pytest.fail("it was another version that was asked"))
+    logits(base)
+
+
+def dictionaries(module: torch.nn.Module) -> list[object]:
+    return [value for value in vars(module).values() if isinstance(value, dict)]
+
+
 def test_the_base_can_be_sampled_from_while_and_after(tiny_model: Path, tmp_path: Path) -> None:
     new = changed(tiny_model, tmp_path / "new")
     base = load_policy(tiny_model)
