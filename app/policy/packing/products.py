@@ -63,8 +63,8 @@ def _compiles() -> bool:
 def fastest(multiply: Callable[[], object]) -> float:
     """Seconds that the calling thread computes for the fastest of a few products.
 
-    Not by the wall, where a thread also waits for a core and for Python's lock: of three engines that start together on two cores, products
-    of 3 ms took 12 at best, and those of 9 ms took 9.
+    Not by the wall, where a thread also waits for a core and for Python's lock: in an engine that started beside two others on two cores,
+    products of 3 ms took 36 at best, and those in the other dtype, of 9 ms, took 13.
     """
     best = math.inf
     for _ in range(TRIES):

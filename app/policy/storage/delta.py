@@ -10,6 +10,7 @@ anything is made that is larger than what the base allows.
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Set
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 from itertools import groupby
 
 import torch
@@ -103,16 +104,20 @@ class Patch:
         self._relative = self.head.mode is Mode.ULP
         self._last: tuple[Section, Applied] | None = None
         """The section that was opened last: who asks for one tensor after the other asks for its neighbours."""
-        self._parts: dict[str, list[tuple[Section, int, slice]]] = {}
-        """By tensor: its parts, each by where it comes in which section."""
         try:
             self._spans = [list(section.spans(base)) for section in self.head.sections]
             self._check(base)
         except DAMAGED as error:
             raise self._damaged(error) from error
+
+    @cached_property
+    def _parts(self) -> dict[str, list[tuple[Section, int, slice]]]:
+        """By tensor: its parts, each by where it comes in which section."""
+        found: dict[str, list[tuple[Section, int, slice]]] = {}
         for section, spans in zip(self.head.sections, self._spans, strict=True):
             for number, (name, first, size) in enumerate(spans):
-                self._parts.setdefault(name, []).append((section, number, slice(first, first + size)))
+                found.setdefault(name, []).append((section, number, slice(first, first + size)))
+        return found
 
     @property
     def names(self) -> Set[str]:
